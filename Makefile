@@ -1,0 +1,71 @@
+# The two commands of the README are `make demo` and `make test`. Each sets up what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Extra arguments for the tests, for example: make test ARGS="-k ledger"
+ARGS ?=
+
+# The networks here are small: two threads that wait for each other on a busy machine are slower than one.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-containers set-up lint types format proto lock accountant-table clean
+
+help:
+	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
+	@echo "make test              lint, types, import directions and all tests"
+	@echo "make test-containers   the two sites in containers, on an engine of its own if none is given"
+	@echo "make accountant-table  write docs/accountant.md"
+	@echo "make proto             regenerate shared/protocol/v1 after a change to proto/"
+	@echo "make lock              resolve requirements.lock anew after a change to pyproject.toml"
+	@echo "make clean             remove .venv and caches"
+
+# The virtual environment is ready when this file is newer than what it was made from.
+$(VENV)/.ready: requirements.lock pyproject.toml deploy/set-up.sh
+	@PYTHON="$(PYTHON)" bash deploy/set-up.sh $(VENV)
+	@touch $@
+
+set-up: $(VENV)/.ready
+
+demo: set-up
+	$(BIN)/dpswd-client demo --output demo-output
+
+test: set-up lint types
+	$(BIN)/pytest -m "not containers" $(ARGS)
+
+# Needs root and Debian, or a Docker engine in DOCKER_HOST; about ten minutes from nothing.
+test-containers: set-up
+	$(BIN)/pytest -m containers $(ARGS)
+
+lint: set-up
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: set-up
+	$(BIN)/mypy
+
+format: set-up
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: set-up
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m shared.protocol.generate
+
+PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
+  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+  --unsafe-package torch --unsafe-package setuptools --unsafe-package pip
+
+# The images install less than a developer does, in the same versions.
+lock:
+	$(PIP_COMPILE) --all-extras --output-file requirements.lock pyproject.toml
+	$(PIP_COMPILE) --constraint requirements.lock --output-file deploy/images/curator.lock pyproject.toml
+	$(PIP_COMPILE) --constraint requirements.lock --extra client --output-file deploy/images/client.lock pyproject.toml
+	sed -i '/^# WARNING/,$$d' requirements.lock deploy/images/*.lock
+
+accountant-table: set-up
+	$(BIN)/python -m benchmarks.accountant table
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output

@@ -1,0 +1,331 @@
+"""docs/accountant-speed.md: how fast the accountant is, beside autodp and dp_accounting in the same process.
+
+Every figure is processor time of this process on one thread, so that other jobs on the machine count little; the
+contenders take turns, and the median of several turns counts. Caches are emptied before every turn of ours where
+"cold" is said. The ratios matter, not the times.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.accountant import contenders
+from benchmarks.accountant.memory import MEASURED
+from benchmarks.accountant.settings import SETTINGS, Setting, markdown_table
+from shared.privacy.amplification import renyi_curve
+from shared.privacy.bounds import Bound
+from shared.privacy.budget import PrivacyBudget
+from shared.privacy.calibration import calibrate_sigma
+from shared.privacy.conversion import epsilon_of
+from shared.privacy.crosscheck import check_with_autodp
+from shared.privacy.events import RunEvent
+from shared.privacy.filter import PrivacyFilter
+
+EPSILON = 3.0
+MNIST_USPS = SETTINGS[1]
+GAUSSIAN = replace(MNIST_USPS, name="plain Gaussian", features=1, directions=1)
+FULL_BATCH = replace(GAUSSIAN, name="plain Gaussian, full batch", batch=GAUSSIAN.records, steps=1_000)
+
+TURNS = 5
+COMPOSED = 40_000
+OURS_MEASURED, THEIRS_MEASURED, CHEAP_MEASURED = (200, 400, 800), (6, 12, 24), (500, 1_000, 2_000)
+"""Numbers of distinct steps that are really composed; the last one is measured in turns and extrapolated to 40,000."""
+
+COMPOSED_TURNS = 3
+
+ORDER = 128
+"""Largest order of our Theorem 27 curve where it is composed: above autodp's best order here."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One comparison; times in seconds."""
+
+    problem: str
+    ours: str
+    theirs: str
+    our_time: float
+    their_time: float
+    wanted: float | None
+
+    def line(self) -> list[str]:
+        ratio = self.their_time / self.our_time
+        wanted = "–" if self.wanted is None else f"{self.wanted:g}"
+        met = "" if self.wanted is None else ("yes" if ratio >= self.wanted else "**no**")
+        times = (_duration(self.our_time), _duration(self.their_time))
+        return [self.problem, self.ours, times[0], self.theirs, times[1], f"{ratio:.3g}", wanted, met]
+
+
+def write(path: Path) -> None:
+    """Measure everything in this one process and write the page."""
+    heads = ["problem", "ours", "time", "theirs", "time", "ratio", "wanted", "met"]
+    calibration = markdown_table(heads, [ratio.line() for ratio in _calibration()])
+    composition, linearity = _composition()
+    page = [
+        _HEAD,
+        _CALIBRATION,
+        calibration,
+        _COMPOSITION,
+        markdown_table(heads, [ratio.line() for ratio in composition]),
+        _LINEARITY,
+        linearity,
+        _ADMISSION,
+        _admission(),
+    ]
+    path.write_text("\n".join(page) + "\n", encoding="utf-8")
+    print("\n".join(page[1:]))
+    print(f"wrote {path}")
+
+
+def forget() -> None:
+    """Empty every cache of the accountant."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("shared.privacy"):
+            for value in vars(module).values():
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
+
+
+def _timed(action: Callable[[], object], *, cold: bool = False) -> float:
+    if cold:
+        forget()
+    begin = time.process_time()
+    action()
+    return time.process_time() - begin
+
+
+def _median_times(actions: Sequence[Callable[[], object]], turns: int = TURNS, *, warm_up: bool = True) -> list[float]:
+    """Median of the cold times; the contenders take turns. The first, unmeasured turn loads what is loaded late."""
+    for action in actions if warm_up else ():
+        action()
+    turned = [[_timed(action, cold=True) for action in actions] for _ in range(turns)]
+    return [statistics.median(times) for times in zip(*turned, strict=True)]
+
+
+def _calibration() -> list[Ratio]:
+    ratios = []
+    sliced, gaussian, full = MNIST_USPS, GAUSSIAN, FULL_BATCH
+    for setting, bounds in ((sliced, (1.0, 4.0)), (gaussian, (2.0, 10.0))):
+        actions: list[Callable[[], object]] = [
+            functools.partial(calibrate_sigma, setting.rows, epsilon=EPSILON, delta=setting.delta, bound=Bound.WBK27),
+            functools.partial(calibrate_sigma, setting.rows, epsilon=EPSILON, delta=setting.delta),
+            functools.partial(
+                contenders.autodp_sigma, setting.rows, epsilon=EPSILON, delta=setting.delta, bounds=bounds
+            ),
+        ]
+        if setting is gaussian:
+            actions.append(
+                functools.partial(
+                    contenders.dp_accounting_sigma,
+                    setting.rows,
+                    epsilon=EPSILON,
+                    delta=setting.delta,
+                    bounds=bounds,
+                    accountant=contenders.renyi_accountant,
+                )
+            )
+        times = _median_times(actions)
+        name = f"{setting.name}, sampled"
+        for label, theirs in zip(("autodp, Theorem 27", "dp_accounting RDP, Theorem 27"), times[2:], strict=False):
+            ratios.append(Ratio(name, "`wbk27`", label, times[0], theirs, 5.0))
+            ratios.append(Ratio(name, "`auto`", label, times[1], theirs, 5.0))
+    bounds = (10.0, 100.0)
+    dp_accounting = functools.partial(
+        contenders.dp_accounting_sigma, full.rows, epsilon=EPSILON, delta=full.delta, bounds=bounds
+    )
+    renyi, auto, their_renyi, their_pld, their_formula = _median_times(
+        [
+            functools.partial(calibrate_sigma, full.rows, epsilon=EPSILON, delta=full.delta, bound=Bound.HYB),
+            functools.partial(calibrate_sigma, full.rows, epsilon=EPSILON, delta=full.delta),
+            functools.partial(dp_accounting, accountant=contenders.renyi_accountant),
+            functools.partial(dp_accounting, accountant=contenders.pld_accountant),
+            functools.partial(
+                contenders.autodp_gaussian_sigma, epsilon=EPSILON, delta=full.delta, steps=full.steps, bounds=bounds
+            ),
+        ]
+    )
+    ratios.append(Ratio(full.name, "Renyi (`hyb`)", "dp_accounting RDP", renyi, their_renyi, 5.0))
+    ratios.append(Ratio(full.name, "exact (`auto`)", "dp_accounting PLD", auto, their_pld, 5.0))
+    ratios.append(Ratio(full.name, "exact (`auto`)", "autodp, analytic Gaussian", auto, their_formula, 5.0))
+    return ratios
+
+
+def _steps(setting: Setting, count: int, low: float, high: float) -> list[RunEvent]:
+    """``count`` different steps, sigma from ``low`` to ``high``."""
+    return [replace(setting, steps=1).rows(float(sigma)) for sigma in np.geomspace(low, high, count)]
+
+
+def _charge(steps: Sequence[RunEvent], budget: PrivacyFilter) -> float:
+    """What the ledger does with a session of different steps: price and admit each of them."""
+    spent = budget.zero()
+    for step in steps:
+        spent = budget.admit(spent, budget.price(step))
+    return budget.epsilon(spent)
+
+
+def _theorem_27(steps: Sequence[RunEvent], delta: float) -> float:
+    """The sum of our Theorem 27 curves: what the others compute."""
+    curves = [renyi_curve(run.step, Bound.WBK27, ORDER) for run in steps]
+    return epsilon_of(curves[0][0], np.sum([curve for _, curve in curves], axis=0), delta)
+
+
+def _gaussian(steps: Sequence[RunEvent], delta: float) -> float:
+    return contenders.dp_accounting_compose([(run, run.step.parts[0].sigma) for run in steps], delta)
+
+
+def _composition() -> tuple[list[Ratio], str]:
+    ratios, lines = [], []
+    for setting, low, high in ((MNIST_USPS, 5.0, 50.0), (GAUSSIAN, 20.0, 200.0), (FULL_BATCH, 2e3, 2e4)):
+        delta = setting.delta
+        sampled = setting is not FULL_BATCH
+        budget = PrivacyBudget(EPSILON, delta)
+
+        def ledger(steps: Sequence[RunEvent], budget: PrivacyBudget = budget) -> float:
+            return _charge(steps, PrivacyFilter.for_budget(budget, steps[len(steps) // 2]))
+
+        def autodp(steps: Sequence[RunEvent], delta: float = delta) -> float:
+            return contenders.autodp_compose(steps, delta)
+
+        def dp_accounting(steps: Sequence[RunEvent], delta: float = delta) -> float:
+            return _gaussian(steps, delta)
+
+        def theorem_27(steps: Sequence[RunEvent], delta: float = delta) -> float:
+            return _theorem_27(steps, delta)
+
+        contestants: list[tuple[str, Callable[[Sequence[RunEvent]], object], tuple[int, ...]]] = [
+            ("the ledger's charges", ledger, OURS_MEASURED if sampled else CHEAP_MEASURED)
+        ]
+        if sampled:
+            contestants.append(("`wbk27` alone", theorem_27, OURS_MEASURED))
+        contestants.append(("autodp", autodp, THEIRS_MEASURED if sampled else CHEAP_MEASURED))
+        if setting.features == 1:
+            contestants.append(("dp_accounting RDP", dp_accounting, THEIRS_MEASURED if sampled else CHEAP_MEASURED))
+        totals = {}
+        sessions = {label: [_steps(setting, count, low, high) for count in counts] for label, _, counts in contestants}
+        longest = [functools.partial(compose, sessions[label][-1]) for label, compose, _ in contestants]
+        for label, compose, _ in contestants:
+            compose(sessions[label][0][:2])  # loads what is loaded late
+        medians = _median_times(longest, COMPOSED_TURNS, warm_up=False)
+        for (label, compose, counts), last in zip(contestants, medians, strict=True):
+            shorter = [_timed(functools.partial(compose, session), cold=True) for session in sessions[label][:-1]]
+            totals[label] = COMPOSED * last / counts[-1]
+            measured = ", ".join(f"{1e3 * s / n:.3g} ms" for s, n in zip([*shorter, last], counts, strict=True))
+            lines.append([setting.name, label, ", ".join(map(str, counts)), measured])
+        ours = [label for label, *_ in contestants if label not in ("autodp", "dp_accounting RDP")]
+        ratios += [
+            Ratio(setting.name, mine, theirs, totals[mine], totals[theirs], 100.0)
+            for theirs in totals
+            if theirs not in ours
+            for mine in ours
+        ]
+    return ratios, markdown_table(["problem", "who", "distinct steps", "time for each step"], lines)
+
+
+FEATURES = (64, 96, 320, 500, 784, 1_024, 2_048, 4_096, 10_000)
+DIRECTIONS = (7, 30, 150, 64, 333, 500, 100, 1_000, 2_000)
+
+
+def _admission() -> str:
+    setting = MNIST_USPS
+    plan = setting.rows(1.2)
+    budget = PrivacyFilter.for_budget(PrivacyBudget(EPSILON, setting.delta), plan)
+    part = replace(plan, steps=1)
+    session = budget.admit(budget.zero(), budget.price(part))
+    known = []
+    for _ in range(2_000):
+        begin = time.perf_counter_ns()
+        budget.admit(session, budget.price(part))
+        known.append((time.perf_counter_ns() - begin) * 1e-9)
+    one_step, whole_run, second_opinion = [], [], []
+    adaptive = PrivacyFilter.for_budget(PrivacyBudget(EPSILON, setting.delta))
+    for features, directions in zip(FEATURES, DIRECTIONS, strict=True):
+        run = replace(setting, features=features, directions=directions).rows(2.0 * (directions / features) ** 0.5)
+        one_step.append(_timed(functools.partial(adaptive.price, replace(run, steps=1)), cold=True))
+        whole_run.append(_timed(functools.partial(budget.price, run), cold=True))
+        second_opinion.append(_timed(functools.partial(check_with_autodp, run), cold=True))
+    base, peak = _peak_memory()
+    rows = [
+        ["known parameters: price and admit", _duration(statistics.median(known)), "20 µs", _met(known, 20e-6)],
+        [
+            "new (d, k), cold, a step in a session of adaptive charges",
+            f"{_duration(statistics.median(one_step))}, worst {_duration(max(one_step))}",
+            "0.5 s",
+            _met([max(one_step)], 0.5),
+        ],
+        [
+            "new (d, k), cold, a committed run with its PLD",
+            f"{_duration(statistics.median(whole_run))}, worst {_duration(max(whole_run))}",
+            "0.5 s",
+            _met([max(whole_run)], 0.5),
+        ],
+        [
+            "autodp's second opinion on a new run",
+            f"{_duration(statistics.median(second_opinion))}, worst {_duration(max(second_opinion))}",
+            "–",
+            "",
+        ],
+        [f"peak memory, {MEASURED}", f"{peak:.0f} MB ({base:.0f} MB after import)", "300 MB", _met([peak], 300.0)],
+    ]
+    return markdown_table(["what", "measured", "wanted below", "met"], rows)
+
+
+def _met(values: Sequence[float], limit: float) -> str:
+    return "yes" if statistics.median(values) < limit else "**no**"
+
+
+def _peak_memory() -> tuple[float, float]:
+    """Megabytes after import and at the peak, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.accountant.memory"], capture_output=True, text=True, check=True
+    )
+    base, peak = map(float, done.stdout.split())
+    return base, peak
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:,.3g} {unit}" if seconds < 1e3 else f"{seconds:,.0f} s"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+_HEAD = f"""# How fast the accountant is
+
+Written by `python -m benchmarks.accountant speed` in one run. All times but that of a known admission are processor
+time of one process on one thread (OMP_NUM_THREADS=1), because the machine may be shared; the contenders take turns
+and medians of {TURNS} turns count. Ours start with empty caches. Look at the ratios, not at the times. autodp and
+dp_accounting are given a bracket of a factor of 4 to 10 around the answer; ours gets none.
+"""
+
+_CALIBRATION = f"""## Calibrating sigma
+
+M-U of [the table](accountant.md) at ε = {EPSILON:g} (T = {MNIST_USPS.steps:,} steps); the plain Gaussian is the same
+with d = k = 1. dp_accounting knows no sliced release. `auto` gives a smaller σ than Theorem 27, at the price of the
+HYB and the PLD calibrations together.
+"""
+
+_COMPOSITION = f"""
+## Composing {COMPOSED:,} different steps
+
+Every step has a σ of its own. "The ledger's charges" prices each step by everything that is valid (HYB, C_gamma, the
+convex envelope, at real orders) and admits it; "`wbk27` alone" is the others' bound, up to order {ORDER}. The times are
+**extrapolated** in proportion from the largest number of steps measured (median of {COMPOSED_TURNS} turns).
+"""
+
+_LINEARITY = """
+The extrapolation is fair if the time for each step does not fall with their number. Ours contains what a session pays
+once: the choice of the filter and empty caches.
+"""
+
+_ADMISSION = """
+## Admission and memory
+"""

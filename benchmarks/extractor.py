@@ -1,0 +1,99 @@
+"""Time of per-record features and gradients: one vmapped pass against a loop over the records.
+
+    python -m benchmarks.extractor [--records 512] [--threads 1] [--device cpu]
+
+The extractor is the DP-SWD paper's digits network (28 x 28, 320 features) with the target-side adapter of 112 numbers,
+and the same network with all its weights declared. Each figure is the best of five, in seconds for the whole batch:
+processor time on a CPU, so that other work on the machine does not count, and wall time on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared.extractor import Extractor, adapt_for_target, adapter_parameter_names, module_weights, trace
+
+SHAPE = (1, 28, 28)
+
+
+class Digits(nn.Module):
+    """Convolution, pool, ReLU, twice: 320 features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 5)
+        self.conv2 = nn.Conv2d(32, 20, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        return F.relu(F.max_pool2d(self.conv2(x), 2)).flatten(1)
+
+
+def best(function: Callable[[], object], *, device: str, repeats: int = 5) -> float:
+    """Shortest time in seconds."""
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    times = []
+    for _ in range(repeats):
+        started = clock()
+        function()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        times.append(clock() - started)
+    return min(times)
+
+
+def loop(module: nn.Module, records: Tensor, cotangents: Tensor, names: list[str]) -> Tensor:
+    """The plain way: one backward pass for each record."""
+    parameters = [dict(module.named_parameters())[name] for name in names]
+    rows = []
+    for record, cotangent in zip(records, cotangents, strict=True):
+        out = module(record.unsqueeze(0))
+        gradients = torch.autograd.grad(out, parameters, cotangent.unsqueeze(0))
+        rows.append(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+    return torch.stack(rows)
+
+
+def report(title: str, module: nn.Module, names: list[str], records: Tensor, device: str) -> None:
+    graph = trace(module, SHAPE)
+    extractor = Extractor.from_graph(graph, module_weights(module, graph), device=device)
+    features = extractor.features(records)
+
+    def step() -> Tensor:
+        forward = extractor.begin(records, names)
+        return forward.gradients(forward.outputs)
+
+    expected = loop(module, records[:8], features[:8], names)
+    actual = extractor.per_record_gradients(records, features, names)
+    error = float((actual[:8] - expected).abs().max() / expected.abs().max())
+    print(f"{title}: {actual.shape[1]} parameters, {len(records)} records, largest relative error {error:.1e}")
+    print(f"  features                       {best(lambda: extractor.features(records), device=device):.4f}")
+    gradients = best(lambda: extractor.per_record_gradients(records, features, names), device=device)
+    print(f"  gradients, forward included    {gradients:.4f}")
+    print(f"  features, then gradients       {best(step, device=device):.4f}   (begin, gradients: one forward pass)")
+    looped = best(lambda: loop(module, records, features, names), device=device, repeats=2)
+    print(f"  loop over the records          {looped:.4f}   ({looped / gradients:.1f} times the gradients' time)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    records = torch.rand(arguments.records, *SHAPE).to(arguments.device)
+    module = Digits().to(arguments.device)
+    adapted = adapt_for_target(module, SHAPE)
+    report("adapter", adapted, adapter_parameter_names(adapted), records, arguments.device)
+    report("all weights", module, [name for name, _ in module.named_parameters()], records, arguments.device)
+
+
+if __name__ == "__main__":
+    main()

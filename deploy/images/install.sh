@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Inside the image build.
+#
+#   install.sh dependencies   /opt/dpswd: a virtual environment with torch and curator.lock, without pip
+#   install.sh project        /stage/opt/dpswd: this project, to be laid over it
+#   install.sh extras         /stage/opt/dpswd: what client.lock has and curator.lock has not, to be laid over it
+set -euo pipefail
+
+venv=/opt/dpswd
+tools=/opt/tools # pip and the build back end; never shipped
+pip() {
+  "$tools/bin/python" -m pip --disable-pip-version-check --no-cache-dir --python "$venv/bin/python" install --quiet "$@"
+}
+
+# A wheelhouse was checked against the lock's hashes when it was made and carries its own checksums; wheels that were
+# built from source there have no hash in the lock.
+if compgen -G "wheelhouse/*.whl" >/dev/null; then
+  source=(--no-index --find-links wheelhouse)
+else
+  source=()
+  [ -n "${TORCH_INDEX:-}" ] && source=(--extra-index-url "$TORCH_INDEX")
+fi
+locked() {
+  if [ "${source[0]:-}" = --no-index ]; then
+    sed -e '/^ *--hash=/d' -e 's/ *\\$//' "$1" >pinned.txt
+    pip "${source[@]}" --no-deps -r pinned.txt
+  else
+    pip --no-deps --require-hashes -r "$1"
+  fi
+}
+
+# Copies what changed under the virtual environment since the file $1 was made; a wheel's own times are older.
+stage() {
+  mkdir -p /stage
+  find "$venv" -cnewer "$1" -not -type d -print0 | tar --create --null --no-recursion --files-from=- |
+    tar --extract --directory /stage --no-same-owner
+}
+
+case $1 in
+  dependencies)
+    torch=${TORCH_VERSION:?}
+    [ "${source[0]:-}" = --no-index ] && (cd wheelhouse && sha256sum --quiet --check SHA256SUMS)
+    python3 -m venv "$tools"
+    python3 -m venv --without-pip "$venv"
+    if [ "${ACCELERATOR:-cpu}" = cpu ]; then
+      pip "${source[@]}" --no-deps "torch==$torch+cpu" || pip "${source[@]}" "torch==$torch"
+    else
+      pip "${source[@]}" "torch==$torch"
+    fi
+    locked curator.lock
+    "$tools/bin/python" -m pip --disable-pip-version-check --no-cache-dir install --quiet "${source[@]}" \
+      --no-deps hatchling packaging pathspec pluggy trove-classifiers
+    site=$(echo "$venv"/lib/python3*/site-packages)
+    # Headers, compilers' inputs and test suites: 200 MB that nothing imports at run time.
+    rm -rf "$site"/torch/include "$site"/torch/test "$site"/torch/share "$site"/torch/utils/model_dump
+    find "$site" -type d -name tests -not -path "*/torch/*" -prune -exec rm -rf {} +
+    find "$site/torch/bin" -type f -not -name torch_shm_manager -delete
+    find "$site" -name '*.a' -delete
+    ;;
+  project)
+    "$tools/bin/python" -m pip --disable-pip-version-check wheel --quiet --no-index --no-deps --no-build-isolation \
+      --wheel-dir built .
+    touch mark
+    pip --no-index --no-deps built/*.whl
+    stage mark
+    ;;
+  extras)
+    touch mark
+    locked client.lock
+    find "$venv" -type d -name tests -not -path "*/torch/*" -prune -exec rm -rf {} +
+    stage mark
+    ;;
+  *)
+    printf 'install.sh: %s is no part; allowed: dependencies, project, extras\n' "$1" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,71 @@
+"""From the certificate of a connection to the client that the ledger knows.
+
+TLS has already verified that the certificate was signed by this curator's authority. What remains, and is decided
+here for every single call: the certificate is the one that was issued last to that name (its fingerprint stands in the
+ledger), the operator has not revoked the client, and it is still valid (a connection may outlive its certificate).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cryptography import x509
+
+from private_curator.certificates import common_name, fingerprint
+from private_curator.ledger.kinds import Client
+from shared.errors import CredentialsInvalid
+
+PEER_CERTIFICATE = "x509_pem_cert"  # gRPC's key for the peer's certificate in the authentication context
+
+
+@dataclass(frozen=True)
+class Principal:
+    """An authenticated client.
+
+    Attributes:
+        name: under which the operator registered it.
+    """
+
+    name: str
+
+
+def authenticate(
+    peer: Mapping[str, Sequence[bytes]], *, find: Callable[[str], Client | None], now: dt.datetime
+) -> Principal:
+    """Identifies the caller.
+
+    Args:
+        peer: gRPC's authentication context of the connection.
+        find: the ledger's client by the SHA-256 of its certificate, or None.
+        now: the present, with a time zone.
+
+    Raises:
+        CredentialsInvalid: no certificate, not readable, outside its validity, of a client that the ledger does not
+            know under this name and fingerprint, or of a revoked one.
+    """
+    certificates = peer.get(PEER_CERTIFICATE, ())
+    if len(certificates) != 1:
+        raise CredentialsInvalid("the connection carries no client certificate; connect with client.crt and client.key")
+    try:
+        certificate = x509.load_pem_x509_certificate(certificates[0])
+        name = common_name(certificate.subject)
+    except ValueError as error:
+        raise CredentialsInvalid("the client certificate cannot be read; ask the operator for a new one") from error
+    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        raise CredentialsInvalid(
+            f"the certificate of {name!r} is valid from {certificate.not_valid_before_utc:%Y-%m-%d} to "
+            f"{certificate.not_valid_after_utc:%Y-%m-%d} UTC; ask the operator for a new one"
+        )
+    client = find(fingerprint(certificate))
+    if client is None:
+        raise CredentialsInvalid(
+            f"this curator's ledger knows no such certificate of {name!r}: it was never added, or was replaced by a "
+            "newer one; ask the operator"
+        )
+    if client.name != name:
+        raise CredentialsInvalid(f"the certificate says {name!r}, but it belongs to another client; ask the operator")
+    if client.revoked:
+        raise CredentialsInvalid(f"the operator has revoked the client {name!r}")
+    return Principal(name=client.name)

@@ -1,0 +1,326 @@
+"""The curator's own certificate authority: mutual TLS without a third party.
+
+Every curator is its own authority. It signs one server certificate, whose subject alternative names are the names
+that clients use for it, and one certificate for each client. A private key never has to leave the machine it was made
+on: a client makes a key and a request (`dpswd-client init`), the operator signs the request (`sign_request`). For a
+first try on one machine the operator may make both (`make_client`).
+
+Keys are EC P-256, files with keys have mode 0600. A credentials directory holds ``ca.crt``, ``client.crt`` and
+``client.key``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from shared.errors import InvalidValue, SettingsError
+
+AUTHORITY_DAYS = 3650  # ten years: renewing it means new certificates for everybody
+LEAF_DAYS = 397  # the longest that browsers accept; long enough for a study, short enough to be renewed once a year
+CLOCK_SKEW = dt.timedelta(minutes=5)  # certificates are valid a little before they are made: clocks differ
+MAX_REQUEST_BYTES = 64 * 1024  # a P-256 request has about 500 bytes
+DEFAULT_NAMES = ("localhost", "127.0.0.1")
+
+CA_CERTIFICATE = "ca.crt"
+CA_KEY = "ca.key"
+SERVER_CERTIFICATE = "server.crt"
+SERVER_KEY = "server.key"
+CLIENT_CERTIFICATE = "client.crt"
+CLIENT_KEY = "client.key"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class ClientCertificate:
+    """A certificate that the curator has signed for a client.
+
+    Attributes:
+        name: the client's name, the certificate's common name.
+        fingerprint: SHA-256 of the certificate (DER), lower-case hexadecimal; the ledger knows clients by it.
+        expires: end of validity, UTC.
+        pem: the certificate.
+    """
+
+    name: str
+    fingerprint: str
+    expires: dt.datetime
+    pem: bytes
+
+
+class CertificateAuthority:
+    """The authority kept in a directory.
+
+    Args:
+        directory: holds ca.crt, ca.key, server.crt and server.key.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def create(self, *, names: Sequence[str], data_set: str) -> None:
+        """Makes the authority and the server's certificate.
+
+        Args:
+            names: host names and IP addresses under which clients reach the curator.
+            data_set: public name, shown in the authority's common name.
+
+        Raises:
+            SettingsError: an authority exists already, or a name is neither a host name nor an address.
+        """
+        if (self._directory / CA_KEY).exists():
+            raise SettingsError(f"{self._directory} already holds a certificate authority; it is never overwritten")
+        _alternative_names(names)  # before anything is written
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = _name(f"dpswd curator of {data_set}"[:64])
+        authority = (
+            _builder(subject=subject, issuer=subject, public_key=key.public_key(), days=AUTHORITY_DAYS)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(self._directory / CA_KEY, _key_pem(key))
+        write_public(self._directory / CA_CERTIFICATE, authority.public_bytes(serialization.Encoding.PEM))
+        self.renew_server(names=names)
+
+    def renew_server(self, *, names: Sequence[str]) -> None:
+        """Makes a new server key and certificate for these names; a running curator takes it after a restart.
+
+        Raises:
+            SettingsError: no name, or one that is neither a host name nor an address.
+        """
+        alternatives = _alternative_names(names)
+        authority, authority_key = self._load()
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = (
+            _builder(
+                subject=_name(names[0][:64]), issuer=authority.subject, public_key=key.public_key(), days=LEAF_DAYS
+            )
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+            .add_extension(_authority_identifier(authority_key), critical=False)
+            .sign(authority_key, hashes.SHA256())
+        )
+        write_private(self._directory / SERVER_KEY, _key_pem(key))
+        write_public(self._directory / SERVER_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+
+    def sign_request(self, request_pem: bytes, *, name: str, days: float = LEAF_DAYS) -> ClientCertificate:
+        """Signs a client's request.
+
+        Args:
+            request_pem: PKCS #10 request, made where the key stays.
+            name: the name that the operator gives to this client; the request must carry the same.
+            days: validity of the certificate.
+
+        Raises:
+            InvalidValue: the request is malformed, for another name, not self-signed, or its key is not P-256.
+        """
+        check_client_name(name)
+        if len(request_pem) > MAX_REQUEST_BYTES:
+            raise InvalidValue(f"the request has {len(request_pem)} bytes; at most {MAX_REQUEST_BYTES} are allowed")
+        try:
+            request = x509.load_pem_x509_csr(request_pem)
+            valid = request.is_signature_valid
+        except (ValueError, InvalidSignature) as error:
+            raise InvalidValue(
+                "the request is not a PEM certificate request; make it with `dpswd-client init`"
+            ) from error
+        if not valid:
+            raise InvalidValue("the request is not signed by its own key; make a new one")
+        asked = common_name(request.subject)
+        if asked != name:
+            raise InvalidValue(f"the request is for {asked!r}, not for {name!r}; the two names must agree")
+        public_key = request.public_key()
+        if not isinstance(public_key, ec.EllipticCurvePublicKey) or not isinstance(public_key.curve, ec.SECP256R1):
+            raise InvalidValue("the request's key is not EC P-256; make a new one")
+        # Nothing but name and key is taken over: extensions that the requester wrote are ignored.
+        return self._sign_client(public_key, name=name, days=days)
+
+    def make_client(self, *, name: str, days: float = LEAF_DAYS) -> tuple[ClientCertificate, bytes]:
+        """Makes a certificate and its key (PEM), for a first try on one machine.
+
+        Raises:
+            InvalidValue: the name is not allowed.
+        """
+        check_client_name(name)
+        key = ec.generate_private_key(ec.SECP256R1())
+        return self._sign_client(key.public_key(), name=name, days=days), _key_pem(key)
+
+    def write_credentials(self, issued: ClientCertificate, directory: Path, *, key_pem: bytes | None = None) -> None:
+        """Writes a credentials directory: ca.crt, client.crt and, if the curator made it, client.key.
+
+        Raises:
+            SettingsError: the directory holds a key that would be overwritten.
+        """
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if key_pem is not None:
+            check_no_key(directory)
+            write_private(directory / CLIENT_KEY, key_pem)
+        write_public(directory / CLIENT_CERTIFICATE, issued.pem)
+        write_public(directory / CA_CERTIFICATE, (self._directory / CA_CERTIFICATE).read_bytes())
+
+    def _sign_client(self, public_key: ec.EllipticCurvePublicKey, *, name: str, days: float) -> ClientCertificate:
+        authority, authority_key = self._load()
+        certificate = (
+            _builder(subject=_name(name), issuer=authority.subject, public_key=public_key, days=days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+            .add_extension(_authority_identifier(authority_key), critical=False)
+            .sign(authority_key, hashes.SHA256())
+        )
+        return ClientCertificate(
+            name=name,
+            fingerprint=fingerprint(certificate),
+            expires=certificate.not_valid_after_utc,
+            pem=certificate.public_bytes(serialization.Encoding.PEM),
+        )
+
+    def _load(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+        try:
+            certificate = x509.load_pem_x509_certificate((self._directory / CA_CERTIFICATE).read_bytes())
+            key = serialization.load_pem_private_key((self._directory / CA_KEY).read_bytes(), password=None)
+        except (OSError, ValueError) as error:
+            raise SettingsError(
+                f"{self._directory} holds no readable {CA_CERTIFICATE} and {CA_KEY}; "
+                "restore them from a backup, or make a new curator with `dpswd-curator init`"
+            ) from error
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        return certificate, key
+
+
+def check_no_key(directory: Path) -> None:
+    """Keys are never overwritten.
+
+    Raises:
+        SettingsError: the directory holds a client's key.
+    """
+    if (directory / CLIENT_KEY).exists():
+        raise SettingsError(f"{directory / CLIENT_KEY} exists; keys are never overwritten, choose another directory")
+
+
+def check_client_name(name: str) -> None:
+    """Accepts 1 to 63 letters, digits, dots, dashes and underscores, the first a letter or digit.
+
+    Raises:
+        InvalidValue: any other name.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidValue(
+            f"{name!r} is no client name; use 1 to 63 letters, digits, '.', '-' or '_', the first a letter or digit"
+        )
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """SHA-256 of the certificate's DER form, lower-case hexadecimal."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def common_name(subject: x509.Name) -> str:
+    """The one common name of a subject; empty when there is none or more than one."""
+    names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if len(names) == 1 else ""
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Writes a file that only its owner may read; it appears whole or not at all."""
+    _write(path, data, mode=0o600)
+
+
+def write_public(path: Path, data: bytes) -> None:
+    """Writes a file that everybody may read; it appears whole or not at all."""
+    _write(path, data, mode=0o644)
+
+
+def _write(path: Path, data: bytes, *, mode: int) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # created with mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _builder(
+    *, subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, days: float
+) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    # A negative number of days makes an expired certificate: tests need one.
+    end = now + dt.timedelta(days=days)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, end) - CLOCK_SKEW)
+        .not_valid_after(end)
+    )
+
+
+def _authority_identifier(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _alternative_names(names: Sequence[str]) -> list[x509.GeneralName]:
+    if not names:
+        raise SettingsError("a server certificate needs at least one name (--san), for example localhost")
+    return [_alternative_name(name) for name in names]
+
+
+def _alternative_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass  # not an address: a host name
+    if not re.fullmatch(
+        r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*", name
+    ):
+        raise SettingsError(f"{name!r} is neither a host name nor an IP address; write for example curator.example.org")
+    return x509.DNSName(name)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

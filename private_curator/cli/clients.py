@@ -1,0 +1,157 @@
+"""``dpswd-curator client``: who may connect, and how much each may spend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from private_curator.certificates import LEAF_DAYS, ClientCertificate, check_no_key
+from private_curator.cli.budgets import budget_of
+from private_curator.cli.common import format_option, home_option, reason_option, show
+from private_curator.home import Home
+from shared.errors import SettingsError
+
+_out_option = click.option(
+    "--out", "out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Where the credentials go."
+)
+_request_option = click.option(
+    "--request",
+    "request",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="The client's certificate request: its key stays with it. Without one the key is made here, for a first "
+    "try on one machine.",
+)
+_days_option = click.option(
+    "--days", type=click.IntRange(1, 3650), default=LEAF_DAYS, show_default=True, help="Validity."
+)
+
+
+@click.group()
+def client() -> None:
+    """Clients: certificates and shares of the budget."""
+
+
+@client.command("add")
+@click.argument("name")
+@home_option
+@_out_option
+@_request_option
+@_days_option
+@click.option("--epsilon", type=float, default=None, help="The client's own share of the budget.")
+@click.option("--delta", type=float, default=None, help="The share's delta.  [default: the data set's]")
+@format_option
+def add(
+    name: str,
+    home: Home,
+    out: Path,
+    request: Path | None,
+    days: int,
+    epsilon: float | None,
+    delta: float | None,
+    output: str,
+) -> None:
+    """Registers a client under NAME and issues its certificate.
+
+    Writes ca.crt, client.crt and, without --request, client.key into --out.
+    """
+    if delta is not None and epsilon is None:
+        raise SettingsError("--delta without --epsilon sets no share; give both, or neither")
+    with home.open_ledger() as ledger:
+        share = None if epsilon is None else budget_of(ledger, epsilon=epsilon, delta=delta)
+        issued, key = _issue(home, name=name, request=request, out=out, days=days)
+        ledger.add_client(name, issued.fingerprint, share)
+    _hand_out(home, issued, key, out=out, output=output, title=f"Client {name} added")
+
+
+@client.command("renew")
+@click.argument("name")
+@home_option
+@_out_option
+@_request_option
+@_days_option
+@format_option
+def renew(name: str, home: Home, out: Path, request: Path | None, days: int, output: str) -> None:
+    """Issues a new certificate to NAME; the old one no longer counts. What was spent stays spent."""
+    with home.open_ledger() as ledger:
+        issued, key = _issue(home, name=name, request=request, out=out, days=days)
+        ledger.renew_client(name, issued.fingerprint)
+    _hand_out(home, issued, key, out=out, output=output, title=f"Client {name} has a new certificate")
+
+
+@client.command("revoke")
+@click.argument("name")
+@home_option
+@reason_option
+def revoke(name: str, home: Home, reason: str) -> None:
+    """Shuts NAME out for good; a running curator refuses its next call. What it spent stays spent."""
+    with home.open_ledger() as ledger:
+        ledger.revoke_client(name, reason=reason)
+    click.echo(f"client {name} is revoked")
+
+
+@client.command("share")
+@click.argument("name")
+@home_option
+@click.option("--epsilon", type=float, required=True, help="The client's share of the budget.")
+@click.option("--delta", type=float, default=None, help="The share's delta.  [default: the data set's]")
+@reason_option
+def share(name: str, home: Home, epsilon: float, delta: float | None, reason: str) -> None:
+    """Raises or lowers what NAME may use up of the data set's budget."""
+    with home.open_ledger() as ledger:
+        ledger.set_share(name, budget_of(ledger, epsilon=epsilon, delta=delta), reason=reason)
+    click.echo(f"the share of {name} is set")
+
+
+@client.command("list")
+@home_option
+@format_option
+def list_clients(home: Home, output: str) -> None:
+    """Every client with its share and what it spent."""
+    rows: list[dict[str, Any]] = []
+    with home.open_ledger() as ledger:
+        for known, account in ledger.status().clients:
+            rows.append(
+                {
+                    "name": known.name,
+                    "revoked": known.revoked,
+                    "epsilon": None if account is None else account.epsilon,
+                    "delta": None if account is None else account.delta,
+                    "epsilon_spent": None if account is None else account.epsilon_spent,
+                    "runs": len(ledger.runs(client=known.name)),
+                    "fingerprint": known.fingerprint,
+                }
+            )
+    show(rows, output, title="Clients; without a share of its own a client is limited by the data set's budget alone")
+
+
+def _issue(
+    home: Home, *, name: str, request: Path | None, out: Path, days: int
+) -> tuple[ClientCertificate, bytes | None]:
+    """The new certificate, and its key where it was made here; what would fail to be written fails here."""
+    if request is None:
+        check_no_key(out)
+        return home.authority.make_client(name=name, days=days)
+    if not request.is_file():
+        raise SettingsError(f"{request} does not exist; the client makes it with `dpswd-client init`")
+    return home.authority.sign_request(request.read_bytes(), name=name, days=days), None
+
+
+def _hand_out(home: Home, issued: ClientCertificate, key: bytes | None, *, out: Path, output: str, title: str) -> None:
+    home.authority.write_credentials(issued, out, key_pem=key)
+    show(
+        {
+            "name": issued.name,
+            "credentials": str(out),
+            "key": "made here; move the directory to the client over a safe way" if key else "stays with the client",
+            "expires": issued.expires.isoformat(),
+            "fingerprint": issued.fingerprint,
+        },
+        output,
+        title=title,
+    )
+
+
+__all__ = ["client"]

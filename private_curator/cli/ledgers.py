@@ -1,0 +1,216 @@
+"""``dpswd-curator ledger | run | extractor | incidents``: what was done, and what may be done."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from private_curator.cli.common import format_option, home_option, reason_option, show
+from private_curator.home import Home
+from private_curator.incidents import IncidentBook
+from private_curator.ledger.audit import verify_file
+from private_curator.ledger.backup import restore as restore_backup
+from private_curator.ledger.renyi import RenyiAccounting
+from shared.errors import SettingsError
+from shared.receipts import SignedEntry, read_export
+
+_EXIT_CORRUPT = 6
+_receipts_option = click.option(
+    "--receipts",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="Signed entries that a client or the operator kept elsewhere, one per line.",
+)
+
+
+@click.group()
+def ledger() -> None:
+    """The signed record of everything that was spent."""
+
+
+@ledger.command("verify")
+@home_option
+@click.option("--file", "file", type=click.Path(path_type=Path, dir_okay=False), default=None, help="A backup instead.")
+@_receipts_option
+@format_option
+@click.pass_context
+def verify(context: click.Context, home: Home, file: Path | None, receipts: Path | None, output: str) -> None:
+    """Finds every edit, deletion, reordering, truncation and unlawful entry."""
+    report = verify_file(
+        file or home.ledger,
+        public_key=home.read_ledger_key().public_key().public_bytes_raw(),
+        accounting=RenyiAccounting(),
+        receipts=_read_receipts(receipts),
+    )
+    show(
+        {
+            "ok": report.ok,
+            "entries": report.entries,
+            "head": report.head,
+            "epsilon_spent": report.epsilon_spent,
+            "findings": [{"kind": f.tampering.value, "entry": f.seq, "text": f.text} for f in report.findings],
+        },
+        output,
+        title="The ledger verifies" if report.ok else "THE LEDGER DOES NOT VERIFY",
+    )
+    if not report.ok:
+        context.exit(_EXIT_CORRUPT)
+
+
+@ledger.command("backup")
+@click.argument("destination", type=click.Path(path_type=Path, dir_okay=False))
+@home_option
+def backup(destination: Path, home: Home) -> None:
+    """Copies the ledger, also while it is served, to a new file. The key ledger.key is not in it."""
+    with home.open_ledger() as books:
+        books.backup(destination)
+    click.echo(f"backup written to {destination}; keep ledger.key and certificates/ in another safe place")
+
+
+@ledger.command("restore")
+@click.argument("backup_file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@home_option
+@_receipts_option
+@click.option(
+    "--accept-loss", default=None, help="A sentence that accepts, in writing, the charges that are forgotten."
+)
+def restore(backup_file: Path, home: Home, receipts: Path | None, accept_loss: str | None) -> None:
+    """Puts a backup in the ledger's place; refused when charges would be forgotten."""
+    loss = restore_backup(
+        backup_file,
+        home.ledger,
+        key=home.read_ledger_key(),
+        accounting=RenyiAccounting(),
+        receipts=_read_receipts(receipts),
+        accept_loss=accept_loss,
+    )
+    click.echo("restored; nothing was forgotten" if loss is None else f"restored with a loss: {loss}")
+
+
+@ledger.command("export")
+@home_option
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="[default: standard output]")
+def export(home: Home, out: Path | None) -> None:
+    """Every entry with its signature, one JSON object per line; clients hold their receipts against it."""
+    with home.open_ledger() as books:
+        if out is None:
+            for line in books.export():
+                click.echo(line)
+            return
+        if out.exists():
+            raise SettingsError(f"{out} exists; nothing is overwritten, choose another file")
+        with out.open("w", encoding="ascii") as file:
+            file.writelines(f"{line}\n" for line in books.export())
+    click.echo(f"exported to {out}")
+
+
+@click.group()
+def run() -> None:
+    """Runs that were charged."""
+
+
+@run.command("list")
+@home_option
+@format_option
+def list_runs(home: Home, output: str) -> None:
+    """Every run with its client and steps."""
+    with home.open_ledger() as books:
+        rows = [
+            {
+                "run_id": charged.run_id,
+                "client": charged.client,
+                "steps": charged.steps,
+                "steps_used": charged.steps_used,
+                "batch": charged.event.step.batch,
+                "closed": charged.pruned,
+                "opened": charged.receipt.entry.time,
+            }
+            for charged in books.runs()
+        ]
+    show(rows, output, title="Runs")
+
+
+@run.command("prune")
+@click.argument("run_id")
+@home_option
+@reason_option
+def prune(run_id: str, home: Home, reason: str) -> None:
+    """Closes a run and discards its stored replies, which take room; charges and receipts stay."""
+    with home.open_ledger() as books:
+        discarded = books.prune_replies(run_id, reason=reason)
+    click.echo(f"run {run_id} is closed; {discarded} replies were discarded")
+
+
+@click.group()
+def extractor() -> None:
+    """Extractor graphs that may see records, where extractors.approval is "listed"."""
+
+
+@extractor.command("approve")
+@click.argument("digest")
+@home_option
+def approve(digest: str, home: Home) -> None:
+    """Lets the graph with this SHA-256 run."""
+    with home.open_ledger() as books:
+        books.approve_extractor(digest)
+    click.echo(f"{digest} is approved")
+
+
+@extractor.command("withdraw")
+@click.argument("digest")
+@home_option
+def withdraw(digest: str, home: Home) -> None:
+    """Withdraws an approval: the graph's runs get no further step."""
+    with home.open_ledger() as books:
+        books.revoke_extractor(digest)
+    click.echo(f"{digest} is no longer approved")
+
+
+@extractor.command("list")
+@home_option
+@format_option
+def list_extractors(home: Home, output: str) -> None:
+    """The approved graphs."""
+    with home.open_ledger() as books:
+        rows = [{"digest": digest} for digest in sorted(books.approved_extractors())]
+    show(rows, output, title="Approved extractor graphs")
+
+
+@click.group()
+def incidents() -> None:
+    """Unexpected errors: what a client was told a number of."""
+
+
+@incidents.command("list")
+@home_option
+@format_option
+def list_incidents(home: Home, output: str) -> None:
+    """Every incident, the oldest first."""
+    rows = [
+        {"number": i.number, "time": i.time, "operation": i.operation, "client": i.client, "error": i.errors[0]["type"]}
+        for i in IncidentBook(home.incidents).all()
+    ]
+    show(rows, output, title="Incidents")
+
+
+@incidents.command("show")
+@click.argument("number")
+@home_option
+@format_option
+def show_incident(number: str, home: Home, output: str) -> None:
+    """Where the incident with this NUMBER happened; what it was about is kept nowhere."""
+    show(asdict(IncidentBook(home.incidents).find(number)), output)
+
+
+def _read_receipts(path: Path | None) -> list[SignedEntry]:
+    if path is None:
+        return []
+    if not path.is_file():
+        raise SettingsError(f"{path} does not exist; give the file in which receipts were kept")
+    with path.open(encoding="ascii", errors="replace") as lines:
+        entries, findings = read_export(lines)
+    if findings:
+        raise SettingsError(f"{path} holds lines that are no receipts: {findings[0].text}")
+    return entries

@@ -1,0 +1,197 @@
+"""The root of ``dpswd-curator``, and the commands that make, show and serve a curator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from private_curator import home as homes
+from private_curator import settings as configuration
+from private_curator.certificates import DEFAULT_NAMES
+from private_curator.cli.budgets import budget
+from private_curator.cli.clients import client
+from private_curator.cli.common import Commands, format_option, home_option, show
+from private_curator.cli.ledgers import extractor, incidents, ledger, run
+from private_curator.home import Home
+from private_curator.settings import RecordsSettings
+from shared.errors import SettingsError
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 done, 2 wrong usage, 3 settings, 4 records, 5 ledger unavailable, 6 ledger corrupt, "
+    "7 no such client or run, 8 refused by the accountant, 9 wrong value, 1 a defect. See docs/exit-codes.md.",
+)
+@click.version_option(package_name="dpswd", prog_name="dpswd-curator")
+def main() -> None:
+    """Keeps private records and releases only what the privacy budget has paid for."""
+
+
+@main.command()
+@home_option
+@click.option("--records", "file", required=True, type=click.Path(path_type=Path), help="npz or npy file of records.")
+@click.option("--epsilon", required=True, type=float, help="Budget of the data set for its whole life.")
+@click.option("--delta", required=True, type=float, help="Its delta; well below one over the number of records.")
+@click.option("--name", default=None, help="The data set's public name.  [default: the file's name]")
+@click.option("--array", default=None, help="Name of the records' array, where the npz file holds several.")
+@click.option("--labels-array", default=None, help="Name of the labels' array; checked, never released.")
+@click.option("--record-shape", default=None, help="Shape that one record gets, for example 1,28,28.")
+@click.option("--scale-from", nargs=2, type=float, default=None, help="Public range of the stored values.")
+@click.option("--scale-to", nargs=2, type=float, default=None, help="Range it is mapped to.  [default: 0 1]")
+@click.option(
+    "--san", "names", multiple=True, help="Name or address of the server; repeat.  [default: localhost 127.0.0.1]"
+)
+@click.option("--address", default=None, help="host:port to listen on.  [default: 127.0.0.1:50051]")
+@click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), default=None, help="[default: auto]")
+@click.option(
+    "--approve", type=click.Choice(["any", "listed"]), default=None, help="Extractors that run.  [default: any]"
+)
+@format_option
+def init(
+    home: Home,
+    file: Path,
+    epsilon: float,
+    delta: float,
+    name: str | None,
+    array: str | None,
+    labels_array: str | None,
+    record_shape: str | None,
+    scale_from: tuple[float, float] | None,
+    scale_to: tuple[float, float] | None,
+    names: tuple[str, ...],
+    address: str | None,
+    device: str | None,
+    approve: str | None,
+    output: str,
+) -> None:
+    """Makes a curator: certificates, ledger with its budget, settings. Never overwrites anything."""
+    public = {
+        "name": name or file.stem,
+        "file": file.resolve(),
+        "array": array,
+        "labels_array": labels_array,
+        "record_shape": _shape(record_shape),
+        "scale_from": scale_from or None,
+        "scale_to": scale_to or (0.0, 1.0),
+    }
+    sections: dict[str, dict[str, object]] = {
+        "listen": _address(address),
+        "compute": {} if device is None else {"device": device},
+        "extractors": {} if approve is None else {"approval": approve},
+    }
+    made = homes.create(
+        home.path,
+        records=configuration.check_section(RecordsSettings, "records", public),
+        epsilon=epsilon,
+        delta=delta,
+        names=names or DEFAULT_NAMES,
+        sections={section: fields for section, fields in sections.items() if fields},
+    )
+    with made.open_ledger() as books:
+        status = books.status()
+        show(
+            {
+                "home": str(made.path),
+                "records": status.records,
+                "epsilon": status.data_set.epsilon,
+                "delta": status.data_set.delta,
+                "names": " ".join(names or DEFAULT_NAMES),
+                "ledger_public_key": books.public_key.hex(),
+            },
+            output,
+            title="A new curator; next: dpswd-curator client add, then dpswd-curator serve",
+        )
+
+
+@main.command()
+@home_option
+@click.option(
+    "--address", default=None, help="host:port to listen on; port 0 takes a free one. Overrides the settings."
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), default=None, help="Overrides the settings.")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="SECTION.FIELD=VALUE", help="Overrides any setting; repeat."
+)
+@click.option("--log-level", type=click.Choice(["info", "warning", "error"]), default="info", show_default=True)
+def serve(home: Home, address: str | None, device: str | None, assignments: tuple[str, ...], log_level: str) -> None:
+    """Serves until SIGTERM or Ctrl-C; prints one line, "listening on host:port", once it is ready."""
+    from private_curator import server  # torch takes seconds to load, and no other command needs it
+
+    overrides = dict(_assignment(text) for text in assignments)
+    overrides |= {f"listen.{name}": str(value) for name, value in _address(address).items()}
+    if device is not None:
+        overrides["compute.device"] = device
+    server.serve(home, configuration.load(home.path, overrides), log_level=log_level)
+
+
+@main.command()
+@home_option
+@format_option
+def settings(home: Home, output: str) -> None:
+    """Every setting: its value now, its default, what it means."""
+    show(configuration.describe(configuration.load(home.path)), output, title=f"Settings of {home.path}")
+
+
+@main.command()
+@home_option
+@format_option
+@click.pass_context
+def preflight(context: click.Context, home: Home, output: str) -> None:
+    """Checks that this curator could serve, and says how to mend what it finds."""
+    from private_curator.preflight import check
+
+    findings = check(home)
+    show(
+        [{"check": f.check, "ok": f.ok, "finding": f.text} for f in findings], output, title=f"Preflight of {home.path}"
+    )
+    if not all(finding.ok for finding in findings):
+        context.exit(3)
+
+
+@main.group()
+def certificate() -> None:
+    """The server's certificate."""
+
+
+@certificate.command("renew")
+@home_option
+@click.option(
+    "--san", "names", multiple=True, help="Name or address of the server; repeat.  [default: localhost 127.0.0.1]"
+)
+def renew(home: Home, names: tuple[str, ...]) -> None:
+    """Makes a new server key and certificate; a running curator takes them after a restart."""
+    home.authority.renew_server(names=names or DEFAULT_NAMES)
+    click.echo(f"new server certificate for {' '.join(names or DEFAULT_NAMES)}; restart the curator")
+
+
+def _address(text: str | None) -> dict[str, object]:
+    if text is None:
+        return {}
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise SettingsError(f"--address is {text!r}; write host:port, for example 127.0.0.1:50051")
+    return {"host": host.strip("[]"), "port": int(port)}
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise SettingsError(f"--record-shape is {text!r}; write numbers with commas, for example 1,28,28") from error
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise SettingsError(f"--set {text!r} assigns nothing; write section.field=value, for example listen.port=0")
+    return name, value
+
+
+for group in (client, budget, extractor, ledger, run, incidents):
+    main.add_command(group)
+
+__all__ = ["main"]

@@ -1,0 +1,33 @@
+"""The ledger: what was spent on a data set, durable, signed and checkable. See docs/ledger.md."""
+
+from private_curator.ledger.audit import VerificationReport, verify_file
+from private_curator.ledger.backup import Loss, restore
+from private_curator.ledger.kinds import (
+    AccountStatus,
+    Client,
+    DataSetState,
+    Kind,
+    LedgerStatus,
+    Quote,
+    Run,
+    StepGranted,
+    StoredReply,
+)
+from private_curator.ledger.ledger import Ledger
+
+__all__ = [
+    "AccountStatus",
+    "Client",
+    "DataSetState",
+    "Kind",
+    "Ledger",
+    "LedgerStatus",
+    "Loss",
+    "Quote",
+    "Run",
+    "StepGranted",
+    "StoredReply",
+    "VerificationReport",
+    "restore",
+    "verify_file",
+]

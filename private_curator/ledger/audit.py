@@ -1,0 +1,308 @@
+"""Verification: the ledger derived anew from its entries alone, and compared with what the file says.
+
+Five questions, each answered from the entries and the curator's public key:
+
+1. Is the chain whole: every signature, every link, no gap?
+2. Was every entry allowed where it stands: no step answered that was not consumed, none consumed that was not
+   charged, no charge that the filters did not admit, each price at least what the event costs?
+3. Do the tables say what the entries say?
+4. Are the stored replies, parameters and audit records those whose digests the entries hold?
+5. Do a client's receipts, or heads noted elsewhere, stand in the chain?
+
+Nothing here writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from private_curator.ledger.accounting import Accounting
+from private_curator.ledger.budget import CLIENT, DATA_SET, Books, alone, require
+from private_curator.ledger.database import LOCK_TIMEOUT_S, file_lock, translate, write_lock
+from private_curator.ledger.kinds import DataSetState, Kind
+from private_curator.ledger.schema import layout, migrate
+from shared.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable
+from shared.receipts import Finding, SignedEntry, Tampering, sha256, verify_receipts
+
+# A stored price may differ from one computed anew by the last digits of another machine's library.
+PRICE_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationReport:
+    """The result of a verification.
+
+    Attributes:
+        entries: how many entries were read.
+        head: hash of the last one, hexadecimal; empty when there is none.
+        epsilon_spent: of the data set's account, recomputed.
+        findings: everything that is wrong; empty for a sound ledger.
+    """
+
+    entries: int
+    head: str
+    epsilon_spent: float
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+
+@dataclass
+class Derivation:
+    """The tables as the entries imply them.
+
+    Rows are in the order of the columns of `private_curator.ledger.schema`, without the stored bytes.
+    """
+
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    requests: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    steps: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
+    replies: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+
+    def apply(self, entry: SignedEntry, state: DataSetState) -> None:
+        """Takes one entry.
+
+        Raises:
+            LedgerCorrupt, KeyError: the entry is not allowed where it stands.
+        """
+        payload = entry.payload
+        match entry.kind:
+            case Kind.RUN_OPENED:
+                require(payload["run"] not in self.runs, "the run was opened before")
+                row = {key: payload[key] for key in ("client", "request_id", "digest", "event", "parameters", "steps")}
+                self.runs[payload["run"]] = {**row, "steps_used": 0, "pruned": 0, "seq": entry.seq}
+                self._request(entry, step=0, attempts=0)
+            case Kind.STEP_CONSUMED:
+                require(state is DataSetState.OPEN, "nothing is released while the data set is frozen or ended")
+                run = self._live_run(payload)
+                run["steps_used"] += 1
+                require(payload["step"] == run["steps_used"] <= run["steps"], "only charged steps are used, one by one")
+                require(payload["client"] == run["client"], "a run belongs to one client")
+                self._request(entry, step=payload["step"], attempts=1)
+            case Kind.STEP_RESUMED:
+                require(state is DataSetState.OPEN, "nothing is released while the data set is frozen or ended")
+                self._live_run(payload)
+                place = payload["run"], payload["step"]
+                request = self.requests[self.steps[place]]
+                request["attempts"] += 1
+                require(place not in self.replies, "an answered step is not computed again")
+                require(payload["attempt"] == request["attempts"], "attempts are counted")
+            case Kind.STEP_ANSWERED:
+                place = payload["run"], payload["step"]
+                require(place not in self.replies, "a step is answered once")
+                require(payload["step"] > 0, "steps are counted from 1")
+                known = self.requests[self.steps[place]]
+                require(self.steps[place] == (payload["client"], payload["request_id"]), "another request's step")
+                require(known["digest"] == payload["digest"], "another request's content")
+                self.replies[place] = {"seq": entry.seq, "reply": payload["reply"], "audit": payload["audit"]}
+            case Kind.REPLIES_PRUNED:
+                self.runs[payload["run"]]["pruned"] = 1
+            case _:
+                pass  # the books take everything else
+
+    def _request(self, entry: SignedEntry, *, step: int, attempts: int) -> None:
+        payload = entry.payload
+        key, place = (payload["client"], payload["request_id"]), (payload["run"], step)
+        require(key not in self.requests, "a request id is used once")
+        require(place not in self.steps, "a step belongs to one request")
+        self.steps[place] = key
+        self.requests[key] = {
+            "digest": payload["digest"],
+            "run_id": payload["run"],
+            "step": step,
+            "attempts": attempts,
+            "seq": entry.seq,
+        }
+
+    def _live_run(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        run = self.runs[payload["run"]]
+        require(not run["pruned"], "a closed run releases nothing")
+        return run
+
+
+def verify_file(
+    path: Path, *, public_key: bytes, accounting: Accounting, receipts: Iterable[SignedEntry] = ()
+) -> VerificationReport:
+    """Verifies a ledger or a backup that need not be sound enough to open.
+
+    Args:
+        path: the ledger's file.
+        public_key: the ledger's raw Ed25519 key, 32 bytes.
+        accounting: prices the runs anew.
+        receipts: signed entries that somebody kept elsewhere.
+
+    Raises:
+        LedgerUnavailable: the file cannot be read at all.
+    """
+    with reading(path) as connection:
+        return verify(connection, public_key=public_key, accounting=accounting, receipts=receipts)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A read-only connection to the ledger as it is now, whatever state it is in; nobody waits for it.
+
+    Raises:
+        LedgerUnavailable, LedgerCorrupt: the file cannot be read.
+    """
+    if not path.is_file():
+        raise LedgerUnavailable(f"there is no ledger at {path}")
+    try:
+        with contextlib.closing(_read_only(path)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    if not os.access(path.parent, os.W_OK):
+        # Nobody writes there, and SQLite cannot keep its index of the log there.
+        return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
+    with file_lock(write_lock(path), timeout_s=LOCK_TIMEOUT_S, held_by="another program"):
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        try:
+            connection.execute("BEGIN")
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the view begins with the first read
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def verify(
+    connection: sqlite3.Connection,
+    *,
+    public_key: bytes,
+    accounting: Accounting,
+    receipts: Iterable[SignedEntry] = (),
+) -> VerificationReport:
+    """Answers the module's five questions inside the connection's transaction."""
+    findings = _check_file(connection)
+    entries, unreadable = _read(connection)
+    findings += unreadable
+    findings += verify_receipts(entries, receipts, public_key)
+    books, derivation = Books(accounting), Derivation()
+    for entry in entries:
+        try:
+            if entry.kind == Kind.RUN_OPENED:
+                findings += _check_price(books, entry)
+            derivation.apply(entry, books.state)
+            books.apply(entry)
+        except (KeyError, TypeError, LedgerCorrupt) as error:
+            text = f"entry {entry.seq} ({entry.kind}) is not allowed where it stands: {error}"
+            findings.append(Finding(tampering=Tampering.UNLAWFUL, seq=entry.seq, text=text))
+    if books.public_key != public_key.hex():
+        text = "the first entry does not name the public key that was given"
+        findings.append(Finding(tampering=Tampering.FORGED, seq=1, text=text))
+    findings += _compare(connection, derivation)
+    return VerificationReport(
+        entries=len(entries),
+        head=entries[-1].hash if entries else "",
+        epsilon_spent=0.0 if books.data_set is None else books.data_set.status(closed=False).epsilon_spent,
+        findings=tuple(findings),
+    )
+
+
+def _check_file(connection: sqlite3.Connection) -> list[Finding]:
+    texts = [f"SQLite: {text}" for (text,) in connection.execute("PRAGMA integrity_check") if text != "ok"]
+    texts += [f"SQLite: a row of {row[0]} refers to nothing" for row in connection.execute("PRAGMA foreign_key_check")]
+    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
+        migrate(fresh)
+        expected = layout(fresh)
+    actual = layout(connection)
+    texts += [
+        f"the table, index or trigger {name!r} is not as the ledger made it"
+        for name in sorted(expected.keys() | actual.keys())
+        if expected.get(name) != actual.get(name)
+    ]
+    return [_inconsistent(text) for text in texts]
+
+
+def _read(connection: sqlite3.Connection) -> tuple[list[SignedEntry], list[Finding]]:
+    entries, findings = [], []
+    for seq, kind, statement, signature in connection.execute(
+        "SELECT seq, kind, statement, signature FROM entries ORDER BY seq"
+    ):
+        try:
+            entry = SignedEntry.parse(statement, signature)
+        except InvalidValue as error:
+            findings.append(Finding(tampering=Tampering.UNREADABLE, seq=seq, text=f"entry {seq}: {error}"))
+            continue
+        if (entry.seq, entry.kind) != (seq, kind):
+            text = f"entry {seq} ({kind}) states that it is entry {entry.seq} ({entry.kind})"
+            findings.append(Finding(tampering=Tampering.EDITED, seq=seq, text=text))
+        entries.append(entry)
+    return entries, findings
+
+
+def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
+    """A charge is never less than what its event costs."""
+    event = books.accounting.event_from_json(entry.payload["event"])
+    prices = entry.payload["prices"]
+    share = books.shares.get(entry.payload["client"])
+    findings = []
+    if event.steps != entry.payload["steps"]:
+        text = f"entry {entry.seq} grants {entry.payload['steps']} steps and charges {event.steps}"
+        findings.append(Finding(tampering=Tampering.UNLAWFUL, seq=entry.seq, text=text))
+    for scope, account in [(DATA_SET, books.account)] + ([] if share is None else [(CLIENT, share)]):
+        filter_ = account.fixed_filter
+        stored = alone(filter_, books.accounting.price_from_json(prices[scope]))
+        anew = alone(filter_, filter_.price(event))
+        if stored < anew * (1 - PRICE_TOLERANCE):
+            text = f"entry {entry.seq} charges the {scope} epsilon {stored:.6g} for a run that costs {anew:.6g}"
+            findings.append(Finding(tampering=Tampering.UNLAWFUL, seq=entry.seq, text=text))
+    return findings
+
+
+def _compare(connection: sqlite3.Connection, derivation: Derivation) -> list[Finding]:
+    """Questions 3 and 4: every table row for row, and the bytes by their digests."""
+    run_columns = ("client", "request_id", "digest", "event", "parameters", "steps", "steps_used", "pruned", "seq")
+    runs = {
+        row[0]: dict(zip(run_columns, row[1:], strict=True))
+        for row in connection.execute(f"SELECT run_id, {', '.join(run_columns)} FROM runs")  # noqa: S608 constants
+    }
+    for row in runs.values():
+        row["parameters"] = sha256(row["parameters"])
+    request_columns = ("digest", "run_id", "step", "attempts", "seq")
+    requests = {
+        (row[0], row[1]): dict(zip(request_columns, row[2:], strict=True))
+        for row in connection.execute(f"SELECT client, request_id, {', '.join(request_columns)} FROM requests")  # noqa: S608
+    }
+    replies = {}
+    findings = []
+    for run_id, step, seq, reply, audit in connection.execute("SELECT run_id, step, seq, reply, audit FROM replies"):
+        pruned = bool(derivation.runs.get(run_id, {}).get("pruned"))
+        implied = derivation.replies.get((run_id, step), {}).get("reply")
+        if pruned == (reply is not None):
+            findings.append(
+                _inconsistent(f"the reply of step {step} of run {run_id} is kept or gone against the entries")
+            )
+        # Pruned bytes cannot be compared any more.
+        digest = implied if reply is None else sha256(reply)
+        replies[run_id, step] = {"seq": seq, "reply": digest, "audit": sha256(audit.encode())}
+    tables: tuple[tuple[str, Mapping[Any, Any], Mapping[Any, Any]], ...] = (
+        ("runs", derivation.runs, runs),
+        ("requests", derivation.requests, requests),
+        ("replies", derivation.replies, replies),
+    )
+    for name, implied_rows, stored_rows in tables:
+        findings += [
+            _inconsistent(f"the row {key!r} of {name} is not what the entries say")
+            for key in implied_rows.keys() | stored_rows.keys()
+            if implied_rows.get(key) != stored_rows.get(key)
+        ]
+    return findings
+
+
+def _inconsistent(text: str) -> Finding:
+    return Finding(tampering=Tampering.INCONSISTENT, seq=0, text=text)

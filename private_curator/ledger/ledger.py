@@ -1,0 +1,204 @@
+"""The ledger of one data set: create it, open it, ask it how things stand."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from private_curator.ledger.accounting import Accounting
+from private_curator.ledger.audit import VerificationReport, verify_file
+from private_curator.ledger.backup import write_backup
+from private_curator.ledger.budget import Account, Books
+from private_curator.ledger.database import LOCK_TIMEOUT_S, Database, create_file
+from private_curator.ledger.kinds import AccountStatus, DataSetState, Kind, LedgerStatus, budget_payload
+from private_curator.ledger.operator import OperatorActs
+from private_curator.ledger.runs import RunActs
+from private_curator.ledger.store import Transaction, head, no_checkpoint, utc_now
+from shared.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable
+from shared.receipts import SignedEntry
+
+
+class Ledger(OperatorActs, RunActs):
+    """The durable, signed record of everything that is spent on one data set.
+
+    Safe for the threads of one process and for several processes; one process at a time computes steps. A context
+    manager: leaving it closes the file.
+    """
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        *,
+        key: Ed25519PrivateKey,
+        records: int,
+        budget: Any,
+        accounting: Accounting | None = None,
+        clock: Callable[[], datetime] = utc_now,
+        checkpoint: Callable[[str], None] = no_checkpoint,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+    ) -> Self:
+        """Makes the ledger of a data set, complete or not at all, and opens it.
+
+        Args:
+            path: a file that does not exist yet, in a directory that does.
+            key: signs every entry; the caller keeps it.
+            records: n, the number of records; public from now on.
+            budget: the `PrivacyBudget` for the data set's whole life.
+            accounting: prices runs; the Renyi filter of `shared.privacy` by default.
+            clock: tells the time that entries state.
+            checkpoint: called at named points; tests kill the process there.
+            lock_timeout_s: how long to wait for another program, in seconds.
+
+        Raises:
+            InvalidValue: ``records`` is not positive.
+            LedgerUnavailable: the file exists, or cannot be written.
+        """
+        path = Path(path)
+        if type(records) is not int or records < 1:
+            raise InvalidValue(f"a data set has at least one record, not {records!r}")
+        opening = {
+            "ledger": secrets.token_hex(16),
+            "public_key": key.public_key().public_bytes_raw().hex(),
+            "records": records,
+            "budget": budget_payload(budget),
+        }
+
+        def fill(database: Database) -> None:
+            with database.write() as connection:
+                transaction = Transaction(
+                    connection,
+                    Books(_accounting(accounting)),
+                    key=key,
+                    clock=clock,
+                    checkpoint=checkpoint,
+                    operation="create",
+                )
+                transaction.append(Kind.DATA_SET_OPENED, opening)
+
+        create_file(path, fill, lock_timeout_s=lock_timeout_s)
+        return cls.open(
+            path, key=key, accounting=accounting, clock=clock, checkpoint=checkpoint, lock_timeout_s=lock_timeout_s
+        )
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        key: Ed25519PrivateKey,
+        accounting: Accounting | None = None,
+        clock: Callable[[], datetime] = utc_now,
+        checkpoint: Callable[[str], None] = no_checkpoint,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        vfs: str | None = None,
+    ) -> Self:
+        """Opens a ledger; follows its chain of hashes first.
+
+        Raises:
+            LedgerUnavailable: the file is not there, locked, read-only, or the disk is full.
+            LedgerCorrupt: the chain is broken, or another key made it.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise LedgerUnavailable(f"there is no ledger at {path}; `dpswd-curator init` makes one")
+        return cls(
+            path,
+            key=key,
+            accounting=_accounting(accounting),
+            clock=clock,
+            checkpoint=checkpoint,
+            lock_timeout_s=lock_timeout_s,
+            vfs=vfs,
+        )
+
+    @property
+    def records(self) -> int:
+        """n, the number of records of the data set; public."""
+        return self._books.records
+
+    def budget_of(self, client: str) -> tuple[AccountStatus, AccountStatus | None]:
+        """The data set's account and the client's own, as they stand.
+
+        Raises:
+            GrantNotHeld: the client is not registered, or shut out.
+        """
+        with self._reading():
+            self._books.holder(client)
+            closed = self._books.state is not DataSetState.OPEN
+            return self._books.account.status(closed=closed), _status(self._books.shares.get(client), closed=closed)
+
+    def head(self) -> SignedEntry:
+        """The last entry. Noted elsewhere, it proves a later truncation or rollback, like any receipt."""
+        with self._reading() as connection:
+            last = head(connection)
+        if last is None:
+            raise LedgerCorrupt("the ledger does not begin with the opening of a data set")
+        return last
+
+    def export(self) -> Iterator[str]:
+        """The whole chain, one line for each entry, for `shared.receipts.read_export`."""
+        return (entry.to_json() for entry in self.history())
+
+    def verify(self, *, receipts: Iterable[SignedEntry] = ()) -> VerificationReport:
+        """Derives everything anew from the entries as they are now and compares; nobody waits for it.
+
+        Args:
+            receipts: signed entries that somebody kept elsewhere.
+
+        Raises:
+            LedgerUnavailable: the file cannot be read.
+        """
+        return verify_file(self.path, public_key=self.public_key, accounting=self.accounting, receipts=receipts)
+
+    def backup(self, destination: Path | str) -> None:
+        """Copies the ledger to a new file while it is in use; the copy is complete or not there.
+
+        Raises:
+            LedgerUnavailable: the file exists, or cannot be written.
+        """
+        write_backup(self._database, Path(destination))
+
+    def status(self) -> LedgerStatus:
+        """Budgets, clients and runs as they stand."""
+        with self._reading() as connection:
+            books = self._books
+            last = head(connection)
+            assert last is not None  # _refresh has read it
+            runs, charged, used = connection.execute(
+                "SELECT count(*), coalesce(sum(steps), 0), coalesce(sum(steps_used), 0) FROM runs"
+            ).fetchone()
+            closed = books.state is not DataSetState.OPEN
+            return LedgerStatus(
+                ledger_id=books.ledger_id,
+                records=books.records,
+                state=books.state,
+                data_set=books.account.status(closed=closed),
+                clients=tuple(
+                    (client, _status(books.shares.get(name), closed=closed or client.revoked))
+                    for name, client in books.clients.items()
+                ),
+                runs=runs,
+                steps_charged=charged,
+                steps_used=used,
+                entries=last.seq,
+                head=last.hash,
+            )
+
+
+def _status(account: Account | None, *, closed: bool) -> AccountStatus | None:
+    return None if account is None else account.status(closed=closed)
+
+
+def _accounting(given: Accounting | None) -> Accounting:
+    if given is not None:
+        return given
+    # Imported late: scipy takes longer to load than everything else that the ledger needs.
+    from private_curator.ledger.renyi import RenyiAccounting
+
+    return RenyiAccounting()

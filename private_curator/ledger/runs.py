@@ -1,0 +1,325 @@
+"""Charges and replies: the order of events that makes the promise hold on a machine that may die at any instruction.
+
+1. `open_run` charges all steps of a run, durably, before anything is computed. Nothing is ever given back.
+2. `begin_step` binds one of the charged steps to one request, durably, before a record is read.
+3. The caller computes the release.
+4. `finish_step` stores the reply, its audit record and the signed receipt in one transaction.
+5. The caller sends what `finish_step` returned, and nothing else. A repeat of the request gets these bytes again.
+
+Only what is stored leaves the curator, and one reply is stored for a step (the table's key). So however often a step
+is begun, computed and lost to a crash or an error, one computation with fresh noise is released for it: the price of
+one release is the right price. A step that was begun and has no reply is therefore granted again to the same request,
+and never charged again. How *often* a step failed is not released data, but a hostile client might try to make
+failures depend on the records; each renewed attempt is an entry of its own and carries its number to the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from private_curator.ledger.budget import CLIENT, DATA_SET, Books, Charge
+from private_curator.ledger.database import file_lock, serving_lock
+from private_curator.ledger.kinds import DataSetState, Kind, Quote, Run, StepGranted, StoredReply, hex_256
+from private_curator.ledger.lookup import answered, held_run, load_run, opened_before
+from private_curator.ledger.store import Store, Transaction
+from shared.errors import GrantNotHeld, InvalidValue, RequestInProgress, RunFinished
+from shared.receipts import Receipt, canonical_json, sha256
+
+# A client makes its ids; long ones would only fill the ledger.
+MAX_REQUEST_ID_LENGTH = 128
+
+
+class RunActs(Store):
+    """The client's side of the ledger. Use `private_curator.ledger.Ledger`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # Requests that this process computes now, and in which attempt. Read and extended under the database's
+        # mutex only; entries are removed without it, which is one atomic step.
+        self._computing: dict[tuple[str, str], int] = {}
+        self._serving = contextlib.ExitStack()
+        self._serving_mutex = threading.Lock()
+        self._serves = False
+
+    def close(self) -> None:
+        """Releases the file and the right to compute steps. Idempotent."""
+        with self._serving_mutex:
+            self._serves = False
+            self._serving.close()
+        super().close()
+
+    def serve(self) -> None:
+        """Claims the right to charge and to compute: one process at a time, until it closes the ledger or dies.
+
+        Two processes that compute the same step could both reach `finish_step`, and which of the two replies is
+        stored could depend on how long each took. `open_run` and `begin_step` claim the right if nobody did; a
+        server claims it when it starts. Idempotent.
+
+        Raises:
+            LedgerUnavailable: another process has it.
+        """
+        with self._serving_mutex:
+            if not self._serves:
+                self._serving.enter_context(
+                    file_lock(serving_lock(self.path), timeout_s=0.0, held_by="another curator serves this ledger: it")
+                )
+                self._serves = True
+
+    def price_run(self, *, client: str, event: Any) -> Quote:
+        """What a run would cost now. Spends nothing.
+
+        Raises:
+            GrantNotHeld: the client is not registered, or shut out.
+            InvalidEvent, RelationMismatch: the event is not about this data set.
+            LedgerUnavailable: retry later.
+        """
+        books = self._snapshot()
+        return books.quote(client, event, books.charges(client, event))
+
+    def open_run(self, *, client: str, request_id: str, digest: str, event: Any, parameters: bytes) -> Run:
+        """Charges a whole run to the data set's and the client's account, durably and once.
+
+        Args:
+            client: the authenticated principal.
+            request_id: made by the client, unique among all its requests.
+            digest: SHA-256 of the validated request, hexadecimal; made from the run's parameters.
+            event: the `RunEvent` that prices the run.
+            parameters: what the steps need to know of the declaration; kept as it is.
+
+        Returns:
+            The run; the same one for a repeat of the request, free.
+
+        Raises:
+            BudgetExhausted: an account does not admit the whole run; ``scope`` names it. Nothing was spent.
+            RequestIdReused: the id stands for another request.
+            GrantNotHeld: the client is not registered, or shut out.
+            InvalidEvent, RelationMismatch: the event is not about this data set.
+            LedgerUnavailable: retry later with the same id.
+        """
+        _check_request(request_id, digest)
+        with self._reading() as connection:
+            self._books.holder(client)
+            run = opened_before(connection, self.accounting, client, request_id, digest)
+        if run is None:
+            self.serve()
+        while run is None:
+            # Pricing, and finding out what would still fit, takes milliseconds to seconds: not under the lock.
+            books = self._snapshot()
+            charges = books.charges(client, event)
+            books.admit(client, event, charges)
+            with self._transaction("open_run") as transaction:
+                transaction.books.holder(client)
+                run = opened_before(transaction.connection, self.accounting, client, request_id, digest)
+                if run is None and transaction.books.admits(client, charges):
+                    run = self._charge(transaction, client, request_id, digest, event, parameters, charges)
+        return run
+
+    def run(self, *, client: str, run_id: str) -> Run:
+        """A run of this client.
+
+        Raises:
+            GrantNotHeld: it does not exist or is another client's.
+        """
+        with self._reading() as connection:
+            return held_run(connection, self.accounting, client, run_id)
+
+    def runs(self, *, client: str | None = None) -> tuple[Run, ...]:
+        """All runs, or one client's, in the order in which they were charged."""
+        with self._reading() as connection:
+            rows = connection.execute(
+                "SELECT run_id FROM runs WHERE ? IS NULL OR client = ? ORDER BY seq", (client, client)
+            )
+            return tuple(load_run(connection, self.accounting, run_id) for (run_id,) in rows.fetchall())
+
+    def begin_step(self, *, client: str, run_id: str, request_id: str, digest: str) -> StepGranted | StoredReply:
+        """Binds one charged step to a request, durably, before any record is read.
+
+        Args:
+            client: the authenticated principal.
+            run_id: the run whose steps were charged.
+            request_id: made by the client, unique among all its requests.
+            digest: SHA-256 of the validated request, hexadecimal; made from the run's id as well.
+
+        Returns:
+            The stored reply of this very request if there is one, which costs nothing and needs no writing; else
+            the grant to compute it.
+
+        Raises:
+            GrantNotHeld: no such run of this client, the client is shut out, or the operator has stopped releases.
+            RunFinished: all charged steps are used, or the operator has closed the run.
+            RequestIdReused: the id stands for another request.
+            RequestInProgress: another thread computes this request now.
+            LedgerUnavailable: retry later with the same id; nothing was consumed.
+        """
+        _check_request(request_id, digest)
+        with self._reading() as connection:
+            self._books.holder(client)
+            stored = answered(connection, client, run_id, request_id, digest)
+        if stored is not None:
+            return stored
+        self.serve()
+        grant: StepGranted | None = None
+        try:
+            with self._transaction("begin_step") as transaction:
+                self._books.holder(client)
+                stored = answered(transaction.connection, client, run_id, request_id, digest)
+                if stored is not None:
+                    return stored
+                self._not_in_progress(client, request_id)
+                grant = self._grant(transaction, client, run_id, request_id, digest)
+                # Marked before the commit ends the mutex: no other thread finds the step consumed and unmarked.
+                self._computing[client, request_id] = grant.attempt
+        except BaseException:
+            if grant is not None:
+                self.abandon_step(grant)
+            raise
+        return grant
+
+    def finish_step(self, grant: StepGranted, *, reply: bytes, audit: Mapping[str, Any]) -> StoredReply:
+        """Stores what is released for a step; only what this returns may be sent.
+
+        Args:
+            grant: from `begin_step`, in this process.
+            reply: the released bytes.
+            audit: JSON fields for the operator's audit; the chain holds a salted digest of them, since receipts
+                go to the client. No value derived from a record belongs here.
+
+        Returns:
+            The stored reply with its signed receipt.
+
+        Raises:
+            GrantNotHeld: the grant was ended before.
+            InvalidValue: the audit record is not JSON.
+            LedgerUnavailable: nothing is stored, send nothing; the grant is ended, a repeat of the request gets a
+                new attempt.
+        """
+        try:
+            with self._transaction("finish_step") as transaction:
+                if self._computing.get((grant.run.client, grant.request_id)) != grant.attempt:
+                    raise GrantNotHeld("this grant has ended: its step is computed once")
+                record = canonical_json({"audit": dict(audit), "salt": secrets.token_hex(16)}).decode("ascii")
+                entry = transaction.append(
+                    Kind.STEP_ANSWERED,
+                    {
+                        "run": grant.run.run_id,
+                        "step": grant.step_number,
+                        "client": grant.run.client,
+                        "request_id": grant.request_id,
+                        "digest": grant.digest,
+                        "reply": sha256(reply),
+                        "audit": sha256(record.encode("ascii")),
+                    },
+                )
+                transaction.connection.execute(
+                    "INSERT INTO replies (run_id, step, seq, reply, audit) VALUES (?, ?, ?, ?, ?)",
+                    (grant.run.run_id, grant.step_number, entry.seq, bytes(reply), record),
+                )
+        finally:
+            self.abandon_step(grant)
+        return StoredReply(reply=bytes(reply), receipt=Receipt.of(entry))
+
+    def abandon_step(self, grant: StepGranted) -> None:
+        """Ends a grant whose computation failed. The charge stays; a repeat of the request may compute the step."""
+        mark = (grant.run.client, grant.request_id)
+        if self._computing.get(mark) == grant.attempt:
+            self._computing.pop(mark, None)
+
+    def _not_in_progress(self, client: str, request_id: str) -> None:
+        if (client, request_id) in self._computing:
+            raise RequestInProgress("this request is being computed; repeat it later with the same id")
+
+    def _snapshot(self) -> Books:
+        with self._reading():
+            return self._books.snapshot()
+
+    def _charge(
+        self,
+        transaction: Transaction,
+        client: str,
+        request_id: str,
+        digest: str,
+        event: Any,
+        parameters: bytes,
+        charges: tuple[Charge, ...],
+    ) -> Run:
+        event_json = self.accounting.event_to_json(event)
+        for charge in charges:
+            if charge.fresh:
+                holder = client if charge.scope == CLIENT else None
+                payload = {
+                    "scope": charge.scope,
+                    "client": holder,
+                    "filter": charge.filter.to_json(),
+                    "plan": event_json,
+                }
+                transaction.append(Kind.FILTER_FIXED, payload)
+        prices = {charge.scope: charge.price.to_json() for charge in charges}
+        run_id = secrets.token_hex(16)
+        entry = transaction.append(
+            Kind.RUN_OPENED,
+            {
+                "run": run_id,
+                "client": client,
+                "request_id": request_id,
+                "digest": digest,
+                "event": event_json,
+                "steps": event.steps,
+                "parameters": sha256(parameters),
+                "prices": {DATA_SET: prices[DATA_SET], CLIENT: prices.get(CLIENT)},
+            },
+        )
+        transaction.connection.execute(
+            "INSERT INTO runs (run_id, client, request_id, digest, event, parameters, steps, steps_used, pruned, seq) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, ?)",
+            (run_id, client, request_id, digest, event_json, bytes(parameters), event.steps, entry.seq),
+        )
+        transaction.connection.execute(
+            "INSERT INTO requests (client, request_id, digest, run_id, step, attempts, seq) "
+            "VALUES (?, ?, ?, ?, 0, 0, ?)",
+            (client, request_id, digest, run_id, entry.seq),
+        )
+        return load_run(transaction.connection, self.accounting, run_id)
+
+    def _grant(self, transaction: Transaction, client: str, run_id: str, request_id: str, digest: str) -> StepGranted:
+        """Consumes a step for a new request, or grants the step of an old one again."""
+        connection = transaction.connection
+        run = held_run(connection, self.accounting, client, run_id)
+        if transaction.books.state is not DataSetState.OPEN:
+            raise GrantNotHeld(f"the operator has {transaction.books.state.value} this data set: nothing is released")
+        if run.pruned:
+            raise RunFinished("the operator has closed this run; open another run")
+        row = connection.execute(
+            "SELECT step, attempts FROM requests WHERE client = ? AND request_id = ?", (client, request_id)
+        ).fetchone()
+        if row is not None:
+            step, attempt = row[0], row[1] + 1
+            transaction.append(Kind.STEP_RESUMED, {"run": run_id, "step": step, "attempt": attempt})
+            connection.execute(
+                "UPDATE requests SET attempts = ? WHERE client = ? AND request_id = ?", (attempt, client, request_id)
+            )
+        else:
+            if run.steps_used >= run.steps:
+                raise RunFinished(f"all {run.steps} steps of this run are used; open another run")
+            step, attempt = run.steps_used + 1, 1
+            entry = transaction.append(
+                Kind.STEP_CONSUMED,
+                {"run": run_id, "step": step, "client": client, "request_id": request_id, "digest": digest},
+            )
+            connection.execute("UPDATE runs SET steps_used = ? WHERE run_id = ?", (step, run_id))
+            connection.execute(
+                "INSERT INTO requests (client, request_id, digest, run_id, step, attempts, seq) "
+                "VALUES (?, ?, ?, ?, ?, 1, ?)",
+                (client, request_id, digest, run_id, step, entry.seq),
+            )
+            run = load_run(connection, self.accounting, run_id)
+        return StepGranted(run=run, step_number=step, request_id=request_id, digest=digest, attempt=attempt)
+
+
+def _check_request(request_id: str, digest: str) -> None:
+    if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_REQUEST_ID_LENGTH:
+        raise InvalidValue(f"a request id has 1 to {MAX_REQUEST_ID_LENGTH} characters")
+    hex_256(digest, "a request's digest")

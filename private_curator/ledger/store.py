@@ -1,0 +1,255 @@
+"""Entries in, entries out: the signed chain over the database, and the books that follow it.
+
+Everything that the ledger does is a transaction in which entries are appended and the tables derived from them are
+brought along. The books in memory are never changed by hand: they are brought up to date from committed entries at
+the beginning of each transaction, so another process may write as well, and a rollback leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from private_curator.ledger.accounting import Accounting
+from private_curator.ledger.budget import Books
+from private_curator.ledger.database import Database
+from private_curator.ledger.kinds import Kind
+from shared.errors import InvalidValue, LedgerCorrupt
+from shared.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
+
+Clock = Callable[[], datetime]
+Checkpoint = Callable[[str], None]
+
+_PAGE = 1000  # entries that are in memory at a time while the chain is read
+
+# The condition of the partial index of schema.py, word by word, so that SQLite uses it.
+_BESIDE_STEPS = "kind NOT IN ('step-consumed', 'step-resumed', 'step-answered')"
+
+
+def utc_now() -> datetime:
+    """The wall clock. The ledger writes it down and decides nothing by it."""
+    return datetime.now(UTC)
+
+
+def no_checkpoint(_: str) -> None:
+    """Does nothing: the default of the hook with which tests kill the process at a named point."""
+
+
+class Transaction:
+    """One open transaction on the ledger.
+
+    Args:
+        connection: inside ``BEGIN IMMEDIATE``.
+        books: as of the last committed entry.
+        key: signs the entries.
+        clock: tells the time that entries state.
+        checkpoint: called with ``"<operation>:<kind>"`` after each entry.
+        operation: the name of what is being done.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        books: Books,
+        *,
+        key: Ed25519PrivateKey,
+        clock: Clock,
+        checkpoint: Checkpoint,
+        operation: str,
+    ) -> None:
+        self.connection = connection
+        self.books = books
+        self._key = key
+        self._clock = clock
+        self._checkpoint = checkpoint
+        self._operation = operation
+
+    def append(self, kind: Kind, payload: Mapping[str, Any]) -> SignedEntry:
+        """Signs and appends an entry; it exists once the transaction is committed.
+
+        Raises:
+            InvalidValue: the payload is not JSON.
+        """
+        last = head(self.connection)
+        statement = canonical_json(
+            {
+                "format": FORMAT,
+                "kind": kind.value,
+                "payload": payload,
+                "previous": GENESIS if last is None else last.hash,
+                "seq": 1 if last is None else last.seq + 1,
+                "time": self._clock().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            }
+        )
+        entry = SignedEntry.parse(statement, self._key.sign(statement))
+        self.connection.execute(
+            "INSERT INTO entries (seq, kind, statement, signature) VALUES (?, ?, ?, ?)",
+            (entry.seq, entry.kind, entry.statement, entry.signature),
+        )
+        self._checkpoint(f"{self._operation}:{kind.value}")
+        return entry
+
+
+class Store:
+    """The part of the ledger that every operation shares. Use `private_curator.ledger.Ledger`."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        key: Ed25519PrivateKey,
+        accounting: Accounting,
+        clock: Clock,
+        checkpoint: Checkpoint,
+        lock_timeout_s: float,
+        vfs: str | None = None,
+    ) -> None:
+        self.path = path
+        self.accounting = accounting
+        self._key = key
+        self._clock = clock
+        self._checkpoint = checkpoint
+        self._lock_timeout_s = lock_timeout_s
+        self._books = Books(accounting)
+        self._last_seen = 0
+        self._database = Database(path, lock_timeout_s=lock_timeout_s, vfs=vfs)
+        try:
+            with self._database.read() as connection:
+                self._follow_the_chain(connection)
+                self._refresh(connection)
+        except BaseException:
+            self._database.close()
+            raise
+
+    @property
+    def public_key(self) -> bytes:
+        """The raw Ed25519 key, 32 bytes, that checks this ledger's entries and receipts."""
+        return self._key.public_key().public_bytes_raw()
+
+    def close(self) -> None:
+        """Releases the file. Idempotent."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def history(self, *, after: int = 0) -> Iterator[SignedEntry]:
+        """Every entry behind ``after``, in order; reads page by page, so that writers need not wait."""
+        while True:
+            with self._database.read() as connection:
+                page = list(read_entries(connection, after=after, limit=_PAGE))
+            yield from page
+            if len(page) < _PAGE:
+                return
+            after = page[-1].seq
+
+    @contextlib.contextmanager
+    def _transaction(self, operation: str) -> Iterator[Transaction]:
+        """Everything in the block becomes durable together, or nothing of it happens."""
+        with self._database.write() as connection:
+            self._checkpoint(f"{operation}:begun")
+            self._refresh(connection)
+            yield Transaction(
+                connection,
+                self._books,
+                key=self._key,
+                clock=self._clock,
+                checkpoint=self._checkpoint,
+                operation=operation,
+            )
+            self._checkpoint(f"{operation}:written")
+        self._checkpoint(f"{operation}:durable")
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A consistent view with books to match."""
+        with self._database.read() as connection:
+            self._refresh(connection)
+            yield connection
+
+    def _refresh(self, connection: sqlite3.Connection) -> None:
+        """Brings the books up to the last committed entry."""
+        (length,) = connection.execute("SELECT coalesce(max(seq), 0) FROM entries").fetchone()
+        if length < self._last_seen:
+            raise LedgerCorrupt(
+                f"{self.path} ends at entry {length}, but this process has seen entry {self._last_seen}: "
+                "the file was replaced by an older one; restart the curator after restoring a backup"
+            )
+        if length == self._last_seen:
+            return
+        rows = connection.execute(
+            f"SELECT kind, statement, signature FROM entries WHERE seq > ? AND {_BESIDE_STEPS} ORDER BY seq",  # noqa: S608 a constant
+            (self._books.seq,),
+        )
+        for kind, statement, signature in rows:
+            self._books.apply(_entry(kind, statement, signature))
+        self._last_seen = length
+
+    def _follow_the_chain(self, connection: sqlite3.Connection) -> None:
+        """Every link by hash and the last signature: a curator does not start on a damaged ledger.
+
+        Checking every signature is `verify`'s; a forged entry before the last would also need a forged link.
+        """
+        expected, previous, last = 1, GENESIS, None
+        for entry in read_entries(connection):
+            if entry.seq != expected or entry.previous != previous:
+                raise LedgerCorrupt(f"{self.path}: entry {entry.seq} does not follow entry {expected - 1}")
+            expected, previous, last = expected + 1, entry.hash, entry
+        if last is None or not last.signed_by(self.public_key):
+            raise LedgerCorrupt(
+                f"{self.path}: the last of {expected - 1} entries is not signed by the given key: use the ledger's own "
+                "key, and look at `dpswd-curator ledger verify`"
+            )
+
+
+def read_entries(connection: sqlite3.Connection, *, after: int = 0, limit: int = -1) -> Iterator[SignedEntry]:
+    """Entries in order of the chain.
+
+    Raises:
+        LedgerCorrupt: one is not readable.
+    """
+    rows = connection.execute(
+        "SELECT kind, statement, signature FROM entries WHERE seq > ? ORDER BY seq LIMIT ?", (after, limit)
+    )
+    for kind, statement, signature in rows:
+        yield _entry(kind, statement, signature)
+
+
+def entry_at(connection: sqlite3.Connection, seq: int) -> SignedEntry:
+    """The entry at one place of the chain.
+
+    Raises:
+        LedgerCorrupt: there is none.
+    """
+    row = connection.execute("SELECT kind, statement, signature FROM entries WHERE seq = ?", (seq,)).fetchone()
+    if row is None:
+        raise LedgerCorrupt(f"entry {seq} is missing")
+    return _entry(*row)
+
+
+def head(connection: sqlite3.Connection) -> SignedEntry | None:
+    """The last entry; None in a file that is being created."""
+    row = connection.execute("SELECT kind, statement, signature FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
+    return None if row is None else _entry(*row)
+
+
+def _entry(kind: str, statement: bytes, signature: bytes) -> SignedEntry:
+    try:
+        entry = SignedEntry.parse(statement, signature)
+    except InvalidValue as error:
+        raise LedgerCorrupt(f"an entry of kind {kind!r} is not readable: {error}") from error
+    if entry.kind != kind:
+        raise LedgerCorrupt(f"entry {entry.seq} states {entry.kind!r} but is filed as {kind!r}")
+    return entry

@@ -1,0 +1,281 @@
+"""One step, from the charge to the answer: the order of events on which the promise rests (docs/privacy, 1).
+
+1. *Consumed*: the ledger binds one charged step to this request, durably, before a record is read.
+2. *Sampled*: a secret, ordered sample of b records without replacement.
+3. *Extracted*: features of each record by itself, the public map, the clip to norm 1/2.
+4. *Directed*: a fresh seed for the directions U, after the weights have arrived.
+5. *Released*: noisy projections or quantile coefficients.
+6. *Sanitized*: cotangents from the release and public source features; gradients of each record by itself through
+   map, clip and extractor; clipped to C, summed, noised.
+7. *Stored*: reply, audit record and receipt in one transaction. Only what is stored is sent.
+
+A crash or an error anywhere before 7 releases nothing: the request may be repeated, and is computed anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from private_curator.admission import AdmittedStep, StepContent
+from private_curator.denormals import flushed_denormals
+from private_curator.extraction import BuiltExtractor
+from private_curator.ledger import Ledger, StepGranted, StoredReply
+from private_curator.randomness import fresh_seed
+from private_curator.sampling import sample_without_replacement
+from private_curator.target import Target
+from shared.errors import DpswdError
+from shared.extractor.forward import ForwardPass
+from shared.mechanisms.directions import directions
+from shared.mechanisms.feature_map import FeatureMap
+from shared.mechanisms.noise import GridArray, NoiseSource
+from shared.mechanisms.quantile_coefficients import release_coefficients
+from shared.mechanisms.quantile_cotangents import QuantileCotangent
+from shared.mechanisms.row_cotangents import noised_source_projections, row_cotangents
+from shared.mechanisms.row_projections import release_rows
+from shared.mechanisms.sanitized_gradient import release_gradient
+from shared.protocol import arrays
+from shared.protocol.messages import PublicMap, Rows, RunParameters
+from shared.protocol.v1 import curator_pb2 as pb
+
+AUDIT_FORMAT = "dpswd-audit-1"
+
+
+class StepGivenUp(DpswdError):
+    """A step failed too often; how often a step fails is seen by the client, so its number is bounded."""
+
+
+class StepFailed(DpswdError):
+    """A step failed after records were read: whatever the cause says, its text may quote them."""
+
+
+def no_checkpoint(_: str) -> None:
+    """Does nothing: the default of the hook with which tests stop the process at a named point."""
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a step releases, before it is encoded.
+
+    Attributes:
+        seed: 32 bytes, of the directions.
+        values: rows (b, k) or coefficients (L, k), noised.
+        gradient: (p,) noised sum, or None.
+        cotangent_scale: public divisor of the cotangents; 0 without a gradient.
+    """
+
+    seed: bytes
+    values: GridArray
+    gradient: GridArray | None
+    cotangent_scale: float
+
+
+class ReleasePipeline:
+    """Computes steps, a bounded number at a time.
+
+    Args:
+        ledger: charges and stored replies.
+        data: the records.
+        noise: the only source of noise.
+        device: what the arithmetic runs on.
+        parallel_steps: steps computed at the same time.
+        max_attempts: how often one step is computed anew after failures.
+        checkpoint: called at named points: consumed, sampled, extracted, directed, released, sanitized, stored.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        data: Target,
+        noise: NoiseSource,
+        device: torch.device,
+        parallel_steps: int = 1,
+        max_attempts: int = 16,
+        checkpoint: Callable[[str], None] = no_checkpoint,
+    ) -> None:
+        self._ledger = ledger
+        self._data = data
+        self._noise = noise
+        self._device = device
+        self._parallel_steps = parallel_steps
+        self._slots = threading.BoundedSemaphore(parallel_steps)
+        self._max_attempts = max_attempts
+        self._checkpoint = checkpoint
+
+    def answer(
+        self, step: AdmittedStep, *, content: StepContent, client: str, extractor: BuiltExtractor
+    ) -> StoredReply:
+        """Computes a step once and returns what was stored; a repeat of its request returns the same bytes.
+
+        Args:
+            step: every public input, checked.
+            content: the request it came from.
+            client: the authenticated principal.
+            extractor: the run's.
+
+        Raises:
+            GrantNotHeld, RunFinished, RequestIdReused, RequestInProgress, LedgerUnavailable: see `Ledger.begin_step`.
+            StepGivenUp: the step failed too often.
+        """
+        grant = self._ledger.begin_step(
+            client=client, run_id=content.run_id, request_id=content.request_id, digest=step.digest
+        )
+        if isinstance(grant, StoredReply):
+            return grant
+        try:
+            self._check_attempts(grant)
+            self._checkpoint("consumed")
+            with self._slots, flushed_denormals():
+                released = self._computed(step, extractor)
+            stored = self._ledger.finish_step(
+                grant, reply=_encode(released, grant), audit=_audit(released, step, grant, device=self._device)
+            )
+        except BaseException:
+            self._ledger.abandon_step(grant)
+            raise
+        self._checkpoint("stored")
+        return stored
+
+    def idle(self) -> bool:
+        """Whether no step is being computed now."""
+        taken = 0
+        while taken < self._parallel_steps and self._slots.acquire(blocking=False):
+            taken += 1
+        for _ in range(taken):
+            self._slots.release()
+        return taken == self._parallel_steps
+
+    def _check_attempts(self, grant: StepGranted) -> None:
+        if grant.attempt > self._max_attempts:
+            raise StepGivenUp(f"attempt {grant.attempt} of a step; at most {self._max_attempts} are made")
+
+    def _computed(self, step: AdmittedStep, extractor: BuiltExtractor) -> Released:
+        """What `_compute` returns; an error from inside never travels to the client in its own words."""
+        try:
+            return self._compute(step, extractor)
+        except DpswdError as error:
+            raise StepFailed(f"a step failed with {type(error).__qualname__}") from error
+
+    def _compute(self, step: AdmittedStep, extractor: BuiltExtractor) -> Released:
+        """Points 2 to 6 of the module's order. Everything private lives and dies inside this call."""
+        parameters, device = step.parameters, self._device
+        adapted = {name: torch.from_numpy(value).to(device) for name, value in step.adapted.items()}
+        feature_map = _feature_map(step.feature_map, extractor.facts.feature_dimension, device=device)
+
+        sample = sample_without_replacement(self._data.count, parameters.batch_size)
+        records = torch.from_numpy(self._data.take(sample)).to(device)  # (b, *record_shape)
+        self._checkpoint("sampled")
+
+        forward, raw = _extract(extractor, records, adapted, parameters)
+        features = feature_map.clipped(raw)
+        self._checkpoint("extracted")
+
+        seed = fresh_seed()
+        U = directions(seed, features.shape[1], parameters.directions, device=device)  # (d, k)
+        self._checkpoint("directed")
+
+        values = _release(features, U, parameters, noise=self._noise)
+        self._checkpoint("released")
+
+        gradient, scale = None, 0.0
+        if parameters.gradient is not None:
+            assert step.source is not None, "admission demands source features for a gradient"
+            source = feature_map.clipped(torch.from_numpy(step.source).to(device))  # (m, d), public
+            cotangents, scale = _cotangents(features, values, source, U, parameters, seed=seed)
+            assert forward is not None
+            per_record = forward.gradients(feature_map.pull_back(raw, cotangents))  # (b, p)
+            gradient = release_gradient(
+                per_record,
+                clip_norm=parameters.gradient.clip_norm,
+                sigma=parameters.gradient.sigma,
+                noise=self._noise,
+            )
+        self._checkpoint("sanitized")
+        return Released(seed=seed, values=values, gradient=gradient, cotangent_scale=scale)
+
+
+def _extract(
+    extractor: BuiltExtractor, records: Tensor, adapted: Mapping[str, Tensor], parameters: RunParameters
+) -> tuple[ForwardPass | None, Tensor]:
+    """Raw features (b, d) of each record by itself, and what its gradient will need if the run declares one."""
+    if parameters.gradient is None:
+        return None, extractor.module.features(records, adapted)
+    forward = extractor.module.begin(records, parameters.gradient.parameters, parameters=adapted)
+    return forward, forward.outputs
+
+
+def _release(features: Tensor, U: Tensor, parameters: RunParameters, *, noise: NoiseSource) -> GridArray:
+    """The noised projections or coefficients of clipped features (b, d)."""
+    if isinstance(parameters.release, Rows):
+        return release_rows(features, U, sigma=parameters.release.sigma, noise=noise)
+    return release_coefficients(
+        features, U, coefficients=parameters.release.coefficients, sigma=parameters.release.sigma, noise=noise
+    )
+
+
+def _cotangents(
+    features: Tensor, values: GridArray, source: Tensor, U: Tensor, parameters: RunParameters, *, seed: bytes
+) -> tuple[Tensor, float]:
+    """Where each record's clipped features should move, (b, d), and the public scale that was divided out.
+
+    For rows a function of the *released* values alone; for coefficients of the released values and the record's own
+    features. Nothing here mixes private records.
+    """
+    released = values.to_tensor(device=features.device)
+    if isinstance(parameters.release, Rows):
+        noised = noised_source_projections(source, U, sigma=parameters.release.sigma, seed=seed)
+        found = row_cotangents(released, noised, U)
+        return found.values, found.scale
+    cotangent = QuantileCotangent.from_release(released, source, U, batch=parameters.batch_size)
+    return cotangent.batch(features), cotangent.scale
+
+
+def _feature_map(declared: PublicMap | None, feature_dimension: int, *, device: torch.device) -> FeatureMap:
+    """The public map, or the identity where the run declares none; clipping to norm 1/2 follows in either case."""
+    if declared is None:
+        return FeatureMap(
+            center=torch.zeros(feature_dimension, device=device), scale=torch.ones(feature_dimension, device=device)
+        )
+    return FeatureMap(
+        center=torch.from_numpy(declared.center).to(device), scale=torch.from_numpy(declared.scale).to(device)
+    )
+
+
+def _encode(released: Released, grant: StepGranted) -> bytes:
+    """The bytes that are stored and sent; their length depends on declared sizes only."""
+    message = pb.StepRelease(
+        run_id=grant.run.run_id,
+        step=grant.step_number,
+        directions_seed=released.seed,
+        release=arrays.encode_grid(released.values.values, step=released.values.step),
+        cotangent_scale=released.cotangent_scale,
+    )
+    if released.gradient is not None:
+        message.gradient.CopyFrom(arrays.encode_grid(released.gradient.values, step=released.gradient.step))
+    return message.SerializeToString(deterministic=True)
+
+
+def _audit(released: Released, step: AdmittedStep, grant: StepGranted, *, device: torch.device) -> dict[str, Any]:
+    """What an auditor needs to repeat the public part of a step; nothing of a record, and not the sample."""
+    parameters = step.parameters
+    return {
+        "format": AUDIT_FORMAT,
+        "attempt": grant.attempt,
+        "device": device.type,
+        "batch": parameters.batch_size,
+        "directions": parameters.directions,
+        "directions_seed": released.seed.hex(),
+        "graph": parameters.graph_digest,
+        "weights": parameters.weights_digest,
+        "adapted": hashlib.sha256(b"".join(value.tobytes() for value in step.adapted.values())).hexdigest(),
+        "source": None if step.source is None else hashlib.sha256(step.source.tobytes()).hexdigest(),
+        "release_step": released.values.step,
+        "gradient_step": None if released.gradient is None else released.gradient.step,
+    }

@@ -1,0 +1,275 @@
+"""What an operator may choose: one tree of settings with its sources.
+
+Sources, later wins: ``curator.toml`` in the home directory, environment variables ``DPSWD_CURATOR_<SECTION>__<FIELD>``
+(two underscores between section and field), the command line. Paths that are not absolute start at the home
+directory. What the ledger promises (epsilon, delta, clients) is no setting: it stands in the ledger alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from shared.errors import SettingsError
+from shared.protocol import limits
+
+ENVIRONMENT_PREFIX = "DPSWD_CURATOR_"
+SETTINGS_FILE = "curator.toml"
+
+_MEBIBYTE = 1024 * 1024
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ListenSettings(_Section):
+    """Where the curator listens."""
+
+    host: str = Field(
+        default="127.0.0.1", description="Interface to listen on; 0.0.0.0 for all. A host name or address."
+    )
+    port: int = Field(
+        default=50051, ge=0, le=65535, description="TCP port; 0 takes a free one, written to HOME/address."
+    )
+    shutdown_seconds: float = Field(
+        default=20.0,
+        ge=0,
+        le=600,
+        description="Seconds that running steps get to finish after SIGTERM before they are cut off.",
+    )
+
+
+class RecordsSettings(_Section):
+    """Where the private records are and how they become float32."""
+
+    name: str = Field(default="records", min_length=1, max_length=200, description="The data set's public name.")
+    file: Path = Field(description="npz or npy file with the records.")
+    array: str | None = Field(
+        default=None, description="Name of the records' array in an npz file; needed if it holds several."
+    )
+    labels_array: str | None = Field(
+        default=None, description="Name of a labels' array; checked, kept private, never released."
+    )
+    record_shape: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        default=None, description="Shape that one record gets, for example [1, 28, 28]; by default the file's own."
+    )
+    scale_from: tuple[float, float] | None = Field(
+        default=None,
+        description="Public range of the stored values; by default [0, 255] for uint8 and no scaling for float32.",
+    )
+    scale_to: tuple[float, float] = Field(default=(0.0, 1.0), description="Range that scale_from is mapped to.")
+
+    @field_validator("scale_from", "scale_to")
+    @classmethod
+    def _increasing(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not (all(map(math.isfinite, value)) and value[0] < value[1]):
+            raise ValueError("must be two finite numbers, the smaller first")
+        return value
+
+
+class ComputeSettings(_Section):
+    """What the steps run on."""
+
+    device: Literal["cpu", "cuda", "auto"] = Field(
+        default="auto", description="cpu, cuda (refused where there is none), or auto: cuda where there is one."
+    )
+    request_threads: int = Field(default=16, ge=2, le=256, description="Requests that are handled at the same time.")
+    parallel_steps: int = Field(
+        default=1, ge=1, le=64, description="Steps that are computed at the same time; others wait."
+    )
+    torch_threads: int = Field(
+        default=0, ge=0, le=256, description="CPU threads of one step's arithmetic; 0 leaves torch's choice."
+    )
+
+
+class ExtractorSettings(_Section):
+    """Which extractors may see records."""
+
+    approval: Literal["any", "listed"] = Field(
+        default="any",
+        description="any: every graph of the closed vocabulary; listed: only graphs approved with "
+        "`dpswd-curator extractor approve`.",
+    )
+
+
+class LimitSettings(_Section):
+    """Bounds on requests, at most the protocol's own (shared/protocol/limits.py)."""
+
+    max_message_bytes: int = Field(
+        default=limits.MAX_MESSAGE_BYTES, ge=65_536, le=limits.MAX_MESSAGE_BYTES, description="Bytes of one message."
+    )
+    max_directions: int = Field(
+        default=limits.MAX_DIRECTIONS, ge=1, le=limits.MAX_DIRECTIONS, description="Directions k of a step."
+    )
+    max_coefficients: int = Field(
+        default=limits.MAX_COEFFICIENTS, ge=1, le=limits.MAX_COEFFICIENTS, description="Coefficients L of a direction."
+    )
+    max_batch_size: int = Field(
+        default=limits.MAX_BATCH_SIZE, ge=1, le=limits.MAX_BATCH_SIZE, description="Records b in one sample."
+    )
+    max_adapted_parameters: int = Field(
+        default=limits.MAX_ADAPTED_PARAMETERS,
+        ge=1,
+        le=limits.MAX_ADAPTED_PARAMETERS,
+        description="Adapted parameters p.",
+    )
+    max_source_features: int = Field(
+        default=limits.MAX_SOURCE_FEATURES,
+        ge=1,
+        le=limits.MAX_SOURCE_FEATURES,
+        description="Source features m of a step.",
+    )
+    max_gradient_values: int = Field(
+        default=256 * _MEBIBYTE,
+        ge=1,
+        description="Per-record gradient values b * p of one step, 4 bytes each: bounds the curator's memory.",
+    )
+    max_step_attempts: int = Field(
+        default=16,
+        ge=1,
+        description="How often one step is computed anew after crashes and errors; no attempt but the last releases "
+        "anything, but how often a step fails is seen by the client.",
+    )
+    client_storage_bytes: int = Field(
+        default=2048 * _MEBIBYTE,
+        ge=1,
+        description="Bytes of uploaded extractors and source features that one client may keep.",
+    )
+    client_storage_objects: int = Field(default=10_000, ge=1, description="Uploaded objects that one client may keep.")
+
+
+class CuratorSettings(BaseSettings):
+    """The whole tree; see the sections."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    home: Path = Field(description="The curator's directory: settings, ledger, certificates, uploads, incidents.")
+    listen: ListenSettings = Field(default_factory=ListenSettings, description="Where the curator listens.")
+    records: RecordsSettings = Field(description="The private records.")
+    compute: ComputeSettings = Field(default_factory=ComputeSettings, description="What the steps run on.")
+    extractors: ExtractorSettings = Field(default_factory=ExtractorSettings, description="Which extractors may run.")
+    limits: LimitSettings = Field(default_factory=LimitSettings, description="Bounds on requests.")
+
+    @model_validator(mode="after")
+    def _absolute_paths(self) -> CuratorSettings:
+        if not self.home.is_absolute():
+            object.__setattr__(self, "home", self.home.resolve())
+        return self
+
+    @property
+    def records_file(self) -> Path:
+        """The records' file as an absolute path."""
+        return self.home / self.records.file
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line, then environment, then the file in the home directory; the first that has a value wins."""
+        home = init_settings.init_kwargs["home"]  # type: ignore[attr-defined]
+        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, Path(home) / SETTINGS_FILE))
+
+
+def load(home: Path, overrides: Mapping[str, str] | None = None) -> CuratorSettings:
+    """Reads the settings of the curator in `home`.
+
+    Args:
+        home: the curator's directory; must hold curator.toml.
+        overrides: values from the command line by dotted name, for example ``{"listen.port": "0"}``.
+
+    Raises:
+        SettingsError: no curator.toml, unreadable, an unknown field, or a value out of range; all at once.
+    """
+    if not (home / SETTINGS_FILE).is_file():
+        raise SettingsError(
+            f"{home} holds no {SETTINGS_FILE}; make a curator with `dpswd-curator init --home {home} ...`"
+        )
+    tree: dict[str, Any] = {}
+    for dotted, value in (overrides or {}).items():
+        section, _, name = dotted.partition(".")
+        if not name or "." in name:
+            raise SettingsError(f"{dotted!r} is no setting; write section.field, for example listen.port")
+        tree.setdefault(section, {})[name] = _from_command_line(dotted, value)
+    try:
+        return CuratorSettings(home=home.resolve(), **tree)
+    except ValidationError as error:
+        raise SettingsError(_explain(error)) from error
+    except ValueError as error:  # tomllib.TOMLDecodeError
+        raise SettingsError(f"{home / SETTINGS_FILE} is not valid TOML: {error}") from error
+
+
+_SectionType = TypeVar("_SectionType", bound=BaseModel)
+
+
+def check_section(kind: type[_SectionType], name: str, fields: Mapping[str, object]) -> _SectionType:
+    """One section from plain values, as `dpswd-curator init` gets them.
+
+    Raises:
+        SettingsError: every value that is out of range.
+    """
+    try:
+        return kind.model_validate({key: value for key, value in fields.items() if value is not None})
+    except ValidationError as error:
+        raise SettingsError(f"{name}: {_explain(error)}") from error
+
+
+def _from_command_line(name: str, value: str) -> object:
+    """Lists are written as JSON; pydantic turns every other text into the field's type."""
+    if not value.startswith("["):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"{name}: {value!r} is no JSON list; write for example [1, 28, 28]") from error
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"]) or "settings"
+        lines.append(f"{name}: {problem['msg']} (got {problem['input']!r})")
+    return "; ".join(lines)
+
+
+def describe(settings: CuratorSettings) -> list[dict[str, object]]:
+    """Every setting with its description, default and present value, for `dpswd-curator settings`."""
+    rows: list[dict[str, object]] = []
+    for section, field in type(settings).model_fields.items():
+        value = getattr(settings, section)
+        if not isinstance(value, BaseModel):
+            rows.append({"name": section, "value": str(value), "default": None, "description": field.description})
+            continue
+        for name, inner in type(value).model_fields.items():
+            default = None if inner.is_required() else inner.get_default(call_default_factory=True)
+            rows.append(
+                {
+                    "name": f"{section}.{name}",
+                    "value": _plain(getattr(value, name)),
+                    "default": _plain(default),
+                    "description": inner.description,
+                }
+            )
+    return rows
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,268 @@
+"""One run in progress: uploads, opens (hence charges), draws steps, and turns each into a loss.
+
+`DomainAdaptation` and `Curator.alignment_loss` are both loops around `Alignment.step`.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from public_client.adapters import adapted_names
+from public_client.checkpoint import Checkpoint
+from public_client.curator import Curator
+from public_client.exchange import PendingStep, Run, UploadedExtractor, new_request_id
+from public_client.losses import quantile_loss, row_loss, sanitized_term
+from public_client.planning import Plan
+from shared.errors import CuratorFault, CuratorUnavailable, InvalidValue, RequestInProgress, SettingsError
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.mechanisms.feature_map import FeatureMap
+from shared.protocol.messages import PublicMap, RunParameters, StepRelease
+from shared.protocol.v1 import curator_pb2 as pb
+
+_MOST_NOISE = 4.0
+"""Times the planned noise: beyond it a run would cost about what was asked and be of little use."""
+_BISECTIONS = 4
+
+
+@dataclass(frozen=True)
+class PublicSource:
+    """Source features that the curator holds, for steps that name them by digest.
+
+    Attributes:
+        features: (m, d), raw, without gradients.
+        digest: their name at the curator.
+    """
+
+    features: Tensor
+    digest: str
+
+
+@dataclass(frozen=True)
+class AlignmentStep:
+    """One step, answered.
+
+    Attributes:
+        number: 1 for the first step of the run.
+        loss: scalar; its value is the estimated distance F of `losses`, its gradient the source branch in the source
+            features and the sanitized target branch in the adapted parameters.
+        distance: the loss's value.
+        scale: the public scale of the step's cotangents; loss / scale has gradients of comparable size at all steps.
+        request_id: of the step.
+    """
+
+    number: int
+    loss: Tensor
+    distance: float
+    scale: float
+    request_id: str
+
+
+class Alignment:
+    """A run of `plan` for one extractor; making it charges the whole run.
+
+    Args:
+        curator: a connection.
+        extractor: the module that the private records go through; the declared parameters are its own.
+        plan: what to declare.
+        source_features: (m, d) public features, for the public map of steps that bring none.
+        feature_map: instead of the map from `source_features`.
+        checkpoint: where requests are written before they are sent.
+
+    Attributes:
+        plan: with its noise.
+        parameters: the adapted tensors, in the declared order.
+        feature_map: the run's public map.
+
+    Raises:
+        ExtractorUnsupported: the module cannot travel as data; the message names the layer.
+        BudgetExhausted: the plan does not fit; nothing was spent.
+    """
+
+    def __init__(
+        self,
+        curator: Curator,
+        extractor: nn.Module,
+        plan: Plan,
+        *,
+        source_features: Tensor,
+        feature_map: FeatureMap | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self._curator = curator
+        self._checkpoint = checkpoint
+        names = adapted_names(extractor, plan.parameters)
+        graph = trace(extractor, curator.describe().record_shape)
+        if source_features.shape[1] != graph.feature_dimension:
+            raise InvalidValue(
+                f"the source features have {source_features.shape[1]} columns, the extractor computes "
+                f"{graph.feature_dimension}"
+            )
+        weights = weights_to_bytes(module_weights(extractor, graph))
+        uploaded = curator.upload_extractor(graph.to_bytes(), weights)
+        tensors = dict(extractor.named_parameters())
+        self.parameters = [tensors[name] for name in names]
+        self.plan = plan.for_extractor(
+            feature_dimension=graph.feature_dimension,
+            gradient_parameters=sum(parameter.numel() for parameter in self.parameters),
+        )
+        self.feature_map = feature_map or FeatureMap.from_source(source_features, target_norm=plan.target_norm)
+        self._pending: PendingStep | None = None
+        if checkpoint is not None and checkpoint.begun:
+            self.run = self._resume(checkpoint, uploaded)
+        else:
+            self.run = self._open(uploaded, names)
+
+    def upload(self, features: Tensor) -> PublicSource:
+        """Uploads public source features once, for many steps."""
+        return PublicSource(features.detach(), self._curator.upload_source(features.detach().cpu().numpy()))
+
+    def step(self, source: Tensor | PublicSource, *, feature_map: FeatureMap | None = None) -> AlignmentStep:
+        """Draws one step of the run.
+
+        Args:
+            source: raw public source features (m, d), inline or uploaded.
+            feature_map: replaces the run's public map for this step.
+
+        Raises:
+            RunFinished: all declared steps are used.
+        """
+        features = source.features if isinstance(source, PublicSource) else source
+        release, request_id = self.draw(source, feature_map=feature_map)
+        loss = self.distance(features, release, feature_map=feature_map)
+        value = float(loss.detach())
+        if self.parameters and release.gradient is not None:
+            loss = loss + sanitized_term(self.parameters, release, batch=self.plan.batch_size)
+        return AlignmentStep(release.step, loss, value, release.cotangent_scale or 1.0, request_id)
+
+    def draw(
+        self, source: Tensor | PublicSource | None = None, *, feature_map: FeatureMap | None = None
+    ) -> tuple[StepRelease, str]:
+        """The next step's release as it came, with its request id; `source` is needed for a gradient only."""
+        pending, self._pending = self._pending or self._prepare(source, feature_map), None
+        try:
+            return self._curator.send(pending), pending.request_id
+        except (CuratorUnavailable, RequestInProgress, CuratorFault):
+            self._pending = pending  # it may have used up a step: what is drawn next is this one, by the same id
+            raise
+
+    def distance(self, features: Tensor, release: StepRelease, *, feature_map: FeatureMap | None = None) -> Tensor:
+        """The estimated distance F between raw source features (m, d) and a release of this run."""
+        sigma = self.plan.sigma
+        assert sigma is not None, "Alignment plans with noise"
+        used = feature_map or self.feature_map
+        if self.plan.release == "quantiles":
+            return quantile_loss(features, release, feature_map=used, batch=self.plan.batch_size, sigma=sigma)
+        return row_loss(features, release, feature_map=used, sigma=sigma)
+
+    def _resume(self, checkpoint: Checkpoint, uploaded: UploadedExtractor) -> Run:
+        """Opens the checkpoint's run again, by the bytes it was declared with; recalls the step that was under way."""
+        run, state = checkpoint.read_run(), checkpoint.read_state()
+        parameters = RunParameters.from_message(pb.RunParameters.FromString(base64.b64decode(run["declaration"])))
+        digests = (uploaded.graph_digest, uploaded.weights_digest)
+        if (parameters.graph_digest, parameters.weights_digest) != digests:
+            raise SettingsError(
+                f"the run of {checkpoint.directory} was declared for another extractor; continue it with its own, or "
+                "choose another directory"
+            )
+        self.plan = Plan.from_json(run["plan"])
+        if parameters.feature_map is not None:
+            self.feature_map = FeatureMap(
+                center=torch.from_numpy(parameters.feature_map.center).to(self.feature_map.center),
+                scale=torch.from_numpy(parameters.feature_map.scale).to(self.feature_map.scale),
+            )
+        pending = checkpoint.read_pending()
+        if pending is not None and (state is None or state["request_id"] != pending.request_id):
+            self._pending = pending  # not yet applied when the process ended
+        return self._curator.open_run(parameters, request_id=str(run["request_id"]))
+
+    def _open(self, uploaded: UploadedExtractor, names: tuple[str, ...]) -> Run:
+        """Prices the run at the curator, raises the noise if its ledger counts more than the plan did, and opens it."""
+        mapped = public_map(self.feature_map)
+
+        def declare(plan: Plan) -> RunParameters:
+            return plan.declaration(
+                graph_digest=uploaded.graph_digest,
+                weights_digest=uploaded.weights_digest,
+                names=names,
+                feature_map=mapped,
+            )
+
+        self.plan = within_quote(self.plan, lambda plan: self._curator.price_run(declare(plan)).epsilon)
+        parameters, request_id = declare(self.plan), new_request_id()
+        if self._checkpoint is not None:
+            declaration = parameters.to_message().SerializeToString(deterministic=True)
+            self._checkpoint.write_run(
+                {
+                    "plan": self.plan.to_json(),
+                    "request_id": request_id,
+                    "declaration": base64.b64encode(declaration).decode("ascii"),
+                }
+            )
+        return self._curator.open_run(parameters, request_id=request_id)
+
+    def _prepare(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> PendingStep:
+        adapted, sent = None, None
+        if self.parameters:
+            if source is None:
+                raise InvalidValue("a step with a sanitized gradient needs public source features")
+            adapted = torch.cat([p.detach().reshape(-1) for p in self.parameters]).cpu().numpy()
+            sent = source.digest if isinstance(source, PublicSource) else source.detach().cpu().numpy()
+        pending = self._curator.prepare_step(
+            self.run,
+            source=sent,
+            adapted_parameters=adapted,
+            feature_map=None if feature_map is None else public_map(feature_map),
+        )
+        if self._checkpoint is not None:
+            self._checkpoint.write_pending(pending)
+        return pending
+
+
+def public_map(feature_map: FeatureMap) -> PublicMap:
+    """The map as it travels."""
+    return PublicMap(
+        center=feature_map.center.detach().cpu().numpy().astype("float32"),
+        scale=feature_map.scale.detach().cpu().numpy().astype("float32"),
+    )
+
+
+def within_quote(plan: Plan, quote: Callable[[Plan], float]) -> Plan:
+    """The plan with as little more noise as makes the curator's own price no higher than the plan's.
+
+    The ledger may count a run dearer than it is alone, where other runs share the budget and several bounds are kept
+    open at once.
+
+    Args:
+        plan: with its noise.
+        quote: the curator's price of a plan; spends nothing.
+
+    Raises:
+        InvalidValue: no noise up to four times the planned does it; nothing was spent.
+    """
+    price = quote(plan)
+    if price <= plan.epsilon:
+        return plan
+    low = high = 1.0
+    while price > plan.epsilon:
+        if high >= _MOST_NOISE:
+            raise InvalidValue(
+                f"the curator's ledger prices this run at epsilon {price:.4f} even with {_MOST_NOISE:g} times the "
+                f"planned noise, above the {plan.epsilon:.4f} that were asked: other runs share the budget. Ask for at "
+                f"least epsilon {price * 1.01:.4f}, or for the whole budget at once. Nothing was spent"
+            )
+        low, high = high, min(_MOST_NOISE, high * max(1.02, (price / plan.epsilon) ** 1.1))
+        price = quote(plan.with_noise_times(high))
+    for _ in range(_BISECTIONS):
+        middle = math.sqrt(low * high)
+        if quote(plan.with_noise_times(middle)) <= plan.epsilon:
+            high = middle
+        else:
+            low = middle
+    return plan.with_noise_times(high)

@@ -1,0 +1,1 @@
+"""Subcommands of ``dpswd-client``; each module is imported when its command runs."""

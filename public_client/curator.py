@@ -1,0 +1,336 @@
+"""A typed stub of one curator: deadlines, request ids, retries, receipts.
+
+Everything that may be charged is a *pending* message first: its bytes, request id included, exist before it is sent,
+so that a caller can store them and a repeat, even by another process after a crash, is the same request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from public_client.connection import Patience, call, open_channel
+from public_client.description import Description
+from public_client.exchange import PendingStep, Quote, Run, StepKind, UploadedExtractor, new_request_id, quote_from
+from public_client.receipts import ReceiptFile, checked_receipt
+from shared.errors import CuratorUnavailable, ProtocolError
+from shared.protocol import arrays
+from shared.protocol.messages import PublicMap, RunParameters, StepRelease
+from shared.protocol.v1 import curator_pb2 as pb
+from shared.protocol.v1 import curator_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from public_client.alignment import Alignment
+    from public_client.planning import Plan
+
+_FIRST_CONTACT_S = 10.0  # connecting gives up earlier than a running training does: the address may be wrong
+
+_STEP_MESSAGES: Mapping[StepKind, tuple[type[Any], type[Any], str]] = {
+    "align_target": (pb.AlignTargetRequest, pb.AlignTargetResponse, "AlignTarget"),
+    "release_projections": (pb.ReleaseProjectionsRequest, pb.ReleaseProjectionsResponse, "ReleaseProjections"),
+    "release_quantiles": (pb.ReleaseQuantilesRequest, pb.ReleaseQuantilesResponse, "ReleaseQuantiles"),
+}
+
+
+class Curator:
+    """A connection to one curator. Use as a context manager.
+
+    Args:
+        channel: an open channel; `connect` makes one with mutual TLS.
+        patience: deadlines and pauses.
+        receipts: where receipts are kept; nowhere by default.
+    """
+
+    def __init__(
+        self, channel: grpc.Channel, *, patience: Patience | None = None, receipts: ReceiptFile | None = None
+    ) -> None:
+        self._channel = channel
+        self._stub = rpc.CuratorServiceStub(channel)
+        self._patience = patience or Patience()
+        self._description: Description | None = None
+        self._last_plan: Plan | None = None
+        self._alignments: dict[int, tuple[nn.Module, Plan, Alignment]] = {}
+        self.receipts = receipts
+
+    @classmethod
+    def connect(
+        cls,
+        address: str,
+        *,
+        credentials: str | Path,
+        timeout_s: float = 120.0,
+        patience_s: float = 180.0,
+        run_directory: str | Path | None = None,
+        server_name: str | None = None,
+    ) -> Curator:
+        """Connects with mutual TLS and proves the connection by one free request.
+
+        Args:
+            address: ``host:port``.
+            credentials: directory with ca.crt, client.crt and client.key, as the operator handed them out.
+            timeout_s: deadline of one attempt, in seconds.
+            patience_s: how long a lost connection is tried again, in seconds.
+            run_directory: where receipts.jsonl is written; nowhere by default.
+            server_name: the name in the curator's certificate, where the address differs from it.
+
+        Raises:
+            SettingsError: the credentials or the address are incomplete.
+            CredentialsInvalid: the curator does not accept the certificate.
+            CuratorUnavailable: nobody answers, or not as this curator.
+        """
+        channel = open_channel(address, credentials=Path(credentials), server_name=server_name)
+        receipts = ReceiptFile(Path(run_directory) / "receipts.jsonl") if run_directory is not None else None
+        curator = cls(channel, patience=Patience(timeout_s=timeout_s, total_s=patience_s), receipts=receipts)
+        try:
+            first = Patience(timeout_s=min(timeout_s, _FIRST_CONTACT_S), total_s=min(patience_s, _FIRST_CONTACT_S))
+            curator._describe(first)
+        except CuratorUnavailable as error:
+            curator.close()
+            raise CuratorUnavailable(
+                f"no curator answers at {address} with these credentials ({error}); check that it runs "
+                "(dpswd-curator serve), the host and port, and that ca.crt is its own authority"
+            ) from error
+        except BaseException:
+            curator.close()
+            raise
+        return curator
+
+    def __enter__(self) -> Curator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; runs stay as they are at the curator."""
+        self._channel.close()
+
+    def describe(self) -> Description:
+        """The data set, the budgets and what is offered. Free, and always fresh."""
+        return self._describe(self._patience)
+
+    def _describe(self, patience: Patience) -> Description:
+        reply = call(self._stub.Describe, pb.DescribeRequest(), pb.DescribeResponse, patience=patience)
+        self._description = Description.from_message(reply)
+        return self._description
+
+    def upload_extractor(self, graph: bytes, weights: bytes) -> UploadedExtractor:
+        """Uploads an extractor as data. Free, and harmless to repeat.
+
+        Args:
+            graph: canonical bytes of the traced graph.
+            weights: safetensors bytes.
+        """
+        request = pb.UploadExtractorRequest(graph=graph, weights=weights)
+        reply = call(self._stub.UploadExtractor, request, pb.UploadExtractorResponse, patience=self._patience)
+        return UploadedExtractor(reply.graph_digest, reply.weights_digest, reply.feature_dimension)
+
+    def upload_source(self, features: npt.ArrayLike) -> str:
+        """Uploads public source features (m, d), before any map, and returns their digest. Free."""
+        request = pb.UploadSourceRequest(features=arrays.encode_floats(features))
+        reply = call(self._stub.UploadSource, request, pb.UploadSourceResponse, patience=self._patience)
+        return reply.source_digest
+
+    def price_run(self, parameters: RunParameters) -> Quote:
+        """What a run would cost, and whether it fits, without spending anything."""
+        request = pb.OpenRunRequest(request_id=new_request_id(), parameters=parameters.to_message(), validate_only=True)
+        return quote_from(call(self._stub.OpenRun, request, pb.OpenRunResponse, patience=self._patience))
+
+    def open_run(self, parameters: RunParameters, *, request_id: str | None = None) -> Run:
+        """Declares a run and charges all its steps. Nothing is ever given back.
+
+        Args:
+            parameters: the declaration.
+            request_id: from `new_request_id`, to be able to repeat this very request after a crash.
+
+        Raises:
+            BudgetExhausted: the budget does not allow it; the error says what still fits. Nothing was spent.
+        """
+        request = pb.OpenRunRequest(request_id=request_id or new_request_id(), parameters=parameters.to_message())
+        reply = call(self._stub.OpenRun, request, pb.OpenRunResponse, patience=self._patience)
+        return Run(run_id=reply.run_id, parameters=parameters, quote=replace(quote_from(reply), fits=True))
+
+    def align_target(
+        self,
+        run: Run,
+        *,
+        source: str | npt.ArrayLike,
+        adapted_parameters: npt.ArrayLike | None = None,
+        feature_map: PublicMap | None = None,
+        request_id: str | None = None,
+    ) -> StepRelease:
+        """One step of DP-SWD's Algorithm 2: noisy projections row by row and the sanitized gradient.
+
+        Args:
+            run: declared with rows and a gradient.
+            source: raw public source features (m, d), or the digest that `upload_source` returned.
+            adapted_parameters: the declared parameters, flat, in the declared order; the uploaded ones by default.
+            feature_map: replaces the run's map for this step.
+            request_id: from `new_request_id`; a fresh one by default.
+        """
+        return self.send(
+            self.prepare_step(
+                run,
+                source=source,
+                adapted_parameters=adapted_parameters,
+                feature_map=feature_map,
+                request_id=request_id,
+                kind="align_target",
+            )
+        )
+
+    def release_projections(
+        self,
+        run: Run,
+        *,
+        adapted_parameters: npt.ArrayLike | None = None,
+        feature_map: PublicMap | None = None,
+        request_id: str | None = None,
+    ) -> StepRelease:
+        """One step of Algorithm 1: noisy projections alone. The arguments are those of `align_target`."""
+        return self.send(
+            self.prepare_step(
+                run,
+                adapted_parameters=adapted_parameters,
+                feature_map=feature_map,
+                request_id=request_id,
+                kind="release_projections",
+            )
+        )
+
+    def release_quantiles(
+        self,
+        run: Run,
+        *,
+        source: str | npt.ArrayLike | None = None,
+        adapted_parameters: npt.ArrayLike | None = None,
+        feature_map: PublicMap | None = None,
+        request_id: str | None = None,
+    ) -> StepRelease:
+        """One step of sliced quantile coefficients; `source` is needed when the run declares a gradient."""
+        return self.send(
+            self.prepare_step(
+                run,
+                source=source,
+                adapted_parameters=adapted_parameters,
+                feature_map=feature_map,
+                request_id=request_id,
+                kind="release_quantiles",
+            )
+        )
+
+    def prepare_step(
+        self,
+        run: Run,
+        *,
+        source: str | npt.ArrayLike | None = None,
+        adapted_parameters: npt.ArrayLike | None = None,
+        feature_map: PublicMap | None = None,
+        request_id: str | None = None,
+        kind: StepKind | None = None,
+    ) -> PendingStep:
+        """Writes a step's request without sending it, so that it can be stored first (`checkpoint`)."""
+        kind = kind or run.step_kind
+        request_id = request_id or new_request_id()
+        step = pb.StepInput(run_id=run.run_id, request_id=request_id)
+        if adapted_parameters is not None:
+            step.adapted_parameters = np.ascontiguousarray(adapted_parameters, dtype="<f4").tobytes()
+        if feature_map is not None:
+            step.feature_map.CopyFrom(feature_map.to_message())
+        message = _STEP_MESSAGES[kind][0](input=step)
+        if source is not None:
+            message.source.CopyFrom(_source(source))
+        return PendingStep(kind, run.run_id, request_id, message.SerializeToString(deterministic=True))
+
+    def send(self, pending: PendingStep) -> StepRelease:
+        """Sends a prepared step, now or again; a repeat of an answered one returns the stored bytes, free.
+
+        Raises:
+            RunFinished: all declared steps are used.
+            ProtocolError: the reply or its receipt does not hold.
+        """
+        request_type, reply_type, method = _STEP_MESSAGES[pending.kind]
+        request = request_type.FromString(pending.message)
+        reply = call(getattr(self._stub, method), request, reply_type, patience=self._patience)
+        release = StepRelease.from_bytes(reply.step_release)
+        if release.run_id != pending.run_id:
+            raise ProtocolError(f"the reply belongs to run {release.run_id!r}, asked was {pending.run_id!r}")
+        description = self._description or self.describe()
+        entry = checked_receipt(
+            reply.receipt,
+            public_key=bytes.fromhex(description.ledger_public_key),
+            run_id=pending.run_id,
+            request_id=pending.request_id,
+            reply=reply.step_release,
+            step=release.step,
+        )
+        if self.receipts is not None:
+            self.receipts.append(entry)
+        return release
+
+    def plan(self, **wishes: Any) -> Plan:
+        """Plans a run against this curator's data set and budget; nothing is spent.
+
+        The arguments are those of `public_client.planning.make_plan` without `description`: epsilon, steps,
+        batch_size, directions, release, parameters, and the recipe's other numbers.
+
+        Raises:
+            InvalidValue: a wish is out of range, or asks for more epsilon than is left.
+        """
+        from public_client.planning import make_plan
+
+        self._last_plan = make_plan(self.describe(), **wishes)
+        return self._last_plan
+
+    def alignment_loss(self, extractor: nn.Module, source_features: Tensor, *, plan: Plan | None = None) -> Tensor:
+        """One private step as a scalar loss for one's own training loop; autograd works.
+
+        The first call with an extractor uploads it and opens (hence charges) the run of `plan`, by default the one
+        that `plan()` returned last. Each call draws one step. The value is the estimated distance; its gradient is
+        the source branch with respect to `source_features`, and the sanitized target branch with respect to the
+        adapted parameters.
+
+        Args:
+            extractor: the module that the target's records go through.
+            source_features: (m, d), public; may require gradients.
+            plan: what to declare.
+
+        Raises:
+            BudgetExhausted: the plan does not fit. Nothing was spent.
+            RunFinished: all planned steps are used.
+        """
+        from public_client.alignment import Alignment
+
+        # The entry holds the module: an id may be given out again once its object is gone.
+        known = self._alignments.get(id(extractor))
+        if known is None:
+            wanted = plan or self._last_plan
+            if wanted is None:
+                raise ProtocolError("alignment_loss needs a plan; call plan(...) first or pass plan=")
+            alignment = Alignment(self, extractor, wanted, source_features=source_features.detach())
+            self._alignments[id(extractor)] = (extractor, wanted, alignment)
+        else:
+            _, wanted, alignment = known
+            if plan is not None and plan != wanted:
+                raise ProtocolError(
+                    "this extractor's run was opened with another plan; go on without plan=, or pass a copy of the "
+                    "extractor to open a run of its own"
+                )
+        return alignment.step(source_features).loss
+
+
+def _source(source: str | npt.ArrayLike) -> pb.SourceFeatures:
+    if isinstance(source, str):
+        return pb.SourceFeatures(digest=source)
+    return pb.SourceFeatures(inline=arrays.encode_floats(source))

@@ -1,0 +1,152 @@
+"""What a curator says about its data set and about the caller's budget, printable and as JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shared.protocol.v1 import curator_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Budget:
+    """(epsilon, delta) under replace-one-record neighbours, and what is used of it.
+
+    Attributes:
+        epsilon: the whole budget.
+        delta: of the whole budget.
+        spent: epsilon spent so far at that delta, rounded up.
+        remaining: epsilon left at that delta, rounded down.
+        closed: the operator has ended spending.
+    """
+
+    epsilon: float
+    delta: float
+    spent: float
+    remaining: float
+    closed: bool
+
+    @classmethod
+    def from_message(cls, message: pb.BudgetStatus) -> Budget:
+        """Decodes the wire's form."""
+        return cls(
+            epsilon=message.epsilon,
+            delta=message.delta,
+            spent=message.epsilon_spent,
+            remaining=message.epsilon_remaining,
+            closed=message.closed,
+        )
+
+    def __str__(self) -> str:
+        """One line; costs are rounded up and what is left down."""
+        state = ", closed by the operator" if self.closed else ""
+        return (
+            f"epsilon {self.epsilon:g} at delta {self.delta:g}: spent {math.ceil(self.spent * 1e4) / 1e4:.4f}, "
+            f"remaining {math.floor(self.remaining * 1e4) / 1e4:.4f}{state}"
+        )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that requests must keep; see the contract's message of the same name."""
+
+    max_message_bytes: int
+    max_directions: int
+    max_coefficients: int
+    max_batch_size: int
+    max_adapted_parameters: int
+    max_source_features: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """A data set as its curator offers it.
+
+    Attributes:
+        data_set: the operator's name for it.
+        records: n, public under replace-one neighbours.
+        record_shape: the shape of one record.
+        data_set_budget: over all clients.
+        client_budget: the caller's own share.
+        neighbouring_relation: of every guarantee.
+        mechanisms: what may be released: "rows", "quantiles", "gradient".
+        limits: bounds of requests.
+        grid_exponent: the grid step of a release is its sigma times 2 to the minus this.
+        ledger_public_key: raw Ed25519 key that signs receipts, in hexadecimal.
+        client_name: how the operator knows the caller.
+        software_version: of the curator.
+    """
+
+    data_set: str
+    records: int
+    record_shape: tuple[int, ...]
+    data_set_budget: Budget
+    client_budget: Budget
+    neighbouring_relation: str
+    mechanisms: tuple[str, ...]
+    limits: Limits
+    grid_exponent: int
+    ledger_public_key: str
+    client_name: str
+    software_version: str
+
+    @classmethod
+    def from_message(cls, message: pb.DescribeResponse) -> Description:
+        """Decodes the wire's form."""
+        return cls(
+            data_set=message.data_set,
+            records=message.records,
+            record_shape=tuple(message.record_shape),
+            data_set_budget=Budget.from_message(message.data_set_budget),
+            client_budget=Budget.from_message(message.client_budget),
+            neighbouring_relation=message.neighbouring_relation,
+            mechanisms=tuple(message.mechanisms),
+            limits=Limits(
+                max_message_bytes=message.limits.max_message_bytes,
+                max_directions=message.limits.max_directions,
+                max_coefficients=message.limits.max_coefficients,
+                max_batch_size=message.limits.max_batch_size,
+                max_adapted_parameters=message.limits.max_adapted_parameters,
+                max_source_features=message.limits.max_source_features,
+            ),
+            grid_exponent=message.grid_exponent,
+            ledger_public_key=message.ledger_public_key.hex(),
+            client_name=message.client_name,
+            software_version=message.software_version,
+        )
+
+    @property
+    def remaining(self) -> float:
+        """Epsilon that the caller may still spend: the smaller of its own share and the data set's."""
+        if self.data_set_budget.closed or self.client_budget.closed:
+            return 0.0
+        return min(self.data_set_budget.remaining, self.client_budget.remaining)
+
+    @property
+    def spent(self) -> float:
+        """Epsilon that the data set has spent over all clients."""
+        return self.data_set_budget.spent
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``--format json``."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """A few lines for a terminal."""
+        shape = " x ".join(map(str, self.record_shape))
+        bounds = self.limits
+        limits = (
+            f"{bounds.max_directions} directions, {bounds.max_coefficients} coefficients, batches of "
+            f"{min(bounds.max_batch_size, self.records)}, {bounds.max_adapted_parameters} adapted parameters"
+        )
+        lines = (
+            ("data set's budget", str(self.data_set_budget)),
+            ("your budget", str(self.client_budget)),
+            ("guarantee", f"{self.neighbouring_relation}, over the data set's whole life and all clients"),
+            ("offers", ", ".join(self.mechanisms)),
+            ("limits", limits),
+            ("curator", f"dpswd {self.software_version}, ledger key {self.ledger_public_key[:16]}..."),
+        )
+        head = f"{self.data_set}: {self.records} records of shape {shape}, known here as {self.client_name!r}"
+        return "\n".join((head, *(f"  {name:<18} {text}" for name, text in lines)))

@@ -1,0 +1,350 @@
+"""What a run will be and what it will cost, before anything is spent.
+
+A plan is a frozen value. Its noise follows from the asked epsilon: the price of a step is split between the release and
+the sanitized gradient, and one common factor of both noises is solved for, so that the whole run costs the asked
+epsilon and not more (tight accountant, `shared.privacy.calibration`).
+
+The default recipe is one full-batch release of sliced quantile coefficients that is replayed (`replay`). Asked for
+steps or a batch size, a plan trains a target-side adapter by sanitized gradients; ``release="rows",
+parameters="all"`` is the DP-SWD paper's Algorithm 2. docs/ml-team.md says how the numbers were found.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from public_client.description import Description
+from shared.errors import InvalidValue
+from shared.privacy.bounds import Bound
+from shared.privacy.calibration import calibrate_sigma
+from shared.privacy.calibration import epsilon as epsilon_of
+from shared.privacy.events import RunEvent
+from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, RunParameters
+from shared.protocol.pricing import run_event
+
+Release = Literal["quantiles", "rows"]
+Parameters = Literal["adapters", "all", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One run against one curator.
+
+    Attributes:
+        epsilon: what the whole run costs at `delta`.
+        delta: the data set's delta.
+        records: n of the data set.
+        remaining: epsilon that was left when the plan was made.
+        steps: T.
+        batch_size: b, records in each secret sample.
+        directions: k.
+        release: "quantiles" or "rows".
+        coefficients: L of each direction; without meaning for rows.
+        parameters: what receives the sanitized gradient: "adapters", "all", or "none" (no gradient is released).
+        gradient_share: part of a step's price that pays for the gradient.
+        clip_norm: C, the largest norm of one record's gradient.
+        target_norm: the public map gives source features this root-mean-square norm; records are clipped at 1/2.
+        source_records: public records whose features are compared with the private ones.
+        learning_rate: of the alignment, at its start.
+        averaging: decay of the running average of the adapted weights that is kept at the end; 0 keeps the last.
+        alignment_weight: of the distance beside the class loss, where all parameters train.
+        tuning_steps: updates on public records after a replayed fit; they cost time, no budget.
+        feature_dimension: d, once the extractor is known.
+        gradient_parameters: p, once the extractor is known.
+        sigma: noise of the release, once d and p are known.
+        gradient_sigma: noise of the gradient's sum, once d and p are known.
+    """
+
+    epsilon: float
+    delta: float
+    records: int
+    remaining: float
+    steps: int
+    batch_size: int
+    directions: int
+    release: Release = "quantiles"
+    coefficients: int = 2
+    parameters: Parameters = "adapters"
+    gradient_share: float = 0.5
+    clip_norm: float = 0.5
+    target_norm: float = 0.4
+    source_records: int = 4096
+    learning_rate: float = 0.03
+    averaging: float = 0.0
+    alignment_weight: float = 1.0
+    tuning_steps: int = 1000
+    feature_dimension: int | None = None
+    gradient_parameters: int | None = None
+    sigma: float | None = None
+    gradient_sigma: float | None = None
+
+    def __post_init__(self) -> None:
+        problems = list(_problems(self))
+        if problems:
+            raise InvalidValue("; ".join(problems))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the asked epsilon was still there when the plan was made; the curator decides."""
+        return self.epsilon <= self.remaining * (1 + 1e-9)
+
+    def for_extractor(self, *, feature_dimension: int, gradient_parameters: int) -> Plan:
+        """The plan with its noise, now that d and p are known.
+
+        Args:
+            feature_dimension: d.
+            gradient_parameters: p, the number of adapted scalars; 0 for ``parameters="none"``.
+
+        Raises:
+            InvalidValue: no noise of a sensible size reaches the asked epsilon.
+        """
+        if self.parameters == "none":
+            gradient_parameters = 0
+        if (self.feature_dimension, self.gradient_parameters) == (feature_dimension, gradient_parameters):
+            return self
+        share = self.gradient_share if gradient_parameters else 0.0
+        # With both parts at common factor 1 the step's mean squared shift is 1, split by `share`.
+        # kappa / b, docs/privacy 6
+        weight = (2 * self.coefficients - 1) / self.batch_size if self.release == "quantiles" else 1.0
+        sigma = math.sqrt(weight * self.directions / feature_dimension / (1.0 - share))
+        gradient_sigma = 2.0 * self.clip_norm / math.sqrt(share) if share else None
+        fixed = replace(self, feature_dimension=feature_dimension, gradient_parameters=gradient_parameters)
+
+        def noisy(factor: float) -> Plan:
+            scaled = None if gradient_sigma is None else gradient_sigma * factor
+            return replace(fixed, sigma=sigma * factor, gradient_sigma=scaled)
+
+        return noisy(calibrate_sigma(lambda c: noisy(c).event(), epsilon=self.epsilon, delta=self.delta))
+
+    def with_noise_times(self, factor: float) -> Plan:
+        """The same plan with both noises multiplied by a factor above 1.
+
+        Raises:
+            InvalidValue: the noise is not known yet, or the factor would lower it.
+        """
+        if self.sigma is None or not (math.isfinite(factor) and factor >= 1.0):
+            raise InvalidValue(
+                f"noise can be multiplied by a finite factor of at least 1, once it is known; got {factor}"
+            )
+        scaled = None if self.gradient_sigma is None else self.gradient_sigma * factor
+        return replace(self, sigma=self.sigma * factor, gradient_sigma=scaled)
+
+    def event(self) -> RunEvent:
+        """The event that prices the run.
+
+        Raises:
+            InvalidValue: the extractor is not known yet; see `for_extractor`.
+        """
+        if self.feature_dimension is None:
+            raise InvalidValue("the plan's noise depends on the extractor; call for_extractor first")
+        # Digests, names and the map do not enter the price.
+        names = ("adapted",) if self.gradient_parameters else ()
+        return run_event(
+            self.declaration(graph_digest="", weights_digest="", names=names, feature_map=None),
+            records=self.records,
+            feature_dimension=self.feature_dimension,
+            gradient_parameters=self.gradient_parameters or 0,
+        )
+
+    def price(self) -> float:
+        """Epsilon of the run by the tight accountant."""
+        return epsilon_of(self.event(), self.delta, Bound.AUTO)
+
+    def epsilon_after(self, steps: int) -> float:
+        """Epsilon that `steps` steps alone would have cost; information for progress bars.
+
+        The whole run is charged when it opens: the guarantee is the full price from then on.
+        """
+        if steps <= 0:
+            return 0.0
+        event = self.event()
+        return epsilon_of(RunEvent(event.step, min(steps, self.steps)), self.delta, Bound.AUTO)
+
+    def declaration(
+        self, *, graph_digest: str, weights_digest: str, names: tuple[str, ...], feature_map: PublicMap | None
+    ) -> RunParameters:
+        """What OpenRun is asked.
+
+        Args:
+            graph_digest: of the uploaded extractor.
+            weights_digest: of the uploaded weights.
+            names: of the adapted parameters, in the order of the flat gradient; empty for none.
+            feature_map: the public map of every step that brings none.
+        """
+        if self.sigma is None:
+            raise InvalidValue("the plan's noise depends on the extractor; call for_extractor first")
+        gradient = None
+        if names and self.gradient_sigma is not None:
+            gradient = Gradient(names, self.clip_norm, self.gradient_sigma)
+        return RunParameters(
+            graph_digest=graph_digest,
+            weights_digest=weights_digest,
+            directions=self.directions,
+            batch_size=self.batch_size,
+            steps=self.steps,
+            release=Rows(self.sigma) if self.release == "rows" else Quantiles(self.coefficients, self.sigma),
+            gradient=gradient,
+            feature_map=feature_map,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` reads them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Plan:
+        """The inverse of `to_json`.
+
+        Raises:
+            InvalidValue: a field is unknown or out of range.
+        """
+        unknown = set(values) - {field.name for field in fields(cls)}
+        if unknown:
+            raise InvalidValue(f"a plan has no field {', '.join(sorted(unknown))}")
+        return cls(**values)
+
+    def __str__(self) -> str:
+        """A few lines for a terminal; costs are rounded up, what is left down."""
+        if self.release == "quantiles":
+            what = f"sliced quantile coefficients ({self.coefficients} in each of {self.directions} directions)"
+        else:
+            what = f"noisy projections row by row ({self.directions} directions)"
+        gradient = {
+            "adapters": "a target-side adapter; the classifier and the source side stay",
+            "all": "all weights of the extractor, on both sides",
+            "none": "all weights, on public records made to look like the target's (no gradient is released)",
+        }[self.parameters]
+        size = f" ({self.gradient_parameters} numbers)" if self.gradient_parameters else ""
+        sample = f"each on {self.batch_size} of {self.records} records, drawn in secret"
+        if self.batch_size == self.records:
+            sample = f"on all {self.records} records"
+        left = math.floor((self.remaining - self.epsilon) * 1e4) / 1e4
+        lines = [
+            f"{self.steps} {'step' if self.steps == 1 else 'steps'}, {sample}",
+            f"  releases  {what}",
+            f"  adapts    {gradient}{size}",
+        ]
+        if self.sigma is not None:
+            noise = f"  noise     {self.sigma:.4g} on each released value"
+            if self.gradient_sigma is not None:
+                noise += f", {self.gradient_sigma:.4g} on the sum of gradients clipped to {self.clip_norm:g}"
+            lines.append(noise)
+        lines.append(
+            f"  costs     epsilon {math.ceil(self.epsilon * 1e4) / 1e4:.4f} at delta {self.delta:g}, "
+            "charged as a whole when training starts"
+        )
+        lines.append(
+            f"  leaves    about epsilon {left:.4f} of the {math.floor(self.remaining * 1e4) / 1e4:.4f} that is left now"
+            if self.fits
+            else f"  does NOT fit: only epsilon {math.floor(self.remaining * 1e4) / 1e4:.4f} is left"
+        )
+        return "\n".join(lines)
+
+
+def make_plan(
+    description: Description,
+    *,
+    epsilon: float,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    directions: int = 200,
+    release: Release = "quantiles",
+    parameters: Parameters | None = None,
+    feature_dimension: int | None = None,
+    gradient_parameters: int | None = None,
+    **recipe: Any,
+) -> Plan:
+    """Plans a run on a described data set; see `Plan` for the meaning of the fields.
+
+    Args:
+        description: from `Curator.describe`.
+        epsilon: what the run may cost.
+        steps: T; by the recipe of the release by default.
+        batch_size: b; by the recipe of the release by default, at most the data set.
+        directions: k.
+        release: "quantiles" (default) or "rows".
+        parameters: by default "all" for rows; for quantiles "none" (one full-batch release, replayed), or "adapters"
+            where `steps` or `batch_size` asks for an iteration.
+        feature_dimension: d, if known already: the plan then shows its noise.
+        gradient_parameters: p, if known already.
+        **recipe: any other field of `Plan`.
+
+    Raises:
+        InvalidValue: a wish is unknown or out of range.
+    """
+    known = {field.name for field in fields(Plan)}
+    unknown = set(recipe) - known
+    if unknown:
+        raise InvalidValue(f"a plan has no {', '.join(sorted(unknown))}; its fields are {', '.join(sorted(known))}")
+    if release not in get_args(Release):
+        raise InvalidValue(f"release is {release!r}; allowed: {', '.join(get_args(Release))}")
+    if parameters is None:
+        iterated = steps is not None or batch_size is not None
+        parameters = "all" if release == "rows" else "adapters" if iterated else "none"
+    chosen = _RECIPES[parameters if parameters in _RECIPES else "adapters"] | recipe
+    most = min(description.records, description.limits.max_batch_size)
+    size = batch_size if batch_size is not None else min(int(chosen["batch_size"]), most)
+    count = steps if steps is not None else int(chosen["steps"])
+    for name in ("steps", "batch_size"):
+        chosen.pop(name, None)
+    plan = Plan(
+        epsilon=epsilon,
+        delta=description.data_set_budget.delta,
+        records=description.records,
+        remaining=description.remaining,
+        steps=count,
+        batch_size=size,
+        directions=directions,
+        release=release,
+        parameters=parameters,
+        **chosen,
+    )
+    if feature_dimension is None or gradient_parameters is None:
+        return plan
+    return plan.for_extractor(feature_dimension=feature_dimension, gradient_parameters=gradient_parameters)
+
+
+_RECIPES: dict[str, dict[str, Any]] = {
+    "adapters": {"steps": 60, "batch_size": 512},
+    # One release of the full batch pays for the fewest numbers; everything after it is post-processing.
+    "none": {"steps": 1, "batch_size": 1 << 62, "coefficients": 3, "learning_rate": 0.02},
+    # The paper's loop: every step trains the classes as well, so it needs thousands of them.
+    "all": {
+        "steps": 2000,
+        "batch_size": 128,
+        "clip_norm": 1.0,
+        "learning_rate": 1e-3,
+        "target_norm": 0.25,
+        "source_records": 128,
+        "averaging": 0.0,
+    },
+}
+
+
+def _problems(plan: Plan) -> list[str]:
+    found = []
+    if plan.release not in get_args(Release):
+        found.append(f"release is {plan.release!r}; allowed: {', '.join(get_args(Release))}")
+    if plan.parameters not in get_args(Parameters):
+        found.append(f"parameters is {plan.parameters!r}; allowed: {', '.join(get_args(Parameters))}")
+    for name in ("epsilon", "clip_norm", "target_norm", "learning_rate"):
+        value = getattr(plan, name)
+        if not (math.isfinite(value) and value > 0):
+            found.append(f"{name} is {value}; it must be positive and finite")
+    counts = ("steps", "directions", "coefficients", "source_records", "tuning_steps")
+    found += [f"{name} is {getattr(plan, name)}; it must be at least 1" for name in counts if getattr(plan, name) < 1]
+    if not 1 <= plan.batch_size <= plan.records:
+        found.append(f"batch_size is {plan.batch_size}; allowed are 1 to the data set's {plan.records} records")
+    if not 0.0 < plan.gradient_share < 1.0:
+        found.append(f"gradient_share is {plan.gradient_share}; it must be between 0 and 1")
+    if not 0.0 <= plan.averaging < 1.0:
+        found.append(f"averaging is {plan.averaging}; it must be at least 0 and below 1")
+    return found
+
+
+def plan_json(plan: Plan) -> str:
+    """The plan as one JSON document for ``--format json``."""
+    return json.dumps(plan.to_json() | {"fits": plan.fits}, indent=1, sort_keys=True)

@@ -1,0 +1,117 @@
+"""Source-only training: the classifier before any private answer, and the baseline of every comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sized
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from public_client.datasets import Labelled
+from shared.errors import InvalidValue
+
+Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
+"""Anything that can be iterated again and again for (images, labels), such as a DataLoader."""
+
+
+class _Pairs(Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, data: Labelled) -> None:
+        self._data = data.to(torch.device("cpu"))
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._data.images[index], self._data.labels[index]
+
+
+def source_loader(data: Labelled, *, batch_size: int = 128, seed: int = 0) -> DataLoader[tuple[Tensor, Tensor]]:
+    """A shuffling loader with its own seeded generator."""
+    shuffled = torch.Generator().manual_seed(seed)
+    return DataLoader(_Pairs(data), batch_size=batch_size, shuffle=True, drop_last=True, generator=shuffled)
+
+
+def train_source(
+    extractor: nn.Module,
+    classifier: nn.Module,
+    batches: Batches,
+    *,
+    epochs: int,
+    learning_rate: float = 1e-3,
+    device: torch.device | None = None,
+    on_epoch: Callable[[int, float], None] | None = None,
+) -> None:
+    """Trains both modules on labelled source data, in place: Adam under a one-cycle schedule.
+
+    Args:
+        extractor: records to features.
+        classifier: features to scores.
+        batches: (images, labels), iterated `epochs` times.
+        epochs: passes over the source; 0 leaves the modules as they are.
+        learning_rate: half of the schedule's peak.
+        device: where the modules are.
+        on_epoch: called after each epoch with (epochs done, mean loss).
+
+    Raises:
+        InvalidValue: the source is empty, or the loss stopped being finite.
+    """
+    parameters = [*extractor.parameters(), *classifier.parameters()]
+    total = epochs * count_batches(batches)
+    if total == 0:
+        return
+    optimizer = torch.optim.Adam(parameters, lr=learning_rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2 * learning_rate, total_steps=total)
+    extractor.train()
+    classifier.train()
+    for epoch in range(epochs):
+        losses = []
+        for images, labels in batches:
+            loss = functional.cross_entropy(classifier(extractor(images.to(device))), labels.to(device))
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.detach())
+        mean = float(torch.stack(losses).mean())
+        if not math.isfinite(mean):
+            raise InvalidValue(f"source training diverged (its loss is {mean}); use a lower learning rate")
+        if on_epoch is not None:
+            on_epoch(epoch + 1, mean)
+    extractor.eval()
+    classifier.eval()
+
+
+def collect(batches: Batches, *, most: int) -> Labelled:
+    """The first `most` labelled records that the loader gives, as one tensor each.
+
+    Raises:
+        InvalidValue: the loader is empty.
+    """
+    images: list[Tensor] = []
+    labels: list[Tensor] = []
+    count = 0
+    for batch_images, batch_labels in batches:
+        images.append(batch_images)
+        labels.append(batch_labels)
+        count += len(batch_labels)
+        if count >= most:
+            break
+    if not images:
+        raise InvalidValue("the source loader gives no batches; with drop_last=True its data set must hold one batch")
+    return Labelled(torch.cat(images)[:most], torch.cat(labels)[:most])
+
+
+def count_batches(batches: Batches) -> int:
+    """Batches in one pass, by counting where there is no length.
+
+    Raises:
+        InvalidValue: there are none.
+    """
+    length = len(batches) if isinstance(batches, Sized) else sum(1 for _ in batches)
+    if length == 0:
+        raise InvalidValue("the source loader gives no batches; with drop_last=True its data set must hold one batch")
+    return length

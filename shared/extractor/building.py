@@ -1,0 +1,302 @@
+"""Evaluation of a graph, one record at a time.
+
+Every feature and every gradient is computed under `torch.func.vmap` of a function of ONE record, the weights and public
+tensors. One record can therefore never see another, whatever the graph says: the sensitivity proofs
+(docs/privacy, 2 and 5) rest on that, and `check_row_independence` tests it on the machine at hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from shared.errors import DpswdError, InvalidValue
+from shared.extractor.forward import ForwardPass, OneRecord
+from shared.extractor.graph import ExtractorGraph, operation_of, tensor_name
+from shared.extractor.operations import Shape
+from shared.extractor.weights import check_weights
+
+KEPT_VALUES = 2**26
+"""Up to so many intermediate numbers of a whole batch, `begin` keeps them for the gradients (about 750 MB with what
+autograd adds); beyond, they are computed twice."""
+CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**28}
+"""Numbers in the intermediate values of one chunk of records: on a CPU about what its caches hold (8 MiB; measured in
+benchmarks/extractor.py), on a GPU a gigabyte."""
+
+
+MAX_CHECKED = 2**18
+"""Numbers in a tensor whose gradients the row check computes: it runs on every upload and must stay cheap."""
+
+
+class RowsDepend(DpswdError):
+    """Perturbing one record changed another's features: this device or build cannot be used."""
+
+
+class Extractor:
+    """A graph with its weights on a device.
+
+    Attributes:
+        graph: the validated graph.
+        device: where records are evaluated.
+    """
+
+    def __init__(self, graph: ExtractorGraph, weights: Mapping[str, Tensor], device: torch.device) -> None:
+        self.graph = graph
+        self.device = device
+        self._weights = dict(weights)
+        self._plan = [
+            (
+                operation_of(node),
+                node.inputs,
+                node.at,
+                {name: tensor_name(node.path, name) for name in operation_of(node).tensors(node.at)},
+            )
+            for node in graph.nodes
+        ]
+
+    @classmethod
+    def from_graph(
+        cls, graph: ExtractorGraph, weights: Mapping[str, Tensor], *, device: torch.device | str = "cpu"
+    ) -> Extractor:
+        """Builds the extractor from the closed vocabulary; the weights are copied.
+
+        Raises:
+            InvalidValue: the weights are not exactly the graph's, or not finite.
+        """
+        check_weights(graph, weights)
+        place = torch.device(device)
+        return cls(
+            graph, {name: _laid_out(weights[name].detach().to(place, copy=True)) for name in graph.tensor_shapes}, place
+        )
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors by name (shared, not copied)."""
+        return dict(self._weights)
+
+    def features(
+        self,
+        records: Tensor,
+        parameters: Mapping[str, Tensor] | None = None,
+        *,
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """Features of each record by itself, without gradients.
+
+        Args:
+            records: (b, *input_shape).
+            parameters: replacements of some trainable tensors (the adapted part of this step).
+            chunk_size: records evaluated at once; by default what the device's caches hold.
+
+        Returns:
+            (b, feature_dimension), float32, on the extractor's device.
+        """
+        x = self._place(records)
+        evaluate = self._evaluator(self._with(parameters), None)
+        with torch.no_grad():
+            # vmap refuses an empty batch; its dimension is known without it.
+            parts = [evaluate(chunk, {}) for chunk in torch.split(x, self._chunk(len(x), chunk_size)) if len(chunk)]
+        return torch.cat(parts) if parts else x.new_zeros(0, self.graph.feature_dimension)
+
+    def begin(
+        self,
+        records: Tensor,
+        names: Sequence[str],
+        *,
+        parameters: Mapping[str, Tensor] | None = None,
+        head: OneRecord | None = None,
+        chunk_size: int | None = None,
+    ) -> ForwardPass:
+        """Evaluates the records and keeps what their gradients need, so that a release can stand in between.
+
+        Args:
+            records: (b, *input_shape).
+            names: the declared trainable tensors, in the order of the flat gradient.
+            parameters: replacements of some trainable tensors.
+            head: a differentiable function of ONE record's features (d,) -> (d',) that closes over public tensors
+                only, the public feature map and the clip for example; none means the features themselves.
+            chunk_size: records evaluated at once.
+
+        Returns:
+            The vectors head(features) and, on demand, the gradient of each record.
+        """
+        wanted = self.gradient_shapes(names)
+        x = self._place(records)
+        weights = self._with(parameters)
+        return ForwardPass(
+            evaluate=self._evaluator(weights, head),
+            records=x,
+            declared={name: weights[name] for name in wanted},
+            chunk_size=self._chunk(len(x), chunk_size, declared=wanted),
+            keep=len(x) * (self.graph.cost.activations + _numbers(wanted)) <= KEPT_VALUES,
+        )
+
+    def per_record_gradients(
+        self,
+        records: Tensor,
+        cotangent: Tensor | OneRecord,
+        names: Sequence[str],
+        *,
+        parameters: Mapping[str, Tensor] | None = None,
+        head: OneRecord | None = None,
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """The gradient of <cotangent, head(features)> for each record by itself.
+
+        Args:
+            records: (b, *input_shape).
+            cotangent: either (b, d'), one row for each record, or a function that maps ONE record's vector
+                head(features), (d',), to its cotangent (d',); it may close over public tensors only, and is not
+                differentiated through.
+            names: the declared trainable tensors, in the order of the flat gradient.
+            parameters: replacements of some trainable tensors.
+            head: see `begin`.
+            chunk_size: records evaluated at once.
+
+        Returns:
+            (b, p): each named tensor's gradient, flattened, in the order of `names`.
+        """
+        shapes = self.gradient_shapes(names)
+        chunk = self._chunk(len(records), chunk_size, declared=shapes)
+        if not callable(cotangent) and len(cotangent) != len(records):
+            raise InvalidValue(f"{len(records)} records need as many cotangents, got {len(cotangent)}")
+        parts = []
+        # One chunk at a time, so that what its gradients need stays in the caches and is freed at once.
+        for start in range(0, len(records), chunk):
+            rows = slice(start, start + chunk)
+            forward = self.begin(records[rows], names, parameters=parameters, head=head, chunk_size=chunk)
+            parts.append(forward.gradients(cotangent if callable(cotangent) else cotangent[rows]))
+        if not parts:
+            return self._place(records).new_zeros(0, _numbers(shapes))
+        return torch.cat(parts)
+
+    def _evaluator(self, weights: Mapping[str, Tensor], head: OneRecord | None) -> Callable[..., Tensor]:
+        """(records, copies of the declared tensors, one for each record) -> vectors, under vmap."""
+
+        def one(record: Tensor, own: dict[str, Tensor]) -> Tensor:
+            features = self._run(record, {**weights, **own})
+            return features if head is None else head(features)
+
+        mapped: Callable[..., Tensor] = vmap(one)
+        return mapped
+
+    def gradient_shapes(self, names: Sequence[str]) -> dict[str, Shape]:
+        """Shapes of the declared tensors, in order; raises InvalidValue for unknown, repeated or no names."""
+        known = self.graph.parameter_shapes
+        unknown = [name for name in names if name not in known]
+        if unknown or len(set(names)) != len(names) or not names:
+            raise InvalidValue(
+                f"declare trainable tensors of the graph, each once and at least one; unknown: {unknown[:5]}"
+            )
+        return {name: known[name] for name in names}
+
+    def default_chunk_size(self, declared: Mapping[str, Shape] | None = None) -> int:
+        """Records whose intermediate values, and own copies of the declared tensors, together fit the caches."""
+        each = self.graph.cost.activations + _numbers(declared or {})
+        return max(1, CHUNK_VALUES.get(self.device.type, CHUNK_VALUES["cuda"]) // each)
+
+    def _chunk(self, records: int, chunk_size: int | None, *, declared: Mapping[str, Shape] | None = None) -> int:
+        return min(max(1, records), chunk_size if chunk_size is not None else self.default_chunk_size(declared))
+
+    def _place(self, records: Tensor) -> Tensor:
+        if records.dtype != torch.float32 or tuple(records.shape[1:]) != self.graph.input_shape or not records.dim():
+            raise InvalidValue(
+                f"records must be float32 of shape (b, {', '.join(map(str, self.graph.input_shape))}), got "
+                f"{records.dtype} of {tuple(records.shape)}"
+            )
+        return records.detach().to(self.device)
+
+    def _with(self, parameters: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """The stored tensors with some trainable ones replaced."""
+        weights = dict(self._weights)
+        for name, tensor in (parameters or {}).items():
+            shape = self.graph.parameter_shapes.get(name)
+            if shape is None or tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
+                raise InvalidValue(
+                    f"{name[:200]!r} must be a trainable tensor of the graph, float32, of its shape {shape}"
+                )
+            weights[name] = _laid_out(tensor.detach().to(self.device))
+        return weights
+
+    def _run(self, record: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Evaluates the graph on one record (*input_shape) -> (feature_dimension,)."""
+        values = [record]
+        for operation, inputs, attributes, names in self._plan:
+            tensors = {short: weights[name] for short, name in names.items()}
+            values.append(operation.apply([values[i] for i in inputs], attributes, tensors))
+        return values[-1]
+
+
+def split_gradient(vector: Tensor, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+    """Cuts a flat gradient (..., p) into named tensors (..., *shape), in the order of `shapes`."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    if vector.shape[-1] != sum(sizes):
+        raise InvalidValue(f"the gradient has {vector.shape[-1]} numbers, the named tensors {sum(sizes)}")
+    parts = torch.split(vector, sizes, dim=-1)
+    return {
+        name: part.reshape(*vector.shape[:-1], *shape)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
+
+
+def check_row_independence(extractor: Extractor, *, rows: int = 4, seed: int = 0) -> None:
+    """Perturbs one synthetic record in several ways, not-a-number included, and demands the others bit-identical.
+
+    Gradients are checked for the first and the last of the tensors that hold at most `MAX_CHECKED` numbers.
+
+    Args:
+        extractor: on the device where it will serve.
+        rows: synthetic records in the batch; they are drawn from a seed and are no one's data.
+        seed: of the synthetic records.
+
+    Raises:
+        RowsDepend: another row's features, or gradients, changed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    batch = torch.randn(rows, *extractor.graph.input_shape, generator=generator)
+    small = [name for name, shape in extractor.graph.parameter_shapes.items() if math.prod(shape) <= MAX_CHECKED]
+    names = list(dict.fromkeys((*small[:1], *small[-1:])))
+    position = int(torch.randint(rows, (), generator=generator))
+    others = [row for row in range(rows) if row != position]
+    perturbed = (
+        torch.randn(extractor.graph.input_shape, generator=generator),
+        torch.full(extractor.graph.input_shape, 1e30),  # overflows to infinity on its way
+        torch.full(extractor.graph.input_shape, float("nan")),
+    )
+
+    def outputs(records: Tensor) -> list[Tensor]:
+        found = [extractor.features(records, chunk_size=rows)[others]]
+        if names:
+            found.append(extractor.per_record_gradients(records, _identity, names, chunk_size=rows)[others])
+        return found
+
+    reference = outputs(batch)
+    for replacement in perturbed:
+        changed = batch.clone()
+        changed[position] = replacement
+        for before, after in zip(reference, outputs(changed), strict=True):
+            # Compare bits, so that a not-a-number equals itself.
+            if not torch.equal(before.view(torch.int32), after.view(torch.int32)):
+                raise RowsDepend(
+                    "perturbing one record changed another's features or gradients on this device; "
+                    "do not serve records with it"
+                )
+
+
+def _laid_out(tensor: Tensor) -> Tensor:
+    """Puts the channels of a convolution's weights innermost on a CPU: convolution and pooling follow their layout."""
+    if tensor.dim() != 4 or tensor.device.type != "cpu":
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def _numbers(shapes: Mapping[str, Shape]) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x

@@ -1,0 +1,112 @@
+"""Values while a traced module is lowered to a graph, and the builder that collects nodes and problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shared.errors import InvalidValue
+from shared.extractor.attributes import Value
+from shared.extractor.graph import Node, infer
+from shared.extractor.operations import Shape
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One reason why a module cannot travel as data.
+
+    Attributes:
+        path: the layer's path in the module; empty for the module itself.
+        reason: what is not possible.
+        instead: what to use.
+    """
+
+    path: str
+    reason: str
+    instead: str
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        return f"{self.path or '(the module itself)'}: {self.reason}; {self.instead}"
+
+
+class Refused(Exception):
+    """A traced operation has no word in the vocabulary.
+
+    Attributes:
+        reason: what is not possible.
+        instead: what to use.
+    """
+
+    def __init__(self, reason: str, instead: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.instead = instead
+
+
+class Batch:
+    """Stands for the batch size in shape arithmetic; only its place can matter, never its value."""
+
+
+BATCH: Final = Batch()
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A tensor with a leading batch dimension in the traced program.
+
+    Attributes:
+        number: of the graph's value; -1 after a refusal.
+        shape: of one record; None after a refusal, when nothing more can be said.
+    """
+
+    number: int
+    shape: Shape | None
+
+
+UNKNOWN: Final = Traced(-1, None)
+"""The value of whatever follows a refusal: it spreads, and causes no further refusals by itself."""
+
+
+class Builder:
+    """Collects nodes; the shapes of what was refused stay unknown, so that all problems are found in one pass."""
+
+    def __init__(self, input_shape: Shape) -> None:
+        self.nodes: list[Node] = []
+        self._shapes: list[Shape] = [input_shape]
+
+    def record(self) -> Traced:
+        """The graph's input."""
+        return Traced(0, self._shapes[0])
+
+    def emit(self, operation: str, *inputs: Traced, path: str = "", **attributes: Value) -> Traced:
+        """Appends one node, or raises Refused where the shapes do not fit."""
+        if any(value.shape is None for value in inputs):
+            return UNKNOWN
+        node = Node(
+            operation=operation,
+            inputs=tuple(value.number for value in inputs),
+            path=path,
+            attributes=tuple(sorted(attributes.items())),
+        )
+        try:
+            shape = infer(node, self._shapes)
+        except InvalidValue as error:
+            raise Refused(str(error), "check the layer's settings and the declared input shape") from error
+        self.nodes.append(node)
+        self._shapes.append(shape)
+        return Traced(len(self._shapes) - 1, shape)
+
+    def reshape(self, value: Traced, shape: Shape) -> Traced:
+        """A reshape of one record, or nothing where the shape is already that."""
+        return value if value.shape in (None, shape) else self.emit("reshape", value, shape=shape)
+
+
+def tuple_of(value: Any, length: int, what: str) -> tuple[int, ...]:
+    """A window argument as one integer for each spatial dimension; torch accepts an integer for all."""
+    entries = tuple(value) if isinstance(value, (tuple, list)) else (value,) * length
+    if len(entries) == 1:
+        entries = entries * length
+    if len(entries) != length or any(type(entry) is not int for entry in entries):
+        raise Refused(f"{what} {value!r} is not {length} fixed integers", "use constants")
+    return entries

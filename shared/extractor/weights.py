@@ -1,0 +1,148 @@
+"""Weights as safetensors, read from untrusted bytes.
+
+The header is checked here before the safetensors library sees the bytes: its own limits allow a header of 100 MB, every
+data type and every tensor. What is accepted is exactly what the graph asks for: float32, those names, those shapes, the
+data packed without holes, every number finite.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from shared.errors import InvalidValue
+from shared.extractor.graph import MAX_NODES, MAX_PATH, ExtractorGraph
+from shared.extractor.operations import Shape
+
+MAX_HEADER_BYTES = 4 * MAX_NODES * (MAX_PATH + 100)
+"""At most four tensors a node, each with a name and about 100 bytes of shape and offsets (2.4 MB)."""
+_PREFIX = 8  # bytes: the header's length, little endian
+_ITEM = 4  # bytes of a float32
+
+
+def weights_to_bytes(weights: Mapping[str, Tensor]) -> bytes:
+    """Serialises float32 tensors; the same tensors give the same bytes on any machine."""
+    for name, tensor in weights.items():
+        if tensor.dtype != torch.float32:
+            raise InvalidValue(f"{name} is {tensor.dtype}; only float32 travels, call module.float() first")
+    ordered = {name: weights[name].detach().cpu().contiguous().clone() for name in sorted(weights)}
+    return bytes(safetensors.torch.save(ordered))
+
+
+def weights_from_bytes(data: bytes, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+    """Parses untrusted bytes into exactly the tensors that `shapes` names.
+
+    Args:
+        data: safetensors; for an extractor's upload `shapes` is `graph.tensor_shapes`, for the adapted part of one step
+            the declared parameters' shapes.
+        shapes: name -> shape.
+
+    Raises:
+        InvalidValue: another size, header, name, type, shape or layout, or a value that is not finite.
+    """
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    if not _PREFIX <= len(data) <= _PREFIX + MAX_HEADER_BYTES + numbers * _ITEM:
+        raise InvalidValue(f"weights must be safetensors of {numbers} float32 numbers, got {len(data)} bytes")
+    size = int.from_bytes(data[:_PREFIX], "little")
+    if size > MAX_HEADER_BYTES or _PREFIX + size + numbers * _ITEM != len(data):
+        raise InvalidValue(
+            f"weights must hold {numbers} float32 numbers after a header within {MAX_HEADER_BYTES} bytes"
+        )
+    _check_header(_parse(data[_PREFIX : _PREFIX + size]), shapes)
+    try:
+        tensors = safetensors.torch.load(data)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise InvalidValue("weights are not valid safetensors") from error
+    for name in shapes:
+        if not bool(torch.isfinite(tensors[name]).all()):
+            raise InvalidValue(f"{name} holds a value that is not finite")
+    return {name: tensors[name] for name in shapes}
+
+
+def check_weights(graph: ExtractorGraph, weights: Mapping[str, Tensor]) -> None:
+    """Raises InvalidValue unless `weights` are exactly the graph's, finite, with sensible statistics."""
+    shapes = graph.tensor_shapes
+    _check_names(set(weights), set(shapes))
+    for name, shape in shapes.items():
+        tensor = weights[name]
+        if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
+            raise InvalidValue(f"{name} must be float32 of shape {shape}, got {tensor.dtype} of {tuple(tensor.shape)}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise InvalidValue(f"{name} holds a value that is not finite")
+    for name in graph.buffer_shapes:
+        tensor = weights[name]
+        if name.rpartition(".")[2] == "running_var" and bool((tensor < 0).any()):
+            raise InvalidValue(f"{name} must not be negative: it is a variance")
+        if name.rpartition(".")[2] == "knots" and not bool((tensor[:, 1:] > tensor[:, :-1]).all()):
+            raise InvalidValue(f"{name} must increase in each row")
+
+
+def module_weights(module: nn.Module, graph: ExtractorGraph) -> dict[str, Tensor]:
+    """The tensors of a traced module that its graph names, detached."""
+    state = module.state_dict()
+    _check_names(set(state) & set(graph.tensor_shapes), set(graph.tensor_shapes))
+    return {name: state[name].detach() for name in graph.tensor_shapes}
+
+
+def weights_digest(data: bytes) -> str:
+    """SHA-256 of serialised weights, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _parse(header: bytes) -> dict[str, Any]:
+    """The header as an object without duplicate keys."""
+    try:
+        document = json.loads(header.decode("ascii"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue("the header of the weights must be ASCII JSON without duplicate names") from error
+    if not isinstance(document, dict):
+        raise InvalidValue("the header of the weights must be an object")
+    return document
+
+
+def _check_header(header: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
+    _check_names(set(header), set(shapes))
+    spans = []
+    for name, shape in shapes.items():
+        entry = header[name]
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise InvalidValue(f"{name} must have dtype, shape and data_offsets")
+        if entry["dtype"] != "F32":
+            raise InvalidValue(f"{name} must be F32")
+        if _integers(entry["shape"]) != shape:
+            raise InvalidValue(f"{name} must have shape {list(shape)}")
+        offsets = _integers(entry["data_offsets"])
+        if offsets is None or len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * _ITEM:
+            raise InvalidValue(f"{name} must take {math.prod(shape) * _ITEM} bytes")
+        spans.append(offsets)
+    position = 0
+    for start, end in sorted(spans):
+        if start != position:
+            raise InvalidValue("the tensors must follow each other without holes or overlaps")
+        position = end
+
+
+def _check_names(names: set[str], wanted: set[str]) -> None:
+    if names != wanted:
+        missing, surplus = sorted(wanted - names)[:5], len(names - wanted)
+        raise InvalidValue(f"weights must be exactly the graph's tensors; missing {missing}, not asked for: {surplus}")
+
+
+def _integers(value: object) -> tuple[int, ...] | None:
+    if type(value) is not list or any(type(entry) is not int or entry < 0 for entry in value):
+        return None
+    return tuple(value)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise ValueError("duplicate name")
+    return document

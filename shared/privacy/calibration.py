@@ -1,0 +1,332 @@
+"""Epsilon of a committed run, and the noise that a target epsilon needs: two inverse functions.
+
+``epsilon`` prices a run under a ``Bound``; ``auto`` is the smallest of the valid prices (HYB, C_gamma, PLD), and the
+full batch is priced by its exact curve and profile. ``calibrate_sigma`` returns a sigma whose run costs at most the
+target: it is rounded up, never down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.errors import InvalidValue
+from shared.privacy import c_gamma, pld, published
+from shared.privacy.amplification import LARGEST_ORDER, renyi_curve
+from shared.privacy.bounds import Bound
+from shared.privacy.conversion import check_delta, epsilon_of
+from shared.privacy.events import MAX_SIGMA, MIN_SIGMA, RowProjections, RunEvent, StepEvent
+
+__all__ = ["Bound", "RunCost", "calibrate_rows", "calibrate_sigma", "epsilon", "epsilon_rows", "solve_sigma"]
+
+MIN_EPSILON, MAX_EPSILON = 1e-6, 1e4
+"""Targets between which calibration is meaningful; beyond them a run is free or worthless."""
+
+WHOLE_SHARE = 0.9999
+"""Part of delta at which ``auto`` sizes a run: a filter gives this much to a run that takes the whole budget, and keeps
+the rest for what may come after the operator extends it (``lanes``). It raises epsilon by about one part in 100,000."""
+
+WORTHLESS_EPSILON = 1000.0
+"""Above it ``auto`` leaves the Renyi price alone: a PLD of such shifts takes long, and nobody would run it."""
+
+_TOLERANCE = 1e-6
+"""Relative width of the last bracket of sigma; its upper end is returned."""
+
+_MARGIN = 1e-8
+"""Relative distance of a calibrated run's epsilon below the target."""
+
+_FIRST_ORDERS = (32, 128, LARGEST_ORDER)
+"""Orders tried one after the other until the best one lies well inside."""
+
+_INSIDE = 0.7
+
+_C_GAMMA_ORDERS = np.concatenate([np.linspace(1.05, 3.95, 30), np.geomspace(4.0, LARGEST_ORDER, 60)])
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """What ``calibrate_rows`` and ``epsilon_rows`` answer.
+
+    Attributes:
+        sigma: noise standard deviation, absolute.
+        epsilon: cost of the run at ``delta``, at most the target after a calibration.
+        delta: the target delta.
+        bound: the bound that priced the run.
+        guarantee: whether the bound is one; the published recipes are not.
+    """
+
+    sigma: float
+    epsilon: float
+    delta: float
+    bound: Bound
+    guarantee: bool
+
+
+def epsilon(run: RunEvent, delta: float, bound: Bound = Bound.AUTO) -> float:
+    """Epsilon of a committed run at ``delta``, rounded up.
+
+    Args:
+        run: the run.
+        delta: from 1e-300 to 0.5.
+        bound: how to price it.
+
+    Returns:
+        The cost; ``inf`` where this bound certifies nothing.
+
+    Raises:
+        InvalidValue: delta is out of range, or a published recipe is asked for what it does not define.
+    """
+    check_delta(delta)
+    if bound is Bound.AUTO:
+        renyi = _price(run, delta, Bound.HYB)
+        if renyi > WORTHLESS_EPSILON:
+            return renyi
+        distribution = _pld(run, delta)
+        # The PLD is C_gamma's own composition and cheaper than its Renyi curve, which serves where the PLD refuses.
+        return min(renyi, distribution if math.isfinite(distribution) else _price(run, delta, Bound.C_GAMMA))
+    return _price(run, delta, bound)
+
+
+def _price(run: RunEvent, delta: float, bound: Bound) -> float:
+    if not bound.is_guarantee:
+        return published.epsilon(run, delta, bound)
+    if bound is Bound.PLD:
+        return _pld(run, delta)
+    if run.step.batch == run.step.records:
+        # Nothing is sampled: every Renyi bound is the exact curve.
+        orders, curve = renyi_curve(run.step, Bound.HYB)
+        return epsilon_of(orders, run.steps * curve, delta)
+    if bound is Bound.C_GAMMA:
+        moments = c_gamma.log_moment(run.step.shift(), run.step.sampling_ratio, _C_GAMMA_ORDERS)
+        return epsilon_of(_C_GAMMA_ORDERS, run.steps * moments / (_C_GAMMA_ORDERS - 1.0), delta)
+    best = math.inf
+    for largest in _FIRST_ORDERS:
+        orders, curve = renyi_curve(run.step, bound, largest)
+        inside = orders <= _INSIDE * largest
+        low = epsilon_of(orders[inside], run.steps * curve[inside], delta)
+        high = epsilon_of(orders, run.steps * curve, delta)
+        best = min(best, high)
+        if math.isfinite(best) and low <= high:
+            break
+    return best
+
+
+def _pld(run: RunEvent, delta: float) -> float:
+    """The PLD price, or inf where the PLD refuses (delta or steps beyond its range, too little noise)."""
+    try:
+        return pld.epsilon(run.step, run.steps, delta)
+    except InvalidValue:
+        return math.inf
+
+
+def calibrate_sigma(
+    make_run: Callable[[float], RunEvent], *, epsilon: float, delta: float, bound: Bound = Bound.AUTO
+) -> float:
+    """The smallest sigma, up to one part in a million and rounded up, whose run costs at most epsilon.
+
+    Args:
+        make_run: the run for a given sigma; its cost must not increase with sigma.
+        epsilon: the target, from 1e-6 to 1e4.
+        delta: from 1e-300 to 0.5.
+        bound: how to price. ``auto`` leaves a ten-thousandth of delta unused, see ``WHOLE_SHARE``.
+
+    Returns:
+        sigma, absolute.
+
+    Raises:
+        InvalidValue: a target is out of range, or no sigma up to 1e12 reaches epsilon under this bound.
+    """
+    check_delta(delta)
+    if isinstance(epsilon, bool) or not MIN_EPSILON <= epsilon <= MAX_EPSILON:
+        raise InvalidValue(f"epsilon is {epsilon!r}; it must be from {MIN_EPSILON:g} to {MAX_EPSILON:g}")
+    if bound is not Bound.AUTO:
+        return _solve(lambda sigma: _price(make_run(sigma), delta, bound), epsilon, _guess(make_run, epsilon, delta))
+    delta *= WHOLE_SHARE
+    solutions: list[float] = []
+    guess = _guess(make_run, epsilon, delta)
+    for single in (Bound.HYB, Bound.PLD, Bound.C_GAMMA):
+        if single is Bound.C_GAMMA and solutions and math.isfinite(_pld(make_run(min(solutions)), delta)):
+            continue  # the PLD composes the same pair more tightly
+
+        def price(sigma: float, single: Bound = single) -> float:
+            return _price(make_run(sigma), delta, single)
+
+        # A bound that is above the target at the best sigma so far cannot improve on it.
+        if solutions and price(min(solutions)) > epsilon:
+            continue
+        try:
+            solutions.append(_solve(price, epsilon, min([*solutions, guess])))
+        except InvalidValue:  # this bound never reaches the target
+            continue
+    if not solutions:
+        raise _unreachable(epsilon)
+    return min(solutions)
+
+
+def solve_sigma(
+    price: Callable[[float], float], target: float, make_run: Callable[[float], RunEvent], delta: float
+) -> float:
+    """The smallest sigma, up to one part in a million and rounded up, with price(sigma) <= target.
+
+    Args:
+        price: epsilon as a function of sigma, not increasing.
+        target: the largest acceptable epsilon.
+        make_run: the run for a given sigma, from which a first guess is taken.
+        delta: the delta of the guess.
+
+    Raises:
+        InvalidValue: no sigma up to 1e12 reaches the target.
+    """
+    return _solve(price, target, _guess(make_run, target, delta))
+
+
+def _guess(make_run: Callable[[float], RunEvent], target: float, delta: float) -> float:
+    """A rough sigma from the central limit: mu^2 = T gamma^2 (e^S - 1), epsilon = mu sqrt(2 log 1/delta) + mu^2/2."""
+    run = make_run(1.0)
+    shift = run.step.shift().mean
+    spread = math.sqrt(2.0 * math.log(1.0 / delta))
+    mu = math.sqrt(spread * spread + 2.0 * target) - spread
+    per_step = math.log1p(mu * mu / (run.steps * run.step.sampling_ratio**2))
+    return min(max(math.sqrt(shift / per_step), 1e-6), 1e9) if per_step > 0.0 and shift > 0.0 else 1.0
+
+
+def _solve(price: Callable[[float], float], target: float, guess: float) -> float:
+    """Bracket and false position (Illinois) on log epsilon against log sigma; the affordable end of the bracket."""
+    # A filter adds the same numbers in another order; this much is left so that it admits what was sized here.
+    target *= 1.0 - _MARGIN
+
+    def gap(log_sigma: float) -> float:
+        value = price(math.exp(log_sigma))
+        return math.log(max(value, 1e-300) / target) if value < math.inf else math.inf
+
+    low, high = math.log(MIN_SIGMA), math.log(MAX_SIGMA)
+    at = min(max(math.log(guess), low), high)
+    value, stride = gap(at), 0.15
+    if value > 0.0:  # too little noise
+        left, left_gap = at, value
+        while True:
+            at = min(at + stride, high)
+            value, stride = gap(at), 2.0 * stride
+            if value <= 0.0:
+                right, right_gap = at, value
+                break
+            if at >= high:
+                raise _unreachable(target)
+            left, left_gap = at, value
+    else:
+        right, right_gap = at, value
+        while True:
+            at = max(at - stride, low)
+            value, stride = gap(at), 2.0 * stride
+            if value > 0.0:
+                left, left_gap = at, value
+                break
+            right, right_gap = at, value
+            if at <= low:  # affordable even with the least noise that can be described
+                return math.exp(right)
+    return _false_position(gap, (left, left_gap), (right, right_gap))
+
+
+def _false_position(gap: Callable[[float], float], left: tuple[float, float], right: tuple[float, float]) -> float:
+    """Shrink a bracket with gap > 0 on the left and <= 0 on the right; exp of its right end."""
+    (low, low_gap), (high, high_gap) = left, right
+    last = 0
+    while high - low > _TOLERANCE:
+        if math.isfinite(low_gap) and high_gap < 0.0:
+            at = low + (high - low) * low_gap / (low_gap - high_gap)
+            # Stay off the ends by a little less than the tolerance, so that both ends close in.
+            edge = min(0.4 * _TOLERANCE, 0.25 * (high - low))
+            at = min(max(at, low + edge), high - edge)
+        elif high_gap == 0.0:
+            break
+        else:
+            at = 0.5 * (low + high)
+        value = gap(at)
+        if value > 0.0:
+            low, low_gap = at, value
+            if last == 1:
+                high_gap *= 0.5
+            last = 1
+        else:
+            high, high_gap = at, value
+            if last == -1 and math.isfinite(low_gap):
+                low_gap *= 0.5
+            last = -1
+    return math.exp(high)
+
+
+def _unreachable(target: float) -> InvalidValue:
+    return InvalidValue(
+        f"no sigma up to {MAX_SIGMA:g} reaches epsilon {target:g} under this bound; allow a larger epsilon or delta, "
+        "use fewer steps or a smaller batch, or choose bound auto"
+    )
+
+
+def _rows(*, features: int, directions: int, records: int, batch: int, steps: int, sigma: float) -> RunEvent:
+    part = RowProjections(feature_dimension=features, directions=directions, sigma=sigma)
+    return RunEvent(step=StepEvent(records=records, batch=batch, parts=(part,)), steps=steps)
+
+
+def calibrate_rows(
+    *,
+    features: int,
+    directions: int,
+    records: int,
+    batch: int,
+    steps: int,
+    epsilon: float,
+    delta: float,
+    bound: Bound = Bound.AUTO,
+) -> RunCost:
+    """The noise for a run of noisy projected rows (DP-SWD), from the numbers of a command line.
+
+    Args:
+        features: d.
+        directions: k.
+        records: n.
+        batch: b.
+        steps: T.
+        epsilon: target epsilon.
+        delta: target delta.
+        bound: how to price.
+
+    Raises:
+        InvalidValue: an argument is out of range; the message names it.
+    """
+
+    def make_run(sigma: float) -> RunEvent:
+        return _rows(features=features, directions=directions, records=records, batch=batch, steps=steps, sigma=sigma)
+
+    sigma = calibrate_sigma(make_run, epsilon=epsilon, delta=delta, bound=bound)
+    return RunCost(
+        sigma=sigma,
+        epsilon=_cost(make_run(sigma), delta, bound),
+        delta=delta,
+        bound=bound,
+        guarantee=bound.is_guarantee,
+    )
+
+
+def epsilon_rows(
+    *,
+    features: int,
+    directions: int,
+    records: int,
+    batch: int,
+    steps: int,
+    sigma: float,
+    delta: float,
+    bound: Bound = Bound.AUTO,
+) -> RunCost:
+    """The cost of a run of noisy projected rows: the inverse of ``calibrate_rows``."""
+    run = _rows(features=features, directions=directions, records=records, batch=batch, steps=steps, sigma=sigma)
+    return RunCost(
+        sigma=sigma, epsilon=_cost(run, delta, bound), delta=delta, bound=bound, guarantee=bound.is_guarantee
+    )
+
+
+_cost = epsilon
+"""The module's function under a name that the keyword arguments called epsilon do not hide."""

@@ -1,0 +1,89 @@
+"""What one event costs at given Renyi orders: the smaller of all valid bounds, order by order, rounded up."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shared.privacy import c_gamma
+from shared.privacy.amplification import LARGEST_ORDER, full_batch_curve, log_moments, renyi_curve
+from shared.privacy.bounds import Bound
+from shared.privacy.conversion import convex_envelope, headroom
+from shared.privacy.ternary import log_second_moment
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shared.privacy.events import RunEvent, StepEvent
+
+_ROUNDING = 1e-9
+"""Relative margin, far above float64's error and far below anything that matters."""
+
+
+WORTHLESS_COST = 1000.0
+"""A step that costs more at every order is priced by HYB alone: C_gamma of such shifts takes seconds."""
+
+
+@lru_cache(maxsize=1024)
+def step_costs(step: StepEvent, orders: tuple[float, ...]) -> tuple[float, ...]:
+    """Renyi divergence of one step at increasing real orders > 1: min(HYB, C_gamma, full batch).
+
+    Args:
+        step: what is released.
+        orders: the orders, increasing.
+
+    Returns:
+        Upper bounds on eps(alpha), one for each order; ``inf`` where the curve leaves float64's range.
+    """
+    law = step.shift()
+    alpha = np.array(orders)
+    if step.batch == step.records or law.largest == 0.0:
+        return _rounded(full_batch_curve(law, alpha))
+    # HYB lives on integers; one more order, 2, anchors what lies between 1 and 2.
+    integers = np.unique(np.concatenate([[2.0], np.floor(alpha), np.ceil(alpha)]))
+    integers = integers[(integers >= 2.0) & (integers <= LARGEST_ORDER)]
+    gamma = step.sampling_ratio
+    hyb = log_moments(law, gamma, Bound.HYB, integers.astype(np.int64), log_t2=log_second_moment(step))
+    grid = np.union1d(alpha, integers)
+    moments = law.log_moment(grid)
+    where = np.searchsorted(grid, integers)
+    moments[where] = np.minimum(moments[where], hyb)
+    if float(np.min(moments / (grid - 1.0))) <= WORTHLESS_COST:
+        where = np.searchsorted(grid, alpha)
+        with np.errstate(over="ignore"):
+            moments[where] = np.minimum(moments[where], c_gamma.log_moment(law, gamma, alpha))
+    envelope = convex_envelope(grid, moments)[np.searchsorted(grid, alpha)]
+    return _rounded(envelope / (alpha - 1.0) * (1.0 + _ROUNDING))
+
+
+def _rounded(costs: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(float(cost) if math.isfinite(cost) else math.inf for cost in costs)
+
+
+def best_order(run: RunEvent, delta: float) -> float:
+    """The order at which HYB converts exactly this run to the smallest epsilon at ``delta``."""
+    orders, curve = renyi_curve(run.step, Bound.HYB)
+    return float(orders[np.argmin(run.steps * curve + headroom(orders, math.log(delta)))])
+
+
+def pure_costs(epsilon: float, orders: tuple[float, ...]) -> tuple[float, ...]:
+    """Renyi divergence of any epsilon-DP mechanism: randomised response is the worst (Murtagh, Vadhan 2016).
+
+    With p = e^epsilon / (1 + e^epsilon) and q = 1 - p,
+    (alpha-1) eps(alpha) = log(p^alpha q^(1-alpha) + q^alpha p^(1-alpha)).
+    """
+    if epsilon == 0.0:
+        return tuple(0.0 for _ in orders)
+    alpha = np.array(orders)
+    if epsilon < 1e-3:
+        # eps(alpha) <= alpha epsilon^2 / 2 (Bun, Steinke 2016); the logarithm below would lose its digits here.
+        costs = alpha * epsilon * epsilon / 2.0
+    else:
+        log_p, log_q = -math.log1p(math.exp(-epsilon)), -epsilon - math.log1p(math.exp(-epsilon))
+        costs = np.logaddexp(alpha * log_p + (1.0 - alpha) * log_q, alpha * log_q + (1.0 - alpha) * log_p) / (
+            alpha - 1.0
+        )
+    return tuple(min(epsilon, float(cost) * (1.0 + _ROUNDING)) for cost in costs)

@@ -1,0 +1,159 @@
+"""A run's Renyi price derived again through autodp (Wang, Balle, Kasiviswanathan 2019, Theorem 27).
+
+dpswd's own accountant decides; this is an independent check of its sums, binomials and forward differences, made when
+a run is opened. Both start from the exact full-batch curve (``curves``, itself checked against mpmath by the tests).
+
+The known order of the figures at integer orders alpha, on which the check insists:
+
+    charged cost (HYB, C_gamma)  <=  Theorem 27 here;    Theorem 27 here  =  Theorem 27 by autodp, to 1e-6,
+
+the equality at order 2, where Theorem 27 takes no forward differences. At higher orders the check is one-sided: never
+cheaper than autodp's Theorem 27, never dearer than its Theorem 9. Ours rounds up, and falls back to Theorem 9 where a
+law has a heavy tail or a step costs very little; autodp forms the differences by alternating sums of terms near 1 and
+loses digits below costs of 1e-9, and upwards at orders from 40 on, which is why the orders end at 24
+(docs/accountant-crosscheck.md maps both).
+
+autodp 0.2.3.1 has traps (docs/privacy, 9): the mechanism must be marked ``replace_one``, its curve accept infinity,
+sampling must be told not to be Poisson, and orders between 1 and 2 are wrong, so they are not compared.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from autodp.autodp_core import Mechanism
+from autodp.transformer_zoo import AmplificationBySampling
+
+from shared.errors import AccountantsDisagree
+from shared.privacy.amplification import log_moments
+from shared.privacy.bounds import Bound
+from shared.privacy.costs import step_costs
+from shared.privacy.events import RunEvent, StepEvent
+
+ORDERS = tuple(float(order) for order in (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24))
+"""Integer orders; beyond them autodp's differences lose too many digits to either side."""
+
+TOLERANCE = 1e-6
+"""Largest relative difference of the two Theorem 27 curves; both carry rounding margins below 1e-7."""
+
+_FLOOR = 1e-13
+"""autodp computes log(1 + x) without log1p: costs below this are rounding to it."""
+
+_TABLE = 128
+
+
+@dataclass(frozen=True)
+class CrossCheck:
+    """What the two accountants said, per step.
+
+    Attributes:
+        orders: the integer orders compared.
+        charged: what dpswd charges at them.
+        theorem_27: Theorem 27 by dpswd.
+        autodp: Theorem 27 by autodp.
+        theorem_9: Theorem 9 by autodp.
+    """
+
+    orders: tuple[float, ...]
+    charged: tuple[float, ...]
+    theorem_27: tuple[float, ...]
+    autodp: tuple[float, ...]
+    theorem_9: tuple[float, ...]
+
+    @property
+    def largest_difference(self) -> float:
+        """Largest relative difference of the two Theorem 27 curves at order 2, or by which ours is lower at any."""
+        rows = zip(self.orders, self.theorem_27, self.autodp, strict=True)
+        return max(
+            max(0.0, abs(ours - theirs) - _FLOOR) / max(theirs, _FLOOR)
+            for order, ours, theirs in rows
+            if ours < theirs or order == 2.0
+        )
+
+
+def check_with_autodp(event: RunEvent) -> CrossCheck:
+    """Derive a run's per-step Renyi price again through autodp.
+
+    Args:
+        event: the run; every step costs the same, so one step is compared.
+
+    Returns:
+        The figures, for the operator's log.
+
+    Raises:
+        AccountantsDisagree: the figures are not in their known order, or autodp gave no finite figure.
+    """
+    step = event.step
+    theirs, above = _autodp(step, improved=True), _autodp(step, improved=False)
+    charged = step_costs(step, ORDERS)
+    ours = _theorem_27(step)
+    kept = [i for i in range(len(ORDERS)) if math.isfinite(theirs[i]) and math.isfinite(above[i])]
+    if not kept:
+        raise AccountantsDisagree("autodp gives no finite price for this run; the run is refused, tell the operator")
+    result = CrossCheck(
+        orders=tuple(ORDERS[i] for i in kept),
+        charged=tuple(charged[i] for i in kept),
+        theorem_27=tuple(ours[i] for i in kept),
+        autodp=tuple(theirs[i] for i in kept),
+        theorem_9=tuple(above[i] for i in kept),
+    )
+    difference = result.largest_difference
+    if not difference <= TOLERANCE:
+        raise AccountantsDisagree(
+            f"autodp and dpswd differ by {difference:.2g} (relative) in Theorem 27, allowed is {TOLERANCE:g}; "
+            "the run is refused, tell the operator"
+        )
+    for order, cost, bound, most in zip(
+        result.orders, result.charged, result.theorem_27, result.theorem_9, strict=True
+    ):
+        if not 0.0 <= cost <= bound * (1.0 + TOLERANCE) + _FLOOR or not bound <= most * (1.0 + TOLERANCE) + _FLOOR:
+            raise AccountantsDisagree(
+                f"at order {order:g} dpswd charges {cost:.9g} a step, its Theorem 27 is {bound:.9g} and autodp's "
+                f"Theorem 9 {most:.9g}, which must not decrease in this order; the run is refused, tell the operator"
+            )
+    return result
+
+
+def _theorem_27(step: StepEvent) -> tuple[float, ...]:
+    law, alpha = step.shift(), np.array(ORDERS)
+    if step.batch == step.records:
+        return tuple(float(value) for value in law.renyi(alpha))
+    moments = log_moments(law, step.sampling_ratio, Bound.WBK27, alpha.astype(np.int64), log_t2=None)
+    return tuple(float(value) for value in moments / (alpha - 1.0))
+
+
+def _autodp(step: StepEvent, *, improved: bool) -> list[float]:
+    mechanism: Any = Mechanism()
+    mechanism.name, mechanism.params = "step", {}
+    mechanism.neighboring = "replace_one"
+    mechanism.propagate_updates(_curve(step), "RDP")
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # autodp takes logarithms of zero on its way
+        if step.batch < step.records:
+            sampling = AmplificationBySampling(PoissonSampling=False)
+            mechanism = sampling(mechanism, step.sampling_ratio, improved_bound_flag=improved)
+        full = _curve(step)
+        # Sampling never costs more than the full batch; autodp leaves that out of its improved bound.
+        return [min(float(mechanism.RenyiDP(order)), full(order)) for order in ORDERS]
+
+
+def _curve(step: StepEvent) -> Callable[[float], float]:
+    """The exact full-batch curve as autodp wants it: any order, infinity included; whole orders from a table."""
+    law = step.shift()
+    table = law.renyi(np.arange(2.0, _TABLE + 1.0))
+
+    def rdp(order: float) -> float:
+        if math.isinf(order):
+            return math.inf
+        if order <= 1.0:
+            return law.mean / 2.0  # the Kullback-Leibler divergence
+        if float(order).is_integer() and order <= _TABLE:
+            return float(table[int(order) - 2])
+        return float(law.renyi(order))
+
+    return rdp

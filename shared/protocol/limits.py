@@ -1,0 +1,24 @@
+"""Limits that both parties enforce before anything is parsed into arrays. Each constant gives its reason."""
+
+from __future__ import annotations
+
+# One message: the weights of a 16-million-parameter extractor (64 MB in float32) plus framing.
+MAX_MESSAGE_BYTES = 80 * 1024 * 1024
+# Directions k of one step; the papers use at most 2000.
+MAX_DIRECTIONS = 20_000
+# Coefficients L of one direction; beyond it rows are the better release.
+MAX_COEFFICIENTS = 512
+# Records in one sample; bounds the curator's memory, not privacy.
+MAX_BATCH_SIZE = 65_536
+# Adapted parameters p; per-record gradients take batch * p floats, computed in chunks.
+MAX_ADAPTED_PARAMETERS = 4_000_000
+# Source features m of one step.
+MAX_SOURCE_FEATURES = 65_536
+# Values of one release (rows * directions, or coefficients * directions).
+MAX_RELEASE_VALUES = 32_000_000
+# Steps of one run.
+MAX_STEPS = 10_000_000
+# Dimensions of one array.
+MAX_RANK = 8
+# The grid step of a release is sigma * 2**-GRID_EXPONENT (docs/privacy/noise.md).
+GRID_EXPONENT = 11

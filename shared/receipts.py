@@ -1,0 +1,369 @@
+"""Signed ledger entries, and how either party checks them without trusting the other.
+
+The curator's ledger is a chain of *statements*. A statement is canonical JSON::
+
+    {"format":"dpswd-ledger-1","kind":"step-answered","payload":{...},
+     "previous":"<SHA-256 of the statement before>","seq":17,"time":"2026-01-31T12:00:00.000000Z"}
+
+and carries an Ed25519 signature of its bytes. A *receipt* is the signed statement that a step was answered
+(``step-answered``) or that a run was opened and charged (``run-opened``). It holds its place in the chain
+(``seq``, ``previous``): whoever keeps receipts can later hold them against an export of the ledger and find
+any edit, deletion, reordering, truncation or rollback that touches an entry at or before the last receipt.
+
+What must never change: the meaning of ``dpswd-ledger-1``. Another layout is another format string.
+
+Everything here is a pure function of bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from shared.errors import InvalidValue
+
+FORMAT = "dpswd-ledger-1"
+GENESIS = "0" * 64  # what the first entry names as its predecessor
+RUN_OPENED = "run-opened"
+STEP_ANSWERED = "step-answered"
+
+# A statement has a few hundred bytes; one with the price of a run at many orders, some ten thousand.
+MAX_STATEMENT_BYTES = 1 << 20
+
+_HEX_256 = re.compile(r"[0-9a-f]{64}")
+_KEYS = {"format", "kind", "payload", "previous", "seq", "time"}
+
+
+def canonical_json(value: object) -> bytes:
+    """The one byte string of a JSON value: sorted keys, no spaces, ASCII, no NaN or infinity.
+
+    Raises:
+        InvalidValue: the value is not JSON, or holds a number that JSON does not have.
+    """
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidValue(f"a ledger entry holds only finite JSON values: {error}") from error
+    return text.encode("ascii")
+
+
+def sha256(data: bytes) -> str:
+    """SHA-256 in lower-case hexadecimal, the only digest that the ledger uses."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedEntry:
+    """One entry of the ledger: the signed bytes and what they say.
+
+    Attributes:
+        seq: place in the chain, 1 for the first.
+        kind: what the entry states; docs/ledger.md lists the kinds.
+        time: UTC by the curator's clock; information only, nothing depends on it.
+        payload: the kind's fields.
+        previous: SHA-256 of the statement before, in hexadecimal.
+        statement: the signed bytes.
+        signature: Ed25519, 64 bytes.
+    """
+
+    seq: int
+    kind: str
+    time: str
+    payload: Mapping[str, Any]
+    previous: str
+    statement: bytes
+    signature: bytes
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the statement, in hexadecimal: what the next entry names as ``previous``."""
+        return sha256(self.statement)
+
+    def signed_by(self, public_key: bytes) -> bool:
+        """Whether the signature is that of the raw 32-byte Ed25519 ``public_key``.
+
+        Raises:
+            InvalidValue: ``public_key`` is no Ed25519 key.
+        """
+        try:
+            _public_key(public_key).verify(self.signature, self.statement)
+        except InvalidSignature:
+            return False
+        return True
+
+    def to_json(self) -> str:
+        """One line of an export or of a client's receipt file."""
+        return canonical_json({"signature": self.signature.hex(), "statement": self.statement.decode("ascii")}).decode(
+            "ascii"
+        )
+
+    @classmethod
+    def from_json(cls, line: str) -> SignedEntry:
+        """The inverse of `to_json`.
+
+        Raises:
+            InvalidValue: the line is no signed entry.
+        """
+        try:
+            value = json.loads(line)
+            statement = value["statement"].encode("ascii")
+            signature = bytes.fromhex(value["signature"])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InvalidValue(f"not a signed entry: {error!r}") from error
+        return cls.parse(statement, signature)
+
+    @classmethod
+    def parse(cls, statement: bytes, signature: bytes) -> SignedEntry:
+        """Reads a statement. The signature is kept, not checked: see `signed_by`.
+
+        Raises:
+            InvalidValue: the bytes are not the canonical form of a statement of this format.
+        """
+        if len(statement) > MAX_STATEMENT_BYTES:
+            raise InvalidValue(f"a statement has at most {MAX_STATEMENT_BYTES} bytes, this one has {len(statement)}")
+        try:
+            value = json.loads(statement)
+        except (ValueError, RecursionError) as error:
+            raise InvalidValue(f"a statement is canonical JSON: {error}") from error
+        if not isinstance(value, dict) or set(value) != _KEYS or value["format"] != FORMAT:
+            raise InvalidValue(f"a statement is an object of format {FORMAT!r} with the keys {sorted(_KEYS)}")
+        if canonical_json(value) != statement:
+            # Two spellings of one statement would have two hashes: only one of them may exist.
+            raise InvalidValue("the statement is not in canonical form")
+        seq, previous = value["seq"], value["previous"]
+        typed = isinstance(value["kind"], str) and isinstance(value["time"], str) and isinstance(value["payload"], dict)
+        if type(seq) is not int or seq < 1 or not typed:
+            raise InvalidValue("a statement has a positive seq, a kind, a time and a payload")
+        if not isinstance(previous, str) or not _HEX_256.fullmatch(previous):
+            raise InvalidValue("a statement names its predecessor by SHA-256 in hexadecimal")
+        return cls(
+            seq=seq,
+            kind=value["kind"],
+            time=value["time"],
+            payload=value["payload"],
+            previous=previous,
+            statement=statement,
+            signature=signature,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """A signed entry that states a charge or an answer to this client.
+
+    Attributes:
+        entry: the signed entry itself; everything else is read from it.
+        run_id: the run.
+        step: 1 for the first step of the run, 0 for the opening of the run, which charges all its steps.
+        client: the name under which the operator knows the client.
+        request_id: the client's own id of the request.
+        request_digest: SHA-256 of the validated request, as the curator computed it.
+        reply_digest: SHA-256 of the released bytes; None for the opening of a run.
+    """
+
+    entry: SignedEntry
+    run_id: str
+    step: int
+    client: str
+    request_id: str
+    request_digest: str
+    reply_digest: str | None
+
+    @property
+    def seq(self) -> int:
+        """The entry's place in the ledger's chain."""
+        return self.entry.seq
+
+    @property
+    def statement(self) -> bytes:
+        """The signed bytes, as they travel to the client."""
+        return self.entry.statement
+
+    @property
+    def signature(self) -> bytes:
+        """Ed25519 over the statement, 64 bytes."""
+        return self.entry.signature
+
+    @classmethod
+    def parse(cls, statement: bytes, signature: bytes) -> Receipt:
+        """Reads a receipt as it travels. Nothing is verified yet.
+
+        Raises:
+            InvalidValue: the bytes are no statement of a charge or an answer.
+        """
+        return cls.of(SignedEntry.parse(statement, signature))
+
+    @classmethod
+    def of(cls, entry: SignedEntry) -> Receipt:
+        """The receipt that an entry is.
+
+        Raises:
+            InvalidValue: the entry states neither a charge nor an answer.
+        """
+        if entry.kind not in (RUN_OPENED, STEP_ANSWERED):
+            raise InvalidValue(f"a receipt states {RUN_OPENED!r} or {STEP_ANSWERED!r}, not {entry.kind!r}")
+        answered = entry.kind == STEP_ANSWERED
+        texts = ("run", "client", "request_id", "digest", *(("reply",) if answered else ()))
+        payload = entry.payload
+        step = payload.get("step", -1) if answered else 0
+        if not all(isinstance(payload.get(key), str) for key in texts) or type(step) is not int or step < 0:
+            raise InvalidValue(f"a receipt of kind {entry.kind!r} holds the texts {texts} and a step")
+        return cls(
+            entry=entry,
+            run_id=payload["run"],
+            step=step,
+            client=payload["client"],
+            request_id=payload["request_id"],
+            request_digest=payload["digest"],
+            reply_digest=payload["reply"] if answered else None,
+        )
+
+    def problems(
+        self, *, public_key: bytes, run_id: str, request_id: str, reply: bytes, step: int | None = None
+    ) -> list[str]:
+        """What is wrong with this receipt for the reply that came with it; empty when it holds.
+
+        Args:
+            public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it.
+            run_id: the run that the client asked about.
+            request_id: the client's id of the request.
+            reply: the released bytes that the client received.
+            step: the number of the step as the reply itself states it.
+
+        Returns:
+            One sentence for each disagreement.
+        """
+        expected = [
+            ("run", self.run_id, run_id),
+            ("request id", self.request_id, request_id),
+            ("reply's SHA-256", self.reply_digest, sha256(reply)),
+            ("step", self.step, self.step if step is None else step),
+        ]
+        problems = [
+            f"its {what} is {stated!r}, expected {wanted!r}" for what, stated, wanted in expected if stated != wanted
+        ]
+        if not self.entry.signed_by(public_key):
+            problems.append("its signature is not by the curator's ledger key")
+        return problems
+
+
+class Tampering(enum.Enum):
+    """What a check found."""
+
+    UNREADABLE = "unreadable"  # not a statement at all
+    EDITED = "edited"  # the signature does not fit the statement
+    MISSING = "missing"  # entries were deleted: a gap in seq
+    REORDERED = "reordered"  # an entry stands behind one with a higher or equal seq
+    RELINKED = "relinked"  # the entry names another predecessor than the one that stands there
+    TRUNCATED = "truncated"  # a receipt names an entry behind the end: truncation or rollback
+    REWRITTEN = "rewritten"  # a receipt and the ledger have different entries at one place
+    FORGED = "forged"  # a receipt that the ledger's key did not sign
+    UNLAWFUL = "unlawful"  # an entry that the ledger's rules do not allow at its place
+    INCONSISTENT = "inconsistent"  # tables, stored bytes or the file do not agree with the entries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong, and where.
+
+    Attributes:
+        tampering: the kind of damage.
+        seq: the place in the chain, or the line number for an unreadable line.
+        text: one sentence for the reader.
+    """
+
+    tampering: Tampering
+    seq: int
+    text: str
+
+
+def read_export(lines: Iterable[str]) -> tuple[list[SignedEntry], list[Finding]]:
+    """Reads an export or a receipt file, one `SignedEntry.to_json` per line; empty lines are skipped.
+
+    Returns:
+        The entries in the order of the file, and a finding for each line that is none.
+    """
+    entries: list[SignedEntry] = []
+    findings: list[Finding] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entries.append(SignedEntry.from_json(line))
+        except InvalidValue as error:
+            findings.append(Finding(tampering=Tampering.UNREADABLE, seq=number, text=f"line {number}: {error}"))
+    return entries, findings
+
+
+def check_chain(entries: Iterable[SignedEntry], public_key: bytes) -> list[Finding]:
+    """Every signature, and that the entries are 1, 2, 3, ... each naming the one before.
+
+    A truncated tail leaves a valid chain: only receipts, or a head noted elsewhere, can show it.
+    """
+    findings: list[Finding] = []
+    expected, previous = 1, GENESIS
+    for entry in entries:
+        if not entry.signed_by(public_key):
+            findings.append(_finding(Tampering.EDITED, entry, "its signature does not fit its content"))
+        if entry.seq > expected:
+            findings.append(_finding(Tampering.MISSING, entry, f"entries {expected} to {entry.seq - 1} are missing"))
+        elif entry.seq < expected:
+            findings.append(_finding(Tampering.REORDERED, entry, f"it stands where entry {expected} belongs"))
+        elif entry.previous != previous:
+            findings.append(_finding(Tampering.RELINKED, entry, "it does not name the entry before it"))
+        expected, previous = max(expected, entry.seq) + 1, entry.hash
+    return findings
+
+
+def verify_receipts(
+    export: Sequence[SignedEntry], receipts: Iterable[SignedEntry], public_key: bytes
+) -> tuple[Finding, ...]:
+    """Holds a client's receipts, or noted heads, against an export of the ledger.
+
+    Any signed entry serves as a receipt here: an auditor may keep the ledger's last entry as a witness.
+
+    Args:
+        export: the ledger's entries in the order of the export, as `read_export` returns them.
+        receipts: the signed entries that the client kept, in any order.
+        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it.
+
+    Returns:
+        Findings; empty exactly when the export is one unbroken signed chain that contains every receipt.
+
+    Raises:
+        InvalidValue: ``public_key`` is no Ed25519 key.
+    """
+    findings = check_chain(export, public_key)
+    statements = {entry.seq: entry.statement for entry in export}
+    last = max(statements, default=0)
+    for receipt in receipts:
+        if not receipt.signed_by(public_key):
+            findings.append(_finding(Tampering.FORGED, receipt, "the receipt is not signed by the ledger's key"))
+        elif receipt.seq > last:
+            text = f"the ledger ends at entry {last}: it was truncated or rolled back behind this receipt"
+            findings.append(_finding(Tampering.TRUNCATED, receipt, text))
+        elif receipt.seq not in statements:
+            findings.append(_finding(Tampering.MISSING, receipt, "the entry of this receipt is missing"))
+        elif statements[receipt.seq] != receipt.statement:
+            text = "the ledger now states something else than this signed receipt: its history was rewritten"
+            findings.append(_finding(Tampering.REWRITTEN, receipt, text))
+    return tuple(findings)
+
+
+def _finding(tampering: Tampering, entry: SignedEntry, text: str) -> Finding:
+    return Finding(tampering=tampering, seq=entry.seq, text=f"entry {entry.seq} ({entry.kind}): {text}")
+
+
+def _public_key(raw: bytes) -> Ed25519PublicKey:
+    try:
+        return Ed25519PublicKey.from_public_bytes(raw)
+    except ValueError as error:
+        raise InvalidValue(f"an Ed25519 public key has 32 raw bytes, this one has {len(raw)}") from error

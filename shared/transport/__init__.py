@@ -1,0 +1,1 @@
+"""Distances between samples, differentiable and on any device: one-dimensional, sliced, and entropic (Sinkhorn)."""

@@ -1,0 +1,101 @@
+"""A curator as a real process, driven through its command line, for the tests of this directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from private_curator.home import Home
+from public_client.curator import Curator, UploadedExtractor
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+
+COMMAND = (sys.executable, "-m", "private_curator.cli")
+ROOT = Path(__file__).resolve().parents[2]
+STOPS = Path(__file__).with_name("serve_with_stops.py")
+START_S = 90.0
+CLIENT = "ml-team"
+
+
+class CuratorProcess:
+    """One curator's home and, between `start` and `stop`, its process."""
+
+    def __init__(self, directory: Path, records: np.ndarray, *, epsilon: float, delta: float = 1e-5) -> None:
+        self.directory = directory
+        self.home = Home(directory / "home")
+        self.log = directory / "curator.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        np.savez(directory / "records.npz", records=records.astype(np.float32))
+        self.command(
+            "init", "--records", directory / "records.npz", "--epsilon", epsilon, "--delta", delta, "--device", "cpu"
+        )
+        self.command("client", "add", CLIENT, "--out", self.credentials(CLIENT))
+
+    def credentials(self, name: str) -> Path:
+        return self.directory / f"credentials-{name}"
+
+    def run_command(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "DPSWD_CURATOR_HOME": str(self.home.path)}
+        return subprocess.run(
+            [*COMMAND, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+
+    def command(self, *arguments: object) -> str:
+        done = self.run_command(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def json(self, *arguments: object) -> Any:
+        return json.loads(self.command(*arguments, "--format", "json"))
+
+    def start(self, *, stop_at: tuple[str, str] | None = None) -> None:
+        """Starts the process and waits until it listens; `stop_at` is (point, "kill" or seconds)."""
+        assert self.process is None
+        self.home.address.unlink(missing_ok=True)
+        serve = [*COMMAND, "serve", "--home", str(self.home.path), "--address", "localhost:0"]
+        if stop_at is not None:
+            serve = [sys.executable, str(STOPS), str(self.home.path), *stop_at]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(serve, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_S
+        while not self.home.address.exists():
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() < deadline, "the curator did not start in time"
+            time.sleep(0.05)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        if self.process is None:
+            return 0
+        self.process.send_signal(signal.SIGTERM)
+        return self.ended()
+
+    def ended(self) -> int:
+        """Waits for the process to end by itself."""
+        assert self.process is not None
+        status = self.process.wait(timeout=60)
+        self.process = None
+        return status
+
+    @property
+    def address(self) -> str:
+        return self.home.address.read_text().strip()
+
+    def connect(self, *, name: str = CLIENT, patience_s: float = 20.0) -> Curator:
+        return Curator.connect(self.address, credentials=self.credentials(name), patience_s=patience_s)
+
+
+def upload(curator: Curator, module: nn.Module) -> UploadedExtractor:
+    """Traces and uploads a module for this curator's records."""
+    graph = trace(module, curator.describe().record_shape)
+    return curator.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(module, graph)))

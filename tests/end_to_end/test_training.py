@@ -1,0 +1,125 @@
+"""The README's session against a real curator process: real sockets, certificates, ledger, noise."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from public_client import Curator, DomainAdaptation
+from public_client.adapted import load_adapted
+from public_client.datasets import load_task
+from public_client.evaluation import accuracy, features
+from public_client.networks import digits_network
+from public_client.rehearsal import RehearsalHospital
+from public_client.source import source_loader, train_source
+from shared import receipts
+from shared.errors import BudgetExhausted, RunFinished
+
+pytestmark = pytest.mark.end_to_end
+torch.set_num_threads(1)
+
+EPSILON, DELTA = 4.0, 1e-5
+
+
+@pytest.fixture(scope="module")
+def task():
+    return load_task("digits")
+
+
+@pytest.fixture(scope="module")
+def trained(task):
+    """A source-trained network; tests take copies by state."""
+    torch.manual_seed(0)
+    extractor, classifier = digits_network(task.image_shape)
+    train_source(extractor, classifier, source_loader(task.source, batch_size=64), epochs=30)
+    return extractor, classifier
+
+
+def fresh(trained, task):
+    extractor, classifier = digits_network(task.image_shape)
+    extractor.load_state_dict(trained[0].state_dict())
+    classifier.load_state_dict(trained[1].state_dict())
+    return extractor.eval(), classifier.eval()
+
+
+def test_the_eight_line_session_adapts_and_the_spent_budget_refuses_also_after_a_restart(task, trained, tmp_path):
+    extractor, classifier = fresh(trained, task)
+    before = accuracy(extractor, classifier, task.target)
+    loader = source_loader(task.source, batch_size=64)
+    with RehearsalHospital(task.target.images.numpy(), epsilon=EPSILON, delta=DELTA, device="cpu") as hospital:
+        with Curator.connect(
+            hospital.address, credentials=hospital.credentials, run_directory=tmp_path / "run"
+        ) as curator:
+            assert curator.describe().records == len(task.target)
+            plan = curator.plan(epsilon=EPSILON, steps=40, batch_size=898, directions=100)
+            model = DomainAdaptation(extractor, classifier, curator=curator, plan=plan, source_epochs=0, device="cpu")
+            model.fit(loader, progress=False)
+            model.save(tmp_path / "adapted.safetensors")
+            after = accuracy(model.target_extractor, model.classifier, task.target)
+            # Over ten seeds the gain was at least 20 points; a curator that ignored the adapter would gain none.
+            assert after > before + 10
+            spent = curator.describe()
+            assert 0.98 * EPSILON < spent.spent <= EPSILON
+            with pytest.raises(BudgetExhausted) as refused:
+                model.fit(loader, progress=False)
+            assert refused.value.spent == pytest.approx(spent.spent)
+        hospital.stop()
+        hospital.start()
+        with hospital.connect() as curator:
+            assert curator.describe().spent == pytest.approx(spent.spent)
+            again = DomainAdaptation(*fresh(trained, task), curator=curator, plan=plan, source_epochs=0, device="cpu")
+            with pytest.raises(BudgetExhausted, match="remaining"):
+                again.fit(loader, progress=False)
+            key = bytes.fromhex(curator.describe().ledger_public_key)
+    loaded = load_adapted(tmp_path / "adapted.safetensors", device="cpu")
+    np.testing.assert_array_equal(
+        loaded.predict(task.target.images).numpy(), model.predict(task.target.images).cpu().numpy()
+    )
+    entries, findings = receipts.read_export((tmp_path / "run" / "receipts.jsonl").read_text().splitlines())
+    assert (len(entries), findings) == (40, [])
+    assert all(entry.signed_by(key) for entry in entries)
+
+
+def test_a_hospital_with_the_sources_own_records_is_at_distance_zero(task, trained):
+    """Both parties read the public map, the directions and the coefficients alike: else the distance is not zero."""
+    extractor, classifier = fresh(trained, task)
+    with (
+        RehearsalHospital(task.source.images.numpy(), epsilon=3000.0, delta=DELTA, device="cpu") as hospital,
+        hospital.connect() as curator,
+    ):
+        plan = curator.plan(epsilon=1000.0, parameters="none", directions=100, coefficients=4)
+        own = features(extractor, task.source.images)
+        loss = curator.alignment_loss(extractor, own, plan=plan)
+        assert abs(float(loss)) < 1e-4
+        with pytest.raises(RunFinished):
+            curator.alignment_loss(extractor, own)
+        moved = curator.plan(epsilon=1000.0, release="rows", parameters="none", steps=2, batch_size=200, directions=50)
+        shifted = (own + 1.0).requires_grad_(True)
+        other = fresh(trained, task)[0]
+        loss = curator.alignment_loss(other, shifted, plan=moved)
+        loss.backward()
+        assert shifted.grad is not None
+        assert torch.isfinite(shifted.grad).all()
+    del classifier
+
+
+def test_all_weights_row_by_row_runs_and_spends_what_was_planned(task, trained):
+    extractor, classifier = fresh(trained, task)
+    with (
+        RehearsalHospital(task.target.images.numpy(), epsilon=8.0, delta=DELTA, device="cpu") as hospital,
+        hospital.connect() as curator,
+    ):
+        plan = curator.plan(epsilon=8.0, release="rows", steps=5, batch_size=64, directions=50)
+        weights = {name: value.clone() for name, value in extractor.state_dict().items()}
+        DomainAdaptation(extractor, classifier, curator=curator, plan=plan, source_epochs=0, device="cpu").fit(
+            source_loader(task.source, batch_size=64), progress=False
+        )
+        changed = [name for name, value in extractor.state_dict().items() if not torch.equal(value, weights[name])]
+        assert changed == list(weights)
+        assert curator.describe().spent <= 8.0
+        books = hospital.budget()
+        assert books["epsilon_spent"] == pytest.approx(curator.describe().spent)
+        json.dumps(books)

@@ -1,0 +1,90 @@
+"""A small ledger with an accountant that a reader can follow."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from private_curator.ledger import Ledger, Run, StepGranted, StoredReply
+
+# Helper modules of these tests; under importlib mode a test directory is no package.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from toy_accounting import ToyAccounting, ToyBudget, toy_run
+
+DIGEST = "d" * 64
+FINGERPRINT = "f" * 64
+
+
+@pytest.fixture(scope="session")
+def key() -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is one: a killed process loses nothing there, and syncing costs nothing."""
+    shared = Path("/dev/shm")
+    if not (shared.is_dir() and os.access(shared, os.W_OK)):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=shared) as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def reopen(path: Path, key: Ed25519PrivateKey) -> Iterator[Callable[..., Ledger]]:
+    """Opens the ledger at `path`; what is still open at the end is closed."""
+    opened: list[Ledger] = []
+
+    def open_ledger(**options: object) -> Ledger:
+        ledger = Ledger.open(path, key=key, accounting=ToyAccounting(), **options)
+        opened.append(ledger)
+        return ledger
+
+    yield open_ledger
+    for ledger in opened:
+        ledger.close()
+
+
+@pytest.fixture
+def ledger(path: Path, key: Ed25519PrivateKey) -> Iterator[Ledger]:
+    """A data set of 100 records with epsilon 1 and the client "alice" without a share."""
+    with Ledger.create(path, key=key, records=100, budget=ToyBudget(1.0), accounting=ToyAccounting()) as ledger:
+        ledger.add_client("alice", FINGERPRINT)
+        yield ledger
+
+
+@pytest.fixture
+def open_run() -> Callable[..., Run]:
+    def open_run(
+        ledger: Ledger, *, client: str = "alice", request_id: str = "open", digest: str = DIGEST, **event: int
+    ) -> Run:
+        return ledger.open_run(
+            client=client, request_id=request_id, digest=digest, event=toy_run(**event), parameters=b"parameters"
+        )
+
+    return open_run
+
+
+@pytest.fixture
+def answer() -> Callable[..., StoredReply]:
+    """One whole step."""
+
+    def answer(ledger: Ledger, run: Run, request_id: str, reply: bytes = b"noise") -> StoredReply:
+        grant = ledger.begin_step(client=run.client, run_id=run.run_id, request_id=request_id, digest=DIGEST)
+        assert isinstance(grant, StepGranted)
+        return ledger.finish_step(grant, reply=reply, audit={"duration_s": 0.25})
+
+    return answer

@@ -1,0 +1,166 @@
+"""SIGKILL at every named point of charging and answering, and at random moments; real processes, real files."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from toy_accounting import ToyAccounting, ToyBudget
+
+from private_curator.ledger import Ledger
+from shared.receipts import sha256
+
+STEPS = 4
+POINTS = [
+    "open_run:begun",
+    "open_run:filter-fixed",
+    "open_run:run-opened",
+    "open_run:written",
+    "open_run:durable",
+    "begin_step:begun",
+    "begin_step:step-consumed",
+    "begin_step:step-resumed",
+    "begin_step:written",
+    "begin_step:durable",
+    "compute",
+    "finish_step:begun",
+    "finish_step:step-answered",
+    "finish_step:written",
+    "finish_step:durable",
+    "answer",
+]
+ROUNDS = 7  # kills at each point
+RANDOM_KILLS = 60
+
+
+class World:
+    """The driver, the log of what was seen outside, and the ledger after a death."""
+
+    def __init__(self, directory: Path, key: Ed25519PrivateKey) -> None:
+        self.path, self.log_path, self.key = directory / "ledger.sqlite", directory / "log", key
+        with Ledger.create(
+            self.path, key=key, records=100, budget=ToyBudget(10.0), accounting=ToyAccounting()
+        ) as ledger:
+            ledger.add_client("alice", "f" * 64)
+        self.log_path.touch()
+        driver = Path(__file__).with_name("crash_driver.py")
+        self.process = subprocess.Popen(
+            [sys.executable, driver, self.path, self.log_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def live(self, **order: object) -> int:
+        """One life; returns its exit code, negative for a signal."""
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def seen(self, kind: str) -> list[list[str]]:
+        lines = self.log_path.read_text().splitlines()
+        return [words[1:] for words in map(str.split, lines) if words[0] == kind]
+
+    def check(self) -> None:
+        """What must hold after every death."""
+        with Ledger.open(self.path, key=self.key, accounting=ToyAccounting()) as ledger:
+            entries = list(ledger.history())
+            status = ledger.status()
+        opened = {e.payload["request_id"]: e.payload["run"] for e in entries if e.kind == "run-opened"}
+        consumed = {
+            (e.payload["run"], e.payload["step"], e.payload["request_id"]) for e in entries if e.kind == "step-consumed"
+        }
+        replies = {e.payload["request_id"]: e.payload["reply"] for e in entries if e.kind == "step-answered"}
+        # Never a double charge: one run for each request, one step for each request, and their prices.
+        assert sum(e.kind == "run-opened" for e in entries) == len(opened) == status.runs
+        assert sum(e.kind == "step-consumed" for e in entries) == len(consumed) == status.steps_used
+        assert len({request for _, _, request in consumed}) == len(consumed)
+        assert status.data_set.epsilon_spent == pytest.approx(0.001 * STEPS * len(opened))
+        # Never an uncharged release: whatever was computed was consumed, whatever was sent is stored.
+        for run_id, step, request in self.seen("computing"):
+            assert (run_id, int(step), request) in consumed
+        for run_id, request in self.seen("opened"):
+            assert opened[request] == run_id
+        for _, request, digest in self.seen("received"):
+            assert replies[request] == digest
+
+    def finish(self, runs: int) -> None:
+        """The client gets everything in the end, and the books agree with every byte it has."""
+        assert self.live(runs=runs) == 0
+        self.check()
+        assert len(self.seen("received")) == runs * STEPS  # one release each, none twice
+        with Ledger.open(self.path, key=self.key, accounting=ToyAccounting()) as ledger:
+            report = ledger.verify()
+            assert report.ok, report.findings
+            assert (ledger.status().runs, ledger.status().steps_used) == (runs, runs * STEPS)
+            for run_id, request, digest in self.seen("received"):
+                stored = ledger.begin_step(client="alice", run_id=run_id, request_id=request, digest="d" * 64)
+                assert sha256(stored.reply) == digest
+
+
+@pytest.fixture
+def world(memory, key):
+    world = World(memory, key)
+    yield world
+    world.process.stdin.close()
+    assert world.process.wait(timeout=10) == 0
+    world.process.stdout.close()
+
+
+def test_killed_at_every_point(world):
+    generator = random.Random(1)
+    kills = dict.fromkeys(POINTS, 0)
+    runs = 1
+    for _ in range(ROUNDS):
+        for point in POINTS:
+            # A filter is fixed once in a ledger's life, a resumption follows a death: the others come by themselves.
+            occurrence = 1 if point.endswith(("filter-fixed", "step-resumed")) else generator.randint(1, 3)
+            runs += 1
+            code = world.live(point=point, occurrence=occurrence, runs=runs)
+            assert code in (0, -signal.SIGKILL)
+            kills[point] += code == -signal.SIGKILL
+            world.check()
+            if point in ("begin_step:durable", "compute") and code:
+                # The step was consumed and not answered: the next life resumes it, and dies while it does.
+                code = world.live(point="begin_step:step-resumed", runs=runs)
+                assert code == -signal.SIGKILL
+                kills["begin_step:step-resumed"] += 1
+                world.check()
+    assert all(kills[point] for point in POINTS), kills
+    assert sum(kills.values()) >= 100, kills
+    world.finish(runs)
+
+
+def test_killed_at_random_moments(world):
+    generator = random.Random(2)
+    killed, runs, reach_s = 0, 0, 0.08
+    for _ in range(RANDOM_KILLS):
+        runs += 2
+        hit = world.live(runs=runs, delay_s=generator.uniform(0.0, reach_s)) == -signal.SIGKILL
+        killed += hit
+        reach_s *= 1.1 if hit else 0.8  # a life takes as long as the machine is busy: the moments follow it
+        world.check()
+    assert killed >= RANDOM_KILLS // 3
+    world.finish(runs)
+
+
+@pytest.mark.parametrize("point", ["create:data-set-opened"])
+def test_killed_while_being_created(tmp_path, point):
+    """A ledger exists complete or not at all: after the death of its maker it can be made again."""
+    code = f"""
+import os, signal, sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!r}]
+from toy_accounting import *
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from private_curator.ledger import Ledger
+die = lambda name: name == {point!r} and os.kill(os.getpid(), signal.SIGKILL)
+Ledger.create({str(tmp_path / "ledger.sqlite")!r}, key=Ed25519PrivateKey.generate(), records=1,
+              budget=ToyBudget(1.0), accounting=ToyAccounting(), checkpoint=die)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert not (tmp_path / "ledger.sqlite").exists()
+    again = code.replace(repr(point), repr("never"))
+    assert subprocess.run([sys.executable, "-c", again], check=False).returncode == 0

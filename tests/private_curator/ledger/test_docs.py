@@ -1,0 +1,48 @@
+"""docs/ledger.md fails here when it is false."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from toy_accounting import ToyAccounting, ToyBudget
+
+from private_curator.ledger import Kind, restore
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "ledger.md"
+
+
+def test_every_kind_has_the_documented_fields(ledger, open_run, answer, path, key, reopen):
+    """A ledger with an entry of every kind, held against the table."""
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", DOCUMENT.read_text(), flags=re.MULTILINE)
+    documented = {kind: set(re.findall(r"`(\w+)`", fields)) for kind, fields in rows}
+    assert set(documented) == {kind.value for kind in Kind}
+
+    run = open_run(ledger, steps=2)
+    ledger.abandon_step(ledger.begin_step(client="alice", run_id=run.run_id, request_id="1", digest="d" * 64))
+    answer(ledger, run, "1")
+    ledger.prune_replies(run.run_id, reason="x")
+    ledger.add_client("bob", "b" * 64, ToyBudget(0.5))
+    ledger.renew_client("bob", "c" * 64)
+    ledger.set_share("bob", ToyBudget(0.4), reason="x")
+    ledger.revoke_client("bob", reason="x")
+    ledger.lower_budget(ToyBudget(0.9), reason="x")
+    ledger.extend_budget(ToyBudget(1.9), reason="x")
+    ledger.approve_extractor("1" * 64)
+    ledger.revoke_extractor("1" * 64)
+    ledger.freeze(reason="x")
+    ledger.unfreeze(reason="x")
+    ledger.end(reason="x")
+    ledger.backup(path.with_name("backup"))
+    ledger.close()
+    restore(path.with_name("backup"), path, key=key, accounting=ToyAccounting())
+    written = {entry.kind: set(entry.payload) for entry in reopen().history()}
+    assert written == documented
+
+
+def test_the_named_tests_exist():
+    names = set(re.findall(r"`((?:tests/shared/)?test_\w+\.py)`", DOCUMENT.read_text()))
+    assert len(names) >= 8
+    for name in names:
+        place = DOCUMENT.parents[1] / name if "/" in name else Path(__file__).with_name(name)
+        assert place.is_file(), name

@@ -1,0 +1,203 @@
+"""The composed server in this process: what a client sees of refusals and of unexpected errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from private_curator import home, server, settings
+from private_curator.settings import RecordsSettings
+from public_client.curator import Curator
+from shared import errors
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.protocol.messages import Quantiles, RunParameters
+
+CANARY = "patient-4711"
+RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    np.save(tmp_path / "records.npy", RECORDS)
+    made = home.create(
+        tmp_path / "home",
+        records=RecordsSettings(file=tmp_path / "records.npy"),
+        epsilon=50.0,
+        delta=1e-5,
+        names=["localhost"],
+    )
+    issued, key = made.authority.make_client(name="ml-team")
+    made.authority.write_credentials(issued, tmp_path / "credentials", key_pem=key)
+    with made.open_ledger() as ledger:
+        ledger.add_client("ml-team", issued.fingerprint)
+    return tmp_path
+
+
+@pytest.fixture
+def serve(directory):
+    """Starts a server and connects a client to it."""
+    opened = []
+
+    def start(*, checkpoint=server.no_checkpoint, **overrides):
+        made = home.Home(directory / "home")
+        chosen = settings.load(
+            made.path, {"listen.host": "localhost", "listen.port": "0", "compute.device": "cpu", **overrides}
+        )
+        running = server.CuratorServer(made, chosen, checkpoint=checkpoint)
+        opened.append(running)
+        client = Curator.connect(running.start(), credentials=directory / "credentials", patience_s=0.2)
+        opened.append(client)
+        return client
+
+    yield start
+    for thing in reversed(opened):
+        (thing.close if isinstance(thing, Curator) else thing.stop)()
+
+
+def _parameters(client, **changes):
+    torch.manual_seed(1)
+    module = nn.Linear(5, 4)
+    graph = trace(module, (5,))
+    uploaded = client.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(module, graph)))
+    parameters = RunParameters(
+        graph_digest=uploaded.graph_digest,
+        weights_digest=uploaded.weights_digest,
+        directions=10,
+        batch_size=20,
+        steps=3,
+        release=Quantiles(2, 1.0),
+    )
+    return dataclasses.replace(parameters, **changes)
+
+
+def test_an_unexpected_error_is_a_constant_text_and_a_number(serve, directory, caplog):
+    failing = True
+
+    def checkpoint(name):
+        if failing and name == "extracted":
+            raise ValueError(f"cannot use {CANARY}")
+
+    client = serve(checkpoint=checkpoint)
+    run = client.open_run(_parameters(client))
+    pending = client.prepare_step(run)
+    with pytest.raises(errors.CuratorFault) as caught:
+        client.send(pending)
+    number = str(caught.value).rpartition(" ")[2]
+    assert str(caught.value) == f"internal error, incident {number}"
+    book = (directory / "home" / "incidents.jsonl").read_text()
+    assert json.loads(book)["number"] == number
+    assert CANARY not in book + caplog.text
+    failing = False
+    assert client.send(pending).step == 1  # the request may be repeated, and was charged once
+    assert client.release_quantiles(run).step == 2
+
+
+def test_an_error_of_the_table_that_is_raised_after_the_data_were_read_is_unexpected_too(serve):
+    """Its text may quote what it was made from: past the first record only the incident's number travels."""
+
+    def checkpoint(name):
+        if name == "extracted":
+            raise errors.RequestInvalid((("input", CANARY),))
+
+    client = serve(checkpoint=checkpoint)
+    run = client.open_run(_parameters(client))
+    with pytest.raises(errors.CuratorFault, match="incident") as caught:
+        client.release_quantiles(run)
+    assert CANARY not in str(caught.value)
+
+
+def test_only_listed_graphs_run_where_the_operator_lists_them(serve, directory):
+    client = serve(**{"extractors.approval": "listed"})
+    parameters = _parameters(client)
+    with pytest.raises(errors.ExtractorNotApproved, match=parameters.graph_digest):
+        client.open_run(parameters)
+    with home.Home(directory / "home").open_ledger() as ledger:
+        ledger.approve_extractor(parameters.graph_digest)
+    run = client.open_run(parameters)
+    client.release_quantiles(run)
+    with home.Home(directory / "home").open_ledger() as ledger:
+        ledger.revoke_extractor(parameters.graph_digest)
+    with pytest.raises(errors.ExtractorNotApproved):
+        client.release_quantiles(run)
+
+
+def test_a_request_that_is_being_computed_is_not_computed_twice(serve):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def checkpoint(name):
+        if name == "sampled":
+            entered.set()
+            go_on.wait(timeout=30)
+
+    client = serve(checkpoint=checkpoint)
+    run = client.open_run(_parameters(client))
+    pending = client.prepare_step(run)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(client.send(pending)))
+    thread.start()
+    assert entered.wait(timeout=30)
+    with pytest.raises(errors.RequestInProgress):
+        client.send(pending)
+    go_on.set()
+    thread.join(timeout=30)
+    assert [answer.step for answer in answers] == [1]
+
+
+def test_bad_uploads_name_what_is_wrong_and_messages_have_a_limit(serve):
+    client = serve(**{"limits.max_message_bytes": "65536"})
+    with pytest.raises(errors.RequestInvalid, match="graph"):
+        client.upload_extractor(b"{}", b"")
+    wrong = nn.Linear(7, 4)
+    graph = trace(wrong, (7,))
+    with pytest.raises(errors.RequestInvalid, match=r"\(5,\)"):
+        client.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(wrong, graph)))
+    with pytest.raises(errors.RequestInvalid, match="NaN"):
+        client.upload_source(np.full((3, 4), np.nan))
+    with pytest.raises(errors.ProtocolError, match="RESOURCE_EXHAUSTED"):
+        client.upload_source(np.zeros((300, 100)))
+
+
+def test_settings_that_cannot_work_are_refused_at_start(directory):
+    made = home.Home(directory / "home")
+    if not torch.cuda.is_available():
+        with pytest.raises(errors.SettingsError, match="no CUDA device"):
+            server.CuratorServer(made, settings.load(made.path, {"compute.device": "cuda"}))
+    np.save(directory / "records.npy", RECORDS[:50])
+    with pytest.raises(errors.SettingsError, match="50 records, the ledger was made for 60"):
+        server.CuratorServer(made, settings.load(made.path))
+    np.save(directory / "records.npy", RECORDS)
+    made.certificates.joinpath("server.crt").unlink()
+    broken = server.CuratorServer(made, settings.load(made.path))
+    with pytest.raises(errors.SettingsError, match="certificate renew"):
+        broken.start()
+    broken.stop()
+
+
+def test_a_port_in_use_is_said_so(directory):
+    made = home.Home(directory / "home")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        blocked = server.CuratorServer(
+            made, settings.load(made.path, {"listen.host": "127.0.0.1", "listen.port": str(port)})
+        )
+        with pytest.raises(errors.SettingsError, match=str(port)):
+            blocked.start()
+        blocked.stop()
+
+
+def test_a_second_curator_on_the_same_ledger_fails_at_its_start(serve, directory):
+    serve()
+    made = home.Home(directory / "home")
+    second = server.CuratorServer(made, settings.load(made.path, {"listen.host": "localhost", "listen.port": "0"}))
+    with pytest.raises(errors.LedgerUnavailable, match="another curator serves"):
+        second.start()
+    second.stop()
+    assert made.address.exists()  # the first one still serves there

@@ -1,0 +1,201 @@
+"""The training loop against scripted answers: what is charged, what changes, and what a crash leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from public_client import Curator, DomainAdaptation
+from public_client.adapted import load_adapted
+from public_client.datasets import Labelled
+from public_client.networks import digits_network
+from public_client.source import source_loader
+from shared import errors
+from shared.errors import InvalidValue
+
+STEPS = 6
+
+
+def data(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(96, 1, 8, 8, generator=generator) * 2 - 1
+    return Labelled(images, torch.randint(10, (96,), generator=generator))
+
+
+@pytest.fixture
+def connect(served, tmp_path):
+    opened = []
+
+    def make():
+        curator = Curator.connect(
+            served.address, credentials=served.credentials, patience_s=0.0, run_directory=tmp_path / "run"
+        )
+        opened.append(curator)
+        return curator
+
+    yield make
+    for curator in opened:
+        curator.close()
+
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")],
+    ),
+]
+
+
+def model(curator, *, device="cpu", **wishes):
+    torch.manual_seed(3)
+    extractor, classifier = digits_network((1, 8, 8))
+    chosen = {
+        "epsilon": 1.0,
+        "steps": STEPS,
+        "batch_size": 16,
+        "directions": 8,
+        "source_records": 64,
+        "tuning_steps": 20,
+    } | wishes
+    plan = curator.plan(**chosen)
+    return DomainAdaptation(extractor, classifier, curator=curator, plan=plan, source_epochs=1, device=device)
+
+
+def fit(adaptation, **arguments):
+    return adaptation.fit(source_loader(data(), batch_size=32), progress=False, **arguments)
+
+
+def weights(adaptation):
+    modules = (adaptation.target_extractor, adaptation.classifier)
+    return [value.clone() for module in modules for value in module.state_dict().values()]
+
+
+def test_the_adapter_way_changes_the_adapters_alone_and_draws_each_step_once(connect, served):
+    adaptation = fit(model(connect(), parameters="adapters"))
+    assert served.curator.steps_charged == STEPS
+    assert served.curator.calls["UploadSource"] == 1
+    before = dict(adaptation.extractor.named_parameters())
+    for name, value in adaptation.target_extractor.named_parameters():
+        if name.startswith("target_adapter"):
+            assert value.grad is not None
+        else:
+            assert torch.equal(value, before[name]), name
+    assert adaptation.history[-1].step == STEPS
+    assert adaptation.history[-1].epsilon == pytest.approx(1.0, rel=1e-3)
+
+
+def test_all_weights_train_on_both_sides_and_bring_their_map_with_each_step(connect, served):
+    adaptation = model(connect(), release="rows", learning_rate=1e-2)
+    start = {name: value.clone() for name, value in adaptation.extractor.state_dict().items()}
+    fit(adaptation)
+    assert served.curator.calls["AlignTarget"] == STEPS
+    assert all(step.HasField("feature_map") for step in served.curator.inputs)
+    assert len({step.adapted_parameters for step in served.curator.inputs}) == STEPS
+    assert adaptation.target_extractor is adaptation.extractor
+    assert all(not torch.equal(value, start[name]) for name, value in adaptation.extractor.state_dict().items())
+
+
+def test_replay_asks_once_and_tunes_on_public_data(connect, served):
+    adaptation = fit(model(connect(), parameters="none", steps=1, batch_size=200))
+    assert served.curator.calls["ReleaseQuantiles"] == 1
+    assert served.curator.run.gradient is None
+    assert adaptation.target_extractor is not adaptation.extractor
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wishes", [{"parameters": "adapters"}, {"release": "rows"}, {"parameters": "none"}])
+def test_every_way_runs_on_every_device(connect, served, device, wishes, tmp_path):
+    adaptation = fit(model(connect(), device=device, **wishes), checkpoint=tmp_path / "run")
+    assert served.curator.steps_charged == STEPS
+    assert all(value.device.type == device for value in weights(adaptation))
+    assert adaptation.predict(data().images).device.type == device
+
+
+def test_a_refused_run_leaves_an_adapted_model_as_it_was(connect, served):
+    adaptation = fit(model(connect(), parameters="adapters"))
+    adaptation.source_epochs = 0
+    adapted = weights(adaptation)
+    served.curator.spent = 4.5
+    with pytest.raises(errors.BudgetExhausted):
+        fit(adaptation)
+    assert all(torch.equal(a, b) for a, b in zip(adapted, weights(adaptation), strict=True))
+
+
+def test_a_run_that_the_ledger_counts_dearer_than_planned_is_not_opened(connect, served):
+    with pytest.raises(InvalidValue, match="Nothing was spent"):
+        fit(model(connect(), parameters="adapters", epsilon=0.9))  # the fake's ledger always says 1.0
+    assert served.curator.spent == 0.0
+
+
+@pytest.mark.parametrize(
+    ("failure", "wishes"),
+    [
+        ("before", {"parameters": "adapters"}),  # the request never arrived
+        ("after", {"parameters": "adapters"}),  # it was charged and stored, the answer was lost
+        ("after", {"release": "rows"}),
+        ("after", {"parameters": "none"}),
+        ("open", {"parameters": "adapters"}),  # the whole run was charged, the answer was lost
+    ],
+)
+def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, served, tmp_path, failure, wishes):
+    method = "AlignTarget" if wishes.get("release") == "rows" else "ReleaseQuantiles"
+    if failure == "open":
+        served.curator.lose_open_answer = True
+    elif failure == "before":
+        served.curator.failures[method] = [None, None, errors.CuratorFault("killed")]
+    else:
+        served.curator.failures[method + ":after"] = [None, None, 1]
+    with pytest.raises((errors.CuratorFault, errors.CuratorUnavailable)):
+        fit(model(connect(), **wishes), checkpoint=tmp_path / "run")
+    adaptation = fit(model(connect(), **wishes), checkpoint=tmp_path / "run")
+    assert served.curator.steps_charged == STEPS
+    assert served.curator.spent == 1.0
+    assert adaptation.history[-1].step == STEPS
+    receipts = (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()
+    assert len(receipts) == len(set(receipts)) == STEPS
+
+
+def test_a_resumed_adapter_ends_where_an_uninterrupted_one_does(connect, served, tmp_path):
+    served.curator.failures["ReleaseQuantiles:after"] = [None, None, None, 1]
+    with pytest.raises(errors.CuratorUnavailable):
+        fit(model(connect(), parameters="adapters"), checkpoint=tmp_path / "run")
+    resumed = fit(model(connect(), parameters="adapters"), checkpoint=tmp_path / "run")
+    served.curator.restart()
+    straight = fit(model(connect(), parameters="adapters"))
+    for a, b in zip(weights(resumed), weights(straight), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_checkpoint_of_another_plan_is_refused(connect, tmp_path):
+    fit(model(connect(), parameters="adapters"), checkpoint=tmp_path / "run")
+    with pytest.raises(errors.SettingsError, match="another plan"):
+        fit(model(connect(), parameters="adapters", steps=STEPS + 1), checkpoint=tmp_path / "run")
+
+
+def test_one_file_holds_the_whole_model(connect, tmp_path):
+    adaptation = fit(model(connect(), parameters="adapters"))
+    adaptation.save(tmp_path / "adapted.safetensors")
+    loaded = load_adapted(tmp_path / "adapted.safetensors", device="cpu")
+    images = data(5).images
+    torch.testing.assert_close(
+        loaded.scores(images), adaptation.classifier(adaptation.target_extractor(images)).detach()
+    )
+    assert loaded.plan["epsilon"] == 1.0
+    with pytest.raises(errors.DataInvalid):
+        load_adapted(__file__)
+
+
+def test_alignment_loss_serves_ones_own_loop(connect, served):
+    curator = connect()
+    curator.plan(epsilon=1.0, steps=2, batch_size=16, directions=8, parameters="all", release="rows")
+    extractor, _ = digits_network((1, 8, 8))
+    features = extractor.eval()(data().images)
+    loss = curator.alignment_loss(extractor, features)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in extractor.parameters())
+    curator.alignment_loss(extractor, features.detach())
+    with pytest.raises(errors.RunFinished):
+        curator.alignment_loss(extractor, features.detach())
+    assert served.curator.steps_charged == 2
+    assert served.curator.calls["UploadExtractor"] == 1

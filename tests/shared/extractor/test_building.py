@@ -1,0 +1,232 @@
+"""Features and gradients of each record by itself: against autograd, on each device, independent of the other rows."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from shared.errors import InvalidValue
+from shared.extractor import (
+    Extractor,
+    RowsDepend,
+    building,
+    check_row_independence,
+    module_weights,
+    split_gradient,
+    trace,
+)
+
+
+def autograd_loop(module, records, names, cotangents, head=None):
+    """Each record through the original module alone: the reference."""
+    parameters = dict(module.named_parameters())
+    rows = []
+    for record, cotangent in zip(records, cotangents, strict=True):
+        out = module(record.unsqueeze(0)).squeeze(0)
+        out = out if head is None else head(out)
+        direction = cotangent(out.detach()) if callable(cotangent) else cotangent
+        gradients = torch.autograd.grad(out, [parameters[name] for name in names], direction)
+        rows.append(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+    return torch.stack(rows)
+
+
+def test_per_record_gradients_equal_an_autograd_loop(example, device):
+    extractor = example.extractor(device)
+    names = list(extractor.graph.parameter_shapes)
+    if not names:
+        with pytest.raises(InvalidValue, match="at least one"):
+            extractor.per_record_gradients(example.records(2), torch.zeros(2, 5), names)
+        return
+    records = example.records(6)
+    cotangents = torch.randn(6, extractor.graph.feature_dimension, generator=torch.Generator().manual_seed(3))
+    expected = autograd_loop(example.module, records, names, cotangents)
+    actual = extractor.per_record_gradients(records, cotangents, names, chunk_size=4).cpu()
+    scale = expected.abs().max()
+    torch.testing.assert_close(actual / scale, expected / scale, rtol=1e-3, atol=2e-5)
+
+
+def test_features_equal_the_module_on_each_device(example, device):
+    records = example.records(6)
+    with torch.no_grad():
+        expected = example.module(records)
+    actual = example.extractor(device).features(records)
+    assert actual.device.type == device
+    assert not actual.requires_grad
+    torch.testing.assert_close(actual.cpu(), expected, rtol=1e-3, atol=1e-4)
+
+
+def clip(x):
+    """Norm at most 1/2, differentiable at zero."""
+    return x * torch.clamp(0.5 / torch.sqrt((x * x).sum() + 1e-12), max=1.0)
+
+
+def test_a_head_and_a_cotangent_function_of_one_record(digits, device):
+    extractor = digits.extractor(device)
+    names = ["conv2.bias", "conv1.weight"]
+    public = torch.linspace(-1, 1, 320)
+    on_device = public.to(device)
+    records = digits.records(5)
+
+    def head(x):
+        return clip(x * 3.0 - (on_device if x.device.type == device else public))
+
+    def cotangent(x):
+        return torch.sin(x) * (on_device if x.device.type == device else public)
+
+    expected = autograd_loop(digits.module, records, names, [cotangent] * 5, head) if device == "cpu" else None
+    actual = extractor.per_record_gradients(records, cotangent, names, head=head)
+    assert actual.shape == (5, 20 + 32 * 25)
+    if expected is not None:
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-6)
+    forward = extractor.begin(records, names, head=head)
+    assert bool((forward.outputs.norm(dim=1) <= 0.5 + 1e-6).all())
+    given = torch.stack([cotangent(row) for row in forward.outputs])
+    torch.testing.assert_close(forward.gradients(given), actual, rtol=1e-4, atol=1e-6)
+
+
+def test_a_forward_pass_serves_release_and_gradients(digits, monkeypatch):
+    extractor = digits.extractor()
+    records, names = digits.records(7), ["conv1.bias"]
+    kept = extractor.begin(records, names, chunk_size=3)
+    torch.testing.assert_close(kept.outputs, extractor.features(records, chunk_size=3))
+    first = kept.gradients(kept.outputs)
+    torch.testing.assert_close(kept.gradients(kept.outputs), first)  # evaluated again: what was kept is gone
+    monkeypatch.setattr(building, "KEPT_VALUES", 1)
+    recomputed = extractor.begin(records, names, chunk_size=3)
+    assert recomputed._kept == []
+    torch.testing.assert_close(recomputed.gradients(kept.outputs), first)
+
+
+def test_replaced_parameters_take_effect_and_only_there(digits):
+    extractor = digits.extractor()
+    records = digits.records(3)
+    before = extractor.features(records)
+    new = {"conv2.bias": torch.full((20,), 2.0)}
+    changed = extractor.features(records, new)
+    with torch.no_grad():
+        digits.module.conv2.bias.fill_(2.0)
+        torch.testing.assert_close(changed, digits.module(records), rtol=1e-4, atol=1e-5)
+    assert torch.equal(extractor.features(records), before)
+    expected = autograd_loop(digits.module, records, ["conv2.bias"], before)
+    actual = extractor.per_record_gradients(records, before, ["conv2.bias"], parameters=new)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_follow_the_declared_order_and_can_be_cut(digits):
+    extractor = digits.extractor()
+    records = digits.records(2)
+    cotangents = torch.ones(2, 320)
+    forwards = extractor.per_record_gradients(records, cotangents, ["conv1.bias", "conv2.weight"])
+    backwards = extractor.per_record_gradients(records, cotangents, ["conv2.weight", "conv1.bias"])
+    shapes = extractor.gradient_shapes(["conv1.bias", "conv2.weight"])
+    parts = split_gradient(forwards, shapes)
+    assert parts["conv2.weight"].shape == (2, 20, 32, 5, 5)
+    torch.testing.assert_close(
+        split_gradient(backwards[0], dict(reversed(shapes.items())))["conv1.bias"], parts["conv1.bias"][0]
+    )
+    with pytest.raises(InvalidValue, match="numbers"):
+        split_gradient(forwards[:, 1:], shapes)
+
+
+def test_an_empty_batch_has_empty_results(digits):
+    extractor = digits.extractor()
+    assert extractor.features(digits.records(0)).shape == (0, 320)
+    assert extractor.per_record_gradients(digits.records(0), torch.zeros(0, 320), ["conv1.bias"]).shape == (0, 32)
+
+
+@pytest.mark.parametrize("names", [[], ["conv9.weight"], ["conv1.bias", "conv1.bias"]])
+def test_undeclarable_names_are_refused(digits, names):
+    with pytest.raises(InvalidValue, match="trainable"):
+        digits.extractor().per_record_gradients(digits.records(2), torch.zeros(2, 320), names)
+
+
+def test_buffers_are_not_trainable(build):
+    norm = build("resnet-frozen-batch-norm")
+    extractor = norm.extractor()
+    with pytest.raises(InvalidValue, match="trainable"):
+        extractor.gradient_shapes(["bn1.running_mean"])
+    with pytest.raises(InvalidValue, match="trainable"):
+        extractor.features(norm.records(1), {"bn1.running_var": torch.ones(8)})
+
+
+@pytest.mark.parametrize(
+    "records", [torch.zeros(2, 28, 28), torch.zeros(2, 1, 28, 27), torch.zeros(2, 1, 28, 28, dtype=torch.float64)]
+)
+def test_records_of_another_shape_or_type_are_refused(digits, records):
+    with pytest.raises(InvalidValue, match="records must be float32"):
+        digits.extractor().features(records)
+
+
+def test_cotangents_must_fit(digits):
+    with pytest.raises(InvalidValue, match="cotangents"):
+        digits.extractor().per_record_gradients(digits.records(3), torch.zeros(2, 320), ["conv1.bias"])
+    with pytest.raises(InvalidValue, match="cotangents"):
+        digits.extractor().per_record_gradients(digits.records(3), torch.zeros(3, 319), ["conv1.bias"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda w: w.pop("conv1.bias"), lambda w: w.update(x=torch.zeros(1)), lambda w: w["conv1.bias"].fill_(torch.nan)],
+)
+def test_weights_that_are_not_the_graph_s_are_refused(digits, change):
+    graph = trace(digits.module, digits.input_shape)
+    weights = {name: tensor.clone() for name, tensor in module_weights(digits.module, graph).items()}
+    change(weights)
+    with pytest.raises(InvalidValue):
+        Extractor.from_graph(graph, weights)
+
+
+def test_rows_are_independent(example, device):
+    check_row_independence(example.extractor(device))
+
+
+class CentresTheBatch(Extractor):
+    """A broken extractor: like train-mode batch norm, it subtracts the batch's mean."""
+
+    def features(self, records, parameters=None, *, chunk_size=None):
+        features = super().features(records, parameters, chunk_size=chunk_size)
+        return features - features.nan_to_num(0.0, 0.0, 0.0).mean(0)
+
+
+class SharesAGradient(Extractor):
+    """A broken extractor: each record's gradient holds a trace of the first's."""
+
+    def per_record_gradients(self, *arguments, **options):
+        gradients = super().per_record_gradients(*arguments, **options)
+        return gradients + 1e-3 * gradients.nan_to_num(0.0, 0.0, 0.0).mean(0)
+
+
+@pytest.mark.parametrize("broken", [CentresTheBatch, SharesAGradient])
+def test_dependent_rows_are_found(digits, broken):
+    graph = trace(digits.module, digits.input_shape)
+    with pytest.raises(RowsDepend):
+        check_row_independence(broken.from_graph(graph, module_weights(digits.module, graph)))
+
+
+def test_no_operation_falls_back_to_a_slow_loop_under_vmap(example):
+    """The one-by-one fallback of vmap warns; it would make the time of a step grow with the batch's size."""
+    torch._C._debug_only_display_vmap_fallback_warnings(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            extractor = example.extractor()
+            extractor.features(example.records(2))
+            names = list(extractor.graph.parameter_shapes)
+            if names:
+                extractor.per_record_gradients(example.records(2), lambda f: f, names)
+    finally:
+        torch._C._debug_only_display_vmap_fallback_warnings(False)
+
+
+def test_chunks_fit_the_caches():
+    small = trace(nn.Linear(4, 2), (4,))
+    large = trace(nn.Sequential(nn.Conv2d(3, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), (3, 224, 224))
+    sizes = []
+    for graph in (small, large):
+        weights = {name: torch.zeros(shape) for name, shape in graph.tensor_shapes.items()}
+        sizes.append(Extractor.from_graph(graph, weights).default_chunk_size())
+    assert sizes[0] > 10_000
+    assert sizes[1] == 1

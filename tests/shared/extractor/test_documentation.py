@@ -1,0 +1,40 @@
+"""docs/extractors.md says what the vocabulary says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from shared.extractor.documentation import limit_table, refusal_table, vocabulary_table
+from shared.extractor.modules import INSTEAD, MODULES
+from shared.extractor.vocabulary import VOCABULARY
+
+PAGE = Path(__file__).parents[3] / "docs" / "extractors.md"
+
+
+@pytest.mark.parametrize("table", [vocabulary_table, refusal_table, limit_table])
+def test_the_page_holds_the_generated_table(table):
+    assert table() in PAGE.read_text(encoding="utf-8"), "run: python -m shared.extractor.documentation"
+
+
+def test_every_layer_that_is_lowered_is_documented():
+    page = PAGE.read_text(encoding="utf-8")
+    implied = {"InstanceNorm1d", "InstanceNorm2d", "Identity", "Dropout", "Dropout1d", "Dropout2d", "AlphaDropout"}
+    for layer in MODULES:
+        words = (f"nn.{layer.__name__}", f"adapters.{layer.__name__}")
+        assert layer.__name__ in implied or any(word in page for word in words), layer
+    assert all(f"`{name}`" in page for name in VOCABULARY)
+
+
+def test_refused_layers_exist_and_are_not_lowered():
+    for name in INSTEAD:
+        assert getattr(nn, name) not in MODULES
+
+
+def test_the_page_s_program_runs(build, capsys):
+    """The first Python block, as printed, with a network of the reader's."""
+    program = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    exec(compile(program, str(PAGE), "exec"), {"model": build("digits").module})
+    assert build("digits").extractor().graph.digest in capsys.readouterr().out
