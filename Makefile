@@ -60,7 +60,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
 # The images install less than a developer does, in the same versions.
 lock:
 	$(PIP_COMPILE) --all-extras --output-file requirements.lock pyproject.toml
-	$(PIP_COMPILE) --constraint requirements.lock --output-file deploy/images/curator.lock pyproject.toml
+	$(PIP_COMPILE) --constraint requirements.lock --extra curator --output-file deploy/images/curator.lock pyproject.toml
 	$(PIP_COMPILE) --constraint requirements.lock --extra client --output-file deploy/images/client.lock pyproject.toml
 	sed -i '/^# WARNING/,$$d' requirements.lock deploy/images/*.lock
 
