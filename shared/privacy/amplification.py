@@ -26,7 +26,9 @@ from scipy.special import gammaln
 from shared.errors import InvalidValue
 from shared.privacy.bounds import Bound
 from shared.privacy.conversion import convex_envelope
-from shared.privacy.one_sided import one_sided_moment
+from shared.privacy.curves import integer_moments
+from shared.privacy.one_sided import table_size
+from shared.privacy.one_sided_table import one_sided_moment
 from shared.privacy.ternary import log_second_moment
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ def log_moments(
         return np.zeros(orders.size)
     largest = int(orders[-1])
     j = np.arange(largest + 1)
-    log_m = law.log_moment(np.maximum(j, 1))
+    log_m = integer_moments(law, table_size(largest))[: largest + 1]
     if bound is Bound.HYB:
         assert log_t2 is not None
         log_z = _hyb(law, gamma, log_m, log_t2)

@@ -12,11 +12,14 @@ from shared.privacy import c_gamma
 from shared.privacy.amplification import LARGEST_ORDER, full_batch_curve, log_moments, renyi_curve
 from shared.privacy.bounds import Bound
 from shared.privacy.conversion import convex_envelope, headroom
+from shared.privacy.curves import integer_moments
+from shared.privacy.one_sided import table_size
 from shared.privacy.ternary import log_second_moment
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shared.privacy.curves import ShiftLaw
     from shared.privacy.events import RunEvent, StepEvent
 
 _ROUNDING = 1e-9
@@ -48,15 +51,25 @@ def step_costs(step: StepEvent, orders: tuple[float, ...]) -> tuple[float, ...]:
     gamma = step.sampling_ratio
     hyb = log_moments(law, gamma, Bound.HYB, integers.astype(np.int64), log_t2=log_second_moment(step))
     grid = np.union1d(alpha, integers)
-    moments = law.log_moment(grid)
+    full = _log_moment(law, grid, int(integers[-1]))
+    moments = full.copy()
     where = np.searchsorted(grid, integers)
     moments[where] = np.minimum(moments[where], hyb)
     if float(np.min(moments / (grid - 1.0))) <= WORTHLESS_COST:
         where = np.searchsorted(grid, alpha)
         with np.errstate(over="ignore"):
-            moments[where] = np.minimum(moments[where], c_gamma.log_moment(law, gamma, alpha))
+            moments[where] = np.minimum(moments[where], c_gamma.log_moment(law, gamma, alpha, full=full[where]))
     envelope = convex_envelope(grid, moments)[np.searchsorted(grid, alpha)]
     return _rounded(envelope / (alpha - 1.0) * (1.0 + _ROUNDING))
+
+
+def _log_moment(law: ShiftLaw, orders: NDArray[np.float64], largest: int) -> NDArray[np.float64]:
+    """``law.log_moment``; most orders are integers that HYB looked up already."""
+    known = (orders == np.floor(orders)) & (orders <= largest)
+    result = np.empty_like(orders)
+    result[known] = integer_moments(law, table_size(largest))[orders[known].astype(np.int64)]
+    result[~known] = law.log_moment(orders[~known])
+    return result
 
 
 def _rounded(costs: NDArray[np.float64]) -> tuple[float, ...]:

@@ -1,8 +1,8 @@
 """Moments of the C_gamma pair at fixed shifts, computed once and shared by every step that needs them.
 
-The shifts lie on one grid, s_i = exp(i / 256), the same for every law: a law of S is split onto it (slice_law.py),
-and a session of many different steps costs one small matrix product for each. A row of the table belongs to one
-shift, one sampling ratio and one tuple of orders.
+The shifts lie on one grid, the same for every law: a law of S is split onto it (shift_mixture.py), and a session of
+many different steps costs one small matrix product for each. A row of the table belongs to one shift, one sampling
+ratio and one tuple of orders.
 
 A row is connect-the-dots on a geometric grid of the loss x (discretisation.py): every cell's mass moves to its ends
 such that both measures keep theirs. Beyond the grid, where normal masses leave float64, the tail is
@@ -23,13 +23,10 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from shared.privacy.discretisation import StepPair, inner_epsilon
+from shared.privacy.shift_mixture import NODES_PER_NAT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-NODES_PER_NAT = 256
-"""Grid points of the shift for each factor e. A split between neighbours raises e^{c S} by (c S)^2 / 262,144 of
-itself at most, c = alpha (alpha-1)/2."""
 
 MAX_ROWS = 20_000
 """Rows kept; 60 orders take half a kilobyte each."""

@@ -23,6 +23,8 @@ import numpy as np
 from scipy.linalg import eigh_tridiagonal
 from scipy.special import gammaln, loggamma
 
+from shared.privacy.curves import integer_moments
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -116,8 +118,24 @@ def _on_line(law: ShiftLaw, j: NDArray[np.float64], *, upper: bool) -> NDArray[n
     return np.where(trusted, top + np.log(np.where(trusted, fine * width / np.pi, 1.0)), np.inf)
 
 
+def integrated(law: ShiftLaw, orders: NDArray[np.int64], *, upper: bool) -> NDArray[np.float64]:
+    """Upper bounds on log B+(j) (``upper``) or log B-(j) at ``orders``, integers from 2 on. Shape (orders,)."""
+    j = orders.astype(np.float64)
+    return np.minimum(_on_line(law, j, upper=upper) + _SLACK, _trivial(law, orders, upper=upper))
+
+
+def table_size(largest: int) -> int:
+    """The size of the table of integer moments that serves orders up to ``largest`` and all computed ones."""
+    return max(largest, int(COMPUTED_ORDERS[-1]))
+
+
+def _trivial(law: ShiftLaw, j: NDArray[np.int64], *, upper: bool) -> NDArray[np.float64]:
+    # B+ <= E L^j, B- <= 1
+    return integer_moments(law, table_size(int(j[-1])))[j] if upper else np.zeros(j.size)
+
+
 def one_sided_moment(law: ShiftLaw, largest: int, *, upper: bool) -> NDArray[np.float64]:
-    """Upper bounds on log B+(j) (``upper``) or log B-(j) for j = 0 .. ``largest``.
+    """Upper bounds on log B+(j) (``upper``) or log B-(j) for j = 0 .. ``largest``, integrated for this law.
 
     Args:
         law: the squared shift of the release; not identically 0.
@@ -127,16 +145,20 @@ def one_sided_moment(law: ShiftLaw, largest: int, *, upper: bool) -> NDArray[np.
     Returns:
         Shape (largest + 1,); the entries of j = 0 and 1 are the trivial bounds.
     """
-    j = np.arange(largest + 1.0)
-    trivial = law.log_moment(np.maximum(j, 1.0)) if upper else np.zeros(largest + 1)  # B+ <= E L^j, B- <= 1
-    wanted = COMPUTED_ORDERS[: np.searchsorted(COMPUTED_ORDERS, largest, side="right")]
-    if wanted[-1] < largest < COMPUTED_ORDERS[-1]:
-        wanted = np.append(wanted, largest)
-    computed = wanted.astype(np.float64)
-    at = np.minimum(_on_line(law, computed, upper=upper) + _SLACK, trivial[wanted])
-    bound = trivial.copy()
-    inside = slice(2, int(wanted[-1]) + 1)
-    bound[inside] = np.minimum(trivial[inside], np.interp(j[inside], computed, at))
+    orders = COMPUTED_ORDERS[: np.searchsorted(COMPUTED_ORDERS, largest, side="right")]
+    if orders[-1] < largest < COMPUTED_ORDERS[-1]:
+        orders = np.append(orders, largest)
+    return between_orders(law, largest, orders, integrated(law, orders, upper=upper), upper=upper)
+
+
+def between_orders(
+    law: ShiftLaw, largest: int, orders: NDArray[np.int64], values: NDArray[np.float64], *, upper: bool
+) -> NDArray[np.float64]:
+    """Chords between ``values`` at increasing ``orders``, and the trivial bounds above. Shape (largest + 1,)."""
+    j = np.arange(largest + 1)
+    bound = _trivial(law, j, upper=upper)
+    inside = slice(2, min(int(orders[-1]), largest) + 1)
+    bound[inside] = np.minimum(bound[inside], np.interp(j[inside], orders.astype(np.float64), values))
     if not upper:
         bound[2:] = np.minimum.accumulate(bound[2:])  # B-(j) decreases in j, since (1 - L)_+ <= 1
     return bound
