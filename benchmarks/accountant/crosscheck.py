@@ -100,7 +100,7 @@ def _ours(setting: Setting, sigma: float) -> list[float]:
 
 
 def _charged(setting: Setting, sigma: float) -> tuple[float, ...]:
-    return step_costs(setting.rows(sigma).step, tuple(map(float, SHOWN)))
+    return step_costs(setting.rows(sigma).step, tuple(map(float, SHOWN)), committed=True)
 
 
 def _errors(values: list[float], truth: list[float]) -> list[str]:

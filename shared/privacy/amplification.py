@@ -27,8 +27,7 @@ from shared.errors import InvalidValue
 from shared.privacy.bounds import Bound
 from shared.privacy.conversion import convex_envelope
 from shared.privacy.curves import integer_moments
-from shared.privacy.one_sided import table_size
-from shared.privacy.one_sided_table import one_sided_moment
+from shared.privacy.one_sided import OneSided, one_sided_moment, table_size
 from shared.privacy.ternary import log_second_moment
 
 if TYPE_CHECKING:
@@ -106,9 +105,18 @@ def subsampled_curve(
 
 
 def log_moments(
-    law: ShiftLaw, gamma: float, bound: Bound, orders: NDArray[np.int64], *, log_t2: float | None
+    law: ShiftLaw,
+    gamma: float,
+    bound: Bound,
+    orders: NDArray[np.int64],
+    *,
+    log_t2: float | None,
+    one_sided: OneSided = one_sided_moment,
 ) -> NDArray[np.float64]:
-    """(alpha-1) eps_sub(alpha) at increasing integer orders, at most the full batch's. Shape (orders,)."""
+    """(alpha-1) eps_sub(alpha) at increasing integer orders, at most the full batch's. Shape (orders,).
+
+    ``one_sided``: the law's own integral, or the table that many laws share (one_sided_table.py).
+    """
     if law.largest == 0.0:
         return np.zeros(orders.size)
     largest = int(orders[-1])
@@ -116,12 +124,12 @@ def log_moments(
     log_m = integer_moments(law, table_size(largest))[: largest + 1]
     if bound is Bound.HYB:
         assert log_t2 is not None
-        log_z = _hyb(law, gamma, log_m, log_t2)
+        log_z = _hyb(gamma, log_m, log_t2, one_sided(law, largest, upper=True))
     else:
         log_z = math.log(2.0) + log_m
         log_z[2] = min(math.log(4.0) + _log_expm1(log_m[2]), math.log(2.0) + log_m[2])
         if bound is Bound.WBK27:
-            log_z[3:] = np.minimum(log_z[3:], _wbk27(law, largest)[3:])
+            log_z[3:] = np.minimum(log_z[3:], _wbk27(law, largest, one_sided)[3:])
     log_terms = log_z[2:] + j[2:] * math.log(gamma)
     exponents = _log_binomials(tuple(orders.tolist()))[:, 2:] + log_terms[None, :]  # (orders, j); -inf where j > alpha
     top = exponents.max(axis=1)
@@ -132,9 +140,8 @@ def log_moments(
     return result
 
 
-def _hyb(law: ShiftLaw, gamma: float, log_m: NDArray[np.float64], log_t2: float) -> NDArray[np.float64]:
-    """Log Z_j of HYB, j = 0 .. largest (entries 0 and 1 unused)."""
-    above = one_sided_moment(law, log_m.size - 1, upper=True)
+def _hyb(gamma: float, log_m: NDArray[np.float64], log_t2: float, above: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log Z_j of HYB, j = 0 .. largest (entries 0 and 1 unused); ``above`` bounds log B+."""
     log_z = np.empty_like(log_m)
     odd, even = slice(3, None, 2), slice(4, None, 2)
     log_z[odd] = np.minimum(log_m[odd], math.log(2.0 - gamma) + above[odd])
@@ -145,11 +152,9 @@ def _hyb(law: ShiftLaw, gamma: float, log_m: NDArray[np.float64], log_t2: float)
     return log_z
 
 
-def _wbk27(law: ShiftLaw, largest: int) -> NDArray[np.float64]:
+def _wbk27(law: ShiftLaw, largest: int, one_sided: OneSided) -> NDArray[np.float64]:
     """Log 4 sqrt(D_(2 floor(j/2)) D_(2 ceil(j/2))), j = 0 .. largest, from D_j = B+(j) + B-(j) for even j."""
-    log_d = np.logaddexp(
-        one_sided_moment(law, largest + 1, upper=True), one_sided_moment(law, largest + 1, upper=False)
-    )
+    log_d = np.logaddexp(one_sided(law, largest + 1, upper=True), one_sided(law, largest + 1, upper=False))
     j = np.arange(largest + 1)
     result: NDArray[np.float64] = math.log(4.0) + 0.5 * (log_d[2 * (j // 2)] + log_d[2 * ((j + 1) // 2)])
     return result

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.privacy import c_gamma
+from shared.privacy import c_gamma, one_sided, one_sided_table
 from shared.privacy.amplification import LARGEST_ORDER, full_batch_curve, log_moments, renyi_curve
 from shared.privacy.bounds import Bound
 from shared.privacy.conversion import convex_envelope, headroom
 from shared.privacy.curves import integer_moments
-from shared.privacy.one_sided import table_size
+from shared.privacy.one_sided import COMPUTED_ORDERS, table_size
 from shared.privacy.ternary import log_second_moment
 
 if TYPE_CHECKING:
@@ -31,12 +31,16 @@ WORTHLESS_COST = 1000.0
 
 
 @lru_cache(maxsize=1024)
-def step_costs(step: StepEvent, orders: tuple[float, ...]) -> tuple[float, ...]:
+def step_costs(step: StepEvent, orders: tuple[float, ...], *, committed: bool) -> tuple[float, ...]:
     """Renyi divergence of one step at increasing real orders > 1: min(HYB, C_gamma, full batch).
 
     Args:
         step: what is released.
         orders: the orders, increasing.
+        committed: whether the step is repeated in a committed run. HYB then integrates the step's own law; a single
+            step takes its one-sided moments from the table that a session's many different steps share, up to the
+            table's last order, which is many times faster and costs little more (C_gamma is close above). Both are
+            valid.
 
     Returns:
         Upper bounds on eps(alpha), one for each order; ``inf`` where the curve leaves float64's range.
@@ -45,12 +49,16 @@ def step_costs(step: StepEvent, orders: tuple[float, ...]) -> tuple[float, ...]:
     alpha = np.array(orders)
     if step.batch == step.records or law.largest == 0.0:
         return _rounded(full_batch_curve(law, alpha))
-    # HYB lives on integers; one more order, 2, anchors what lies between 1 and 2.
-    integers = np.unique(np.concatenate([[2.0], np.floor(alpha), np.ceil(alpha)]))
-    integers = integers[(integers >= 2.0) & (integers <= LARGEST_ORDER)]
+    integers, grid = _grids(orders, LARGEST_ORDER if committed else int(COMPUTED_ORDERS[-1]))
     gamma = step.sampling_ratio
-    hyb = log_moments(law, gamma, Bound.HYB, integers.astype(np.int64), log_t2=log_second_moment(step))
-    grid = np.union1d(alpha, integers)
+    hyb = log_moments(
+        law,
+        gamma,
+        Bound.HYB,
+        integers.astype(np.int64),
+        log_t2=log_second_moment(step),
+        one_sided=one_sided.one_sided_moment if committed else one_sided_table.one_sided_moment,
+    )
     full = _log_moment(law, grid, int(integers[-1]))
     moments = full.copy()
     where = np.searchsorted(grid, integers)
@@ -61,6 +69,15 @@ def step_costs(step: StepEvent, orders: tuple[float, ...]) -> tuple[float, ...]:
             moments[where] = np.minimum(moments[where], c_gamma.log_moment(law, gamma, alpha, full=full[where]))
     envelope = convex_envelope(grid, moments)[np.searchsorted(grid, alpha)]
     return _rounded(envelope / (alpha - 1.0) * (1.0 + _ROUNDING))
+
+
+@lru_cache(maxsize=8)
+def _grids(orders: tuple[float, ...], largest: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """HYB lives on integers; one more order, 2, anchors what lies between 1 and 2. These, and all orders with them."""
+    alpha = np.array(orders)
+    integers = np.unique(np.concatenate([[2.0], np.floor(alpha), np.ceil(alpha)]))
+    integers = integers[(integers >= 2.0) & (integers <= largest)]
+    return integers, np.union1d(alpha, integers)
 
 
 def _log_moment(law: ShiftLaw, orders: NDArray[np.float64], largest: int) -> NDArray[np.float64]:

@@ -90,7 +90,7 @@ def check_with_autodp(event: RunEvent) -> CrossCheck:
     """
     step = event.step
     theirs, above = _autodp(step, improved=True), _autodp(step, improved=False)
-    charged = step_costs(step, ORDERS)
+    charged = step_costs(step, ORDERS, committed=True)
     ours = _theorem_27(step)
     kept = [i for i in range(len(ORDERS)) if math.isfinite(theirs[i]) and math.isfinite(above[i])]
     if not kept:

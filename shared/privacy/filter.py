@@ -177,7 +177,9 @@ class PrivacyFilter:
         if not isinstance(event, RunEvent):
             renyi = pure_costs(event.epsilon, self.orders)
             return Price(renyi=renyi, infinity=event.epsilon, run_delta=0.0, delta=event.delta)
-        renyi = tuple(_up(event.steps * cost) for cost in step_costs(event.step, self.orders))
+        renyi = tuple(
+            _up(event.steps * cost) for cost in step_costs(event.step, self.orders, committed=event.steps > 1)
+        )
         infinity = math.inf
         if self.run_delta > 0.0 and min(renyi) <= WORTHLESS_EPSILON:
             try:
@@ -247,7 +249,9 @@ class PrivacyFilter:
         """
         rooms = [
             (limit - used) / cost if cost > 0.0 else math.inf
-            for limit, used, cost in zip(self._limits, spent.renyi, step_costs(event.step, self.orders), strict=True)
+            for limit, used, cost in zip(
+                self._limits, spent.renyi, step_costs(event.step, self.orders, committed=True), strict=True
+            )
         ]
         steps = int(min(max(0.0, *rooms), float(MAX_STEPS)))
         if _sum_up(spent.delta, spent.run_delta) > self._share:

@@ -17,7 +17,7 @@ Both moments are logarithmically convex in j (Lyapunov), so chords between compu
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
@@ -127,6 +127,14 @@ def integrated(law: ShiftLaw, orders: NDArray[np.int64], *, upper: bool) -> NDAr
 def table_size(largest: int) -> int:
     """The size of the table of integer moments that serves orders up to ``largest`` and all computed ones."""
     return max(largest, int(COMPUTED_ORDERS[-1]))
+
+
+class OneSided(Protocol):
+    """A way to bound the one-sided moments of a law."""
+
+    def __call__(self, law: ShiftLaw, largest: int, *, upper: bool) -> NDArray[np.float64]:
+        """Upper bounds on log B+(j) (``upper``) or log B-(j) for j = 0 .. ``largest``."""
+        ...
 
 
 def _trivial(law: ShiftLaw, j: NDArray[np.int64], *, upper: bool) -> NDArray[np.float64]:

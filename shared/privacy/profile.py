@@ -63,9 +63,18 @@ def epsilon(law: ShiftLaw, delta: float) -> float:
     pair = _pair(law, math.log(delta) - 16.0)
     if _at(pair, 0.0) <= delta:
         return 0.0
-    low, low_gap, high = 0.0, math.inf, 1e-12
-    while (high_gap := _gap(pair, high, delta)) > 0.0:
-        low, low_gap, high = high, high_gap, 4.0 * high
+    # A Gaussian's loss is below S/2 + s sqrt(2 log(1/delta)) but for delta; S is rarely far from its mean.
+    high = 0.5 * law.mean + math.sqrt(-2.0 * law.mean * math.log(delta))
+    high_gap = _gap(pair, high, delta)
+    low, low_gap = 0.0, math.inf
+    while high_gap > 0.0:
+        low, low_gap, high = high, high_gap, 2.0 * high
+        high_gap = _gap(pair, high, delta)
+    while low == 0.0 and high > 1e-12:
+        if (middle_gap := _gap(pair, 0.5 * high, delta)) > 0.0:
+            low, low_gap = 0.5 * high, middle_gap
+        else:
+            high, high_gap = 0.5 * high, middle_gap
     return _smallest(pair, delta, (low, low_gap), (high, high_gap))
 
 

@@ -157,7 +157,7 @@ def log_left_out(
         math.log(k) + (k - 1) * single + cut if log_p[1] > -np.inf else np.full(alpha.size, -np.inf),
         slices.log_rest + theta * slices.rest + single,  # H = rest + one independent variable
     ]
-    moment = np.logaddexp.reduce(parts, axis=0) + c * constant + math.log(gamma)
+    moment: NDArray[np.float64] = np.logaddexp.reduce(parts, axis=0) + c * constant + math.log(gamma)
     if gamma == 1.0:
         return moment
     plain = float(np.logaddexp.reduce(log_p)) + math.log1p(-gamma)

@@ -16,6 +16,7 @@ in docs/privacy/amplification.md; S is the law of the squared shift and m(theta)
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -37,22 +38,27 @@ _ROUNDING = 1e-12
 def log_second_moment(step: StepEvent) -> float:
     """Upper bound on log T2 of a step, -inf if the step's shift is 0."""
     law = step.shift()
-    log_m2 = float(law.log_moment(2.0))
+    log_m2, _ = _log_mgf(law)
     if log_m2 > _LARGE:
         return math.log(2.0) + log_m2
     sliced = step.sliced_shift()
-    t2, m2 = (
-        (0.0, 1.0) if step.sliced_part is None else (_sliced(step, sliced), math.exp(float(sliced.log_moment(2.0))))
-    )
+    t2, m2 = (0.0, 1.0) if step.sliced_part is None else (_sliced(step, sliced), math.exp(_log_mgf(sliced)[0]))
     for part in step.gradient_parts:
         t2, m2 = _then_gaussian(t2, m2, gradient_shift(part))
     t2 = min(t2, 4.0 * math.expm1(log_m2), 2.0 * math.exp(log_m2)) * (1.0 + _ROUNDING)
     return math.log(t2) if t2 > 0.0 else -math.inf
 
 
+@functools.lru_cache(maxsize=8)
+def _log_mgf(law: ShiftLaw) -> tuple[float, float]:
+    """Log m(1) and log m(1/2)."""
+    full, half = law.log_mgf(np.array([1.0, 0.5])).tolist()
+    return full, half
+
+
 def _sliced(step: StepEvent, law: ShiftLaw) -> float:
     """T2 of the sliced part alone."""
-    log_full, log_half = (float(value) for value in law.log_mgf(np.array([1.0, 0.5])))
+    log_full, log_half = _log_mgf(law)
     pairwise = 2.0 * (math.expm1(log_full) - math.expm1(law.mean / 2.0))
     if law.is_constant and not (step.rows_add_up and law.constant == 0.0):
         return pairwise  # S is one number: f is largest at A = B = c = S, whatever the shifts

@@ -56,7 +56,11 @@ def test_a_wrong_curve_is_caught(monkeypatch: pytest.MonkeyPatch, factor: float)
 
 def test_a_charge_above_theorem_27_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     charged = crosscheck.step_costs
-    monkeypatch.setattr(crosscheck, "step_costs", lambda step, orders: tuple(5 * c for c in charged(step, orders)))
+    monkeypatch.setattr(
+        crosscheck,
+        "step_costs",
+        lambda step, orders, committed: tuple(5 * c for c in charged(step, orders, committed=committed)),
+    )
     with pytest.raises(AccountantsDisagree, match="must not"):
         crosscheck.check_with_autodp(RUNS[0])
 
