@@ -27,7 +27,8 @@ from shared.errors import InvalidValue
 from shared.privacy.bounds import Bound
 from shared.privacy.conversion import convex_envelope
 from shared.privacy.curves import integer_moments
-from shared.privacy.one_sided import OneSided, one_sided_moment, table_size
+from shared.privacy.one_sided import OneSided, table_size
+from shared.privacy.one_sided_table import precise_moment
 from shared.privacy.ternary import log_second_moment
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def log_moments(
     orders: NDArray[np.int64],
     *,
     log_t2: float | None,
-    one_sided: OneSided = one_sided_moment,
+    one_sided: OneSided = precise_moment,
 ) -> NDArray[np.float64]:
     """(alpha-1) eps_sub(alpha) at increasing integer orders, at most the full batch's. Shape (orders,).
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.privacy import c_gamma, one_sided, one_sided_table
+from shared.privacy import c_gamma
 from shared.privacy.amplification import LARGEST_ORDER, full_batch_curve, log_moments, renyi_curve
 from shared.privacy.bounds import Bound
 from shared.privacy.conversion import convex_envelope, headroom
 from shared.privacy.curves import integer_moments
 from shared.privacy.one_sided import COMPUTED_ORDERS, table_size
+from shared.privacy.one_sided_table import one_sided_moment, precise_moment
 from shared.privacy.ternary import log_second_moment
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def step_costs(step: StepEvent, orders: tuple[float, ...], *, committed: bool) -
         Bound.HYB,
         integers.astype(np.int64),
         log_t2=log_second_moment(step),
-        one_sided=one_sided.one_sided_moment if committed else one_sided_table.one_sided_moment,
+        one_sided=precise_moment if committed else one_sided_moment,
     )
     full = _log_moment(law, grid, int(integers[-1]))
     moments = full.copy()
