@@ -18,6 +18,10 @@ MAX_SOURCE_FEATURES = 65_536
 MAX_RELEASE_VALUES = 32_000_000
 # Steps of one run.
 MAX_STEPS = 10_000_000
+# Classes C of an evaluation; its confusion matrix has C * C cells.
+MAX_CLASSES = 1000
+# Bins B of an evaluation's confidences; finer ones would hold noise alone.
+MAX_BINS = 100
 # Dimensions of one array.
 MAX_RANK = 8
 # The grid step of a release is sigma * 2**-GRID_EXPONENT (docs/privacy/noise.md).
