@@ -22,6 +22,7 @@ from shared.errors import InvalidValue, RequestInvalid
 from shared.mechanisms.sanitized_gradient import check_gradient_range
 from shared.privacy.events import RunEvent
 from shared.protocol import limits as protocol
+from shared.protocol.digests import step_digest
 from shared.protocol.messages import PublicMap, Quantiles, Rows, RunParameters
 from shared.protocol.pricing import run_event
 
@@ -142,11 +143,6 @@ def admit_run(
         raise
     except InvalidValue as error:  # an event that cannot be priced: the sigma is outside what the accountant covers
         raise RequestInvalid((("parameters", str(error)),)) from error
-
-
-def run_digest(parameters: RunParameters) -> str:
-    """SHA-256 of a declaration's meaning, from its re-encoded values: unknown fields do not count."""
-    return hashlib.sha256(parameters.to_message().SerializeToString(deterministic=True)).hexdigest()
 
 
 def admit_step(
@@ -347,18 +343,12 @@ def _unflatten(data: bytes, parameters: RunParameters, extractor: ExtractorFacts
 
 
 def _step_digest(content: StepContent) -> str:
-    """SHA-256 over the request's meaning, each part with its length, so that no two requests run together."""
-    parts = [content.operation.value.encode(), content.run_id.encode(), content.adapted]
-    if content.feature_map is None:
-        parts.append(b"run's map")
-    else:
-        parts += [b"own map", content.feature_map.center.tobytes(), content.feature_map.scale.tobytes()]
-    if content.source is None:
-        parts.append(b"no source")
-    else:
-        parts += [repr(content.source.shape).encode(), content.source.tobytes()]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()
+    """What the client computes as well, from what it sent."""
+    source = None if content.source is None else hashlib.sha256(content.source.astype("<f4").tobytes()).hexdigest()
+    return step_digest(
+        operation=content.operation.value,
+        run_id=content.run_id,
+        adapted=content.adapted,
+        feature_map=content.feature_map,
+        source=source,
+    )

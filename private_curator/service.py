@@ -24,13 +24,14 @@ from private_curator.admission import DataSetFacts, Operation, StepContent
 from private_curator.authentication import Principal, authenticate
 from private_curator.extraction import ExtractorCatalogue
 from private_curator.incidents import IncidentBook
-from private_curator.ledger import AccountStatus, DataSetState, Ledger, StoredReply
+from private_curator.ledger import AccountStatus, DataSetState, Ledger, Run, StoredReply
 from private_curator.release import ReleasePipeline
 from private_curator.settings import CuratorSettings
 from private_curator.uploads import Kind, UploadStore
 from shared.errors import AccountantsDisagree, DpswdError, RequestInvalid
 from shared.privacy.events import RunEvent
 from shared.protocol import arrays, limits, status
+from shared.protocol.digests import run_digest
 from shared.protocol.messages import FloatVector, PublicMap, RunParameters
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
@@ -195,17 +196,17 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             admission.check_request_id(request.request_id, field="request_id")
         parameters = RunParameters.from_message(request.parameters)
         event = self._event(principal, parameters)
-        run_id = ""
+        run_id, receipt = "", None
         if not request.validate_only:
             parts.crosscheck(event)
             run = parts.ledger.open_run(
                 client=principal.name,
                 request_id=request.request_id,
-                digest=admission.run_digest(parameters),
+                digest=run_digest(parameters),
                 event=event,
                 parameters=parameters.to_message().SerializeToString(deterministic=True),
             )
-            run_id = run.run_id
+            run_id, receipt = run.run_id, _receipt(run)
         quote = parts.ledger.price_run(client=principal.name, event=event)
         data_set_budget, client_budget = self._budgets(principal)
         return pb.OpenRunResponse(
@@ -215,6 +216,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             client_budget=client_budget,
             fits=quote.fits or bool(run_id),
             steps_that_fit=event.steps if run_id else quote.steps_that_fit,
+            receipt=receipt,
         )
 
     def _align_target(self, principal: Principal, request: Message) -> pb.AlignTargetResponse:
@@ -312,5 +314,5 @@ def _budget(account: AccountStatus, *, closed: bool) -> pb.BudgetStatus:
     )
 
 
-def _receipt(stored: StoredReply) -> pb.Receipt:
+def _receipt(stored: StoredReply | Run) -> pb.Receipt:
     return pb.Receipt(statement=stored.receipt.statement, signature=stored.receipt.signature)

@@ -19,9 +19,17 @@ import numpy.typing as npt
 from public_client.connection import Patience, call, open_channel
 from public_client.description import Description
 from public_client.exchange import PendingStep, Quote, Run, StepKind, UploadedExtractor, new_request_id, quote_from
-from public_client.receipts import ReceiptFile, checked_receipt
+from public_client.receipts import (
+    LEDGER_KEY_FILE,
+    RECEIPTS_FILE,
+    ReceiptFile,
+    check_pinned,
+    checked_receipt,
+    digest_of,
+)
 from shared.errors import CuratorUnavailable, ProtocolError
 from shared.protocol import arrays
+from shared.protocol.digests import run_digest
 from shared.protocol.messages import PublicMap, RunParameters, StepRelease
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as rpc
@@ -86,13 +94,19 @@ class Curator:
             SettingsError: the credentials or the address are incomplete.
             CredentialsInvalid: the curator does not accept the certificate.
             CuratorUnavailable: nobody answers, or not as this curator.
+            ProtocolError: the ledger's key is not the one that was pinned.
         """
         channel = open_channel(address, credentials=Path(credentials), server_name=server_name)
-        receipts = ReceiptFile(Path(run_directory) / "receipts.jsonl") if run_directory is not None else None
+        receipts = ReceiptFile(Path(run_directory) / RECEIPTS_FILE) if run_directory is not None else None
         curator = cls(channel, patience=Patience(timeout_s=timeout_s, total_s=patience_s), receipts=receipts)
         try:
             first = Patience(timeout_s=min(timeout_s, _FIRST_CONTACT_S), total_s=min(patience_s, _FIRST_CONTACT_S))
-            curator._describe(first)
+            told = curator._describe(first).ledger_public_key
+            pinned = Path(credentials) / LEDGER_KEY_FILE
+            if pinned.is_file():
+                check_pinned(pinned, told)
+            if receipts is not None:
+                receipts.pin(told)
         except CuratorUnavailable as error:
             curator.close()
             raise CuratorUnavailable(
@@ -159,6 +173,14 @@ class Curator:
         """
         request = pb.OpenRunRequest(request_id=request_id or new_request_id(), parameters=parameters.to_message())
         reply = call(self._stub.OpenRun, request, pb.OpenRunResponse, patience=self._patience)
+        self._keep(
+            reply.receipt,
+            run_id=reply.run_id,
+            request_id=request.request_id,
+            reply=None,
+            step=0,
+            request_digest=run_digest(parameters),
+        )
         return Run(run_id=reply.run_id, parameters=parameters, quote=replace(quote_from(reply), fits=True))
 
     def align_target(
@@ -266,18 +288,22 @@ class Curator:
         release = StepRelease.from_bytes(reply.step_release)
         if release.run_id != pending.run_id:
             raise ProtocolError(f"the reply belongs to run {release.run_id!r}, asked was {pending.run_id!r}")
-        description = self._description or self.describe()
-        entry = checked_receipt(
+        self._keep(
             reply.receipt,
-            public_key=bytes.fromhex(description.ledger_public_key),
             run_id=pending.run_id,
             request_id=pending.request_id,
             reply=reply.step_release,
             step=release.step,
+            request_digest=digest_of(pending),
         )
+        return release
+
+    def _keep(self, receipt: pb.Receipt, **stated: Any) -> None:
+        """Checks a receipt against what it must state, and stores it."""
+        description = self._description or self.describe()
+        entry = checked_receipt(receipt, public_key=bytes.fromhex(description.ledger_public_key), **stated)
         if self.receipts is not None:
             self.receipts.append(entry)
-        return release
 
     def plan(self, **wishes: Any) -> Plan:
         """Plans a run against this curator's data set and budget; nothing is spent.

@@ -15,13 +15,14 @@ from private_curator import admission, home, target
 from private_curator.admission import DataSetFacts, Operation, StepContent
 from private_curator.extraction import ExtractorCatalogue
 from private_curator.home import Home
-from private_curator.ledger import Run, StoredReply
+from private_curator.ledger import Ledger, Run, StoredReply
 from private_curator.release import ReleasePipeline, no_checkpoint
 from private_curator.settings import LimitSettings, RecordsSettings
 from private_curator.uploads import Kind, UploadStore
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.mechanisms.noise import NoiseSource, SeededNoise
+from shared.protocol.digests import run_digest
 from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, RunParameters
 
 CLIENT = "ml-team"
@@ -47,6 +48,7 @@ class Hospital:
         noise: NoiseSource | None = None,
         checkpoint: Callable[[str], None] = no_checkpoint,
         max_attempts: int = 16,
+        lock_timeout_s: float = 10.0,
     ) -> None:
         if not (directory / "home").exists():
             np.save(directory / "records.npy", records.astype(np.float32))
@@ -58,7 +60,7 @@ class Hospital:
                 names=["localhost"],
             )
         self.home = Home(directory / "home")
-        self.ledger = self.home.open_ledger()
+        self.ledger = Ledger.open(self.home.ledger, key=self.home.read_ledger_key(), lock_timeout_s=lock_timeout_s)
         if not self.ledger.clients():
             self.ledger.add_client(CLIENT, "ab" * 32)
         self.records = records.astype(np.float32)
@@ -112,7 +114,7 @@ class Hospital:
         return self.ledger.open_run(
             client=CLIENT,
             request_id=str(uuid.uuid4()),
-            digest=admission.run_digest(parameters),
+            digest=run_digest(parameters),
             event=event,
             parameters=parameters.to_message().SerializeToString(deterministic=True),
         )

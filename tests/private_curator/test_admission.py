@@ -10,6 +10,7 @@ from private_curator.admission import DataSetFacts, ExtractorFacts, Operation, S
 from private_curator.settings import LimitSettings
 from shared.errors import RequestInvalid
 from shared.privacy.events import QuantileCoefficients, RowProjections, SanitizedGradient
+from shared.protocol.digests import run_digest
 from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, RunParameters
 
 DATA = DataSetFacts(records=1000, record_shape=(8,))
@@ -146,8 +147,8 @@ def test_the_digest_is_the_requests_meaning():
 
 
 def test_run_digests_differ_where_declarations_do():
-    assert admission.run_digest(RUN) == admission.run_digest(dataclasses.replace(RUN))
-    assert admission.run_digest(RUN) != admission.run_digest(dataclasses.replace(RUN, steps=8))
+    assert run_digest(RUN) == run_digest(dataclasses.replace(RUN))
+    assert run_digest(RUN) != run_digest(dataclasses.replace(RUN, steps=8))
 
 
 @pytest.mark.parametrize("value", ["", "abc", "A" * 36, "{12345678-1234-4234-8234-123456789abc}", "12345678" * 4])
