@@ -14,26 +14,27 @@ from private_curator.ledger.accounting import Accounting
 from private_curator.ledger.audit import VerificationReport, verify_file
 from private_curator.ledger.backup import write_backup
 from private_curator.ledger.budget import Account, Books
-from private_curator.ledger.database import LOCK_TIMEOUT_S, Database, create_file
+from private_curator.ledger.database import LOCK_TIMEOUT_S, Place, Session
 from private_curator.ledger.kinds import AccountStatus, DataSetState, Kind, LedgerStatus, budget_payload
 from private_curator.ledger.operator import OperatorActs
+from private_curator.ledger.places import as_place
 from private_curator.ledger.runs import RunActs
 from private_curator.ledger.store import Transaction, head, no_checkpoint, utc_now
-from shared.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable
+from shared.errors import InvalidValue, LedgerCorrupt
 from shared.receipts import SignedEntry
 
 
 class Ledger(OperatorActs, RunActs):
     """The durable, signed record of everything that is spent on one data set.
 
-    Safe for the threads of one process and for several processes; one process at a time computes steps. A context
-    manager: leaving it closes the file.
+    Safe for the threads of one process and for several processes. Of a file, one process at a time computes steps; of
+    a schema of PostgreSQL, any number of replicas, each step in one of them. A context manager.
     """
 
     @classmethod
     def create(
         cls,
-        path: Path | str,
+        place: Place | Path | str,
         *,
         key: Ed25519PrivateKey,
         records: int,
@@ -46,7 +47,7 @@ class Ledger(OperatorActs, RunActs):
         """Makes the ledger of a data set, complete or not at all, and opens it.
 
         Args:
-            path: a file that does not exist yet, in a directory that does.
+            place: a file that does not exist yet, in a directory that does; or a schema of PostgreSQL.
             key: signs every entry; the caller keeps it.
             records: n, the number of records; public from now on.
             budget: the `PrivacyBudget` for the data set's whole life.
@@ -57,9 +58,9 @@ class Ledger(OperatorActs, RunActs):
 
         Raises:
             InvalidValue: ``records`` is not positive.
-            LedgerUnavailable: the file exists, or cannot be written.
+            LedgerUnavailable: a ledger stands there already, or it cannot be written.
         """
-        path = Path(path)
+        place = as_place(place)
         if type(records) is not int or records < 1:
             raise InvalidValue(f"a data set has at least one record, not {records!r}")
         opening = {
@@ -69,52 +70,41 @@ class Ledger(OperatorActs, RunActs):
             "budget": budget_payload(budget),
         }
 
-        def fill(database: Database) -> None:
-            with database.write() as connection:
-                transaction = Transaction(
-                    connection,
-                    Books(_accounting(accounting)),
-                    key=key,
-                    clock=clock,
-                    checkpoint=checkpoint,
-                    operation="create",
-                )
-                transaction.append(Kind.DATA_SET_OPENED, opening)
+        def fill(session: Session) -> None:
+            transaction = Transaction(
+                session, Books(_accounting(accounting)), key=key, clock=clock, checkpoint=checkpoint, operation="create"
+            )
+            transaction.append(Kind.DATA_SET_OPENED, opening)
 
-        create_file(path, fill, lock_timeout_s=lock_timeout_s)
+        place.create(fill, lock_timeout_s=lock_timeout_s)
         return cls.open(
-            path, key=key, accounting=accounting, clock=clock, checkpoint=checkpoint, lock_timeout_s=lock_timeout_s
+            place, key=key, accounting=accounting, clock=clock, checkpoint=checkpoint, lock_timeout_s=lock_timeout_s
         )
 
     @classmethod
     def open(
         cls,
-        path: Path | str,
+        place: Place | Path | str,
         *,
         key: Ed25519PrivateKey,
         accounting: Accounting | None = None,
         clock: Callable[[], datetime] = utc_now,
         checkpoint: Callable[[str], None] = no_checkpoint,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
-        vfs: str | None = None,
     ) -> Self:
         """Opens a ledger; follows its chain of hashes first.
 
         Raises:
-            LedgerUnavailable: the file is not there, locked, read-only, or the disk is full.
+            LedgerUnavailable: it is not there, locked, read-only, or the disk is full.
             LedgerCorrupt: the chain is broken, or another key made it.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise LedgerUnavailable(f"there is no ledger at {path}; `dpswd-curator init` makes one")
         return cls(
-            path,
+            as_place(place),
             key=key,
             accounting=_accounting(accounting),
             clock=clock,
             checkpoint=checkpoint,
             lock_timeout_s=lock_timeout_s,
-            vfs=vfs,
         )
 
     @property
@@ -154,7 +144,7 @@ class Ledger(OperatorActs, RunActs):
         Raises:
             LedgerUnavailable: the file cannot be read.
         """
-        return verify_file(self.path, public_key=self.public_key, accounting=self.accounting, receipts=receipts)
+        return verify_file(self.place, public_key=self.public_key, accounting=self.accounting, receipts=receipts)
 
     def backup(self, destination: Path | str) -> None:
         """Copies the ledger to a new file while it is in use; the copy is complete or not there.
@@ -171,7 +161,8 @@ class Ledger(OperatorActs, RunActs):
             last = head(connection)
             assert last is not None  # _refresh has read it
             runs, charged, used = connection.execute(
-                "SELECT count(*), coalesce(sum(steps), 0), coalesce(sum(steps_used), 0) FROM runs"
+                "SELECT count(*), CAST(coalesce(sum(steps), 0) AS BIGINT), "
+                "CAST(coalesce(sum(steps_used), 0) AS BIGINT) FROM runs"
             ).fetchone()
             closed = books.state is not DataSetState.OPEN
             return LedgerStatus(

@@ -15,14 +15,11 @@ failures depend on the records; each renewed attempt is an entry of its own and 
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from private_curator.ledger.budget import CLIENT, DATA_SET, Books, Charge
-from private_curator.ledger.database import file_lock, serving_lock
 from private_curator.ledger.kinds import DataSetState, Kind, Quote, Run, StepGranted, StoredReply, hex_256
 from private_curator.ledger.lookup import answered, held_run, load_run, opened_before
 from private_curator.ledger.store import Store, Transaction
@@ -41,33 +38,18 @@ class RunActs(Store):
         # Requests that this process computes now, and in which attempt. Read and extended under the database's
         # mutex only; entries are removed without it, which is one atomic step.
         self._computing: dict[tuple[str, str], int] = {}
-        self._serving = contextlib.ExitStack()
-        self._serving_mutex = threading.Lock()
-        self._serves = False
-
-    def close(self) -> None:
-        """Releases the file and the right to compute steps. Idempotent."""
-        with self._serving_mutex:
-            self._serves = False
-            self._serving.close()
-        super().close()
 
     def serve(self) -> None:
-        """Claims the right to charge and to compute: one process at a time, until it closes the ledger or dies.
+        """Claims the right to charge and to compute, until this process closes the ledger or dies.
 
-        Two processes that compute the same step could both reach `finish_step`, and which of the two replies is
-        stored could depend on how long each took. `open_run` and `begin_step` claim the right if nobody did; a
-        server claims it when it starts. Idempotent.
+        A ledger in a file has one such process at a time. A ledger in PostgreSQL has any number of replicas, and each
+        step one of them at a time (`begin_step`). `open_run` and `begin_step` claim the right if nobody did; a server
+        claims it when it starts. Idempotent.
 
         Raises:
-            LedgerUnavailable: another process has it.
+            LedgerUnavailable: another process has it, or the ledger is being restored.
         """
-        with self._serving_mutex:
-            if not self._serves:
-                self._serving.enter_context(
-                    file_lock(serving_lock(self.path), timeout_s=0.0, held_by="another curator serves this ledger: it")
-                )
-                self._serves = True
+        self._database.claim()
 
     def price_run(self, *, client: str, event: Any) -> Quote:
         """What a run would cost now. Spends nothing.
@@ -131,7 +113,7 @@ class RunActs(Store):
         """All runs, or one client's, in the order in which they were charged."""
         with self._reading() as connection:
             rows = connection.execute(
-                "SELECT run_id FROM runs WHERE ? IS NULL OR client = ? ORDER BY seq", (client, client)
+                "SELECT run_id FROM runs WHERE client = coalesce(?, client) ORDER BY seq", (client,)
             )
             return tuple(load_run(connection, self.accounting, run_id) for (run_id,) in rows.fetchall())
 
@@ -152,7 +134,7 @@ class RunActs(Store):
             GrantNotHeld: no such run of this client, the client is shut out, or the operator has stopped releases.
             RunFinished: all charged steps are used, or the operator has closed the run.
             RequestIdReused: the id stands for another request.
-            RequestInProgress: another thread computes this request now.
+            RequestInProgress: another thread, or another replica, computes this request now.
             LedgerUnavailable: retry later with the same id; nothing was consumed.
         """
         _check_request(request_id, digest)
@@ -163,19 +145,23 @@ class RunActs(Store):
             return stored
         self.serve()
         grant: StepGranted | None = None
+        held = False
         try:
             with self._transaction("begin_step") as transaction:
                 self._books.holder(client)
                 stored = answered(transaction.connection, client, run_id, request_id, digest)
                 if stored is not None:
                     return stored
-                self._not_in_progress(client, request_id)
+                self._not_in_progress(transaction, client, request_id)
+                held = True
                 grant = self._grant(transaction, client, run_id, request_id, digest)
                 # Marked before the commit ends the mutex: no other thread finds the step consumed and unmarked.
                 self._computing[client, request_id] = grant.attempt
         except BaseException:
             if grant is not None:
                 self.abandon_step(grant)
+            elif held:
+                self._database.release((client, request_id))
             raise
         return grant
 
@@ -193,6 +179,7 @@ class RunActs(Store):
 
         Raises:
             GrantNotHeld: the grant was ended before.
+            RequestInProgress: another replica took the step over while this one seemed dead; send nothing.
             InvalidValue: the audit record is not JSON.
             LedgerUnavailable: nothing is stored, send nothing; the grant is ended, a repeat of the request gets a
                 new attempt.
@@ -201,6 +188,7 @@ class RunActs(Store):
             with self._transaction("finish_step") as transaction:
                 if self._computing.get((grant.run.client, grant.request_id)) != grant.attempt:
                     raise GrantNotHeld("this grant has ended: its step is computed once")
+                self._not_taken_over(transaction, grant)
                 record = canonical_json({"audit": dict(audit), "salt": secrets.token_hex(16)}).decode("ascii")
                 entry = transaction.append(
                     Kind.STEP_ANSWERED,
@@ -227,10 +215,26 @@ class RunActs(Store):
         mark = (grant.run.client, grant.request_id)
         if self._computing.get(mark) == grant.attempt:
             self._computing.pop(mark, None)
+            self._database.release(mark)
 
-    def _not_in_progress(self, client: str, request_id: str) -> None:
-        if (client, request_id) in self._computing:
+    def _not_in_progress(self, transaction: Transaction, client: str, request_id: str) -> None:
+        """Marks the step as this process's."""
+        mark = client, request_id
+        if mark in self._computing or not self._database.hold(transaction.connection, mark):
             raise RequestInProgress("this request is being computed; repeat it later with the same id")
+
+    @staticmethod
+    def _not_taken_over(transaction: Transaction, grant: StepGranted) -> None:
+        """Only the last attempt at a step may store a reply, however late an earlier one comes.
+
+        Otherwise two replicas would race for being stored, and which reply is released could depend on how long each
+        took. A replica whose connection broke seems dead to the others, and goes on computing.
+        """
+        (attempts,) = transaction.connection.execute(
+            "SELECT attempts FROM requests WHERE client = ? AND request_id = ?", (grant.run.client, grant.request_id)
+        ).fetchone()
+        if attempts != grant.attempt:
+            raise RequestInProgress("another curator has taken this step over; repeat the request later with its id")
 
     def _snapshot(self) -> Books:
         with self._reading():
