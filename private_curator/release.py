@@ -47,10 +47,6 @@ from shared.protocol.v1 import curator_pb2 as pb
 AUDIT_FORMAT = "dpswd-audit-1"
 
 
-class StepGivenUp(DpswdError):
-    """A step failed too often; how often a step fails is seen by the client, so its number is bounded."""
-
-
 class StepFailed(DpswdError):
     """A step failed after records were read: whatever the cause says, its text may quote them."""
 
@@ -124,22 +120,25 @@ class ReleasePipeline:
             GrantNotHeld, RunFinished, RequestIdReused, RequestInProgress, LedgerUnavailable: see `Ledger.begin_step`.
             StepGivenUp: the step failed too often.
         """
+        # How often a step fails is seen by the client, so its number is bounded.
         grant = self._ledger.begin_step(
-            client=client, run_id=content.run_id, request_id=content.request_id, digest=step.digest
+            client=client,
+            run_id=content.run_id,
+            request_id=content.request_id,
+            digest=step.digest,
+            max_attempts=self._max_attempts,
         )
         if isinstance(grant, StoredReply):
             return grant
         try:
-            self._check_attempts(grant)
             self._checkpoint("consumed")
             with self._slots, flushed_denormals():
                 released = self._computed(step, extractor)
-            stored = self._ledger.finish_step(
-                grant, reply=_encode(released, grant), audit=_audit(released, step, grant, device=self._device)
-            )
+            reply, audit = _encode(released, grant), _audit(released, step, grant, device=self._device)
         except BaseException:
             self._ledger.abandon_step(grant)
             raise
+        stored = self._ledger.finish_step(grant, reply=reply, audit=audit)
         self._checkpoint("stored")
         return stored
 
@@ -151,10 +150,6 @@ class ReleasePipeline:
         for _ in range(taken):
             self._slots.release()
         return taken == self._parallel_steps
-
-    def _check_attempts(self, grant: StepGranted) -> None:
-        if grant.attempt > self._max_attempts:
-            raise StepGivenUp(f"attempt {grant.attempt} of a step; at most {self._max_attempts} are made")
 
     def _computed(self, step: AdmittedStep, extractor: BuiltExtractor) -> Released:
         """What `_compute` returns; an error from inside never travels to the client in its own words."""

@@ -23,7 +23,14 @@ from private_curator.ledger.budget import CLIENT, DATA_SET, Books, Charge
 from private_curator.ledger.kinds import DataSetState, Kind, Quote, Run, StepGranted, StoredReply, hex_256
 from private_curator.ledger.lookup import answered, held_run, load_run, opened_before
 from private_curator.ledger.store import Store, Transaction
-from shared.errors import GrantNotHeld, InvalidValue, RequestInProgress, RunFinished
+from shared.errors import (
+    GrantNotHeld,
+    InvalidValue,
+    LedgerUnavailable,
+    RequestInProgress,
+    RunFinished,
+    StepGivenUp,
+)
 from shared.receipts import Receipt, canonical_json, sha256
 
 # A client makes its ids; long ones would only fill the ledger.
@@ -38,6 +45,8 @@ class RunActs(Store):
         # Requests that this process computes now, and in which attempt. Read and extended under the database's
         # mutex only; entries are removed without it, which is one atomic step.
         self._computing: dict[tuple[str, str], int] = {}
+        # Requests whose last attempt was computed and could not be stored, by no fault of a record.
+        self._unstored: set[tuple[str, str]] = set()
 
     def serve(self) -> None:
         """Claims the right to charge and to compute, until this process closes the ledger or dies.
@@ -100,6 +109,31 @@ class RunActs(Store):
                     run = self._charge(transaction, client, request_id, digest, event, parameters, charges)
         return run
 
+    def opened_run(self, *, client: str, request_id: str, digest: str) -> Run | None:
+        """The run that this very request has opened, whatever the operator decided since; None for a new request.
+
+        Raises:
+            RequestIdReused: the id stands for another request.
+            GrantNotHeld: the client is not registered, or shut out.
+        """
+        _check_request(request_id, digest)
+        with self._reading() as connection:
+            self._books.holder(client)
+            return opened_before(connection, self.accounting, client, request_id, digest)
+
+    def stored_reply(self, *, client: str, run_id: str, request_id: str, digest: str) -> StoredReply | None:
+        """The stored reply of this very request, whatever the operator decided since; None when there is none yet.
+
+        Raises:
+            RequestIdReused: the id stands for another request.
+            RunFinished: the operator has discarded the run's replies.
+            GrantNotHeld: the client is not registered, or shut out.
+        """
+        _check_request(request_id, digest)
+        with self._reading() as connection:
+            self._books.holder(client)
+            return answered(connection, client, run_id, request_id, digest)
+
     def run(self, *, client: str, run_id: str) -> Run:
         """A run of this client.
 
@@ -117,7 +151,9 @@ class RunActs(Store):
             )
             return tuple(load_run(connection, self.accounting, run_id) for (run_id,) in rows.fetchall())
 
-    def begin_step(self, *, client: str, run_id: str, request_id: str, digest: str) -> StepGranted | StoredReply:
+    def begin_step(
+        self, *, client: str, run_id: str, request_id: str, digest: str, max_attempts: int | None = None
+    ) -> StepGranted | StoredReply:
         """Binds one charged step to a request, durably, before any record is read.
 
         Args:
@@ -125,6 +161,8 @@ class RunActs(Store):
             run_id: the run whose steps were charged.
             request_id: made by the client, unique among all its requests.
             digest: SHA-256 of the validated request, hexadecimal; made from the run's id as well.
+            max_attempts: how often this step may be begun; no bound by default. An attempt whose computation
+                succeeded and whose reply could not be stored is taken up again and does not count twice.
 
         Returns:
             The stored reply of this very request if there is one, which costs nothing and needs no writing; else
@@ -135,6 +173,7 @@ class RunActs(Store):
             RunFinished: all charged steps are used, or the operator has closed the run.
             RequestIdReused: the id stands for another request.
             RequestInProgress: another thread, or another replica, computes this request now.
+            StepGivenUp: all attempts are used; nothing is written.
             LedgerUnavailable: retry later with the same id; nothing was consumed.
         """
         _check_request(request_id, digest)
@@ -154,9 +193,10 @@ class RunActs(Store):
                     return stored
                 self._not_in_progress(transaction, client, request_id)
                 held = True
-                grant = self._grant(transaction, client, run_id, request_id, digest)
+                grant = self._grant(transaction, client, run_id, request_id, digest, max_attempts)
                 # Marked before the commit ends the mutex: no other thread finds the step consumed and unmarked.
                 self._computing[client, request_id] = grant.attempt
+            self._unstored.discard((client, request_id))
         except BaseException:
             if grant is not None:
                 self.abandon_step(grant)
@@ -206,6 +246,10 @@ class RunActs(Store):
                     "INSERT INTO replies (run_id, step, seq, reply, audit) VALUES (?, ?, ?, ?, ?)",
                     (grant.run.run_id, grant.step_number, entry.seq, bytes(reply), record),
                 )
+        except LedgerUnavailable:
+            # The disk's or the lock's fault, and no record's: the same attempt may store its reply later.
+            self._unstored.add((grant.run.client, grant.request_id))
+            raise
         finally:
             self.abandon_step(grant)
         return StoredReply(reply=bytes(reply), receipt=Receipt.of(entry))
@@ -288,7 +332,15 @@ class RunActs(Store):
         )
         return load_run(transaction.connection, self.accounting, run_id)
 
-    def _grant(self, transaction: Transaction, client: str, run_id: str, request_id: str, digest: str) -> StepGranted:
+    def _grant(
+        self,
+        transaction: Transaction,
+        client: str,
+        run_id: str,
+        request_id: str,
+        digest: str,
+        max_attempts: int | None,
+    ) -> StepGranted:
         """Consumes a step for a new request, or grants the step of an old one again."""
         connection = transaction.connection
         run = held_run(connection, self.accounting, client, run_id)
@@ -299,8 +351,15 @@ class RunActs(Store):
         row = connection.execute(
             "SELECT step, attempts FROM requests WHERE client = ? AND request_id = ?", (client, request_id)
         ).fetchone()
-        if row is not None:
+        if row is not None and (client, request_id) in self._unstored:
+            step, attempt = row
+        elif row is not None:
             step, attempt = row[0], row[1] + 1
+            if max_attempts is not None and attempt > max_attempts:
+                raise StepGivenUp(
+                    f"step {step} of this run failed {row[1]} times and is not computed again; it stays charged: go on "
+                    "with the run's next step under a new request id"
+                )
             transaction.append(Kind.STEP_RESUMED, {"run": run_id, "step": step, "attempt": attempt})
             connection.execute(
                 "UPDATE requests SET attempts = ? WHERE client = ? AND request_id = ?", (attempt, client, request_id)
