@@ -45,8 +45,8 @@ class RunActs(Store):
         # Requests that this process computes now, and in which attempt. Read and extended under the database's
         # mutex only; entries are removed without it, which is one atomic step.
         self._computing: dict[tuple[str, str], int] = {}
-        # Requests whose last attempt was computed and could not be stored, by no fault of a record.
-        self._unstored: set[tuple[str, str]] = set()
+        # The attempt of each request that was computed and could not be stored, by no fault of a record.
+        self._unstored: dict[tuple[str, str], int] = {}
 
     def serve(self) -> None:
         """Claims the right to charge and to compute, until this process closes the ledger or dies.
@@ -196,7 +196,7 @@ class RunActs(Store):
                 grant = self._grant(transaction, client, run_id, request_id, digest, max_attempts)
                 # Marked before the commit ends the mutex: no other thread finds the step consumed and unmarked.
                 self._computing[client, request_id] = grant.attempt
-            self._unstored.discard((client, request_id))
+            self._unstored.pop((client, request_id), None)
         except BaseException:
             if grant is not None:
                 self.abandon_step(grant)
@@ -248,7 +248,7 @@ class RunActs(Store):
                 )
         except LedgerUnavailable:
             # The disk's or the lock's fault, and no record's: the same attempt may store its reply later.
-            self._unstored.add((grant.run.client, grant.request_id))
+            self._unstored[grant.run.client, grant.request_id] = grant.attempt
             raise
         finally:
             self.abandon_step(grant)
@@ -351,7 +351,7 @@ class RunActs(Store):
         row = connection.execute(
             "SELECT step, attempts FROM requests WHERE client = ? AND request_id = ?", (client, request_id)
         ).fetchone()
-        if row is not None and (client, request_id) in self._unstored:
+        if row is not None and self._unstored.get((client, request_id)) == row[1]:  # nobody took it over since
             step, attempt = row
         elif row is not None:
             step, attempt = row[0], row[1] + 1

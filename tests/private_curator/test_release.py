@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from private_curator.ledger.database import file_lock, write_lock
+from private_curator.ledger.sqlite import file_lock, write_lock
 from shared.errors import LedgerUnavailable, RequestIdReused, RunFinished, StepGivenUp
 from shared.mechanisms.clipping import clip_records
 from shared.mechanisms.directions import directions
@@ -220,7 +220,7 @@ def test_a_reply_that_could_not_be_stored_does_not_count_as_a_failed_step(make_h
 
     def checkpoint(name):
         if locked and name == "sanitized":
-            holding.enter_context(file_lock(write_lock(hospital.ledger.path), timeout_s=0.0, held_by="this test"))
+            holding.enter_context(file_lock(write_lock(hospital.home.ledger), timeout_s=0.0, held_by="this test"))
 
     hospital = make_hospital(RECORDS, checkpoint=checkpoint, max_attempts=1, lock_timeout_s=0.01)
     run, parameters = _run(hospital, module, Rows(1.0))
