@@ -135,7 +135,7 @@ def create(
                 f"{present} exists: {home.path} holds a curator or a part of one, and nothing is ever overwritten; "
                 "choose another directory"
             )
-    data = target.load(records, home=home.path)
+    data, evidence = target.load_for_the_first_time(records, home=home.path)
     budget = RenyiAccounting().budget(epsilon=epsilon, delta=delta, relation=NeighbouringRelation.REPLACE_ONE.value)
     previous = os.umask(SAFE_UMASK)
     try:
@@ -149,6 +149,7 @@ def create(
             ),
         )
         Ledger.create(home.ledger, key=key, records=data.count, budget=budget).close()
+        evidence.write(home.path)
         tree = {"records": records.model_dump(mode="json", exclude_defaults=True), **(sections or {})}
         write_private(home.settings, _toml(tree).encode())
     finally:

@@ -55,12 +55,38 @@ class RecordsSettings(_Section):
     """Where the private records are and how they become float32."""
 
     name: str = Field(default="records", min_length=1, max_length=200, description="The data set's public name.")
-    file: Path = Field(description="npz or npy file with the records.")
+    file: Path = Field(
+        description="Records: an npy, npz, Parquet, Arrow or CSV file, or a folder of images (docs/data-in.md)."
+    )
     array: str | None = Field(
         default=None, description="Name of the records' array in an npz file; needed if it holds several."
     )
+    columns: tuple[str, ...] | None = Field(
+        default=None, description="Columns of a table that make a record, in order; by default all but the labels'."
+    )
+    delimiter: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1,
+        description="Between the cells of a CSV file; by default a comma, a tab where the name ends in .tsv.",
+    )
+    header: Literal["auto", "yes", "no"] = Field(
+        default="auto",
+        description="Whether a CSV file's first line names the columns; auto takes it so, and refuses one of numbers.",
+    )
     labels_array: str | None = Field(
-        default=None, description="Name of a labels' array; checked, kept private, never released."
+        default=None,
+        description="Name of the labels' array in an npz file or column of a table; checked, kept private, never "
+        "released.",
+    )
+    labels_file: Path | None = Field(
+        default=None, description="npy file with the labels, beside an npy or npz file; checked, never released."
+    )
+    memory_bytes: int = Field(
+        default=1024 * _MEBIBYTE,
+        ge=_MEBIBYTE,
+        description="Memory that records may take in formats that are read as a whole (tables, images, compressed "
+        "npz); npy and uncompressed npz take none.",
     )
     record_shape: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         default=None, description="Shape that one record gets, for example [1, 28, 28]; by default the file's own."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,8 +14,9 @@ from private_curator.cli.budgets import budget
 from private_curator.cli.clients import client
 from private_curator.cli.common import Commands, format_option, home_option, show
 from private_curator.cli.ledgers import extractor, incidents, ledger, run
+from private_curator.cli.records import reading, reading_options, records
 from private_curator.home import Home
-from private_curator.settings import RecordsSettings
+from private_curator.records.opening import open_source
 from shared.errors import SettingsError
 
 
@@ -31,12 +33,17 @@ def main() -> None:
 
 @main.command()
 @home_option
-@click.option("--records", "file", required=True, type=click.Path(path_type=Path), help="npz or npy file of records.")
+@click.option(
+    "--records",
+    "file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="File or folder of records; see `records inspect`.",
+)
 @click.option("--epsilon", required=True, type=float, help="Budget of the data set for its whole life.")
 @click.option("--delta", required=True, type=float, help="Its delta; well below one over the number of records.")
 @click.option("--name", default=None, help="The data set's public name.  [default: the file's name]")
-@click.option("--array", default=None, help="Name of the records' array, where the npz file holds several.")
-@click.option("--labels-array", default=None, help="Name of the labels' array; checked, never released.")
+@reading_options
 @click.option("--record-shape", default=None, help="Shape that one record gets, for example 1,28,28.")
 @click.option("--scale-from", nargs=2, type=float, default=None, help="Public range of the stored values.")
 @click.option("--scale-to", nargs=2, type=float, default=None, help="Range it is mapped to.  [default: 0 1]")
@@ -55,8 +62,6 @@ def init(
     epsilon: float,
     delta: float,
     name: str | None,
-    array: str | None,
-    labels_array: str | None,
     record_shape: str | None,
     scale_from: tuple[float, float] | None,
     scale_to: tuple[float, float] | None,
@@ -65,17 +70,17 @@ def init(
     device: str | None,
     approve: str | None,
     output: str,
+    **chosen: Any,
 ) -> None:
     """Makes a curator: certificates, ledger with its budget, settings. Never overwrites anything."""
-    public = {
-        "name": name or file.stem,
-        "file": file.resolve(),
-        "array": array,
-        "labels_array": labels_array,
-        "record_shape": _shape(record_shape),
-        "scale_from": scale_from or None,
-        "scale_to": scale_to or (0.0, 1.0),
-    }
+    chosen_records = reading(
+        file,
+        name=name,
+        record_shape=_shape(record_shape),
+        scale_from=scale_from or None,
+        scale_to=scale_to or None,
+        **chosen,
+    )
     sections: dict[str, dict[str, object]] = {
         "listen": _address(address),
         "compute": {} if device is None else {"device": device},
@@ -83,18 +88,24 @@ def init(
     }
     made = homes.create(
         home.path,
-        records=configuration.check_section(RecordsSettings, "records", public),
+        records=chosen_records,
         epsilon=epsilon,
         delta=delta,
         names=names or DEFAULT_NAMES,
         sections={section: fields for section, fields in sections.items() if fields},
     )
+    layout = open_source(chosen_records.file, chosen_records, home=made.path).layout
     with made.open_ledger() as books:
         status = books.status()
         show(
             {
                 "home": str(made.path),
                 "records": status.records,
+                "format": layout.format.value,
+                "record_shape": " x ".join(map(str, chosen_records.record_shape or layout.shape)) or "one value",
+                "type": layout.dtype.name,
+                "labels": layout.labels or None,
+                "served_from": "the file" if layout.mapped else "memory",
                 "epsilon": status.data_set.epsilon,
                 "delta": status.data_set.delta,
                 "names": " ".join(names or DEFAULT_NAMES),
@@ -191,7 +202,7 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
-for group in (client, budget, extractor, ledger, run, incidents):
+for group in (client, budget, extractor, ledger, records, run, incidents):
     main.add_command(group)
 
 __all__ = ["main"]
