@@ -18,13 +18,17 @@ import hashlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from private_curator.admission import AdmittedStep, StepContent
+from private_curator.critic import CriticAnswer, critic_gradient
 from private_curator.denormals import flushed_denormals
+from private_curator.evaluation import EvaluationAnswer, evaluate
 from private_curator.extraction import BuiltExtractor
 from private_curator.ledger import Ledger, StepGranted, StoredReply
 from private_curator.randomness import fresh_seed
@@ -41,7 +45,7 @@ from shared.mechanisms.row_cotangents import noised_source_projections, row_cota
 from shared.mechanisms.row_projections import release_rows
 from shared.mechanisms.sanitized_gradient import release_gradient
 from shared.protocol import arrays
-from shared.protocol.messages import PublicMap, Rows, RunParameters
+from shared.protocol.messages import Critic, Evaluation, PublicMap, Quantiles, Rows, RunParameters
 from shared.protocol.v1 import curator_pb2 as pb
 
 AUDIT_FORMAT = "dpswd-audit-1"
@@ -72,12 +76,17 @@ class Released:
     cotangent_scale: float
 
 
+Answer: TypeAlias = Released | EvaluationAnswer | CriticAnswer
+"""What a step may come to; each is encoded once and stored."""
+
+
 class ReleasePipeline:
     """Computes steps, a bounded number at a time.
 
     Args:
         ledger: charges and stored replies.
         data: the records.
+        labels: (n,) class numbers of the records, private; None where nothing can be evaluated.
         noise: the only source of noise.
         device: what the arithmetic runs on.
         parallel_steps: steps computed at the same time.
@@ -90,6 +99,7 @@ class ReleasePipeline:
         *,
         ledger: Ledger,
         data: Target,
+        labels: npt.NDArray[np.int64] | None = None,
         noise: NoiseSource,
         device: torch.device,
         parallel_steps: int = 1,
@@ -98,6 +108,7 @@ class ReleasePipeline:
     ) -> None:
         self._ledger = ledger
         self._data = data
+        self._labels = labels
         self._noise = noise
         self._device = device
         self._parallel_steps = parallel_steps
@@ -151,17 +162,38 @@ class ReleasePipeline:
             self._slots.release()
         return taken == self._parallel_steps
 
-    def _computed(self, step: AdmittedStep, extractor: BuiltExtractor) -> Released:
+    def _computed(self, step: AdmittedStep, extractor: BuiltExtractor) -> Answer:
         """What `_compute` returns; an error from inside never travels to the client in its own words."""
         try:
             return self._compute(step, extractor)
         except DpswdError as error:
             raise StepFailed(f"a step failed with {type(error).__qualname__}") from error
 
-    def _compute(self, step: AdmittedStep, extractor: BuiltExtractor) -> Released:
+    def _compute(self, step: AdmittedStep, extractor: BuiltExtractor) -> Answer:
         """Points 2 to 6 of the module's order. Everything private lives and dies inside this call."""
         parameters, device = step.parameters, self._device
         adapted = {name: torch.from_numpy(value).to(device) for name, value in step.adapted.items()}
+        if isinstance(parameters.release, Evaluation):
+            assert self._labels is not None, "admission demands labels for an evaluation"
+            return evaluate(
+                parameters.release,
+                extractor,
+                data=self._data,
+                labels=self._labels,
+                noise=self._noise,
+                device=device,
+                checkpoint=self._checkpoint,
+            )
+        if isinstance(parameters.release, Critic):
+            return critic_gradient(
+                parameters,
+                extractor,
+                adapted,
+                data=self._data,
+                noise=self._noise,
+                device=device,
+                checkpoint=self._checkpoint,
+            )
         feature_map = _feature_map(step.feature_map, extractor.facts.feature_dimension, device=device)
 
         sample = sample_without_replacement(self._data.count, parameters.batch_size)
@@ -210,6 +242,7 @@ def _release(features: Tensor, U: Tensor, parameters: RunParameters, *, noise: N
     """The noised projections or coefficients of clipped features (b, d)."""
     if isinstance(parameters.release, Rows):
         return release_rows(features, U, sigma=parameters.release.sigma, noise=noise)
+    assert isinstance(parameters.release, Quantiles)
     return release_coefficients(
         features, U, coefficients=parameters.release.coefficients, sigma=parameters.release.sigma, noise=noise
     )
@@ -243,8 +276,10 @@ def _feature_map(declared: PublicMap | None, feature_dimension: int, *, device: 
     )
 
 
-def _encode(released: Released, grant: StepGranted) -> bytes:
+def _encode(released: Answer, grant: StepGranted) -> bytes:
     """The bytes that are stored and sent; their length depends on declared sizes only."""
+    if not isinstance(released, Released):
+        return released.encode(run_id=grant.run.run_id, step=grant.step_number)
     message = pb.StepRelease(
         run_id=grant.run.run_id,
         step=grant.step_number,
@@ -257,19 +292,23 @@ def _encode(released: Released, grant: StepGranted) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def _audit(released: Released, step: AdmittedStep, grant: StepGranted, *, device: torch.device) -> dict[str, Any]:
+def _audit(released: Answer, step: AdmittedStep, grant: StepGranted, *, device: torch.device) -> dict[str, Any]:
     """What an auditor needs to repeat the public part of a step; nothing of a record, and not the sample."""
     parameters = step.parameters
-    return {
+    common = {
         "format": AUDIT_FORMAT,
         "attempt": grant.attempt,
         "device": device.type,
         "batch": parameters.batch_size,
-        "directions": parameters.directions,
-        "directions_seed": released.seed.hex(),
         "graph": parameters.graph_digest,
         "weights": parameters.weights_digest,
         "adapted": hashlib.sha256(b"".join(value.tobytes() for value in step.adapted.values())).hexdigest(),
+    }
+    if not isinstance(released, Released):
+        return common | released.audit()
+    return common | {
+        "directions": parameters.directions,
+        "directions_seed": released.seed.hex(),
         "source": None if step.source is None else hashlib.sha256(step.source.tobytes()).hexdigest(),
         "release_step": released.values.step,
         "gradient_step": None if released.gradient is None else released.gradient.step,

@@ -110,6 +110,18 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         """See curator.proto."""
         return self._answer(context, "ReleaseQuantiles", self._release_quantiles, request)
 
+    def EvaluateModel(  # noqa: N802
+        self, request: pb.EvaluateModelRequest, context: grpc.ServicerContext
+    ) -> pb.EvaluateModelResponse:
+        """See curator.proto."""
+        return self._answer(context, "EvaluateModel", self._evaluate_model, request)
+
+    def ReleaseCriticGradient(  # noqa: N802
+        self, request: pb.ReleaseCriticGradientRequest, context: grpc.ServicerContext
+    ) -> pb.ReleaseCriticGradientResponse:
+        """See curator.proto."""
+        return self._answer(context, "ReleaseCriticGradient", self._release_critic_gradient, request)
+
     # -- the boundary ---------------------------------------------------------------------------------------------
 
     def _answer(
@@ -157,7 +169,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             data_set_budget=data_set_budget,
             client_budget=client_budget,
             neighbouring_relation=parts.ledger.status().data_set.relation,
-            mechanisms=["rows", "quantiles", "gradient"],
+            mechanisms=["rows", "quantiles", "gradient", "critic", *(["evaluation"] * bool(parts.data_set.classes))],
             limits=pb.Limits(
                 max_message_bytes=bounds.max_message_bytes,
                 max_directions=bounds.max_directions,
@@ -170,6 +182,8 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             ledger_public_key=parts.ledger.public_key,
             client_name=principal.name,
             software_version=metadata.version("dpswd"),
+            classes=parts.data_set.classes,
+            class_names=parts.data_set.class_names,
         )
 
     def _upload_extractor(self, principal: Principal, request: Message) -> pb.UploadExtractorResponse:
@@ -233,6 +247,16 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         assert isinstance(request, pb.ReleaseQuantilesRequest)
         stored = self._step(principal, Operation.RELEASE_QUANTILES, request.input, request.source)
         return pb.ReleaseQuantilesResponse(step_release=stored.reply, receipt=_receipt(stored))
+
+    def _evaluate_model(self, principal: Principal, request: Message) -> pb.EvaluateModelResponse:
+        assert isinstance(request, pb.EvaluateModelRequest)
+        stored = self._step(principal, Operation.EVALUATE_MODEL, request.input, pb.SourceFeatures())
+        return pb.EvaluateModelResponse(evaluation_release=stored.reply, receipt=_receipt(stored))
+
+    def _release_critic_gradient(self, principal: Principal, request: Message) -> pb.ReleaseCriticGradientResponse:
+        assert isinstance(request, pb.ReleaseCriticGradientRequest)
+        stored = self._step(principal, Operation.RELEASE_CRITIC_GRADIENT, request.input, pb.SourceFeatures())
+        return pb.ReleaseCriticGradientResponse(critic_release=stored.reply, receipt=_receipt(stored))
 
     def _step(
         self, principal: Principal, operation: Operation, message: pb.StepInput, source: pb.SourceFeatures

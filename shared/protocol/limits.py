@@ -10,6 +10,8 @@ MAX_DIRECTIONS = 20_000
 MAX_COEFFICIENTS = 512
 # Records in one sample; bounds the curator's memory, not privacy.
 MAX_BATCH_SIZE = 65_536
+# Records n of a data set that is evaluated as a whole; the largest number of this field on the wire.
+MAX_RECORDS = 2**32 - 1
 # Adapted parameters p; per-record gradients take batch * p floats, computed in chunks.
 MAX_ADAPTED_PARAMETERS = 4_000_000
 # Source features m of one step.
