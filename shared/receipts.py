@@ -276,6 +276,7 @@ class Tampering(enum.Enum):
     REWRITTEN = "rewritten"  # a receipt and the ledger have different entries at one place
     FORGED = "forged"  # a receipt that the ledger's key did not sign
     UNLAWFUL = "unlawful"  # an entry that the ledger's rules do not allow at its place
+    UNRECEIPTED = "unreceipted"  # the ledger charges or answers what no receipt of the client's is there for
     INCONSISTENT = "inconsistent"  # tables, stored bytes or the file do not agree with the entries
 
 

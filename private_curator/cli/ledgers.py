@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,10 +12,12 @@ import click
 from private_curator.cli.common import format_option, home_option, reason_option, show
 from private_curator.home import Home
 from private_curator.incidents import IncidentBook
+from private_curator.ledger import Ledger
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.backup import restore as restore_backup
 from private_curator.ledger.renyi import RenyiAccounting
-from shared.errors import SettingsError
+from shared.errors import GrantNotHeld, SettingsError
+from shared.ledger_view import write_view
 from shared.receipts import SignedEntry, read_export
 
 _EXIT_CORRUPT = 6
@@ -92,17 +96,25 @@ def restore(backup_file: Path, home: Home, receipts: Path | None, accept_loss: s
 @ledger.command("export")
 @home_option
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="[default: standard output]")
-def export(home: Home, out: Path | None) -> None:
-    """Every entry with its signature, one JSON object per line; clients hold their receipts against it."""
+@click.option(
+    "--client", "name", default=None, help="A signed view for this client: its own entries, hashes of all others."
+)
+def export(home: Home, out: Path | None, name: str | None) -> None:
+    """Every entry with its signature, one JSON object per line, for an auditor; or, with --client, a client's view.
+
+    A client holds its receipts against its view with `dpswd-client verify --ledger FILE`. The whole export names every
+    client and every reason that the operator gave; it is not meant for clients.
+    """
+    if out is not None and out.exists():
+        raise SettingsError(f"{out} exists; nothing is overwritten, choose another file")
     with home.open_ledger() as books:
+        lines = books.export() if name is None else iter(client_view(home, books, name))
         if out is None:
-            for line in books.export():
+            for line in lines:
                 click.echo(line)
             return
-        if out.exists():
-            raise SettingsError(f"{out} exists; nothing is overwritten, choose another file")
         with out.open("w", encoding="ascii") as file:
-            file.writelines(f"{line}\n" for line in books.export())
+            file.writelines(f"{line}\n" for line in lines)
     click.echo(f"exported to {out}")
 
 
@@ -202,6 +214,22 @@ def list_incidents(home: Home, output: str) -> None:
 def show_incident(number: str, home: Home, output: str) -> None:
     """Where the incident with this NUMBER happened; what it was about is kept nowhere."""
     show(asdict(IncidentBook(home.incidents).find(number)), output)
+
+
+def client_view(home: Home, books: Ledger, name: str) -> Sequence[str]:
+    """The lines of a client's view, signed with the ledger's key.
+
+    Raises:
+        GrantNotHeld: no client of this name was ever added.
+    """
+    if name not in {known.name for known in books.clients()}:
+        raise GrantNotHeld(f"no client {name!r} was ever added; `dpswd-curator client list` shows who was")
+    return write_view(
+        books.history(),
+        client=name,
+        time=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        sign=home.read_ledger_key().sign,
+    )
 
 
 def _read_receipts(path: Path | None) -> list[SignedEntry]:
