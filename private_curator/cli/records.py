@@ -106,7 +106,7 @@ def inspect_records(path: Path | None, home: Path | None, output: str, **chosen:
     columns = [
         {"column": column.name, "kind": column.kind, "from": column.low, "to": column.high} for column in found.columns
     ]
-    show(columns[:SHOWN_ROWS], output, title="Ranges, private: for this terminal only")
+    show(columns[:SHOWN_ROWS], output, title="Ranges (private)")
     if max(len(columns), len(found.classes)) > SHOWN_ROWS:
         click.echo(f"  the first {SHOWN_ROWS} are shown; --format json shows all")
 
