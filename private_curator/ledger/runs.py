@@ -258,8 +258,8 @@ class RunActs(Store):
         """Ends a grant whose computation failed. The charge stays; a repeat of the request may compute the step."""
         mark = (grant.run.client, grant.request_id)
         if self._computing.get(mark) == grant.attempt:
+            self._database.release(mark)  # first: once the entry is gone, another thread may mark the step anew
             self._computing.pop(mark, None)
-            self._database.release(mark)
 
     def _not_in_progress(self, transaction: Transaction, client: str, request_id: str) -> None:
         """Marks the step as this process's."""

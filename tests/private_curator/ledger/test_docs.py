@@ -24,6 +24,8 @@ def test_every_kind_has_the_documented_fields(ledger, open_run, answer, path, ke
     ledger.prune_replies(run.run_id, reason="x")
     ledger.add_client("bob", "b" * 64, ToyBudget(0.5))
     ledger.renew_client("bob", "c" * 64)
+    ledger.add_certificate("bob", "e" * 64)
+    ledger.revoke_certificate("bob", "c" * 64, reason="x")
     ledger.set_share("bob", ToyBudget(0.4), reason="x")
     ledger.revoke_client("bob", reason="x")
     ledger.lower_budget(ToyBudget(0.9), reason="x")
