@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator import target
 from private_curator.certificates import CertificateAuthority, write_private
+from private_curator.labels import load_labels
 from private_curator.ledger import Ledger
 from private_curator.ledger.renyi import RenyiAccounting
 from private_curator.settings import SETTINGS_FILE, RecordsSettings
@@ -136,6 +137,7 @@ def create(
                 "choose another directory"
             )
     data, evidence = target.load_for_the_first_time(records, home=home.path)
+    load_labels(records, home=home.path, records=data.count)
     budget = RenyiAccounting().budget(epsilon=epsilon, delta=delta, relation=NeighbouringRelation.REPLACE_ONE.value)
     previous = os.umask(SAFE_UMASK)
     try:

@@ -14,6 +14,7 @@ from private_curator import settings as configuration
 from private_curator import target
 from private_curator.certificates import CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY
 from private_curator.home import Home
+from private_curator.labels import class_count, load_labels
 from private_curator.settings import CuratorSettings
 from shared.errors import DpswdError, SettingsError
 
@@ -69,7 +70,10 @@ def _records(home: Home) -> str:
                 f"the file holds {data.count} records, the ledger was made for {ledger.records}; restore the file, or "
                 "make a new curator"
             )
-    return f"{data.count} records of shape {data.record_shape}"
+    settings = _settings(home).records
+    load_labels(settings, home=home.path, records=data.count)
+    labels = f", labels of {class_count(settings)} classes" if class_count(settings) else ""
+    return f"{data.count} records of shape {data.record_shape}{labels}"
 
 
 def _ledger(home: Home) -> str:

@@ -24,6 +24,7 @@ from private_curator.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SER
 from private_curator.extraction import ExtractorCatalogue
 from private_curator.home import SAFE_UMASK, Home
 from private_curator.incidents import IncidentBook
+from private_curator.labels import class_count, class_names, load_labels
 from private_curator.ledger import Ledger
 from private_curator.randomness import SystemNoise
 from private_curator.release import ReleasePipeline, no_checkpoint
@@ -77,6 +78,7 @@ class CuratorServer:
             self._pipeline = ReleasePipeline(
                 ledger=self._ledger,
                 data=data,
+                labels=load_labels(settings.records, home=home.path, records=data.count),
                 noise=SystemNoise(),
                 device=device,
                 parallel_steps=settings.compute.parallel_steps,
@@ -87,7 +89,12 @@ class CuratorServer:
                 Parts(
                     settings=settings,
                     ledger=self._ledger,
-                    data_set=DataSetFacts(records=data.count, record_shape=data.record_shape),
+                    data_set=DataSetFacts(
+                        records=data.count,
+                        record_shape=data.record_shape,
+                        classes=class_count(settings.records),
+                        class_names=class_names(settings.records),
+                    ),
                     uploads=uploads,
                     extractors=ExtractorCatalogue(
                         uploads, approval=settings.extractors.approval, ledger=self._ledger, device=device

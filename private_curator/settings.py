@@ -82,6 +82,11 @@ class RecordsSettings(_Section):
     labels_file: Path | None = Field(
         default=None, description="npy file with the labels, beside an npy or npz file; checked, never released."
     )
+    classes: Annotated[int, Field(ge=2, le=limits.MAX_CLASSES)] | tuple[str, ...] | None = Field(
+        default=None,
+        description="Public: the number of classes, labels being 0, 1, ..., or the names of the classes in order. "
+        "Clients may then evaluate models on all records, noised and charged (docs/evaluation.md).",
+    )
     memory_bytes: int = Field(
         default=1024 * _MEBIBYTE,
         ge=_MEBIBYTE,
@@ -96,6 +101,13 @@ class RecordsSettings(_Section):
         description="Public range of the stored values; by default [0, 255] for uint8 and no scaling for float32.",
     )
     scale_to: tuple[float, float] = Field(default=(0.0, 1.0), description="Range that scale_from is mapped to.")
+
+    @field_validator("classes")
+    @classmethod
+    def _distinct(cls, value: int | tuple[str, ...] | None) -> int | tuple[str, ...] | None:
+        if isinstance(value, tuple) and not (2 <= len(set(value)) == len(value) <= limits.MAX_CLASSES and all(value)):
+            raise ValueError(f"must be 2 to {limits.MAX_CLASSES} different names, or their number")
+        return value
 
     @field_validator("scale_from", "scale_to")
     @classmethod

@@ -33,6 +33,8 @@ def reading_options(command: _F) -> _F:
                          help="The labels' array in an npz file or column of a table; checked, never released."),
             click.option("--labels-file", type=click.Path(path_type=Path, dir_okay=False), default=None,
                          help="npy file with the labels, beside an npy or npz file."),
+            click.option("--classes", default=None, help="Public: how many classes, or their names: no,yes.  "
+                         "[default: nothing can be evaluated]"),
             click.option("--delimiter", default=None, help="Between the cells of a CSV file.  [default: a comma]"),
             click.option("--header", type=click.Choice(["auto", "yes", "no"]), default=None,
                          help="Whether a CSV file's first line names the columns.  [default: auto]"),
@@ -49,14 +51,22 @@ def reading(path: Path, *, name: str | None = None, **chosen: Any) -> RecordsSet
         SettingsError: a value is outside what is allowed.
     """
     columns, labels_file = chosen.pop("columns", None), chosen.pop("labels_file", None)
+    classes = chosen.pop("classes", None)
     fields = {
         "name": name or path.resolve().stem,
         "file": path.resolve(),
         "columns": None if columns is None else tuple(part.strip() for part in columns.split(",")),
         "labels_file": None if labels_file is None else labels_file.resolve(),
+        "classes": _classes(classes),
         **chosen,
     }
     return configuration.check_section(RecordsSettings, "records", fields)
+
+
+def _classes(text: str | None) -> int | tuple[str, ...] | None:
+    if text is None or text.strip().isdigit():
+        return None if text is None else int(text)
+    return tuple(part.strip() for part in text.split(","))
 
 
 @click.group()

@@ -86,6 +86,11 @@ class ArraySource:
             notes=() if self.mapped is not None else (_why_not_mapped(self._header),),
         )
 
+    @property
+    def labels(self) -> Array | None:
+        """All labels (n,), without reading the records; None where none are named."""
+        return self._labels
+
     def batches(self) -> Iterator[Batch]:
         """See `Source`."""
         start = 0
