@@ -70,10 +70,7 @@ def _numbers(found: npt.NDArray[np.generic], settings: RecordsSettings, path: Pa
     names, count = class_names(settings), class_count(settings)
     if names:
         places = {name: number for number, name in enumerate(names)}
-        texts = (
-            label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label) for label in found.tolist()
-        )
-        numbers = np.array([places.get(text, -1) for text in texts], dtype=np.int64)
+        numbers = np.array([places.get(_text(label), -1) for label in found.tolist()], dtype=np.int64)
         allowed = f"one of the {count} names in records.classes"
     elif found.dtype.kind in "biu":
         # Compared before the cast, so that no large number of another type wraps into the range.
@@ -82,8 +79,12 @@ def _numbers(found: npt.NDArray[np.generic], settings: RecordsSettings, path: Pa
         allowed = f"a whole number from 0 to {count - 1} (records.classes = {count})"
     else:
         raise DataInvalid(
-            f"{path}: the labels are texts; name the classes, in order: records.classes = [...] (init --classes A,B,...)"
+            f"{path}: the labels are texts; name the classes in order, records.classes = [...] or init --classes A,B"
         )
     if (numbers < 0).any():
         raise DataInvalid(f"{path}: a label is not {allowed}; correct the labels or the declared classes")
     return numbers
+
+
+def _text(label: object) -> str:
+    return label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)
