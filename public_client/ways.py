@@ -23,14 +23,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from public_client import evaluation, replay
+from public_client import replay
 from public_client.adapters import with_adapters
 from public_client.alignment import Alignment, AlignmentStep, Seen
 from public_client.course import Average, HistoryPoint, detached, write_history
 from public_client.logs import NoLog, Recorder
+from public_client.misfit import Misfit
 from public_client.progress import reporting
 from public_client.sites import Group, Model, Site
 from public_client.source import Batches, collect
+from public_client.views import MixedViews, View
 from shared.mechanisms.feature_map import FeatureMap
 from shared.protocol.messages import StepRelease
 
@@ -194,25 +196,26 @@ def fit_view(group: Group, training: Training) -> None:
     releases = group.each(lambda site: _draw_all(site, training))
     source = collect(training.source, most=replay.MOST_RECORDS).to(training.device)
     generator = torch.Generator().manual_seed(training.seed)
-    views: list[nn.Module] = []
+    views: list[View] = []
     left: dict[str, float] = {}
     for site in group.live:
         alignment, own = site.run, releases[site.name]
         with reporting(_title("fitting the view of", group, site), replay.VIEW_STEPS, shown=training.progress) as bar:
-            view, left[site.name] = replay.find_view(
+            fitted = replay.find_view(
                 extractor,
-                source.images,
-                lambda features, number, a=alignment, r=own: a.distance(features, r[number]),  # type: ignore[misc]
-                releases=len(own),
+                source,
+                _misfit(alignment, own, training.features),
                 learning_rate=site.plan.learning_rate,
                 generator=generator,
                 bar=bar,
             )
-        views.append(view)
+        views.append(fitted.view)
+        left[site.name] = fitted.left
         alignment.first = Seen(training.features, own[0], alignment.feature_map)
-        seen = evaluation.features(nn.Sequential(view, extractor), source.images[: len(training.features)])
+        with torch.no_grad():
+            seen = fitted.view(extractor, source.images[: len(training.features)])
         alignment.last = Seen(seen, own[-1], alignment.feature_map)
-    view = views[0] if len(views) == 1 else _MixedViews(views, [site.weight for site in group.live], training.seed)
+    view = views[0] if len(views) == 1 else MixedViews(views, [site.weight for site in group.live], training.seed)
     steps = group.live[0].plan.tuning_steps
     with reporting(_title("tuning on that view", group), steps, shown=training.progress) as bar:
         tuned = replay.tune(
@@ -225,20 +228,17 @@ def fit_view(group: Group, training: Training) -> None:
     _write_histories(group)
 
 
-class _MixedViews(nn.Module):
-    """Several sites' views of the same records: each batch is seen through one of them, drawn by the sites' weights."""
-
-    def __init__(self, views: Sequence[nn.Module], weights: Sequence[float], seed: int) -> None:
-        super().__init__()
-        self.views = nn.ModuleList(views)
-        self._weights = torch.tensor(weights)
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(b, ...) to the same, as one of the sites sees it."""
-        number = int(torch.multinomial(self._weights, 1, generator=self._generator))
-        seen: Tensor = self.views[number](x)
-        return seen
+def _misfit(alignment: Alignment, releases: Sequence[StepRelease], features: Tensor) -> Misfit:
+    plan = alignment.plan
+    assert plan.sigma is not None, "Alignment plans with noise"
+    return Misfit(
+        releases,
+        like=features,
+        feature_map=alignment.feature_map,
+        batch=plan.batch_size,
+        sigma=plan.sigma,
+        row_coefficients=plan.coefficients if plan.release == "rows" else None,
+    )
 
 
 def _open(site: Site, group: Group, extractor: nn.Module, training: Training) -> None:
