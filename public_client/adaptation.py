@@ -13,10 +13,8 @@ when none is left.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,23 +24,20 @@ from torch import Tensor, nn
 
 from public_client import evaluation
 from public_client.adapted import save_adapted
-from public_client.adapters import with_adapters
-from public_client.alignment import quoted
+from public_client.alignment import Declarable, quoted
 from public_client.checkpoint import Checkpoint
 from public_client.course import HistoryPoint
 from public_client.curator import Curator
 from public_client.devices import resolve_device
 from public_client.federation import Federation
 from public_client.logs import NoLog, Recorder
+from public_client.loop import Evaluate, Training
 from public_client.planning import Plan
 from public_client.progress import reporting
-from public_client.sites import Group, Model, Site, reports, train_groups
+from public_client.sites import ALONE, Group, Model, Site, reports, train_groups
 from public_client.source import Batches, collect, count_batches, train_source
-from public_client.ways import WAYS, Evaluate, Training
-from shared.errors import BudgetExhausted, DpswdError, InvalidValue, SettingsError
-
-ALONE = "curator"
-"""The name of the only site."""
+from public_client.ways import WAYS
+from shared.errors import BudgetExhausted, InvalidValue, SettingsError
 
 _SOURCE_UPDATES = 1500  # source-only training is long enough after about as many, whatever the data set's size
 _MOST_EPOCHS = 40
@@ -150,10 +145,7 @@ class DomainAdaptation:
         for name, model in before.items():
             self.sites[name].model = model  # what an earlier fit reached stays until a new run is open
         groups = self._groups(store)
-        for group in groups:
-            self._ask_first(group)
-        if not any(group.live for group in groups):
-            raise next(site.lost for site in self.sites.values() if site.lost is not None)
+        self._ask_first()
         groups = [group for group in groups if group.live]
         start = store.read_start() if store is not None else None
         if start is None:
@@ -179,8 +171,8 @@ class DomainAdaptation:
             log=log or NoLog(),
             adapter=self.adapter,
         )
-        train = WAYS[self.plan.parameters]
-        train_groups(groups, lambda group: train(group, training))
+        way = WAYS[self.plan.parameters]
+        train_groups(groups, lambda group: way.begin(group, training), lambda group: way.fit(group, training))
         return self
 
     def model(self, site: str | None = None) -> Model:
@@ -254,17 +246,24 @@ class DomainAdaptation:
         sites = list(self.sites.values())
         return [Group(sites, store)] if self.shared else [Group([site], site.store) for site in sites]
 
-    def _ask_first(self, group: Group) -> None:
+    def _ask_first(self) -> None:
         """Asks the curators whether the runs fit, before hours of training; free. Sites that refuse are set aside."""
+        everybody = Group(list(self.sites.values()), None)
+        new = [site for site in everybody.sites if site.store is None or not site.store.begun]
+        if not new:
+            return
+        described = everybody.each(lambda site: site.curator.describe(), new)
+        shape = next(iter(described.values())).record_shape
+        declarable = Declarable.of_source(self.extractor, shape, new[0].plan, own=self.adapter)
 
         def ask(site: Site) -> None:
-            if site.store is not None and site.store.begun:
-                return
-            description = site.curator.describe()
-            own = copy.deepcopy(self.extractor).eval()
-            if site.plan.parameters == "adapters":
-                own = with_adapters(own, description.record_shape, plan=site.plan, own=self.adapter)
-            asked = quoted(site.curator, own, site.plan)
+            description = described[site.name]
+            if description.record_shape != shape:
+                raise InvalidValue(
+                    f"{site.name} holds records of shape {description.record_shape}, the others of {shape}; train for "
+                    "it apart"
+                )
+            asked = quoted(site.curator, declarable, site.plan)
             if asked.fits is False:
                 raise BudgetExhausted(
                     requested=asked.epsilon,
@@ -273,8 +272,7 @@ class DomainAdaptation:
                     steps_that_fit=asked.steps_that_fit or 0,
                 )
 
-        with suppress(DpswdError):  # of the last site of the group; its `lost` holds it
-            group.each(ask)
+        everybody.each(ask, [site for site in new if site.lost is None])
 
     def _train_source(self, source_loader: Batches, *, progress: bool) -> None:
         epochs = self.source_epochs

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,13 +14,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from public_client.adapters import adapted_names
+from public_client.adapters import adapted_names, with_adapters
 from public_client.checkpoint import Checkpoint
 from public_client.curator import Curator
-from public_client.exchange import PendingStep, Run, UploadedExtractor, new_request_id
+from public_client.exchange import PendingStep, Quote, Run, UploadedExtractor, new_request_id
 from public_client.losses import quantile_loss, row_loss, sanitized_term
 from public_client.planning import Plan
 from shared.errors import CuratorFault, CuratorUnavailable, InvalidValue, RequestInProgress, SettingsError
+from shared.extractor.graph import ExtractorGraph
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.mechanisms.feature_map import FeatureMap
@@ -79,44 +81,71 @@ class Seen:
     feature_map: FeatureMap
 
 
-class _Declarable:
-    """An extractor that the curator holds, with what a plan declares of it. Free to make.
+@dataclass(frozen=True, eq=False)
+class Declarable:
+    """An extractor as it travels, with what a plan adapts of it; made without a curator.
+
+    `torch.fx` patches `nn.Module` for the whole process while it traces. So where several sites are served by threads,
+    all extractors are made declarable before the first thread runs a module.
 
     Attributes:
-        uploaded: the curator's names for it.
+        graph: the closed-vocabulary graph.
+        weights: safetensors.
         names: of the adapted parameters, in the declared order.
-        parameters: the adapted tensors.
-        plan: with its noise.
+        parameters: the adapted tensors, the module's own.
     """
 
-    def __init__(self, curator: Curator, extractor: nn.Module, plan: Plan) -> None:
-        self.names = adapted_names(extractor, plan.parameters)
-        graph = trace(extractor, curator.describe().record_shape)
-        self.feature_dimension = graph.feature_dimension
-        self.uploaded = curator.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(extractor, graph)))
+    graph: ExtractorGraph
+    weights: bytes
+    names: tuple[str, ...]
+    parameters: list[Tensor]
+
+    @classmethod
+    def of(cls, extractor: nn.Module, record_shape: tuple[int, ...], plan: Plan) -> Declarable:
+        """Traces the module that records go through.
+
+        Raises:
+            ExtractorUnsupported: it cannot travel as data; the message names the layer.
+        """
+        names = adapted_names(extractor, plan.parameters)
+        graph = trace(extractor, record_shape)
         tensors = dict(extractor.named_parameters())
-        self.parameters = [tensors[name] for name in self.names]
-        self.plan = plan.for_extractor(
-            feature_dimension=graph.feature_dimension,
+        weights = weights_to_bytes(module_weights(extractor, graph))
+        return cls(graph, weights, names, [tensors[name] for name in names])
+
+    @classmethod
+    def of_source(
+        cls, extractor: nn.Module, record_shape: tuple[int, ...], plan: Plan, *, own: nn.Module | None = None
+    ) -> Declarable:
+        """The same for a source extractor in any mode, as `DomainAdaptation` would adapt it, with `own` adapter."""
+        module = copy.deepcopy(extractor).eval()
+        if plan.parameters == "adapters":
+            module = with_adapters(module, record_shape, plan=plan, own=own)
+        return cls.of(module, record_shape, plan)
+
+    def noisy(self, plan: Plan) -> Plan:
+        """The plan with its noise."""
+        return plan.for_extractor(
+            feature_dimension=self.graph.feature_dimension,
             gradient_parameters=sum(parameter.numel() for parameter in self.parameters),
         )
 
-    def declare(self, plan: Plan, mapped: PublicMap | None) -> RunParameters:
-        """The run's declaration under a plan."""
+    def declare(self, plan: Plan, uploaded: UploadedExtractor, mapped: PublicMap | None) -> RunParameters:
+        """The run's declaration under a plan with noise."""
         return plan.declaration(
-            graph_digest=self.uploaded.graph_digest,
-            weights_digest=self.uploaded.weights_digest,
+            graph_digest=uploaded.graph_digest,
+            weights_digest=uploaded.weights_digest,
             names=self.names,
             feature_map=mapped,
         )
 
 
-def quoted(curator: Curator, extractor: nn.Module, plan: Plan) -> Plan:
+def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> Plan:
     """The plan as this curator would open it for this extractor now, and whether it would; spends nothing.
 
     Args:
         curator: a connection.
-        extractor: what the records go through; its weights do not enter the price, its sizes do.
+        declarable: what the records go through; its weights do not enter the price, its sizes do.
         plan: to be asked about.
 
     Returns:
@@ -125,10 +154,14 @@ def quoted(curator: Curator, extractor: nn.Module, plan: Plan) -> Plan:
     Raises:
         InvalidValue: the ledger counts the run dearer than the plan may cost, whatever the noise.
     """
-    ready = _Declarable(curator, extractor, plan)
-    noisy = within_quote(ready.plan, lambda p: curator.price_run(ready.declare(p, None)).epsilon)
-    quote = curator.price_run(ready.declare(noisy, None))
-    return replace(noisy, admitted=quote.fits, steps_that_fit=quote.steps_that_fit)
+    uploaded = curator.upload_extractor(declarable.graph.to_bytes(), declarable.weights)
+
+    def quote(asked: Plan) -> Quote:
+        return curator.price_run(declarable.declare(asked, uploaded, None))
+
+    noisy = within_quote(declarable.noisy(plan), lambda asked: quote(asked).epsilon)
+    answer = quote(noisy)
+    return replace(noisy, admitted=answer.fits, steps_that_fit=answer.steps_that_fit)
 
 
 class Alignment:
@@ -141,6 +174,7 @@ class Alignment:
         source_features: (m, d) public features, for the public map of steps that bring none.
         feature_map: instead of the map from `source_features`.
         checkpoint: where requests are written before they are sent.
+        declarable: the extractor, traced already.
         applied: ids of steps whose answers are in the state that training goes on from; by default the checkpoint's.
 
     Attributes:
@@ -163,25 +197,27 @@ class Alignment:
         source_features: Tensor,
         feature_map: FeatureMap | None = None,
         checkpoint: Checkpoint | None = None,
+        declarable: Declarable | None = None,
         applied: frozenset[str] | None = None,
     ) -> None:
         self._curator = curator
         self._checkpoint = checkpoint
-        ready = _Declarable(curator, extractor, plan)
-        if source_features.dim() != 2 or source_features.shape[1] != ready.feature_dimension:
+        ready = declarable or Declarable.of(extractor, curator.describe().record_shape, plan)
+        if source_features.dim() != 2 or source_features.shape[1] != ready.graph.feature_dimension:
             raise InvalidValue(
                 f"the source features have shape {tuple(source_features.shape)}; needed is (m, "
-                f"{ready.feature_dimension}), as the extractor computes them"
+                f"{ready.graph.feature_dimension}), as the extractor computes them"
             )
-        self.parameters, self.plan = ready.parameters, ready.plan
+        self.parameters, self.plan = ready.parameters, ready.noisy(plan)
         self.feature_map = feature_map or FeatureMap.from_source(source_features, target_norm=plan.target_norm)
         self.first: Seen | None = None
         self.last: Seen | None = None
         self._pending: PendingStep | None = None
+        uploaded = curator.upload_extractor(ready.graph.to_bytes(), ready.weights)
         if checkpoint is not None and checkpoint.begun:
-            self.run = self._resume(checkpoint, ready.uploaded, checkpoint.applied() if applied is None else applied)
+            self.run = self._resume(checkpoint, uploaded, checkpoint.applied() if applied is None else applied)
         else:
-            self.run = self._open(ready)
+            self.run = self._open(ready, uploaded)
 
     @property
     def has_pending(self) -> bool:
@@ -264,11 +300,13 @@ class Alignment:
             self._pending = pending  # not yet applied when the process ended
         return self._curator.open_run(parameters, request_id=str(run["request_id"]))
 
-    def _open(self, ready: _Declarable) -> Run:
+    def _open(self, ready: Declarable, uploaded: UploadedExtractor) -> Run:
         """Prices the run at the curator, raises the noise if its ledger counts more than the plan did, and opens it."""
         mapped = public_map(self.feature_map)
-        self.plan = within_quote(self.plan, lambda plan: self._curator.price_run(ready.declare(plan, mapped)).epsilon)
-        parameters, request_id = ready.declare(self.plan, mapped), new_request_id()
+        self.plan = within_quote(
+            self.plan, lambda plan: self._curator.price_run(ready.declare(plan, uploaded, mapped)).epsilon
+        )
+        parameters, request_id = ready.declare(self.plan, uploaded, mapped), new_request_id()
         if self._checkpoint is not None:
             declaration = parameters.to_message().SerializeToString(deterministic=True)
             self._checkpoint.write_run(

@@ -305,19 +305,28 @@ class Curator:
         if self.receipts is not None:
             self.receipts.append(entry)
 
-    def plan(self, **wishes: Any) -> Plan:
+    def plan(self, *, extractor: nn.Module | None = None, **wishes: Any) -> Plan:
         """Plans a run against this curator's data set and budget; nothing is spent.
 
-        The arguments are those of `public_client.planning.make_plan` without `description`: epsilon, steps,
-        batch_size, directions, release, parameters, and the recipe's other numbers.
+        Args:
+            extractor: asks the curator itself what the run would cost for it and whether it fits; its weights do not
+                matter, its sizes do. Without it the plan knows only what is left by the ledger's count.
+            **wishes: of `public_client.planning.make_plan` without `description`: epsilon, steps, batch_size,
+                directions, release, parameters, and the recipe's other numbers.
 
         Raises:
-            InvalidValue: a wish is out of range, or asks for more epsilon than is left.
+            InvalidValue: a wish is out of range.
         """
         from public_client.planning import make_plan
 
-        self._last_plan = make_plan(self.describe(), **wishes)
-        return self._last_plan
+        description = self.describe()
+        plan = make_plan(description, **wishes)
+        if extractor is not None:
+            from public_client.alignment import Declarable, quoted
+
+            plan = quoted(self, Declarable.of_source(extractor, description.record_shape, plan), plan)
+        self._last_plan = plan
+        return plan
 
     def alignment_loss(self, extractor: nn.Module, source_features: Tensor, *, plan: Plan | None = None) -> Tensor:
         """One private step as a scalar loss for one's own training loop; autograd works.

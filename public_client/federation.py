@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from public_client.alignment import Alignment
+from public_client.alignment import Alignment, Declarable
 from public_client.curator import Curator
 from public_client.description import Description
 from public_client.planning import Plan
@@ -205,9 +205,12 @@ class Federation:
                 [Site(name, self.curators[name], p, self.weights[name]) for name, p in plans.items()], store=None
             )
             own = source_features.detach()
+            declarable = Declarable.of(extractor, self.record_shape, next(iter(plans.values())))
 
             def begin(site: Site) -> None:
-                site.alignment = Alignment(site.curator, extractor, site.plan, source_features=own)
+                site.alignment = Alignment(
+                    site.curator, extractor, site.plan, source_features=own, declarable=declarable
+                )
                 site.plan = site.alignment.plan
 
             group.each(begin)

@@ -229,51 +229,9 @@ class Plan:
 
     def __str__(self) -> str:
         """A few lines for a terminal; costs are rounded up, what is left down."""
-        if self.release == "quantiles":
-            what = f"sliced quantile coefficients ({self.coefficients} in each of {self.directions} directions)"
-        else:
-            what = f"noisy projections row by row ({self.directions} directions)"
-        gradient = {
-            "adapters": "a target-side adapter; the classifier and the source side stay",
-            "all": "all weights of the extractor, on both sides",
-            "none": "all weights, on public records made to look like the target's (no gradient is released)",
-        }[self.parameters]
-        size = f" ({self.gradient_parameters} numbers)" if self.gradient_parameters else ""
-        sample = f"each on {self.batch_size} of {self.records} records, drawn in secret"
-        if self.batch_size == self.records:
-            sample = f"on all {self.records} records"
-        lines = [
-            f"{self.steps} {'step' if self.steps == 1 else 'steps'}, {sample}",
-            f"  releases  {what}",
-            f"  adapts    {gradient}{size}",
-        ]
-        if self.sigma is not None:
-            noise = f"  noise     {self.sigma:.4g} on each released value"
-            if self.gradient_sigma is not None:
-                noise += f", {self.gradient_sigma:.4g} on the sum of gradients clipped to {self.clip_norm:g}"
-            lines.append(noise)
-        lines.append(
-            f"  costs     epsilon {math.ceil(self.epsilon * 1e4) / 1e4:.4f} at delta {self.delta:g}, "
-            "charged as a whole when training starts"
-        )
-        lines.append(f"  {self._room()}")
-        return "\n".join(lines)
+        from public_client.plan_text import plan_text
 
-    def _room(self) -> str:
-        """Whether the run fits, in words; what is left is rounded down."""
-        left = f"{math.floor(self.remaining * 1e4) / 1e4:.4f}"
-        if self.fits is None:
-            return (
-                f"room      only epsilon {left} is left by the ledger's count, but runs together cost less than their "
-                "sum: plan with the extractor to ask the curator (free)"
-            )
-        if not self.fits:
-            steps = f"; a run of {self.steps_that_fit} such steps would" if self.steps_that_fit else ""
-            return f"does NOT fit: epsilon {left} is left{steps}"
-        if self.admitted:
-            return f"fits      the curator would admit it now (asked; epsilon {left} is left, nothing was spent)"
-        after = math.floor((self.remaining - self.epsilon) * 1e4) / 1e4
-        return f"leaves    about epsilon {after:.4f} of the {left} that is left now"
+        return plan_text(self)
 
 
 def make_plan(

@@ -26,6 +26,9 @@ from shared.mechanisms.feature_map import FeatureMap
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
+ALONE = "curator"
+"""The name of a training's only site."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -200,40 +203,49 @@ class Group:
 
     def _set_aside(self, site: Site, error: DpswdError) -> None:
         site.lost = error
-        if len(self.sites) > 1:
+        if site.name != ALONE:
             _log.warning(
                 "%s is set aside after %d of %d steps (%s: %s)",
                 site.name, site.steps, site.plan.steps, type(error).__name__, error,
             )  # fmt: skip
 
 
-def train_groups(groups: Sequence[Group], train: Callable[[Group], None]) -> None:
-    """Trains groups in parallel, each in a thread; a group that loses all its sites leaves the others alone.
+def train_groups(groups: Sequence[Group], begin: Callable[[Group], None], train: Callable[[Group], None]) -> None:
+    """Begins groups one after the other and trains them in parallel, each in a thread.
+
+    A group that loses all its sites leaves the others alone.
+
+    Args:
+        groups: at least one.
+        begin: traces extractors, which no other thread may run meanwhile, and opens runs.
+        train: the rest.
 
     Raises:
         DpswdError: no group could finish; the first one's error, with the others' as notes.
     """
-    if len(groups) == 1:
-        train(groups[0])
-        return
+    failed: list[tuple[Group, DpswdError]] = []
 
-    def attempt(group: Group) -> DpswdError | None:
+    def attempt(act: Callable[[Group], None], group: Group) -> None:
         try:
-            train(group)
+            act(group)
         except DpswdError as error:
             if group.live:  # not the sites' doing
                 raise
-            _log.warning("training goes on without %s (%s: %s)", group, type(error).__name__, error)
-            return error
-        return None
+            failed.append((group, error))
 
-    with ThreadPoolExecutor(len(groups), thread_name_prefix="group") as pool:
-        errors = list(pool.map(attempt, groups))
-    failed = [error for error in errors if error is not None]
+    for group in groups:
+        attempt(begin, group)
+    begun = [group for group in groups if group.live]
+    if len(begun) == 1:
+        attempt(train, begun[0])
+    elif begun:
+        with ThreadPoolExecutor(len(begun), thread_name_prefix="group") as pool:
+            list(pool.map(lambda group: attempt(train, group), begun))
     if len(failed) == len(groups):
-        for group, error in zip(groups[1:], failed[1:], strict=True):
-            failed[0].add_note(f"{group}: {error}")
-        raise failed[0]
+        _, first = failed[0]
+        for group, error in failed[1:]:
+            first.add_note(f"{group}: {error}")
+        raise first
 
 
 def reports(sites: Mapping[str, Site]) -> list[dict[str, Any]]:

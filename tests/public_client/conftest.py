@@ -55,6 +55,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
     steps_charged: int = 0
     forge_receipts: bool = False
     lose_open_answer: bool = False
+    before_step: object = None
 
     def __post_init__(self) -> None:
         self.key = Ed25519PrivateKey.generate()
@@ -145,6 +146,8 @@ class FakeCurator(rpc.CuratorServiceServicer):
 
     def _step(self, method, request, reply_type, context):
         step_input = request.input
+        if self.before_step is not None:
+            self.before_step()
         self._begin(method, context)
         self.request_ids.append(step_input.request_id)
         if step_input.request_id not in self.stored:
@@ -278,17 +281,30 @@ def _certificate(subject, public_key, issuer, issuer_key, *, ca):
 
 
 @pytest.fixture
-def served(certificates):
-    """A running fake curator, stopped at the end."""
-    curator = FakeCurator()
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
-    rpc.add_CuratorServiceServicer_to_server(curator, server)
-    credentials = grpc.ssl_server_credentials(
-        [((certificates / "server.key").read_bytes(), (certificates / "server.crt").read_bytes())],
-        root_certificates=(certificates / "ca.crt").read_bytes(),
-        require_client_auth=True,
-    )
-    port = server.add_secure_port("localhost:0", credentials)
-    server.start()
-    yield Served(curator, f"localhost:{port}", certificates, server)
-    server.stop(grace=None).wait()
+def serve(certificates):
+    """Starts fake curators, each with its own settings, and stops them at the end."""
+    running = []
+
+    def start(**settings):
+        curator = FakeCurator(**settings)
+        server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
+        rpc.add_CuratorServiceServicer_to_server(curator, server)
+        credentials = grpc.ssl_server_credentials(
+            [((certificates / "server.key").read_bytes(), (certificates / "server.crt").read_bytes())],
+            root_certificates=(certificates / "ca.crt").read_bytes(),
+            require_client_auth=True,
+        )
+        port = server.add_secure_port("localhost:0", credentials)
+        server.start()
+        running.append(Served(curator, f"localhost:{port}", certificates, server))
+        return running[-1]
+
+    yield start
+    for served in running:
+        served.server.stop(grace=None).wait()
+
+
+@pytest.fixture
+def served(serve):
+    """One running fake curator."""
+    return serve()
