@@ -221,6 +221,15 @@ def _sizes(parameters: RunParameters, data_set: DataSetFacts, limits: LimitSetti
                 f"is {batch}; the data set has {data_set.records} records, at most {most} are allowed",
             )
         )
+    record_values = math.prod(data_set.record_shape)
+    if batch * record_values > limits.max_sample_values:
+        broken.append(
+            (
+                "parameters.batch_size",
+                f"is {batch}; records of {record_values} values allow at most {limits.max_sample_values // record_values} "
+                "in one sample (limits.max_sample_values)",
+            )
+        )
     if directions > limits.max_directions:
         broken.append(("parameters.directions", f"is {directions}; at most {limits.max_directions} are allowed"))
     per_direction = batch

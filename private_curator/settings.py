@@ -174,6 +174,12 @@ class LimitSettings(_Section):
         ge=1,
         description="Per-record gradient values b * p of one step, 4 bytes each: bounds the curator's memory.",
     )
+    max_sample_values: int = Field(
+        default=256 * _MEBIBYTE,
+        ge=1,
+        description="Values of one sample's records, b times those of one record, 4 bytes each: bounds the curator's "
+        "memory.",
+    )
     max_step_attempts: int = Field(
         default=16,
         ge=1,

@@ -77,6 +77,14 @@ def test_each_rule_is_enforced_by_name(changes, field):
     assert field in [violation[0] for violation in caught.value.violations]
 
 
+def test_a_sample_that_would_fill_the_memory_is_refused_from_public_sizes():
+    small = LIMITS.model_copy(update={"max_sample_values": 8 * 99})
+    with pytest.raises(RequestInvalid, match="at most 99 in one sample"):
+        admission.admit_run(RUN, data_set=DATA, extractor=EXTRACTOR, limits=small)
+    enough = LIMITS.model_copy(update={"max_sample_values": 8 * 100})
+    assert admission.admit_run(RUN, data_set=DATA, extractor=EXTRACTOR, limits=enough).step.batch == 100
+
+
 def test_all_violations_are_told_at_once():
     with pytest.raises(RequestInvalid) as caught:
         _run(batch_size=5000, directions=10**6, gradient=Gradient(("nope",), 1.0, 50.0))
