@@ -223,13 +223,9 @@ def _sizes(parameters: RunParameters, data_set: DataSetFacts, limits: LimitSetti
         )
     record_values = math.prod(data_set.record_shape)
     if batch * record_values > limits.max_sample_values:
-        broken.append(
-            (
-                "parameters.batch_size",
-                f"is {batch}; records of {record_values} values allow at most {limits.max_sample_values // record_values} "
-                "in one sample (limits.max_sample_values)",
-            )
-        )
+        fit = limits.max_sample_values // record_values
+        text = f"is {batch}; of records of {record_values} values at most {fit} in one sample are allowed"
+        broken.append(("parameters.batch_size", text))
     if directions > limits.max_directions:
         broken.append(("parameters.directions", f"is {directions}; at most {limits.max_directions} are allowed"))
     per_direction = batch
