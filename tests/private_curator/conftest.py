@@ -23,7 +23,7 @@ from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.mechanisms.noise import NoiseSource, SeededNoise
 from shared.protocol.digests import run_digest
-from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, RunParameters
+from shared.protocol.messages import Critic, Evaluation, Gradient, PublicMap, Quantiles, Release, RunParameters
 
 CLIENT = "ml-team"
 LIMITS = LimitSettings()
@@ -49,6 +49,8 @@ class Hospital:
         checkpoint: Callable[[str], None] = no_checkpoint,
         max_attempts: int = 16,
         lock_timeout_s: float = 10.0,
+        labels: np.ndarray | None = None,
+        classes: int = 0,
     ) -> None:
         if not (directory / "home").exists():
             np.save(directory / "records.npy", records.astype(np.float32))
@@ -65,13 +67,14 @@ class Hospital:
             self.ledger.add_client(CLIENT, "ab" * 32)
         self.records = records.astype(np.float32)
         self.data = target.load(RecordsSettings(file=directory / "records.npy"), home=directory)
-        self.facts = DataSetFacts(records=len(records), record_shape=records.shape[1:])
+        self.facts = DataSetFacts(records=len(records), record_shape=records.shape[1:], classes=classes)
         self.uploads = UploadStore(self.home.uploads, max_bytes=1 << 30, max_objects=100)
         cpu = torch.device("cpu")
         self.extractors = ExtractorCatalogue(self.uploads, approval="any", ledger=self.ledger, device=cpu)
         self.pipeline = ReleasePipeline(
             ledger=self.ledger,
             data=self.data,
+            labels=labels,
             noise=noise or SeededNoise(b"n" * 32),
             device=cpu,
             max_attempts=max_attempts,
@@ -91,7 +94,7 @@ class Hospital:
         self,
         module: nn.Module,
         *,
-        release: Rows | Quantiles,
+        release: Release,
         gradient: Gradient | None = None,
         batch_size: int,
         directions: int = 20,
@@ -130,6 +133,10 @@ class Hospital:
     ) -> StoredReply:
         if isinstance(parameters.release, Quantiles):
             operation = Operation.RELEASE_QUANTILES
+        elif isinstance(parameters.release, Evaluation):
+            operation = Operation.EVALUATE_MODEL
+        elif isinstance(parameters.release, Critic):
+            operation = Operation.RELEASE_CRITIC_GRADIENT
         else:
             operation = Operation.ALIGN_TARGET if parameters.gradient else Operation.RELEASE_PROJECTIONS
         content = StepContent(
