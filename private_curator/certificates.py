@@ -38,6 +38,7 @@ CA_CERTIFICATE = "ca.crt"
 CA_KEY = "ca.key"
 SERVER_CERTIFICATE = "server.crt"
 SERVER_KEY = "server.key"
+ISSUED = "issued"  # copies of clients' certificates, by fingerprint: the operator can see when they expire
 CLIENT_CERTIFICATE = "client.crt"
 CLIENT_KEY = "client.key"
 
@@ -186,12 +187,31 @@ class CertificateAuthority:
             .add_extension(_authority_identifier(authority_key), critical=False)
             .sign(authority_key, hashes.SHA256())
         )
-        return ClientCertificate(
+        issued = ClientCertificate(
             name=name,
             fingerprint=fingerprint(certificate),
             expires=certificate.not_valid_after_utc,
             pem=certificate.public_bytes(serialization.Encoding.PEM),
         )
+        copies = self._directory / ISSUED
+        copies.mkdir(exist_ok=True)
+        write_public(copies / f"{issued.fingerprint}.crt", issued.pem)
+        return issued
+
+    def certificate(self) -> x509.Certificate:
+        """The authority's own certificate.
+
+        Raises:
+            SettingsError: there is none, or it cannot be read.
+        """
+        return self._load()[0]
+
+    def expires(self, certificate_fingerprint: str) -> dt.datetime | None:
+        """When a certificate that was issued here expires; None where no copy of it was kept."""
+        copy = self._directory / ISSUED / f"{certificate_fingerprint}.crt"
+        if not copy.is_file():
+            return None
+        return x509.load_pem_x509_certificate(copy.read_bytes()).not_valid_after_utc
 
     def _load(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
         try:

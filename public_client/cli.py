@@ -15,6 +15,7 @@ _COMMANDS = {
     "describe": ("public_client.commands.hospital", "describe"),
     "plan": ("public_client.commands.hospital", "plan"),
     "init": ("public_client.commands.hospital", "init"),
+    "cert": ("public_client.commands.certificates", "cert"),
     "calibrate": ("public_client.commands.accounting", "calibrate"),
     "epsilon": ("public_client.commands.accounting", "epsilon"),
     "verify": ("public_client.commands.verification", "verify"),

@@ -6,6 +6,7 @@ answers with the stored reply, free. That is why the retry stands here, below ev
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from public_client.identity import read_identity
 from shared import errors
 from shared.protocol.limits import MAX_MESSAGE_BYTES
 from shared.protocol.status import from_rpc_error
@@ -62,6 +64,7 @@ def open_channel(address: str, *, credentials: Path, server_name: str | None = N
 
     Raises:
         SettingsError: a file is missing or the address has no port.
+        CredentialsInvalid: the client's certificate is not valid now.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -72,6 +75,7 @@ def open_channel(address: str, *, credentials: Path, server_name: str | None = N
             f"the credentials directory {credentials} has no {', '.join(missing)}; it must hold "
             f"{', '.join(CREDENTIAL_FILES)}, as the curator's operator hands them out"
         )
+    read_identity(credentials).check(dt.datetime.now(dt.UTC))
     authority, certificate, key = ((credentials / name).read_bytes() for name in CREDENTIAL_FILES)
     options: list[tuple[str, int | str]] = [
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -11,6 +11,7 @@ from private_curator import home as homes
 from private_curator import settings as configuration
 from private_curator.certificates import DEFAULT_NAMES
 from private_curator.cli.budgets import budget
+from private_curator.cli.certs import cert
 from private_curator.cli.clients import client
 from private_curator.cli.common import Commands, format_option, home_option, show
 from private_curator.cli.ledgers import extractor, incidents, ledger, run
@@ -202,7 +203,7 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
-for group in (client, budget, extractor, ledger, records, run, incidents):
+for group in (cert, client, budget, extractor, ledger, records, run, incidents):
     main.add_command(group)
 
 __all__ = ["main"]
