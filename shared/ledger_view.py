@@ -40,7 +40,9 @@ STEP_CONSUMED = "step-consumed"
 STEP_RESUMED = "step-resumed"
 
 # Entries that name their client and hold nothing that an operator wrote for the log alone.
-_OWN_KINDS = frozenset({"client-added", "client-certified", "certificate-added", RUN_OPENED, STEP_CONSUMED, STEP_ANSWERED})
+_OWN_KINDS = frozenset(
+    {"client-added", "client-certified", "certificate-added", RUN_OPENED, STEP_CONSUMED, STEP_ANSWERED}
+)
 # The size of the data set, its first budget and its key: `Describe` tells them to every client.
 _PUBLIC_KINDS = frozenset({"data-set-opened"})
 
