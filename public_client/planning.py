@@ -301,7 +301,7 @@ def make_plan(
 _RECIPES: dict[str, dict[str, Any]] = {
     "adapters": {"steps": 60, "batch_size": 512},
     # One release of the full batch pays for the fewest numbers; everything after it is post-processing.
-    "none": {"steps": 1, "batch_size": 1 << 62, "coefficients": 3, "learning_rate": 0.02},
+    "none": {"steps": 1, "batch_size": 1 << 62, "coefficients": 3, "learning_rate": 0.03, "tuning_steps": 1500},
     # The paper's loop: every step trains the classes as well, so it needs thousands of them.
     "all": {
         "steps": 2000,
