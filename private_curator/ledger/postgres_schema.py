@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from private_curator.ledger.database import LOCK_TIMEOUT_S, Session
 from private_curator.ledger.postgres import LOCK_SPACE, Connection, PostgresDatabase, PostgresSession, translate
-from private_curator.ledger.postgres_tables import layout, migrate, needs_migration
+from private_curator.ledger.postgres_tables import MIGRATIONS, layout, migrate, version_of
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.tables import copy_tables
 from shared.errors import LedgerUnavailable, SettingsError
@@ -93,8 +93,9 @@ class PostgresSchema:
             if not self._occupied(connection):
                 raise LedgerUnavailable(f"there is no ledger in {self}; `dpswd-curator init` makes one")
             session = PostgresSession(connection)
-            if needs_migration(session):
+            if version_of(session) < len(MIGRATIONS):
                 connection.execute("BEGIN")
+                self._lock_name(connection)
                 migrate(session)
                 connection.execute("COMMIT")
         return PostgresDatabase(
@@ -132,7 +133,7 @@ class PostgresSchema:
             connection.execute("BEGIN")
             connection.execute(f"CREATE SCHEMA {fresh}".encode())
             connection.execute(f"SET LOCAL search_path TO {fresh}".encode())
-            migrate(PostgresSession(connection))
+            migrate(PostgresSession(connection), empty=True)
             expected = layout(PostgresSession(connection), fresh)
             connection.execute("ROLLBACK")
         actual = layout(session, self.schema)
@@ -171,7 +172,7 @@ class PostgresSchema:
     def _make(self, connection: Connection) -> None:
         """Empty tables, inside the caller's transaction."""
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self.schema}".encode())
-        migrate(PostgresSession(connection))
+        migrate(PostgresSession(connection), empty=True)
 
     def _lock_name(self, connection: Connection) -> None:
         """One maker of this schema after the other, inside the caller's transaction."""

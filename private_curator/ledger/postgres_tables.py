@@ -111,16 +111,14 @@ _LAYOUT = """
 """
 
 
-def migrate(session: Session) -> None:
+def migrate(session: Session, *, empty: bool = False) -> None:
     """Brings the tables of the session's schema to the newest version, inside the caller's transaction.
 
-    Raises:
-        LedgerCorrupt: a newer program wrote them.
+    Args:
+        session: its search path is the schema.
+        empty: whether the schema holds nothing yet.
     """
-    version = _version(session)
-    if version > len(MIGRATIONS):
-        raise LedgerCorrupt(f"the ledger has schema {version}, this program knows up to {len(MIGRATIONS)}: "
-                            "use the newer program")  # fmt: skip
+    version = 0 if empty else version_of(session)
     for migration in MIGRATIONS[version:]:
         session.execute(migration)
     if version < len(MIGRATIONS):
@@ -128,22 +126,24 @@ def migrate(session: Session) -> None:
         session.execute("INSERT INTO ledger (singleton, version) VALUES (true, ?)", (len(MIGRATIONS),))
 
 
-def needs_migration(session: Session) -> bool:
-    """Whether the session's schema has older tables, or none."""
-    return _version(session) != len(MIGRATIONS)
+def version_of(session: Session) -> int:
+    """The version of the tables in the session's schema.
+
+    Raises:
+        LedgerCorrupt: they are no ledger's, or a newer program's.
+    """
+    (table,) = session.execute("SELECT to_regclass('ledger')").fetchone()
+    row = None if table is None else session.execute("SELECT version FROM ledger").fetchone()
+    if row is None:
+        raise LedgerCorrupt("the schema holds tables, but no ledger: choose another schema, or restore a backup")
+    if row[0] > len(MIGRATIONS):
+        raise LedgerCorrupt(
+            f"the ledger has schema {row[0]}, this program knows up to {len(MIGRATIONS)}: use the newer program"
+        )
+    return int(row[0])
 
 
 def layout(session: Session, schema: str) -> dict[str, str]:
     """The definition of everything in a schema, by name, without the schema's own name."""
     rows = session.execute(_LAYOUT, (schema, schema)).fetchall()
     return {name: " ".join(definition.replace(f"{schema}.", "").split()) for name, definition in rows}
-
-
-def _version(session: Session) -> int:
-    (table,) = session.execute("SELECT to_regclass('ledger')").fetchone()
-    if table is None:
-        return 0
-    row = session.execute("SELECT version FROM ledger").fetchone()
-    if row is None:
-        raise LedgerCorrupt("the ledger does not say its version: its table 'ledger' is empty")
-    return int(row[0])

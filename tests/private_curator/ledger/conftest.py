@@ -37,6 +37,14 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def new_schema(postgres) -> Place:
+    """A schema of PostgreSQL in which nothing stands yet."""
+    from private_curator.ledger.postgres_schema import PostgresSchema
+
+    return PostgresSchema(postgres.url(), schema=f"test_{next(_SCHEMAS)}")
+
+
+@pytest.fixture
 def place(request: pytest.FixtureRequest, path: Path) -> Place:
     """Where `ledger` stands: the file at `path`; for tests that are parametrised so, a schema of PostgreSQL.
 
@@ -44,10 +52,7 @@ def place(request: pytest.FixtureRequest, path: Path) -> Place:
     """
     if getattr(request, "param", "sqlite") == "sqlite":
         return SqliteFile(path)
-    from private_curator.ledger.postgres_schema import PostgresSchema
-
-    server = request.getfixturevalue("postgres")
-    return PostgresSchema(server.url(), schema=f"test_{next(_SCHEMAS)}")
+    return request.getfixturevalue("new_schema")
 
 
 @pytest.fixture

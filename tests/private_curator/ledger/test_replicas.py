@@ -18,7 +18,10 @@ from shared.errors import LedgerUnavailable
 CLIENTS = 200
 REPLICAS = ("north", "east", "south")
 
-pytestmark = pytest.mark.parametrize("place", ["postgres"], indirect=True)
+
+@pytest.fixture
+def place(new_schema):
+    return new_schema
 
 
 class Process:
