@@ -153,6 +153,7 @@ class Description:
                     **values,
                     "record_shape": tuple(values["record_shape"]),
                     "mechanisms": tuple(values["mechanisms"]),
+                    "class_names": tuple(values.get("class_names", ())),
                     "data_set_budget": Budget(**values["data_set_budget"]),
                     "client_budget": Budget(**values["client_budget"]),
                     "limits": Limits(**values["limits"]),
