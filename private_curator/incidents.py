@@ -67,7 +67,8 @@ class IncidentBook:
         )
         # The newline stands first: a line that a crash cut short then spoils itself alone.
         line = "\n" + json.dumps(asdict(incident), separators=(",", ":"))
-        _log.error("incident %s in %s: %s", incident.number, operation, type(error).__qualname__)
+        fields = {"incident": incident.number, "operation": operation, "client": client}
+        _log.error("incident %s in %s: %s", incident.number, operation, type(error).__qualname__, extra=fields)
         try:
             with self._lock:
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

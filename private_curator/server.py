@@ -26,6 +26,8 @@ from private_curator.home import SAFE_UMASK, Home
 from private_curator.incidents import IncidentBook
 from private_curator.labels import class_count, class_names, load_labels
 from private_curator.ledger import Ledger
+from private_curator.observability import logs
+from private_curator.observability.watch import Watch
 from private_curator.randomness import SystemNoise
 from private_curator.release import ReleasePipeline, no_checkpoint
 from private_curator.service import CuratorService, Parts
@@ -105,6 +107,7 @@ class CuratorServer:
                     crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
                 )
             )
+            self._watch = Watch(home, settings, ledger=self._ledger, service=SERVICE_NAME)
             self._health = health.HealthServicer()
             self._started = False
             self._server = self._make_server(service)
@@ -129,6 +132,7 @@ class CuratorServer:
                 f"listen.host {host!r} and listen.port {port} cannot be bound; free the port or choose another "
                 "(0 takes a free one)"
             ) from error
+        self._watch.start()
         self._server.start()
         self._started = True
         for name in ("", SERVICE_NAME):
@@ -149,6 +153,7 @@ class CuratorServer:
             self._home.address.unlink(missing_ok=True)
         self._server.stop(self._settings.listen.shutdown_seconds).wait()
         finished = self._pipeline.idle()
+        self._watch.stop()
         self._ledger.close()
         return finished
 
@@ -165,6 +170,7 @@ class CuratorServer:
         size = self._settings.limits.max_message_bytes
         server = grpc.server(
             futures.ThreadPoolExecutor(max_workers=threads, thread_name_prefix="request"),
+            interceptors=[self._watch.interceptor],
             maximum_concurrent_rpcs=threads * _QUEUED_PER_THREAD,
             options=[
                 ("grpc.max_receive_message_length", size),
@@ -190,11 +196,9 @@ class CuratorServer:
         return grpc.ssl_server_credentials([(key, certificate)], root_certificates=authority, require_client_auth=True)
 
 
-def serve(home: Home, settings: CuratorSettings, *, log_level: str = "info") -> None:
+def serve(home: Home, settings: CuratorSettings) -> None:
     """Serves until SIGTERM or SIGINT."""
-    logging.basicConfig(
-        stream=sys.stderr, level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(settings.log)
     run_until_signal(CuratorServer(home, settings))
 
 

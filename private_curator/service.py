@@ -149,10 +149,13 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
                 number = parts.incidents.record(error, operation=operation, client=caller)
                 refusal, outcome = status.incident(number), "INTERNAL"
         else:
-            _log.info("%s for %s: OK", operation, caller)
+            _log.info(
+                "%s for %s: OK", operation, caller, extra={"operation": operation, "client": caller, "outcome": "OK"}
+            )
             return reply
         # Outside of the except block: gRPC logs the exception that abort raises together with its context.
-        _log.info("%s for %s: %s", operation, caller or "nobody", outcome)
+        fields = {"operation": operation, "client": caller, "outcome": outcome}
+        _log.info("%s for %s: %s", operation, caller or "nobody", outcome, extra=fields)
         context.abort_with_status(rpc_status.to_status(refusal))
         raise AssertionError("abort_with_status raises")
 

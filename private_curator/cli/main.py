@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from private_curator import home as homes
-from private_curator import settings as configuration
 from private_curator.certificates import DEFAULT_NAMES
 from private_curator.cli.budgets import budget
 from private_curator.cli.certs import cert
@@ -16,6 +15,7 @@ from private_curator.cli.clients import client
 from private_curator.cli.common import Commands, format_option, home_option, show
 from private_curator.cli.ledgers import extractor, incidents, ledger, run
 from private_curator.cli.records import reading, reading_options, records
+from private_curator.cli.serving import parse_address, preflight, serve, settings
 from private_curator.home import Home
 from private_curator.records.opening import open_source
 from shared.errors import SettingsError
@@ -83,7 +83,7 @@ def init(
         **chosen,
     )
     sections: dict[str, dict[str, object]] = {
-        "listen": _address(address),
+        "listen": parse_address(address),
         "compute": {} if device is None else {"device": device},
         "extractors": {} if approve is None else {"approval": approve},
     }
@@ -117,51 +117,6 @@ def init(
         )
 
 
-@main.command()
-@home_option
-@click.option(
-    "--address", default=None, help="host:port to listen on; port 0 takes a free one. Overrides the settings."
-)
-@click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), default=None, help="Overrides the settings.")
-@click.option(
-    "--set", "assignments", multiple=True, metavar="SECTION.FIELD=VALUE", help="Overrides any setting; repeat."
-)
-@click.option("--log-level", type=click.Choice(["info", "warning", "error"]), default="info", show_default=True)
-def serve(home: Home, address: str | None, device: str | None, assignments: tuple[str, ...], log_level: str) -> None:
-    """Serves until SIGTERM or Ctrl-C; prints one line, "listening on host:port", once it is ready."""
-    from private_curator import server  # torch takes seconds to load, and no other command needs it
-
-    overrides = dict(_assignment(text) for text in assignments)
-    overrides |= {f"listen.{name}": str(value) for name, value in _address(address).items()}
-    if device is not None:
-        overrides["compute.device"] = device
-    server.serve(home, configuration.load(home.path, overrides), log_level=log_level)
-
-
-@main.command()
-@home_option
-@format_option
-def settings(home: Home, output: str) -> None:
-    """Every setting: its value now, its default, what it means."""
-    show(configuration.describe(configuration.load(home.path)), output, title=f"Settings of {home.path}")
-
-
-@main.command()
-@home_option
-@format_option
-@click.pass_context
-def preflight(context: click.Context, home: Home, output: str) -> None:
-    """Checks that this curator could serve, and says how to mend what it finds."""
-    from private_curator.preflight import check
-
-    findings = check(home)
-    show(
-        [{"check": f.check, "ok": f.ok, "finding": f.text} for f in findings], output, title=f"Preflight of {home.path}"
-    )
-    if not all(finding.ok for finding in findings):
-        context.exit(3)
-
-
 @main.group()
 def certificate() -> None:
     """The server's certificate."""
@@ -178,15 +133,6 @@ def renew(home: Home, names: tuple[str, ...]) -> None:
     click.echo(f"new server certificate for {' '.join(names or DEFAULT_NAMES)}; restart the curator")
 
 
-def _address(text: str | None) -> dict[str, object]:
-    if text is None:
-        return {}
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
-        raise SettingsError(f"--address is {text!r}; write host:port, for example 127.0.0.1:50051")
-    return {"host": host.strip("[]"), "port": int(port)}
-
-
 def _shape(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
@@ -196,14 +142,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
         raise SettingsError(f"--record-shape is {text!r}; write numbers with commas, for example 1,28,28") from error
 
 
-def _assignment(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise SettingsError(f"--set {text!r} assigns nothing; write section.field=value, for example listen.port=0")
-    return name, value
-
-
-for group in (cert, client, budget, extractor, ledger, records, run, incidents):
-    main.add_command(group)
+for command in (cert, client, budget, extractor, ledger, records, run, incidents, serve, settings, preflight):
+    main.add_command(command)
 
 __all__ = ["main"]

@@ -195,6 +195,7 @@ class LedgerStatus:
         runs: number of runs.
         steps_charged: steps of all runs.
         steps_used: steps that were begun.
+        steps_repeated: attempts beyond a step's first one, after crashes and errors.
         entries: length of the chain.
         head: hash of the last entry; an operator who notes it elsewhere can later prove a rollback.
     """
@@ -207,6 +208,7 @@ class LedgerStatus:
     runs: int
     steps_charged: int
     steps_used: int
+    steps_repeated: int
     entries: int
     head: str
 

@@ -164,6 +164,9 @@ class Ledger(OperatorActs, RunActs):
                 "SELECT count(*), CAST(coalesce(sum(steps), 0) AS BIGINT), "
                 "CAST(coalesce(sum(steps_used), 0) AS BIGINT) FROM runs"
             ).fetchone()
+            (repeated,) = connection.execute(
+                "SELECT CAST(coalesce(sum(attempts - 1), 0) AS BIGINT) FROM requests WHERE attempts > 1"
+            ).fetchone()
             closed = books.state is not DataSetState.OPEN
             return LedgerStatus(
                 ledger_id=books.ledger_id,
@@ -177,6 +180,7 @@ class Ledger(OperatorActs, RunActs):
                 runs=runs,
                 steps_charged=charged,
                 steps_used=used,
+                steps_repeated=repeated,
                 entries=last.seq,
                 head=last.hash,
             )
