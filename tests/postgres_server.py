@@ -92,6 +92,13 @@ class PostgresServer:
             host=str(self.directory), port=self.port, user="postgres", dbname=database, autocommit=True
         )
 
+    def run(self, program: str, *arguments: str) -> None:
+        """One of PostgreSQL's own programs, as the superuser, on the database."""
+        place = ["--host", str(self.directory), "--port", str(self.port), "--username", "postgres"]
+        command = [str(self._programs / program), *place, "--dbname", DATABASE, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
     def start(self) -> None:
         options = [argument for name, value in OPTIONS.items() for argument in ("-c", f"{name}={value}")]
         command = [str(self._programs / "postgres"), "-D", str(self.data), "-p", str(self.port),

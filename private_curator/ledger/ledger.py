@@ -20,6 +20,7 @@ from private_curator.ledger.operator import OperatorActs
 from private_curator.ledger.places import as_place
 from private_curator.ledger.runs import RunActs
 from private_curator.ledger.store import Transaction, head, no_checkpoint, utc_now
+from private_curator.ledger.witness import Witness
 from shared.errors import InvalidValue, LedgerCorrupt
 from shared.receipts import SignedEntry
 
@@ -43,6 +44,7 @@ class Ledger(OperatorActs, RunActs):
         clock: Callable[[], datetime] = utc_now,
         checkpoint: Callable[[str], None] = no_checkpoint,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
+        witness: Path | None = None,
     ) -> Self:
         """Makes the ledger of a data set, complete or not at all, and opens it.
 
@@ -55,6 +57,7 @@ class Ledger(OperatorActs, RunActs):
             clock: tells the time that entries state.
             checkpoint: called at named points; tests kill the process there.
             lock_timeout_s: how long to wait for another program, in seconds.
+            witness: the file in which this curator notes the last entry it has seen; see `open`.
 
         Raises:
             InvalidValue: ``records`` is not positive.
@@ -78,7 +81,13 @@ class Ledger(OperatorActs, RunActs):
 
         place.create(fill, lock_timeout_s=lock_timeout_s)
         return cls.open(
-            place, key=key, accounting=accounting, clock=clock, checkpoint=checkpoint, lock_timeout_s=lock_timeout_s
+            place,
+            key=key,
+            accounting=accounting,
+            clock=clock,
+            checkpoint=checkpoint,
+            lock_timeout_s=lock_timeout_s,
+            witness=witness,
         )
 
     @classmethod
@@ -91,12 +100,23 @@ class Ledger(OperatorActs, RunActs):
         clock: Callable[[], datetime] = utc_now,
         checkpoint: Callable[[str], None] = no_checkpoint,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
+        witness: Path | None = None,
     ) -> Self:
         """Opens a ledger; follows its chain of hashes first.
 
+        Args:
+            place: as for `create`.
+            key: the ledger's own.
+            accounting: as for `create`.
+            clock: as for `create`.
+            checkpoint: as for `create`.
+            lock_timeout_s: as for `create`.
+            witness: a file, kept elsewhere than the ledger, in which the last entry seen is noted: a ledger that lacks
+                it was put back to an older state. None to notice that only while the ledger is open.
+
         Raises:
             LedgerUnavailable: it is not there, locked, read-only, or the disk is full.
-            LedgerCorrupt: the chain is broken, or another key made it.
+            LedgerCorrupt: the chain is broken, another key made it, or what the witness noted is missing.
         """
         return cls(
             as_place(place),
@@ -105,6 +125,7 @@ class Ledger(OperatorActs, RunActs):
             clock=clock,
             checkpoint=checkpoint,
             lock_timeout_s=lock_timeout_s,
+            witness=None if witness is None else Witness(witness),
         )
 
     @property

@@ -20,6 +20,7 @@ from private_curator.ledger.accounting import Accounting
 from private_curator.ledger.budget import Books
 from private_curator.ledger.database import Place, Session, by_seq
 from private_curator.ledger.kinds import Kind
+from private_curator.ledger.witness import Witness
 from shared.errors import InvalidValue, LedgerCorrupt
 from shared.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
 
@@ -69,6 +70,8 @@ class Transaction:
         self._clock = clock
         self._checkpoint = checkpoint
         self._operation = operation
+        self.last: SignedEntry | None = None
+        """The last entry that was appended here."""
 
     def append(self, kind: Kind, payload: Mapping[str, Any]) -> SignedEntry:
         """Signs and appends an entry; it exists once the transaction is committed.
@@ -93,6 +96,7 @@ class Transaction:
             (entry.seq, entry.kind, entry.statement, entry.signature),
         )
         self._checkpoint(f"{self._operation}:{kind.value}")
+        self.last = entry
         return entry
 
 
@@ -108,8 +112,10 @@ class Store:
         clock: Clock,
         checkpoint: Checkpoint,
         lock_timeout_s: float,
+        witness: Witness | None,
     ) -> None:
         self.place = place
+        self._witness = witness
         self.accounting = accounting
         self._key = key
         self._clock = clock
@@ -120,7 +126,10 @@ class Store:
         self._database = place.open(lock_timeout_s=lock_timeout_s)
         try:
             with self._database.read() as connection:
-                self._follow_the_chain(connection)
+                last = self._follow_the_chain(connection)
+                if witness is not None:
+                    witness.check(connection, place)
+                    witness.note(last)
                 self._refresh(connection)
         except BaseException:
             self._database.close()
@@ -159,7 +168,7 @@ class Store:
         with self._database.write() as connection:
             self._checkpoint(f"{operation}:begun")
             self._refresh(connection)
-            yield Transaction(
+            transaction = Transaction(
                 connection,
                 self._books,
                 key=self._key,
@@ -167,7 +176,10 @@ class Store:
                 checkpoint=self._checkpoint,
                 operation=operation,
             )
+            yield transaction
             self._checkpoint(f"{operation}:written")
+        if self._witness is not None and transaction.last is not None:
+            self._witness.note(transaction.last)
         self._checkpoint(f"{operation}:durable")
 
     @contextlib.contextmanager
@@ -200,10 +212,13 @@ class Store:
         (signature,) = connection.execute("SELECT signature FROM entries WHERE seq = ?", (length,)).fetchone()
         self._last_seen = length, signature
 
-    def _follow_the_chain(self, connection: Session) -> None:
+    def _follow_the_chain(self, connection: Session) -> SignedEntry:
         """Every link by hash and the last signature: a curator does not start on a damaged ledger.
 
         Checking every signature is `verify`'s; a forged entry before the last would also need a forged link.
+
+        Returns:
+            The last entry.
         """
         expected, previous, last = 1, GENESIS, None
         for entry in read_entries(connection):
@@ -215,6 +230,7 @@ class Store:
                 f"{self.place}: the last of {expected - 1} entries is not signed by the given key: use the ledger's "
                 "own key, and look at `dpswd-curator ledger verify`"
             )
+        return last
 
 
 def read_entries(connection: Session, *, after: int = 0, limit: int | None = None) -> Iterator[SignedEntry]:
