@@ -6,12 +6,11 @@ derives the price: each record's gradient is a function of that record and of pu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from private_curator.sampling import sample_without_replacement
 from shared.mechanisms.domain_loss import target_cotangents
@@ -21,8 +20,8 @@ from shared.protocol import arrays
 from shared.protocol.v1 import curator_pb2 as pb
 
 if TYPE_CHECKING:
-    from private_curator.extraction import BuiltExtractor
-    from private_curator.target import Target
+    from private_curator.rehearsal import Records
+    from private_curator.worker.sessions import FloatArray, Session
     from shared.protocol.messages import RunParameters
 
 
@@ -49,10 +48,10 @@ class CriticAnswer:
 
 def critic_gradient(
     parameters: RunParameters,
-    model: BuiltExtractor,
-    adapted: Mapping[str, Tensor],
+    model: Session,
+    adapted: FloatArray | None,
     *,
-    data: Target,
+    data: Records,
     noise: NoiseSource,
     device: torch.device,
     checkpoint: Callable[[str], None],
@@ -61,8 +60,8 @@ def critic_gradient(
 
     Args:
         parameters: the run's declaration, with a gradient.
-        model: records to one logit.
-        adapted: values of the declared parameters in this step; the uploaded ones where there are none.
+        model: evaluates records to one logit.
+        adapted: (p,) values of the declared parameters in this step; None for the uploaded ones.
         data: the records.
         noise: the only source of noise.
         device: where the arithmetic runs.
@@ -71,11 +70,11 @@ def critic_gradient(
     declared = parameters.gradient
     assert declared is not None, "admission demands a gradient for a critic"
     sample = sample_without_replacement(data.count, parameters.batch_size)
-    records = torch.from_numpy(data.take(sample)).to(device)  # (b, *record_shape)
+    records = data.take(sample)  # (b, *record_shape)
     checkpoint("sampled")
-    forward = model.module.begin(records, declared.parameters, parameters=adapted)
+    logits = model.features(records, adapted=adapted, names=declared.parameters).to(device)  # (b, 1)
     checkpoint("extracted")
-    per_record = forward.gradients(target_cotangents(forward.outputs))  # (b, p)
+    per_record = model.gradients(target_cotangents(logits)).to(device)  # (b, p)
     gradient = release_gradient(per_record, clip_norm=declared.clip_norm, sigma=declared.sigma, noise=noise)
     checkpoint("sanitized")
     return CriticAnswer(gradient)

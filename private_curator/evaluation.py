@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from shared.errors import InvalidValue
 from shared.mechanisms.evaluation_counts import EvaluationCounter, ReleasedCounts, check_count_range
@@ -23,8 +22,8 @@ from shared.protocol.v1 import curator_pb2 as pb
 
 if TYPE_CHECKING:
     from private_curator.admission import DataSetFacts, ExtractorFacts
-    from private_curator.extraction import BuiltExtractor
-    from private_curator.target import Target
+    from private_curator.rehearsal import Records
+    from private_curator.worker.sessions import Session
     from shared.protocol.messages import Evaluation, RunParameters
 
 _RECORDS_AT_A_TIME = 4096
@@ -66,31 +65,28 @@ class EvaluationAnswer:
 
 def evaluate(
     declared: Evaluation,
-    model: BuiltExtractor,
+    model: Session,
     *,
-    data: Target,
+    data: Records,
     labels: npt.NDArray[np.int64],
     noise: NoiseSource,
-    device: torch.device,
     checkpoint: Callable[[str], None],
 ) -> EvaluationAnswer:
     """Counts the model's predictions on all records, each by itself, and adds noise.
 
     Args:
         declared: what is released.
-        model: records to one score for each class.
+        model: evaluates records to one score for each class.
         data: the records.
         labels: (n,), 0 to C - 1, private.
         noise: the only source of noise.
-        device: where the arithmetic runs.
         checkpoint: called at the step's named points.
     """
     counter = EvaluationCounter(classes=declared.classes, bins=declared.bins)
     checkpoint("sampled")
     for start in range(0, data.count, _RECORDS_AT_A_TIME):
         numbers = np.arange(start, min(start + _RECORDS_AT_A_TIME, data.count), dtype=np.int64)
-        records = torch.from_numpy(data.take(numbers)).to(device)
-        counter.add(model.module.features(records), labels[numbers])
+        counter.add(model.features(data.take(numbers)), labels[numbers])
     checkpoint("extracted")
     counts = counter.release(
         correct_sigma=declared.correct_sigma,

@@ -221,6 +221,14 @@ def _device(site: _Site) -> str:
     return f"steps run on {torch.cuda.get_device_name(device)}, {free >> 20} MiB free"
 
 
+def _worker(site: _Site) -> str:
+    from private_curator.server import choose_device
+    from private_curator.worker.choice import examine
+
+    compute = site.settings.compute
+    return examine(compute, choose_device(compute.device), secret=site.home.ledger_key)
+
+
 def _disk(site: _Site) -> str:
     path = site.home.path
     free = shutil.disk_usage(path).free
@@ -315,6 +323,7 @@ CHECKS: dict[str, Callable[[_Site], str]] = {
     "ledger": _ledger,
     "records": _records,
     "device": _device,
+    "extraction worker": _worker,
     "disk": _disk,
     "address": _address,
     "watching": _watching,

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,13 +30,13 @@ from private_curator.admission import AdmittedStep, StepContent
 from private_curator.critic import CriticAnswer, critic_gradient
 from private_curator.denormals import flushed_denormals
 from private_curator.evaluation import EvaluationAnswer, evaluate
-from private_curator.extraction import BuiltExtractor
 from private_curator.ledger import Ledger, StepGranted, StoredReply
 from private_curator.randomness import fresh_seed
+from private_curator.rehearsal import Records, Rehearsals, SyntheticRecords, rehearsed_step
 from private_curator.sampling import sample_without_replacement
 from private_curator.target import Target
-from shared.errors import DpswdError
-from shared.extractor.forward import ForwardPass
+from private_curator.worker.sessions import Engine, ExtractorSource, Session
+from shared.errors import DpswdError, ExtractionStopped, RequestInvalid
 from shared.mechanisms.directions import directions
 from shared.mechanisms.feature_map import FeatureMap
 from shared.mechanisms.noise import GridArray, NoiseSource
@@ -49,6 +50,7 @@ from shared.protocol.messages import Critic, Evaluation, PublicMap, Quantiles, R
 from shared.protocol.v1 import curator_pb2 as pb
 
 AUDIT_FORMAT = "dpswd-audit-1"
+REHEARSED_SHARE = 0.5  # of the time limit: a rehearsed step may take so much, and a busy machine twice as long
 
 
 class StepFailed(DpswdError):
@@ -86,11 +88,13 @@ class ReleasePipeline:
     Args:
         ledger: charges and stored replies.
         data: the records.
+        engine: evaluates extractors.
         labels: (n,) class numbers of the records, private; None where nothing can be evaluated.
         noise: the only source of noise.
         device: what the arithmetic runs on.
         parallel_steps: steps computed at the same time.
         max_attempts: how often one step is computed anew after failures.
+        most_seconds: that one evaluation of an extractor may take.
         checkpoint: called at named points: consumed, sampled, extracted, directed, released, sanitized, stored.
     """
 
@@ -99,15 +103,20 @@ class ReleasePipeline:
         *,
         ledger: Ledger,
         data: Target,
+        engine: Engine,
         labels: npt.NDArray[np.int64] | None = None,
         noise: NoiseSource,
         device: torch.device,
         parallel_steps: int = 1,
         max_attempts: int = 16,
+        most_seconds: float = 300.0,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
         self._ledger = ledger
         self._data = data
+        self._engine = engine
+        self._most_seconds = most_seconds
+        self._rehearsals = Rehearsals()
         self._labels = labels
         self._noise = noise
         self._device = device
@@ -117,7 +126,7 @@ class ReleasePipeline:
         self._checkpoint = checkpoint
 
     def answer(
-        self, step: AdmittedStep, *, content: StepContent, client: str, extractor: BuiltExtractor
+        self, step: AdmittedStep, *, content: StepContent, client: str, extractor: ExtractorSource
     ) -> StoredReply:
         """Computes a step once and returns what was stored; a repeat of its request returns the same bytes.
 
@@ -130,6 +139,7 @@ class ReleasePipeline:
         Raises:
             GrantNotHeld, RunFinished, RequestIdReused, RequestInProgress, LedgerUnavailable: see `Ledger.begin_step`.
             StepGivenUp: the step failed too often.
+            ExtractionStopped: the extractor exceeded a limit, or its worker ended; the step may be repeated.
         """
         # How often a step fails is seen by the client, so its number is bounded.
         grant = self._ledger.begin_step(
@@ -162,80 +172,104 @@ class ReleasePipeline:
             self._slots.release()
         return taken == self._parallel_steps
 
-    def _computed(self, step: AdmittedStep, extractor: BuiltExtractor) -> Answer:
+    def rehearse(self, parameters: RunParameters, extractor: ExtractorSource) -> float:
+        """How long a step of this run takes on synthetic records, in seconds: a public quantity.
+
+        Reads no record and releases nothing. Remembered; known before a run is charged and before a step begins, so
+        that a run whose steps would be stopped costs nothing, and limits are met by sizes and not by records.
+
+        Raises:
+            RequestInvalid: a step would exceed the operator's limits of time or memory.
+        """
+
+        def once() -> float:
+            data, labels, scale = SyntheticRecords.for_run(parameters, extractor.facts, records=self._data.count)
+            step = rehearsed_step(parameters, extractor.facts)
+            with self._slots, flushed_denormals():
+                begun = time.monotonic()
+                with self._engine.session(extractor) as session:
+                    self._compute(step, extractor, session, data=data, labels=labels, checkpoint=no_checkpoint)
+                return scale * (time.monotonic() - begun)
+
+        try:
+            seconds = self._rehearsals.seconds(parameters, once)
+        except ExtractionStopped as error:
+            text = f"declare steps that cannot be computed here, as synthetic records show: {error}"
+            raise RequestInvalid((("parameters", text),)) from error
+        if seconds > REHEARSED_SHARE * self._most_seconds:
+            text = (
+                f"declare steps that take about {seconds:.0f} seconds here; at most "
+                f"{REHEARSED_SHARE * self._most_seconds:g} are allowed: use a smaller batch or extractor"
+            )
+            raise RequestInvalid((("parameters", text),))
+        return seconds
+
+    def _computed(self, step: AdmittedStep, extractor: ExtractorSource) -> Answer:
         """What `_compute` returns; an error from inside never travels to the client in its own words."""
         try:
-            return self._compute(step, extractor)
+            with self._engine.session(extractor) as session:
+                return self._compute(
+                    step, extractor, session, data=self._data, labels=self._labels, checkpoint=self._checkpoint
+                )
+        except ExtractionStopped:  # its words are made of settings
+            raise
         except DpswdError as error:
             raise StepFailed(f"a step failed with {type(error).__qualname__}") from error
 
-    def _compute(self, step: AdmittedStep, extractor: BuiltExtractor) -> Answer:
+    def _compute(
+        self,
+        step: AdmittedStep,
+        extractor: ExtractorSource,
+        session: Session,
+        *,
+        data: Records,
+        labels: npt.NDArray[np.int64] | None,
+        checkpoint: Callable[[str], None],
+    ) -> Answer:
         """Points 2 to 6 of the module's order. Everything private lives and dies inside this call."""
         parameters, device = step.parameters, self._device
-        adapted = {name: torch.from_numpy(value).to(device) for name, value in step.adapted.items()}
+        adapted = np.concatenate([value.ravel() for value in step.adapted.values()]) if step.adapted else None
         if isinstance(parameters.release, Evaluation):
-            assert self._labels is not None, "admission demands labels for an evaluation"
+            assert labels is not None, "admission demands labels for an evaluation"
             return evaluate(
-                parameters.release,
-                extractor,
-                data=self._data,
-                labels=self._labels,
-                noise=self._noise,
-                device=device,
-                checkpoint=self._checkpoint,
+                parameters.release, session, data=data, labels=labels, noise=self._noise, checkpoint=checkpoint
             )
         if isinstance(parameters.release, Critic):
             return critic_gradient(
-                parameters,
-                extractor,
-                adapted,
-                data=self._data,
-                noise=self._noise,
-                device=device,
-                checkpoint=self._checkpoint,
+                parameters, session, adapted, data=data, noise=self._noise, device=device, checkpoint=checkpoint
             )
         feature_map = _feature_map(step.feature_map, extractor.facts.feature_dimension, device=device)
 
-        sample = sample_without_replacement(self._data.count, parameters.batch_size)
-        records = torch.from_numpy(self._data.take(sample)).to(device)  # (b, *record_shape)
-        self._checkpoint("sampled")
+        sample = sample_without_replacement(data.count, parameters.batch_size)
+        records = data.take(sample)  # (b, *record_shape)
+        checkpoint("sampled")
 
-        forward, raw = _extract(extractor, records, adapted, parameters)
+        names = parameters.gradient.parameters if parameters.gradient is not None else ()
+        raw = session.features(records, adapted=adapted, names=names).to(device)  # (b, d)
         features = feature_map.clipped(raw)
-        self._checkpoint("extracted")
+        checkpoint("extracted")
 
         seed = fresh_seed()
         U = directions(seed, features.shape[1], parameters.directions, device=device)  # (d, k)
-        self._checkpoint("directed")
+        checkpoint("directed")
 
         values = _release(features, U, parameters, noise=self._noise)
-        self._checkpoint("released")
+        checkpoint("released")
 
         gradient, scale = None, 0.0
         if parameters.gradient is not None:
             assert step.source is not None, "admission demands source features for a gradient"
             source = feature_map.clipped(torch.from_numpy(step.source).to(device))  # (m, d), public
             cotangents, scale = _cotangents(features, values, source, U, parameters, seed=seed)
-            assert forward is not None
-            per_record = forward.gradients(feature_map.pull_back(raw, cotangents))  # (b, p)
+            per_record = session.gradients(feature_map.pull_back(raw, cotangents)).to(device)  # (b, p)
             gradient = release_gradient(
                 per_record,
                 clip_norm=parameters.gradient.clip_norm,
                 sigma=parameters.gradient.sigma,
                 noise=self._noise,
             )
-        self._checkpoint("sanitized")
+        checkpoint("sanitized")
         return Released(seed=seed, values=values, gradient=gradient, cotangent_scale=scale)
-
-
-def _extract(
-    extractor: BuiltExtractor, records: Tensor, adapted: Mapping[str, Tensor], parameters: RunParameters
-) -> tuple[ForwardPass | None, Tensor]:
-    """Raw features (b, d) of each record by itself, and what its gradient will need if the run declares one."""
-    if parameters.gradient is None:
-        return None, extractor.module.features(records, adapted)
-    forward = extractor.module.begin(records, parameters.gradient.parameters, parameters=adapted)
-    return forward, forward.outputs
 
 
 def _release(features: Tensor, U: Tensor, parameters: RunParameters, *, noise: NoiseSource) -> GridArray:

@@ -28,11 +28,15 @@ from private_curator.labels import class_count, class_names, load_labels
 from private_curator.ledger import Ledger
 from private_curator.observability import logs
 from private_curator.observability.watch import Watch
+from private_curator.pacing import Pacer
 from private_curator.randomness import SystemNoise
 from private_curator.release import ReleasePipeline, no_checkpoint
 from private_curator.service import CuratorService, Parts
 from private_curator.settings import CuratorSettings
+from private_curator.turns import Turns
 from private_curator.uploads import UploadStore
+from private_curator.worker.choice import make_engine, report
+from private_curator.worker.sessions import Engine
 from shared.errors import SettingsError
 from shared.privacy.crosscheck import check_with_autodp
 from shared.protocol.v1 import curator_pb2 as pb
@@ -70,21 +74,25 @@ class CuratorServer:
         data = target.load(settings.records, home=home.path)
         self._home = home
         self._settings = settings
+        self._engine: Engine | None = None
         self._ledger = Ledger.open(home.ledger, key=home.read_ledger_key(), checkpoint=checkpoint)
         try:
             _check_count(self._ledger, data, settings)
-            limits = settings.limits
+            limits, pace = settings.limits, settings.limits.reply_quantum_ms
             uploads = UploadStore(
                 home.uploads, max_bytes=limits.client_storage_bytes, max_objects=limits.client_storage_objects
             )
+            self._engine = make_engine(settings.compute, device)
             self._pipeline = ReleasePipeline(
                 ledger=self._ledger,
                 data=data,
+                engine=self._engine,
                 labels=load_labels(settings.records, home=home.path, records=data.count),
                 noise=SystemNoise(),
                 device=device,
                 parallel_steps=settings.compute.parallel_steps,
                 max_attempts=limits.max_step_attempts,
+                most_seconds=settings.compute.worker_seconds,
                 checkpoint=checkpoint,
             )
             service = CuratorService(
@@ -99,10 +107,12 @@ class CuratorServer:
                     ),
                     uploads=uploads,
                     extractors=ExtractorCatalogue(
-                        uploads, approval=settings.extractors.approval, ledger=self._ledger, device=device
+                        uploads, approval=settings.extractors.approval, ledger=self._ledger, engine=self._engine
                     ),
                     pipeline=self._pipeline,
                     incidents=IncidentBook(home.incidents),
+                    pacer=Pacer(pace if pace == "auto" else pace / 1000.0),
+                    turns=Turns(min(limits.client_requests, max(1, settings.compute.request_threads // 2))),
                     # A client that prices many plans repeats events; autodp takes about half a second for each.
                     crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
                 )
@@ -112,18 +122,20 @@ class CuratorServer:
             self._started = False
             self._server = self._make_server(service)
         except BaseException:
-            self._ledger.close()
+            self._close()
             raise
 
     def start(self) -> str:
         """Listens, and returns host:port; also written to the home's address file.
 
         Raises:
-            SettingsError: the address cannot be bound.
+            SettingsError: the address cannot be bound, or the extraction worker does not start.
             LedgerUnavailable: another process serves this ledger.
         """
         # A second curator on the same ledger fails here and not at its first charge.
         self._ledger.serve()
+        assert self._engine is not None
+        report(self._engine)
         host, port = self._settings.listen.host, self._settings.listen.port
         try:
             bound = self._server.add_secure_port(f"{_bracketed(host)}:{port}", self._credentials())
@@ -154,8 +166,13 @@ class CuratorServer:
         self._server.stop(self._settings.listen.shutdown_seconds).wait()
         finished = self._pipeline.idle()
         self._watch.stop()
-        self._ledger.close()
+        self._close()
         return finished
+
+    def _close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._ledger.close()
 
     def __enter__(self) -> CuratorServer:
         return self

@@ -150,6 +150,22 @@ class ComputeSettings(_Section):
         json_schema_extra={"unit": "threads"},
         description="CPU threads of one step's arithmetic; 0 leaves torch's choice.",
     )
+    isolation: Literal["process", "in-process"] = Field(
+        default="process",
+        description="process: extractors are evaluated in confined worker processes without network; in-process: in "
+        "the curator itself, where nothing can be stopped (only if every client is trusted).",
+    )
+    worker_seconds: float = Field(
+        default=300.0,
+        gt=0,
+        description="Seconds that a worker may take for a sample's features, or for their gradients, before it is "
+        "ended. Runs whose steps take more than half of it on synthetic records are refused before they are charged.",
+    )
+    worker_memory_bytes: int = Field(
+        default=4096 * _MEBIBYTE,
+        ge=32 * _MEBIBYTE,
+        description="Bytes that a worker may allocate beyond what it needs to start (on a GPU, also of its memory).",
+    )
 
 
 class ExtractorSettings(_Section):
@@ -226,6 +242,17 @@ class LimitSettings(_Section):
         json_schema_extra={"unit": "attempts"},
         description="How often one step is computed anew after crashes and errors; no attempt but the last releases "
         "anything, but how often a step fails is seen by the client.",
+    )
+    client_requests: int = Field(
+        default=4,
+        ge=1,
+        description="Requests that one client may have under way; never more than half of compute.request_threads.",
+    )
+    reply_quantum_ms: Literal["auto"] | Annotated[float, Field(ge=0, le=600_000)] = Field(
+        default="auto",
+        description="Replies to charged requests leave at multiples of so many milliseconds after they came, so that "
+        "their time tells nothing of a record; auto: 50, or one and a half times a step on synthetic records; 0: at "
+        "once.",
     )
     client_storage_bytes: int = Field(
         default=2048 * _MEBIBYTE,

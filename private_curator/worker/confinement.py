@@ -103,7 +103,7 @@ def restrict_files(*, devices: bool) -> bool:
         if devices:
             for place in ("/dev", "/proc", "/sys", "/etc"):
                 _allow(ruleset, Path(place), (_READ | _WRITE_FILE | 1 << 15) & rights)
-        return _libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0
+        return bool(_libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0)
     finally:
         os.close(ruleset)
 

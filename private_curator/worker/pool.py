@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -103,9 +103,8 @@ class WorkerPool:
         """See `sessions.Engine`."""
         with self._taken() as place:
             worker = place.ensure()
-            deadline = self._deadline()
-            self._load(worker, source, deadline)
-            session = _WorkerSession(place, source, deadline)
+            self._load(worker, source)
+            session = _WorkerSession(place, source, self._deadline)
             try:
                 yield session
                 session.end()
@@ -157,14 +156,15 @@ class WorkerPool:
     def _deadline(self) -> float:
         return time.monotonic() + self._settings.seconds
 
-    def _load(self, worker: WorkerProcess, source: ExtractorSource, deadline: float) -> None:
+    def _load(self, worker: WorkerProcess, source: ExtractorSource) -> None:
         """Sends an extractor that the worker does not hold."""
         if source.key in worker.loaded:
             worker.loaded[source.key] = worker.loaded.pop(source.key)  # used most recently
             return
         drop = list(worker.loaded)[: max(0, len(worker.loaded) + 1 - MAX_LOADED)]
         graph, weights = source.read()
-        _send_extractor(worker, {"op": "load", "key": source.key, "drop": drop}, graph, weights, deadline=deadline)
+        message: dict[str, object] = {"op": "load", "key": source.key, "drop": drop}
+        _send_extractor(worker, message, graph, weights, deadline=self._deadline())
         for key in drop:
             worker.loaded.pop(key)
         worker.loaded[source.key] = None
@@ -173,7 +173,7 @@ class WorkerPool:
 class _WorkerSession:
     """See `sessions.Session`."""
 
-    def __init__(self, place: _Place, source: ExtractorSource, deadline: float) -> None:
+    def __init__(self, place: _Place, source: ExtractorSource, deadline: Callable[[], float]) -> None:
         self._place = place
         self._source = source
         self._deadline = deadline
@@ -202,7 +202,7 @@ class _WorkerSession:
             "features": _plain(self._slots[2]),
         }
         files = () if place.attached else (arena.descriptor,)
-        place.worker.ask(message, files, deadline=self._deadline)
+        place.worker.ask(message, files, deadline=self._deadline())
         place.attached, self._pending = True, bool(names)
         # A copy: a worker that was taken over must not change features that were already measured and clipped.
         return torch.from_numpy(arena.array(self._slots[2]).copy())
@@ -215,7 +215,7 @@ class _WorkerSession:
         arena.array(self._slots[3])[...] = cotangents.detach().cpu().numpy().astype(np.float32, copy=False)
         self._pending = False
         message = {"op": "gradients", "cotangents": _plain(self._slots[3]), "gradients": _plain(self._slots[4])}
-        self._place.worker.ask(message, deadline=self._deadline)
+        self._place.worker.ask(message, deadline=self._deadline())
         return torch.from_numpy(arena.array(self._slots[4]))
 
     def end(self) -> None:
@@ -223,7 +223,7 @@ class _WorkerSession:
         if self._pending:
             self._pending = False
             with suppress(ExtractionStopped):  # the step is over; the next one gets a fresh worker
-                self._place.worker.ask({"op": "forget"}, deadline=self._deadline)
+                self._place.worker.ask({"op": "forget"}, deadline=self._deadline())
 
 
 def _send_extractor(

@@ -50,7 +50,7 @@ class WorkerSettings:
         device: "cpu" or "cuda".
         threads: of torch's arithmetic; 0 leaves torch's choice.
         memory_bytes: that a worker may allocate beyond what it needs to start.
-        seconds: that one step's evaluation, or one upload's check, may take.
+        seconds: that one message may take: an extractor's loading, an upload's check, a sample's features or gradients.
         program: what is started; tests start workers that can do more.
     """
 

@@ -19,6 +19,8 @@ from private_curator.ledger import Ledger, Run, StoredReply
 from private_curator.release import ReleasePipeline, no_checkpoint
 from private_curator.settings import LimitSettings, RecordsSettings
 from private_curator.uploads import Kind, UploadStore
+from private_curator.worker.local import LocalEngine
+from private_curator.worker.sessions import Engine
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.mechanisms.noise import NoiseSource, SeededNoise
@@ -51,6 +53,7 @@ class Hospital:
         lock_timeout_s: float = 10.0,
         labels: np.ndarray | None = None,
         classes: int = 0,
+        engine: Engine | None = None,
     ) -> None:
         if not (directory / "home").exists():
             np.save(directory / "records.npy", records.astype(np.float32))
@@ -70,11 +73,13 @@ class Hospital:
         self.facts = DataSetFacts(records=len(records), record_shape=records.shape[1:], classes=classes)
         self.uploads = UploadStore(self.home.uploads, max_bytes=1 << 30, max_objects=100)
         cpu = torch.device("cpu")
-        self.extractors = ExtractorCatalogue(self.uploads, approval="any", ledger=self.ledger, device=cpu)
+        self.engine = engine or LocalEngine(device=cpu)
+        self.extractors = ExtractorCatalogue(self.uploads, approval="any", ledger=self.ledger, engine=self.engine)
         self.pipeline = ReleasePipeline(
             ledger=self.ledger,
             data=self.data,
             labels=labels,
+            engine=self.engine,
             noise=noise or SeededNoise(b"n" * 32),
             device=cpu,
             max_attempts=max_attempts,

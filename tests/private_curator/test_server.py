@@ -49,7 +49,14 @@ def serve(directory):
     def start(*, checkpoint=server.no_checkpoint, **overrides):
         made = home.Home(directory / "home")
         chosen = settings.load(
-            made.path, {"listen.host": "localhost", "listen.port": "0", "compute.device": "cpu", **overrides}
+            made.path,
+            {
+                "listen.host": "localhost",
+                "listen.port": "0",
+                "compute.device": "cpu",
+                "compute.isolation": "in-process",  # workers have tests of their own and take seconds to start
+                **overrides,
+            },
         )
         running = server.CuratorServer(made, chosen, checkpoint=checkpoint)
         opened.append(running)
@@ -175,7 +182,7 @@ def test_settings_that_cannot_work_are_refused_at_start(directory):
         server.CuratorServer(made, settings.load(made.path))
     np.save(directory / "records.npy", RECORDS)
     made.certificates.joinpath("server.crt").unlink()
-    broken = server.CuratorServer(made, settings.load(made.path))
+    broken = server.CuratorServer(made, settings.load(made.path, {"compute.isolation": "in-process"}))
     with pytest.raises(errors.SettingsError, match="certificate renew"):
         broken.start()
     broken.stop()
@@ -186,7 +193,11 @@ def test_a_port_in_use_is_said_so(directory):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         blocked = server.CuratorServer(
-            made, settings.load(made.path, {"listen.host": "127.0.0.1", "listen.port": str(port)})
+            made,
+            settings.load(
+                made.path,
+                {"listen.host": "127.0.0.1", "listen.port": str(port), "compute.isolation": "in-process"},
+            ),
         )
         with pytest.raises(errors.SettingsError, match=str(port)):
             blocked.start()
@@ -196,7 +207,8 @@ def test_a_port_in_use_is_said_so(directory):
 def test_a_second_curator_on_the_same_ledger_fails_at_its_start(serve, directory):
     serve()
     made = home.Home(directory / "home")
-    second = server.CuratorServer(made, settings.load(made.path, {"listen.host": "localhost", "listen.port": "0"}))
+    chosen = {"listen.host": "localhost", "listen.port": "0", "compute.isolation": "in-process"}
+    second = server.CuratorServer(made, settings.load(made.path, chosen))
     with pytest.raises(errors.LedgerUnavailable, match="another curator serves"):
         second.start()
     second.stop()
