@@ -31,7 +31,10 @@ _OPERATIONS: Mapping[str, tuple[str, type[Any]]] = {
     "align_target": ("AlignTarget", pb.AlignTargetRequest),
     "release_projections": ("ReleaseProjections", pb.ReleaseProjectionsRequest),
     "release_quantiles": ("ReleaseQuantiles", pb.ReleaseQuantilesRequest),
+    "evaluate_model": ("EvaluateModel", pb.EvaluateModelRequest),
+    "release_critic_gradient": ("ReleaseCriticGradient", pb.ReleaseCriticGradientRequest),
 }
+_WITH_SOURCE = ("align_target", "release_quantiles")
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 
 
@@ -76,7 +79,7 @@ def digest_of(pending: PendingStep) -> str:
     request = request_type.FromString(pending.message)
     step: pb.StepInput = request.input
     source: str | None = None
-    if pending.kind != "release_projections":
+    if pending.kind in _WITH_SOURCE:
         features: pb.SourceFeatures = request.source
         if features.WhichOneof("features") == "digest":
             source = features.digest
