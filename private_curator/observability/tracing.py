@@ -21,7 +21,9 @@ SPAN_ATTRIBUTES = frozenset({"rpc.system", "rpc.service", "rpc.method", "dpswd.o
 RESOURCE_ATTRIBUTES = frozenset({"service.name", "service.version"})
 """All attributes of the process that sends them."""
 
-_FLUSH_MS = 2000  # a collector that is gone must not hold up the curator's end
+_SEND_S = 1.0
+_FLUSH_MS = 2000
+"""A collector that is gone must not hold up the curator's end."""
 
 
 class Tracing:
@@ -102,5 +104,7 @@ def _otlp(settings: TracingSettings) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     endpoint = settings.endpoint or ""
-    exporter: SpanExporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
+    exporter: SpanExporter = OTLPSpanExporter(
+        endpoint=endpoint, insecure=endpoint.startswith("http://"), timeout=_SEND_S
+    )
     return exporter
