@@ -18,6 +18,7 @@ import psycopg
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from debian_packages import CannotInstall, install
 
 DATABASE = "hospital"
 ROLE = "curator"
@@ -164,8 +165,6 @@ def _programs() -> Path:
     """
     found = _find()
     if found is None:
-        if os.geteuid() != 0 or shutil.which("apt-get") is None:
-            raise NoServer("PostgreSQL is not installed; as root on Debian it would be")
         _install()
         found = _find()
     if found is None:
@@ -183,17 +182,13 @@ def _find() -> Path | None:
 def _install() -> None:
     """Without the cluster that the package would make and start by itself."""
     settings = Path("/etc/postgresql-common/createcluster.conf")
-    if not settings.exists():
+    if os.geteuid() == 0 and not settings.exists():
         settings.parent.mkdir(parents=True, exist_ok=True)
         settings.write_text("create_main_cluster = false\n")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (
-        ["update"],
-        ["install", "--yes", "--no-install-recommends", "-o", "Dpkg::Options::=--force-confold", "postgresql"],
-    ):
-        done = subprocess.run(["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise NoServer(f"apt-get {arguments[0]} failed: {done.stderr.strip()[-400:]}")
+    try:
+        install(["postgresql"], options=["-o", "Dpkg::Options::=--force-confold"])
+    except CannotInstall as error:
+        raise NoServer(str(error)) from error
 
 
 def _user() -> str | None:
