@@ -75,7 +75,7 @@ class CuratorServer:
         self._home = home
         self._settings = settings
         self._engine: Engine | None = None
-        self._ledger = Ledger.open(home.ledger, key=home.read_ledger_key(), checkpoint=checkpoint)
+        self._ledger = home.open_ledger(settings.ledger, checkpoint=checkpoint)
         try:
             _check_count(self._ledger, data, settings)
             limits, pace = settings.limits, settings.limits.reply_quantum_ms
@@ -130,9 +130,9 @@ class CuratorServer:
 
         Raises:
             SettingsError: the address cannot be bound, or the extraction worker does not start.
-            LedgerUnavailable: another process serves this ledger.
+            LedgerUnavailable: another process serves this ledger's file, or the ledger is being restored.
         """
-        # A second curator on the same ledger fails here and not at its first charge.
+        # A second curator on the same file fails here and not at its first charge.
         self._ledger.serve()
         assert self._engine is not None
         report(self._engine)

@@ -268,6 +268,33 @@ class LimitSettings(_Section):
     )
 
 
+class LedgerSettings(_Section):
+    """Where the ledger stands: in a file, or in PostgreSQL, where several replicas share it (docs/replicas.md)."""
+
+    url: str | None = Field(
+        default=None,
+        json_schema_extra={"allowed": "postgresql://user@host:port/database?sslmode=verify-full or none"},
+        description="PostgreSQL with every parameter of libpq, but no password; without it the ledger is the file "
+        "HOME/ledger.db.",
+    )
+    schema_name: str = Field(
+        default="dpswd",
+        pattern=r"^[a-z][a-z0-9_]{0,39}$",
+        json_schema_extra={"allowed": "a lower-case letter, then up to 39 such letters, digits and _"},
+        description="The ledger's own schema in that database; one for each data set.",
+    )
+    password_file: Path | None = Field(
+        default=None, description="File whose first line is the database's password; else PGPASSFILE is looked at."
+    )
+    lock_seconds: float = Field(
+        default=10.0,
+        gt=0,
+        le=300,
+        json_schema_extra={"unit": "seconds"},
+        description="How long a request waits for another writer of the ledger before it is told to come again.",
+    )
+
+
 class LogSettings(_Section):
     """What the serving curator writes to standard error."""
 
@@ -319,6 +346,9 @@ class CuratorSettings(BaseSettings):
     )
     limits: LimitSettings = Field(
         default_factory=LimitSettings, description="Bounds on requests, at most the protocol's own."
+    )
+    ledger: LedgerSettings = Field(
+        default_factory=LedgerSettings, description="Where the ledger stands: in a file, or in PostgreSQL for replicas."
     )
     log: LogSettings = Field(default_factory=LogSettings, description="What the serving curator writes to its log.")
     metrics: MetricsSettings = Field(

@@ -16,6 +16,7 @@ from private_curator.ledger import Ledger
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.backup import restore as restore_backup
 from private_curator.ledger.renyi import RenyiAccounting
+from private_curator.ledger.witness import Witness
 from shared.errors import GrantNotHeld, SettingsError
 from shared.ledger_view import write_view
 from shared.receipts import SignedEntry, read_export
@@ -43,10 +44,10 @@ def ledger() -> None:
 def verify(context: click.Context, home: Home, file: Path | None, receipts: Path | None, output: str) -> None:
     """Finds every edit, deletion, reordering, truncation and unlawful entry."""
     report = verify_file(
-        file or home.ledger,
+        file or home.ledger_place(),
         public_key=home.read_ledger_key().public_key().public_bytes_raw(),
         accounting=RenyiAccounting(),
-        receipts=_read_receipts(receipts),
+        receipts=_read_receipts(receipts, home),
     )
     show(
         {
@@ -68,7 +69,8 @@ def verify(context: click.Context, home: Home, file: Path | None, receipts: Path
 @home_option
 def backup(destination: Path, home: Home) -> None:
     """Copies the ledger, also while it is served, to a new file. The key ledger.key is not in it."""
-    with home.open_ledger() as books:
+    # Also of a ledger that was put back to an older state: that copy is what a restore accepts in writing.
+    with home.open_ledger(witnessed=False) as books:
         books.backup(destination)
     click.echo(f"backup written to {destination}; keep ledger.key and certificates/ in another safe place")
 
@@ -84,12 +86,13 @@ def restore(backup_file: Path, home: Home, receipts: Path | None, accept_loss: s
     """Puts a backup in the ledger's place; refused when charges would be forgotten."""
     loss = restore_backup(
         backup_file,
-        home.ledger,
+        home.ledger_place(),
         key=home.read_ledger_key(),
         accounting=RenyiAccounting(),
-        receipts=_read_receipts(receipts),
+        receipts=_read_receipts(receipts, home),
         accept_loss=accept_loss,
     )
+    home.ledger_witness.unlink(missing_ok=True)  # what it noted is in the ledger, or was accepted as forgotten
     click.echo("restored; nothing was forgotten" if loss is None else f"restored with a loss: {loss}")
 
 
@@ -232,13 +235,16 @@ def client_view(home: Home, books: Ledger, name: str) -> Sequence[str]:
     )
 
 
-def _read_receipts(path: Path | None) -> list[SignedEntry]:
+def _read_receipts(path: Path | None, home: Home) -> list[SignedEntry]:
+    """What somebody kept, and what this curator noted itself."""
+    noted = Witness(home.ledger_witness).entry()
+    own = [] if noted is None else [noted]
     if path is None:
-        return []
+        return own
     if not path.is_file():
         raise SettingsError(f"{path} does not exist; give the file in which receipts were kept")
     with path.open(encoding="ascii", errors="replace") as lines:
         entries, findings = read_export(lines)
     if findings:
         raise SettingsError(f"{path} holds lines that are no receipts: {findings[0].text}")
-    return entries
+    return [*own, *entries]

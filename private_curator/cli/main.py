@@ -56,6 +56,14 @@ def main() -> None:
 @click.option(
     "--approve", type=click.Choice(["any", "listed"]), default=None, help="Extractors that run.  [default: any]"
 )
+@click.option("--ledger-url", default=None, help="PostgreSQL for the ledger.  [default: the file HOME/ledger.db]")
+@click.option("--ledger-schema", default=None, help="The ledger's own schema in that database.  [default: dpswd]")
+@click.option(
+    "--ledger-password-file",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="File with the database's password.  [default: PGPASSFILE]",
+)
 @format_option
 def init(
     home: Home,
@@ -70,6 +78,9 @@ def init(
     address: str | None,
     device: str | None,
     approve: str | None,
+    ledger_url: str | None,
+    ledger_schema: str | None,
+    ledger_password_file: Path | None,
     output: str,
     **chosen: Any,
 ) -> None:
@@ -86,6 +97,7 @@ def init(
         "listen": parse_address(address),
         "compute": {} if device is None else {"device": device},
         "extractors": {} if approve is None else {"approval": approve},
+        "ledger": _ledger(ledger_url, ledger_schema, ledger_password_file),
     }
     made = homes.create(
         home.path,
@@ -131,6 +143,14 @@ def renew(home: Home, names: tuple[str, ...]) -> None:
     """Makes a new server key and certificate; a running curator takes them after a restart."""
     home.authority.renew_server(names=names or DEFAULT_NAMES)
     click.echo(f"new server certificate for {' '.join(names or DEFAULT_NAMES)}; restart the curator")
+
+
+def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> dict[str, object]:
+    secret = None if password_file is None else str(password_file.resolve())
+    chosen = {"url": url, "schema_name": schema, "password_file": secret}
+    if url is None and any(chosen.values()):
+        raise SettingsError("--ledger-schema and --ledger-password-file need --ledger-url: name the database as well")
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:

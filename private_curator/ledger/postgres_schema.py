@@ -14,6 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from private_curator.ledger.database import LOCK_TIMEOUT_S, Session
+from private_curator.ledger.places import POSTGRES_SCHEMES
 from private_curator.ledger.postgres import LOCK_SPACE, Connection, PostgresDatabase, PostgresSession, translate
 from private_curator.ledger.postgres_tables import MIGRATIONS, layout, migrate, version_of
 from private_curator.ledger.sqlite_file import SqliteFile
@@ -194,13 +195,16 @@ class PostgresSchema:
             raise translate(error, self) from error
 
     def _parameters(self) -> dict[str, Any]:
-        try:
-            return conninfo_to_dict(self.url)
-        except psycopg.ProgrammingError as error:
-            raise SettingsError(
-                f"ledger.url is no URL of PostgreSQL ({' '.join(str(error).split())}); write "
-                "postgresql://user@host:5432/database?sslmode=verify-full"
-            ) from error
+        problem = "it begins with postgresql://"
+        if self.url.startswith(POSTGRES_SCHEMES):
+            try:
+                return conninfo_to_dict(self.url)
+            except psycopg.ProgrammingError as error:
+                problem = " ".join(str(error).split())
+        raise SettingsError(
+            f"ledger.url is no URL of PostgreSQL ({problem}); write "
+            "postgresql://user@host:5432/database?sslmode=verify-full"
+        )
 
     def _connect(self, *, lock_timeout_s: float, hung: str) -> Connection:
         """A connection whose search path is the ledger's schema and whose server keeps what it commits."""
