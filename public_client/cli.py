@@ -20,6 +20,7 @@ _COMMANDS = {
     "epsilon": ("public_client.commands.accounting", "epsilon"),
     "verify": ("public_client.commands.verification", "verify"),
     "train": ("public_client.commands.training", "train"),
+    "evaluate": ("public_client.commands.evaluating", "evaluate"),
     "demo": ("public_client.commands.demonstration", "demo"),
 }
 # The first class that fits decides; docs/exit-codes.md has a section for each code.
