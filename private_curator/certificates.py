@@ -154,15 +154,20 @@ class CertificateAuthority:
         # Nothing but name and key is taken over: extensions that the requester wrote are ignored.
         return self._sign_client(public_key, name=name, days=days)
 
-    def make_client(self, *, name: str, days: float = LEAF_DAYS) -> tuple[ClientCertificate, bytes]:
+    def make_client(self, *, name: str, days: float = LEAF_DAYS, kept: bool = True) -> tuple[ClientCertificate, bytes]:
         """Makes a certificate and its key (PEM), for a first try on one machine.
+
+        Args:
+            name: the client's.
+            days: validity of the certificate.
+            kept: whether a copy goes to the issued ones; off for the health check, which makes one every few seconds.
 
         Raises:
             InvalidValue: the name is not allowed.
         """
         check_client_name(name)
         key = ec.generate_private_key(ec.SECP256R1())
-        return self._sign_client(key.public_key(), name=name, days=days), _key_pem(key)
+        return self._sign_client(key.public_key(), name=name, days=days, kept=kept), _key_pem(key)
 
     def write_credentials(self, issued: ClientCertificate, directory: Path, *, key_pem: bytes | None = None) -> None:
         """Writes a credentials directory: ca.crt, client.crt and, if the curator made it, client.key.
@@ -177,7 +182,9 @@ class CertificateAuthority:
         write_public(directory / CLIENT_CERTIFICATE, issued.pem)
         write_public(directory / CA_CERTIFICATE, (self._directory / CA_CERTIFICATE).read_bytes())
 
-    def _sign_client(self, public_key: ec.EllipticCurvePublicKey, *, name: str, days: float) -> ClientCertificate:
+    def _sign_client(
+        self, public_key: ec.EllipticCurvePublicKey, *, name: str, days: float, kept: bool = True
+    ) -> ClientCertificate:
         authority, authority_key = self._load()
         certificate = (
             _builder(subject=_name(name), issuer=authority.subject, public_key=public_key, days=days)
@@ -193,9 +200,10 @@ class CertificateAuthority:
             expires=certificate.not_valid_after_utc,
             pem=certificate.public_bytes(serialization.Encoding.PEM),
         )
-        copies = self._directory / ISSUED
-        copies.mkdir(exist_ok=True)
-        write_public(copies / f"{issued.fingerprint}.crt", issued.pem)
+        if kept:
+            copies = self._directory / ISSUED
+            copies.mkdir(exist_ok=True)
+            write_public(copies / f"{issued.fingerprint}.crt", issued.pem)
         return issued
 
     def certificate(self) -> x509.Certificate:

@@ -51,12 +51,27 @@ def engine() -> Iterator[str]:
         yield given
         return
     install_missing()
+    with started() as (address, _):
+        yield address
+
+
+@contextmanager
+def started(*, isolated: bool = False) -> Iterator[tuple[str, int]]:
+    """A Docker engine of our own, empty, which ends with all that it holds; its address and its process id.
+
+    Args:
+        isolated: in a network namespace of its own, which nothing leads out of.
+
+    Raises:
+        NoEngine: it does not start.
+    """
     directory = Path(tempfile.mkdtemp(prefix="dpswd-engine-"))
     address = f"unix://{directory}/docker.sock"
     with (directory / "log").open("wb") as log:
         daemon = subprocess.Popen(
             [
-                _program("dockerd"), "--host", address, "--data-root", str(directory / "data"),
+                *(["unshare", "--net"] if isolated else []),
+                str(_program("dockerd")), "--host", address, "--data-root", str(directory / "data"),
                 "--exec-root", str(directory / "exec"), "--pidfile", str(directory / "pid"),
             ],
             stdout=log,
@@ -70,7 +85,7 @@ def engine() -> Iterator[str]:
                 words = (directory / "log").read_text(errors="replace")[-800:]
                 raise NoEngine(f"dockerd did not start here (it needs root, cgroups and iptables): {words}")
             time.sleep(0.2)
-        yield address
+        yield address, daemon.pid
     finally:
         daemon.terminate()
         try:
@@ -114,9 +129,10 @@ def build_images(address: str) -> None:
     base.result()
     wheels.result()
     for target in ("curator", "client"):
-        command = ["build", "--quiet", "--file", "deploy/images/Dockerfile", "--target", target]
+        # Without a network: the wheelhouse and the base image are all that a build may use.
+        command = ["build", "--quiet", "--network", "none", "--file", "deploy/images/Dockerfile", "--target", target]
         command += ["--build-arg", f"BASE_IMAGE={BASE_IMAGE}", "--tag", f"dpswd-{target}:test", "."]
-        _timed(f"{target} image", [_debian_docker(), *command], {**environment, "DOCKER_BUILDKIT": "1"})
+        _timed(f"{target} image", [debian_docker(), *command], {**environment, "DOCKER_BUILDKIT": "1"})
 
 
 def _base_image(client: docker.DockerClient, environment: dict[str, str]) -> None:
@@ -169,7 +185,7 @@ def _wheelhouse_fits() -> bool:
     return True
 
 
-def _debian_docker() -> str:
+def debian_docker() -> str:
     """Debian's client knows BuildKit by itself; others need a plug-in that may be missing."""
     own = Path("/usr/bin/docker")
     return str(own) if own.exists() else str(_program("docker"))

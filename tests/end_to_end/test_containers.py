@@ -87,6 +87,9 @@ def test_a_network_that_is_cut_and_healed_costs_nothing_but_time(more_budget):
 def test_the_health_check_asks_the_running_curator(sites):
     curator = sites.container("curator")
     assert curator.exec_run(["dpswd-curator-health"]).output.decode().strip() == "SERVING"
+    issued = curator.exec_run(["ls", "certificates/issued"]).output.decode().split()
+    clients = json.loads(sites.operator("client", "list", "--format", "json"))
+    assert len(issued) <= len(clients), "the check leaves certificates behind"
     lonely = sites.docker.containers.run(
         CURATOR, [], entrypoint=["dpswd-curator-health"], detach=True, network_mode="none", read_only=True
     )
