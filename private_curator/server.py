@@ -117,7 +117,10 @@ class CuratorServer:
                     crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
                 )
             )
-            self._watch = Watch(home, settings, ledger=self._ledger, service=SERVICE_NAME)
+            engine = self._engine
+            self._watch = Watch(
+                home, settings, ledger=self._ledger, service=SERVICE_NAME, restarts=lambda: engine.restarts
+            )
             self._health = health.HealthServicer()
             self._started = False
             self._server = self._make_server(service)

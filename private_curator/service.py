@@ -40,6 +40,9 @@ from shared.protocol.messages import RunParameters
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
 
+OK = "OK"
+"""The outcome of a request that was answered."""
+
 _Reply = TypeVar("_Reply", bound=Message)
 
 _log = logging.getLogger(__name__)
@@ -146,7 +149,10 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         """Runs one handler for the authenticated caller; every error leaves through here and only here."""
         paced = self._parts.pacer.paced() if operation in _STEPS else contextlib.nullcontext()
         with paced:
-            reply, refusal = self._outcome(context, operation, handler, request)
+            reply, refusal, caller, outcome = self._outcome(context, operation, handler, request)
+        # After the wait: the time of a line in the log tells no more than that of the reply.
+        fields = {"operation": operation, "client": caller, "outcome": outcome}
+        _log.info("%s for %s: %s", operation, caller or "nobody", outcome, extra=fields)
         if refusal is None:
             assert reply is not None
             return reply
@@ -160,8 +166,8 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         operation: str,
         handler: Callable[[Principal, Message], _Reply],
         request: Message,
-    ) -> tuple[_Reply | None, status_pb2.Status | None]:
-        """The handler's reply, or the refusal that it comes to."""
+    ) -> tuple[_Reply | None, status_pb2.Status | None, str, str]:
+        """The handler's reply or the refusal that it comes to, the caller's name, and OK or the refusal's reason."""
         parts = self._parts
         caller = ""
         try:
@@ -180,13 +186,8 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
                 number = parts.incidents.record(error, operation=operation, client=caller)
                 refusal, outcome = status.incident(number), "INTERNAL"
         else:
-            _log.info(
-                "%s for %s: OK", operation, caller, extra={"operation": operation, "client": caller, "outcome": "OK"}
-            )
-            return reply, None
-        fields = {"operation": operation, "client": caller, "outcome": outcome}
-        _log.info("%s for %s: %s", operation, caller or "nobody", outcome, extra=fields)
-        return None, refusal
+            return reply, None, caller, OK
+        return None, refusal, caller, outcome
 
     # -- handlers -------------------------------------------------------------------------------------------------
 

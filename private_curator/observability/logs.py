@@ -17,7 +17,7 @@ from typing import TextIO
 from private_curator.settings import LogSettings
 
 FIELDS = (
-    "time",  # UTC, ISO 8601, milliseconds
+    "time",  # UTC, ISO 8601, whole seconds: when exactly a step failed would be the records'
     "level",  # INFO, WARNING, ERROR
     "logger",  # the module
     "message",  # a constant text with public values; for a library's message the place where it was logged
@@ -35,7 +35,7 @@ OURS = ("private_curator", "shared")
 
 def fields_of(record: logging.LogRecord) -> dict[str, str]:
     """The allowed fields of one record."""
-    time = dt.datetime.fromtimestamp(record.created, tz=dt.UTC).isoformat(timespec="milliseconds")
+    time = dt.datetime.fromtimestamp(record.created, tz=dt.UTC).isoformat(timespec="seconds")
     found = {
         "time": time.replace("+00:00", "Z"),
         "level": record.levelname,

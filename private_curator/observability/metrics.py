@@ -11,7 +11,7 @@ import datetime as dt
 import logging
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Protocol
 
 from cryptography import x509
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from private_curator.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, write_public
@@ -61,7 +61,9 @@ CATALOGUE: dict[str, Described] = {
     "dpswd_request_seconds": Described(
         "histogram", ("operation",), "Seconds to the reply of an RPC, its padding included, rounded up to 0.25."
     ),
-    "dpswd_worker_restarts_total": Described("counter", (), "Restarts of the process that computes steps."),
+    "dpswd_worker_restarts_total": Described(
+        "counter", (), "Extraction workers that were ended and replaced since the start."
+    ),
     "dpswd_ledger_up": Described("gauge", (), "1 while the ledger can be read; else the figures from it are missing."),
     "dpswd_data_set_state": Described("gauge", ("state",), "1 for the present state: open, frozen or ended."),
     "dpswd_budget_epsilon": Described("gauge", ("scope", "client"), "Epsilon of the budget."),
@@ -96,9 +98,10 @@ class Metrics:
     Args:
         home: the curator's directory.
         ledger: budgets and runs.
+        restarts: how many extraction workers were replaced since the start.
     """
 
-    def __init__(self, home: Home, ledger: Books) -> None:
+    def __init__(self, home: Home, ledger: Books, *, restarts: Callable[[], int] = lambda: 0) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self._requests = Counter(
             "dpswd_requests", _help("dpswd_requests_total"), ["operation", "outcome"], registry=self.registry
@@ -110,8 +113,7 @@ class Metrics:
             buckets=BUCKETS_S,
             registry=self.registry,
         )
-        self._restarts = Counter("dpswd_worker_restarts", _help("dpswd_worker_restarts_total"), registry=self.registry)
-        self.registry.register(_AtRest(home, ledger))
+        self.registry.register(_AtRest(home, ledger, restarts))
 
     def answered(self, operation: str, outcome: str, seconds: float) -> None:
         """Counts one request.
@@ -123,10 +125,6 @@ class Metrics:
         """
         self._requests.labels(operation, outcome).inc()
         self._seconds.labels(operation).observe(seconds)
-
-    def worker_restarted(self) -> None:
-        """Counts a restart of the process that computes steps."""
-        self._restarts.inc()
 
 
 class MetricsServer:
@@ -166,7 +164,8 @@ class MetricsServer:
 class _AtRest:
     """What stands in the ledger and the home directory."""
 
-    def __init__(self, home: Home, ledger: Books) -> None:
+    def __init__(self, home: Home, ledger: Books, restarts: Callable[[], int]) -> None:
+        self._restarts = restarts
         self._home = home
         self._ledger = ledger
         self._lock = threading.Lock()
@@ -183,6 +182,8 @@ class _AtRest:
             yield _gauge("dpswd_ledger_up", [((), status is not None)])
             if status is not None:
                 yield from _ledger_figures(status)
+            name = "dpswd_worker_restarts_total"
+            yield CounterMetricFamily(name, _help(name), value=self._restarts())
             yield _gauge("dpswd_incidents", [((), len(IncidentBook(self._home.incidents).all()))])
             yield _gauge("dpswd_certificate_expiry_timestamp_seconds", list(_expiries(self._home)))
             yield _gauge("dpswd_disk_free_bytes", [((), shutil.disk_usage(self._home.path).free)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from private_curator.home import Home
 from private_curator.observability.metrics import Books, Metrics, MetricsServer
 from private_curator.observability.requests import RequestWatch
@@ -17,13 +19,22 @@ class Watch:
         settings: whether there are metrics and traces, and where.
         ledger: budgets and runs.
         service: the full name of the gRPC service.
+        restarts: how many extraction workers were replaced since the start.
 
     Raises:
         SettingsError: tracing is wanted and not installed.
     """
 
-    def __init__(self, home: Home, settings: CuratorSettings, *, ledger: Books, service: str) -> None:
-        self.metrics = Metrics(home, ledger)
+    def __init__(
+        self,
+        home: Home,
+        settings: CuratorSettings,
+        *,
+        ledger: Books,
+        service: str,
+        restarts: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.metrics = Metrics(home, ledger, restarts=restarts)
         self._home = home
         self._settings = settings
         self._tracing = Tracing(settings.tracing) if settings.tracing.endpoint is not None else None

@@ -34,6 +34,11 @@ class LocalEngine:
         self._built: OrderedDict[str, Extractor] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def restarts(self) -> int:
+        """See `sessions.Engine`; there is nothing that could be restarted."""
+        return 0
+
     @contextmanager
     def session(self, source: ExtractorSource) -> Iterator[Session]:
         """See `sessions.Engine`."""

@@ -34,6 +34,7 @@ class _Place:
         self.worker = WorkerProcess(settings)
         self.arena: Arena | None = None
         self.attached = False  # whether the worker has mapped the arena
+        self.restarts = 0
 
     def ensure(self) -> WorkerProcess:
         """A worker that lives and is ready."""
@@ -47,6 +48,7 @@ class _Place:
         self.worker.kill()
         self.drop_arena()
         self.worker = WorkerProcess(self._settings)
+        self.restarts += 1
 
     def room(self, size: int) -> Arena:
         """Shared memory of at least this many bytes."""
@@ -135,6 +137,11 @@ class WorkerPool:
         for place in (*self._places, self._uploads):
             if place is not None:
                 place.close()
+
+    @property
+    def restarts(self) -> int:
+        """See `sessions.Engine`."""
+        return sum(place.restarts for place in (*self._places, self._uploads) if place is not None)
 
     @property
     def pids(self) -> list[int]:

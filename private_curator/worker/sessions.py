@@ -85,5 +85,9 @@ class Engine(Protocol):
             ExtractionStopped: a limit was reached.
         """
 
+    @property
+    def restarts(self) -> int:
+        """How many workers were ended and replaced since the start."""
+
     def close(self) -> None:
         """Ends every worker. Idempotent."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -23,7 +26,7 @@ CANARY = 987654.25  # stands in every record; must stand in no log, metric or sp
 
 
 class Watched:
-    """A curator in this process after a session: a run with steps, a refusal of each kind, and an incident."""
+    """A curator in this process after a session: a run, two refusals, an incident, and a worker that died."""
 
     def __init__(self, directory) -> None:
         records = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
@@ -85,6 +88,15 @@ class Watched:
             client.send(pending)
         self.failing = False
         client.send(pending)
+        self._kill_worker()
+        client.release_quantiles(run)
+
+    def _kill_worker(self) -> None:
+        """The extraction worker dies between two steps; the next one finds a fresh one."""
+        engine = self.server._engine
+        os.kill(engine.pids[0], signal.SIGKILL)
+        while engine._places[0].worker.alive:
+            time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")
