@@ -76,6 +76,7 @@ class Federation:
         credentials: str | Path | Mapping[str, str | Path],
         weights: Mapping[str, float] | None = None,
         run_directory: str | Path | None = None,
+        server_names: Mapping[str, str | None] | None = None,
         **options: Any,
     ) -> Federation:
         """Connects to all sites in parallel; one that does not answer is left out, with a warning.
@@ -85,6 +86,7 @@ class Federation:
             credentials: of each by name; or one directory with a folder for each name.
             weights: see the class.
             run_directory: each site's receipts go to ``sites/NAME`` below it.
+            server_names: the name in a curator's certificate, where it differs from its address.
             **options: of `Curator.connect`, the same for all.
 
         Raises:
@@ -103,7 +105,11 @@ class Federation:
 
         def one(name: str) -> Curator:
             directory = None if run_directory is None else Path(run_directory) / "sites" / name
-            return Curator.connect(addresses[name], credentials=where[name], **{"run_directory": directory, **options})
+            return Curator.connect(
+                addresses[name],
+                credentials=where[name],
+                **{"run_directory": directory, "server_name": (server_names or {}).get(name), **options},
+            )
 
         connected, lost = _in_parallel(list(addresses), one)
         if not connected:
