@@ -38,9 +38,11 @@ from public_client.sites import ALONE, Group, Model, Site, reports, train_groups
 from public_client.source import Batches, collect, count_batches, train_source
 from public_client.ways import WAYS
 from shared.errors import BudgetExhausted, InvalidValue, SettingsError
+from shared.source_statistics import SourceStatistics
 
 _SOURCE_UPDATES = 1500  # source-only training is long enough after about as many, whatever the data set's size
 _MOST_EPOCHS = 40
+_SUMMED_UP = 2048  # source records in the saved model's statistics
 
 
 class DomainAdaptation:
@@ -93,6 +95,7 @@ class DomainAdaptation:
             raise SettingsError(f"the sites' plans train different parameters ({', '.join(sorted(ways))}); plan alike")
         self.shared = shared or ways == {"all"}
         self.sites = self._fresh_sites(None)
+        self._source: Batches | None = None
 
     @property
     def plan(self) -> Plan:
@@ -139,6 +142,7 @@ class DomainAdaptation:
             ProtocolError: no site is left.
         """
         torch.manual_seed(self.seed)
+        self._source = source_loader
         store = Checkpoint(Path(checkpoint)) if checkpoint is not None else None
         before = {name: site.model for name, site in self.sites.items()}
         self.sites = self._fresh_sites(store)
@@ -216,8 +220,20 @@ class DomainAdaptation:
                 classifier=model.classifier,
                 record_shape=one.curator.describe().record_shape,
                 plan=one.plan,
+                statistics=self._statistics(model),
             )
         return list(named)
+
+    def _statistics(self, model: Model) -> SourceStatistics | None:
+        """Of the public source as the saved model's classifier should see it, for the hospital's drift report."""
+        if self._source is None:
+            return None
+        source = collect(self._source, most=_SUMMED_UP)
+        # An adapter stands before records of the target alone: the source goes through the extractor as it was.
+        extractor = self.extractor if self.plan.parameters == "adapters" else model.extractor
+        features = evaluation.features(extractor, source.images.to(self.device))
+        with torch.no_grad():
+            return SourceStatistics.of(source.images, features, model.classifier(features))
 
     @property
     def _first(self) -> Site:

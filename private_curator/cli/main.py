@@ -9,6 +9,7 @@ import click
 
 from private_curator import home as homes
 from private_curator.certificates import DEFAULT_NAMES
+from private_curator.cli.apply import apply
 from private_curator.cli.budgets import budget
 from private_curator.cli.certs import cert
 from private_curator.cli.clients import client
@@ -162,7 +163,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
         raise SettingsError(f"--record-shape is {text!r}; write numbers with commas, for example 1,28,28") from error
 
 
-for command in (cert, client, budget, extractor, ledger, records, run, incidents, serve, settings, preflight):
+for command in (cert, client, budget, extractor, ledger, records, run, incidents, serve, settings, preflight, apply):
     main.add_command(command)
 
 __all__ = ["main"]
