@@ -14,8 +14,10 @@ from private_curator.home import Home
 from private_curator.incidents import IncidentBook
 from private_curator.ledger import Ledger
 from private_curator.ledger.audit import verify_file
+from private_curator.ledger.backup import move as move_ledger
 from private_curator.ledger.backup import restore as restore_backup
 from private_curator.ledger.renyi import RenyiAccounting
+from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.witness import Witness
 from shared.errors import GrantNotHeld, SettingsError
 from shared.ledger_view import write_view
@@ -94,6 +96,17 @@ def restore(backup_file: Path, home: Home, receipts: Path | None, accept_loss: s
     )
     home.ledger_witness.unlink(missing_ok=True)  # what it noted is in the ledger, or was accepted as forgotten
     click.echo("restored; nothing was forgotten" if loss is None else f"restored with a loss: {loss}")
+
+
+@ledger.command("move")
+@home_option
+def move(home: Home) -> None:
+    """Moves the file ledger.db into the database that ledger.url names; stop the curator first."""
+    place = home.ledger_place()
+    if isinstance(place, SqliteFile):
+        raise SettingsError("ledger.url names no database; write it into curator.toml, then move the ledger there")
+    moved = move_ledger(SqliteFile(home.ledger), place, key=home.read_ledger_key(), accounting=RenyiAccounting())
+    click.echo(f"the ledger stands in {place}; its file is kept as {moved}")
 
 
 @ledger.command("export")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_curator.ledger.accounting import Accounting
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.budget import Books
-from private_curator.ledger.database import Database, Place, Session
+from private_curator.ledger.database import LOCK_TIMEOUT_S, Database, Place, Session
 from private_curator.ledger.kinds import Kind
 from private_curator.ledger.places import as_place
 from private_curator.ledger.sqlite import sync
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.store import Transaction, no_checkpoint, read_entries, utc_now
+from private_curator.ledger.sqlite_file import SqliteFile, remove
+from private_curator.ledger.store import Clock, Transaction, no_checkpoint, read_entries, utc_now
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerError, LedgerUnavailable, RestoreRefused
 from shared.receipts import SignedEntry, check_chain
 
@@ -62,7 +61,7 @@ def restore(
     accounting: Accounting,
     receipts: Iterable[SignedEntry] = (),
     accept_loss: str | None = None,
-    clock: Callable[[], datetime] = utc_now,
+    clock: Clock = utc_now,
 ) -> Loss | None:
     """Puts a backup in the place of a ledger. The replaced ledger stays beside it, under another name.
 
@@ -95,15 +94,50 @@ def restore(
         if loss is not None and accept_loss is None:
             raise RestoreRefused(f"restoring {source} is refused: {loss}; stop, or accept the loss in writing")
         payload = _restored(loss, accept_loss)
-
-        def log(session: Session) -> None:
-            """The restored ledger's first new entry says that it was restored, and what that forgot."""
-            Transaction(
-                session, Books(accounting), key=key, clock=clock, checkpoint=no_checkpoint, operation="restore"
-            ).append(Kind.RESTORED, payload)
-
-        target.replace(source.path, log)
+        target.replace(source.path, _log_restored(payload, key=key, accounting=accounting, clock=clock))
     return loss
+
+
+def move(
+    source: SqliteFile, into: Place, *, key: Ed25519PrivateKey, accounting: Accounting, clock: Clock = utc_now
+) -> Path:
+    """Moves a ledger from a file into another place. Nothing can be forgotten: nobody charges either one meanwhile.
+
+    Args:
+        source: the ledger's file.
+        into: a place in which nothing stands.
+        key: the ledger's own key.
+        accounting: prices the runs anew while the file is verified.
+        clock: tells the time that the new entry states.
+
+    Returns:
+        The file's new name. Two ledgers of one data set would let its budget be spent twice.
+
+    Raises:
+        LedgerCorrupt: the file does not verify.
+        LedgerUnavailable: a curator serves the ledger now, or something stands in the new place.
+    """
+    with source.alone(), into.alone():
+        if into.exists():
+            raise LedgerUnavailable(f"{into} exists already: a ledger is moved to an empty place only")
+        report = verify_file(source, public_key=key.public_key().public_bytes_raw(), accounting=accounting)
+        if not report.ok:
+            raise LedgerCorrupt(f"{source} does not verify: {report.findings[0].text}")
+        whole, moved = (source.path.with_name(f"{source.path.name}.{suffix}") for suffix in ("moving", "moved"))
+        if moved.exists():
+            raise LedgerUnavailable(f"{moved} exists already; keep it elsewhere first")
+        database = source.open(lock_timeout_s=LOCK_TIMEOUT_S)
+        try:
+            write_backup(database, whole)
+        finally:
+            database.close()
+        try:
+            into.replace(whole, _log_restored(_restored(None, None), key=key, accounting=accounting, clock=clock))
+        finally:
+            remove(whole)
+        source.path.rename(moved)
+        sync(moved.parent)
+        return moved
 
 
 def compare(backup: Place, present: Place, *, receipts: Iterable[SignedEntry], public_key: bytes) -> Loss | None:
@@ -163,6 +197,19 @@ def write_backup(database: Database, destination: Path) -> None:
 def _entries(place: Place) -> list[SignedEntry]:
     with place.reading() as session:
         return list(read_entries(session))
+
+
+def _log_restored(
+    payload: dict[str, Any], *, key: Ed25519PrivateKey, accounting: Accounting, clock: Clock
+) -> Callable[[Session], None]:
+    """Writes the restored ledger's first new entry: that it was restored, and what that forgot."""
+
+    def log(session: Session) -> None:
+        Transaction(
+            session, Books(accounting), key=key, clock=clock, checkpoint=no_checkpoint, operation="restore"
+        ).append(Kind.RESTORED, payload)
+
+    return log
 
 
 def _restored(loss: Loss | None, accept_loss: str | None) -> dict[str, Any]:

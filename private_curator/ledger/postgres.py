@@ -72,15 +72,18 @@ def translate(error: psycopg.Error, place: object, *, committing: bool = False) 
         that fails, a table that is missing, a page that cannot be read.
     """
     state = error.sqlstate
-    if state is None and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        state = "08"
-    reason = None if state is None else _TRANSIENT.get(state, _TRANSIENT.get(state[:2]))
+    if state is not None:
+        reason = _TRANSIENT.get(state, _TRANSIENT.get(state[:2]))
+    else:
+        lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        reason = "there is no connection, and the log says why" if lost else None
     if reason is None:
         return LedgerCorrupt(f"the ledger in {place} is damaged: {type(error).__name__}, SQLSTATE {state}")
     # The server's own words may name hosts and users, and a client of the curator would read them.
-    _log.warning("PostgreSQL: %s (SQLSTATE %s)", " ".join(str(error).split()), state)
+    _log.warning("PostgreSQL: %s (SQLSTATE %s)", " ".join(str(error).split()), state or "none")
     spent = "repeat the request with its id" if committing else "nothing was spent"
-    return LedgerUnavailable(f"the ledger in {place} cannot be used: {reason} (SQLSTATE {state}); {spent}")
+    code = "" if state is None else f" (SQLSTATE {state})"
+    return LedgerUnavailable(f"the ledger in {place} cannot be used: {reason}{code}; {spent}")
 
 
 class PostgresSession:

@@ -57,7 +57,7 @@ class SqliteFile:
                 os.link(draft, path)
                 sync(path.parent)
             finally:
-                _remove(draft)
+                remove(draft)
         except FileExistsError as error:
             raise LedgerUnavailable(f"{path} exists already; open it, or choose another place") from error
         except OSError as error:
@@ -110,7 +110,7 @@ class SqliteFile:
         except OSError as error:
             raise LedgerUnavailable(f"the backup could not be restored: {error}") from error
         finally:
-            _remove(draft)
+            remove(draft)
 
     def _read_only(self) -> sqlite3.Connection:
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
@@ -154,6 +154,7 @@ def _keep(into: Path) -> None:
             rest.rename(replaced.with_name(replaced.name + suffix))
 
 
-def _remove(draft: Path) -> None:
+def remove(draft: Path) -> None:
+    """Deletes a ledger's file that was never one, and what SQLite and the locks left beside it."""
     for suffix in _COMPANIONS:
         draft.with_name(draft.name + suffix).unlink(missing_ok=True)

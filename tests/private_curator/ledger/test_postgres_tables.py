@@ -8,7 +8,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger import Ledger, StepGranted, restore, verify_file
+from private_curator.ledger import Ledger, StepGranted, move, restore, verify_file
+from private_curator.ledger.sqlite_file import SqliteFile
 from shared.errors import LedgerCorrupt, LedgerUnavailable, RequestInProgress
 from shared.receipts import Tampering
 
@@ -140,3 +141,50 @@ class TestFormats:
         with Ledger.open(place, key=key, accounting=ToyAccounting()) as again:
             assert again.status() == before
         assert not dataclasses.replace(place, schema=f"{place.schema}_replaced_1").exists()
+
+
+class TestMove:
+    """From a file to replicas: the old file must not be spent from as well."""
+
+    @pytest.fixture
+    def file(self, path, key, open_run, answer):
+        with Ledger.create(path, key=key, records=100, budget=ToyBudget(1.0), accounting=ToyAccounting()) as ledger:
+            ledger.add_client("alice", "a" * 64)
+            answer(ledger, open_run(ledger), "step")
+        return SqliteFile(path)
+
+    def test_takes_everything_along_and_leaves_no_second_ledger(self, file, place, key, path):
+        with Ledger.open(path, key=key, accounting=ToyAccounting()) as before:
+            status, receipts = before.status(), list(before.history())
+        moved = move(file, place, key=key, accounting=ToyAccounting())
+        with pytest.raises(LedgerUnavailable, match="no ledger"):
+            Ledger.open(path, key=key, accounting=ToyAccounting())
+        with Ledger.open(place, key=key, accounting=ToyAccounting()) as after:
+            assert after.verify(receipts=receipts).ok
+            assert after.status().data_set == status.data_set
+            assert after.head().payload == {
+                "accepted": None, "forgotten": [], "forgotten_entries": 0, "forgotten_runs": [], "unknown": "",
+            }  # fmt: skip
+        left = {entry.name for entry in path.parent.iterdir()}
+        assert left == {"ledger.sqlite.moved", "ledger.sqlite.lock", "ledger.sqlite.serving"}
+        assert verify_file(moved, public_key=key.public_key().public_bytes_raw(), accounting=ToyAccounting()).ok
+
+    def test_not_below_a_curator(self, file, place, key, path):
+        with Ledger.open(path, key=key, accounting=ToyAccounting()) as serving:
+            serving.serve()
+            with pytest.raises(LedgerUnavailable, match="serves"):
+                move(file, place, key=key, accounting=ToyAccounting())
+        assert not place.exists()
+
+    def test_not_onto_another_ledger(self, file, place, key, ledger):
+        before = ledger.status()
+        with pytest.raises(LedgerUnavailable, match="exists already"):
+            move(file, place, key=key, accounting=ToyAccounting())
+        assert ledger.status() == before
+        assert file.exists()
+
+    def test_not_a_damaged_ledger(self, file, place, path):
+        with pytest.raises(LedgerCorrupt, match="does not verify"):
+            move(file, place, key=Ed25519PrivateKey.generate(), accounting=ToyAccounting())
+        assert file.exists()
+        assert not place.exists()
