@@ -120,9 +120,20 @@ def call(
         except grpc.RpcError as failure:
             error = from_rpc_error(failure)
             if not isinstance(error, _RETRYABLE) or clock() + wait_s - begun > patience.total_s:
-                raise error from failure
+                raise _with_advice(error) from failure
         else:
             assert isinstance(reply, reply_type)
             return reply
         pause(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries, guards nothing
         wait_s = min(2 * wait_s, patience.longest_pause_s)
+
+
+def _with_advice(error: errors.DpswdError) -> errors.DpswdError:
+    """GRPC's own words for a connection that was never made, with what to look at."""
+    words = str(error)
+    if type(error) is not errors.CuratorUnavailable or not words.startswith("UNAVAILABLE:"):
+        return error
+    return errors.CuratorUnavailable(
+        f"{words}; the curator does not run, its TCP port cannot be reached, or the TLS handshake was refused "
+        "(client.crt expired, or another authority's): `dpswd-client describe` looks for the cause"
+    )

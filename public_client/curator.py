@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from public_client.connection import Patience, call, open_channel
 from public_client.description import Description
+from public_client.diagnosis import explain
 from public_client.exchange import Quote, Run, UploadedExtractor, new_request_id, quote_from
 from public_client.receipts import (
     LEDGER_KEY_FILE,
@@ -103,8 +104,8 @@ class Curator(StepRequests):
         except CuratorUnavailable as error:
             curator.close()
             raise CuratorUnavailable(
-                f"no curator answers at {address} with these credentials ({error}); check that it runs "
-                "(dpswd-curator serve), the host and port, and that ca.crt is its own authority"
+                f"no curator answers at {address} with these credentials: "
+                f"{explain(address, credentials=Path(credentials), server_name=server_name)} ({error})"
             ) from error
         except BaseException:
             curator.close()
