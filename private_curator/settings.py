@@ -158,12 +158,14 @@ class ComputeSettings(_Section):
     worker_seconds: float = Field(
         default=300.0,
         gt=0,
+        json_schema_extra={"unit": "seconds"},
         description="Seconds that a worker may take for a sample's features, or for their gradients, before it is "
         "ended. Runs whose steps take more than half of it on synthetic records are refused before they are charged.",
     )
     worker_memory_bytes: int = Field(
         default=4096 * _MEBIBYTE,
         ge=32 * _MEBIBYTE,
+        json_schema_extra={"unit": "bytes"},
         description="Bytes that a worker may allocate beyond what it needs to start (on a GPU, also of its memory).",
     )
 
@@ -246,10 +248,12 @@ class LimitSettings(_Section):
     client_requests: int = Field(
         default=4,
         ge=1,
+        json_schema_extra={"unit": "requests"},
         description="Requests that one client may have under way; never more than half of compute.request_threads.",
     )
     reply_quantum_ms: Literal["auto"] | Annotated[float, Field(ge=0, le=600_000)] = Field(
         default="auto",
+        json_schema_extra={"unit": "milliseconds", "allowed": "auto, or 0 to 600000"},
         description="Replies to charged requests leave at multiples of so many milliseconds after they came, so that "
         "their time tells nothing of a record; auto: 50, or one and a half times a step on synthetic records; 0: at "
         "once.",

@@ -21,6 +21,7 @@ _COMMANDS = {
     "verify": ("public_client.commands.verification", "verify"),
     "train": ("public_client.commands.training", "train"),
     "evaluate": ("public_client.commands.evaluating", "evaluate"),
+    "settings": ("public_client.commands.configuring", "settings"),
     "demo": ("public_client.commands.demonstration", "demo"),
 }
 # The first class that fits decides; docs/exit-codes.md has a section for each code.

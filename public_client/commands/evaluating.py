@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from public_client.commands.options import curator_options, echo_json, format_option
+from public_client.commands.options import connect, curator_options, echo_json, format_option
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -51,10 +51,9 @@ def evaluate(
     """
     from public_client import private_evaluation
     from public_client.adapted import load_adapted
-    from public_client.curator import Curator
 
     loaded = load_adapted(model, device="cpu")
-    with Curator.connect(address, credentials=credentials, run_directory=directory) as curator:
+    with connect(address, credentials, run_directory=directory) as curator:
         plan = curator.plan_evaluation(epsilon=epsilon, confusion=confusion, bins=bins)
         if price:
             quoted = private_evaluation.quoted(curator, loaded, plan)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,9 @@ def test_every_setting_is_explained(home):
 def test_every_number_that_counts_something_has_a_unit():
     ports = {"listen.port", "metrics.port", "records.classes"}
     for row in settings_of(settings.CuratorSettings):
-        if row.allowed[:1].isdigit() and not row.allowed.endswith("characters") and row.name not in ports:
-            assert row.unit or row.allowed == "1 character", row.name
+        number = re.match(r"[0-9]|at least|at most|more than|auto, or", row.allowed)
+        if number and "character" not in row.allowed and row.name not in ports:
+            assert row.unit, row.name
 
 
 def test_a_value_may_stand_in_a_file(home, tmp_path, monkeypatch):
