@@ -27,9 +27,10 @@ from torch.nn import functional
 from public_client.alignment import Alignment
 from public_client.checkpoint import Checkpoint
 from public_client.datasets import Labelled
+from public_client.evidence import Widths, widths
 from public_client.misfit import Misfit
 from public_client.progress import Reporter
-from public_client.views import View, view_for
+from public_client.views import FeatureView, View, view_for
 from shared.protocol.messages import StepRelease
 
 MOST_RECORDS = 20_000  # source records that are kept for fitting and tuning
@@ -117,13 +118,37 @@ class _Posterior:
         self.classes = int(source.labels.max()) + 1
         self.values = misfit.values * len(misfit)
         self._scored = torch.randperm(len(source), generator=generator)
+        self.class_width = _CLASS_WIDTH
+        self.least_variance = 1.0
+
+    def learn_widths(self, view: FeatureView) -> None:
+        """Sets the widths of the view's priors and of the classes' to the most probable ones."""
+        found = self._widths(view)
+        view.factors.copy_(torch.tensor(found.factors[:2]))
+        self.class_width = _CLASS_WIDTH * found.factors[2]
+        self.least_variance = found.variance
+
+    def _widths(self, view: FeatureView) -> Widths:
+        chosen = self._scored[: 4 * _SCORED]
+        labels = self._source.labels[chosen]
+        with torch.no_grad():
+            features = self._extractor(self._source.images[chosen])
+        d = features.shape[1]
+
+        def residuals(parameters: Tensor) -> Tensor:
+            gain, bias, log_weights = parameters[:d], parameters[d : 2 * d], _CLASS_WIDTH * parameters[2 * d :]
+            seen, weights = view.see(features, gain, bias), torch.exp(log_weights)[labels]
+            numbers = range(min(len(self._misfit), 8))
+            return torch.cat([self._misfit.residuals(seen, weights, number).flatten() for number in numbers])
+
+        return widths(residuals, (d, d, self.classes), features)
 
     def residuals(self, view: View, log_weights: Tensor, chosen: Tensor, number: int) -> Tensor:
         features = view(self._extractor, self._source.images[chosen])
         return self._misfit.residuals(features, torch.exp(log_weights)[self._source.labels[chosen]], number)
 
     def penalty(self, view: View, log_weights: Tensor) -> Tensor:
-        return view.penalty() + 0.5 * (log_weights / _CLASS_WIDTH).square().sum()
+        return view.penalty() + 0.5 * (log_weights / self.class_width).square().sum()
 
     def loss(self, view: View, log_weights: Tensor, step: int, variance: float) -> Tensor:
         """One step's loss, a release alone standing for all of them.
@@ -185,6 +210,8 @@ def find_view(
     with torch.no_grad():
         features = extractor(source.images[: 4 * _SCORED])
     identity = view_for(source.images, features)
+    if isinstance(identity, FeatureView):
+        posterior.learn_widths(identity)
     views = [identity, *identity.candidates(CANDIDATES, generator)]
     starts = [_Start(view, torch.zeros(posterior.classes).to(features)) for view in views]
     variance = _rank(starts, posterior, _SCORED)
@@ -204,7 +231,7 @@ def _rank(starts: list[_Start], posterior: _Posterior, records: int) -> float:
     and otherwise what is left, so that a wrong model does not make the prior worthless.
     """
     squares = [posterior.square(start.view, start.log_weights, records) for start in starts]
-    variance = max(1.0, min(squares))
+    variance = max(posterior.least_variance, min(squares))
     with torch.no_grad():
         scores = [
             square * posterior.values / (2 * variance) + float(posterior.penalty(start.view, start.log_weights))

@@ -143,14 +143,17 @@ class FeatureView(View):
     Attributes:
         log_gain: (d,), in units of its prior's width.
         bias: (d,), in units of its prior's width.
+        factors: (2,), the priors' widths over the usual ones; `evidence` learns them from the releases.
     """
 
     tunes_extractor = False
     spread: Tensor
+    factors: Tensor
 
     def __init__(self, spread: Tensor) -> None:
         super().__init__()
         self.register_buffer("spread", spread.detach().clone())
+        self.register_buffer("factors", torch.ones(2).to(spread))
         self.log_gain = nn.Parameter(torch.zeros_like(self.spread))
         self.bias = nn.Parameter(torch.zeros_like(self.spread))
 
@@ -163,8 +166,11 @@ class FeatureView(View):
         """Features (m, d) of records (m, ...); they are not varied."""
         with torch.no_grad():
             features = extractor(records)
-        seen: Tensor = features * torch.exp(_FEATURE_GAIN * self.log_gain) + _FEATURE_BIAS * self.bias * self.spread
-        return seen
+        return self.see(features, self.log_gain * self.factors[0], self.bias * self.factors[1])
+
+    def see(self, features: Tensor, log_gain: Tensor, bias: Tensor) -> Tensor:
+        """Features (m, d) to the same, by gains and biases (d,) in units of their usual widths."""
+        return features * torch.exp(_FEATURE_GAIN * log_gain) + _FEATURE_BIAS * bias * self.spread
 
     def penalty(self) -> Tensor:
         """See `View.penalty`."""

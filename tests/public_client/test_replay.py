@@ -11,6 +11,7 @@ from torch import nn
 from public_client import replay
 from public_client.augmentation import Variation, Warps, draw_variation
 from public_client.datasets import Labelled
+from public_client.evidence import widths
 from public_client.misfit import Misfit, weighted_coefficients
 from public_client.progress import reporting
 from public_client.views import FeatureView, ImageView, MixedViews, background_of, view_for
@@ -201,3 +202,30 @@ def test_warps_stay_within_their_bounds_and_include_both_signs():
     assert float(drawn[:, :, 2].abs().max()) <= 0.2
     assert float(drawn[:, :, 2].min()) < -0.15
     assert float(drawn[:, :, 2].max()) > 0.15
+
+
+def test_widths_follow_what_the_release_shows():
+    """Biases that are there keep their width; gains that are not there lose it, so noise does not become gains."""
+    generator = torch.Generator().manual_seed(0)
+    records = torch.randn(400, 6, generator=generator)
+    source = Labelled(records, torch.randint(2, (400,), generator=generator))
+    moved = records + 0.8 * torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    view = fitted(source, misfit_of(moved, records, sigma=0.4), rate=0.1).view
+    assert isinstance(view, FeatureView)
+    assert float(view.factors[1]) > 0.6
+    assert float(view.factors[0]) < 0.4
+    seen = view(nn.Identity(), records).detach()
+    torch.testing.assert_close(seen.mean(dim=0), moved.mean(dim=0), rtol=0.0, atol=0.3)
+    torch.testing.assert_close(seen.std(dim=0), records.std(dim=0), rtol=0.1, atol=0.0)
+
+
+def test_widths_of_a_linear_gaussian_model_are_the_known_ones():
+    """r(t) = J t - J t0 with t0 of deviation 2 in one group and 0 in the other; 30 + 30 parameters, unit noise."""
+    generator = torch.Generator().manual_seed(1)
+    J = torch.randn(500, 60, generator=generator)
+    truth = torch.cat((2.0 * torch.randn(30, generator=generator), torch.zeros(30)))
+    noise = torch.randn(500, generator=generator)
+    found = widths(lambda t: J @ (t - truth) + noise, (30, 30), J)
+    assert found.factors[0] == pytest.approx(2.0, rel=0.35)
+    assert found.factors[1] < 0.1
+    assert found.variance == pytest.approx(1.0, rel=0.25)
