@@ -57,10 +57,21 @@ def main() -> None:
 @click.option(
     "--approve", type=click.Choice(["any", "listed"]), default=None, help="Extractors that run.  [default: any]"
 )
-@click.option("--ledger-url", default=None, help="PostgreSQL for the ledger.  [default: the file HOME/ledger.db]")
-@click.option("--ledger-schema", default=None, help="The ledger's own schema in that database.  [default: dpswd]")
+@click.option(
+    "--ledger-url",
+    default=None,
+    envvar="DPSWD_CURATOR_LEDGER__URL",
+    help="PostgreSQL for the ledger.  [default: the file HOME/ledger.db]",
+)
+@click.option(
+    "--ledger-schema",
+    default=None,
+    envvar="DPSWD_CURATOR_LEDGER__SCHEMA_NAME",
+    help="The ledger's own schema in that database.  [default: dpswd]",
+)
 @click.option(
     "--ledger-password-file",
+    envvar="DPSWD_CURATOR_LEDGER__PASSWORD_FILE",
     type=click.Path(path_type=Path),
     default=None,
     help="File with the database's password.  [default: PGPASSFILE]",

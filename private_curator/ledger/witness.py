@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
+import secrets
 import threading
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class Witness:
 
     def note(self, entry: SignedEntry) -> None:
         """Keeps a newer entry instead; a disk that does not take it does not stop the ledger."""
-        draft = self.path.with_name(f"{self.path.name}.draft-{os.getpid()}")
+        draft = self.path.with_name(f"{self.path.name}.draft-{secrets.token_hex(4)}")
         with self._mutex:
             if entry.seq <= self._newest:
                 return  # another thread was faster
