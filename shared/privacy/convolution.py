@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import fft
@@ -190,9 +190,9 @@ def _full_norm(half: NDArray[np.complex128]) -> float:
     return math.sqrt(2.0 * float(squares.sum()) - float(squares[0]) - float(squares[-1]))
 
 
-def _recursion(b: Sequence[float], a: Sequence[float], x: NDArray[np.float64]) -> NDArray[np.float64]:
+def _recursion(b: Sequence[float], a: Sequence[float], x: NDArray[np.float64]) -> NDArray[Any]:
     """scipy.signal's ``lfilter``: half a second to load, and most commands price nothing."""
     from scipy.signal import lfilter
 
-    filtered: NDArray[np.float64] = lfilter(b, a, x)
+    filtered: NDArray[Any] = lfilter(b, a, x)
     return filtered
