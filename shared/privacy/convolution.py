@@ -190,9 +190,8 @@ def _full_norm(half: NDArray[np.complex128]) -> float:
     return math.sqrt(2.0 * float(squares.sum()) - float(squares[0]) - float(squares[-1]))
 
 
-def _recursion(b: Sequence[float], a: Sequence[float], x: NDArray[np.float64]) -> NDArray[Any]:
+def _recursion(b: Sequence[float], a: Sequence[float], x: NDArray[np.float64]) -> Any:
     """scipy.signal's ``lfilter``: half a second to load, and most commands price nothing."""
     from scipy.signal import lfilter
 
-    filtered: NDArray[Any] = lfilter(b, a, x)
-    return filtered
+    return lfilter(b, a, x)
