@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -95,7 +96,7 @@ class CuratorServer:
                 most_seconds=settings.compute.worker_seconds,
                 checkpoint=checkpoint,
             )
-            service = CuratorService(
+            self._service = CuratorService(
                 Parts(
                     settings=settings,
                     ledger=self._ledger,
@@ -123,7 +124,7 @@ class CuratorServer:
             )
             self._health = health.HealthServicer()
             self._started = False
-            self._server = self._make_server(service)
+            self._server = self._make_server(self._service)
         except BaseException:
             self._close()
             raise
@@ -219,6 +220,7 @@ class CuratorServer:
 def serve(home: Home, settings: CuratorSettings) -> None:
     """Serves until SIGTERM or SIGINT."""
     logs.configure(settings.log)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold records and keys
     run_until_signal(CuratorServer(home, settings))
 
 

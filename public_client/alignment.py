@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,13 +21,15 @@ from public_client.curator import Curator
 from public_client.exchange import PendingStep, Quote, Run, UploadedExtractor, new_request_id
 from public_client.losses import quantile_loss, row_loss, sanitized_term
 from public_client.planning import Plan
-from shared.errors import CuratorFault, CuratorUnavailable, InvalidValue, RequestInProgress, SettingsError
+from shared.errors import CuratorFault, CuratorUnavailable, InvalidValue, RequestInProgress, SettingsError, StepGivenUp
 from shared.extractor.graph import ExtractorGraph
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.mechanisms.feature_map import FeatureMap
 from shared.protocol.messages import PublicMap, RunParameters, StepRelease
 from shared.protocol.v1 import curator_pb2 as pb
+
+_log = logging.getLogger(__name__)
 
 _MOST_NOISE = 4.0
 """Times the planned noise: beyond it a run would cost about what was asked and be of little use."""
@@ -266,6 +269,9 @@ class Alignment:
         pending, self._pending = self._pending or self._prepare(source, feature_map), None
         try:
             return self._curator.send(pending), pending.request_id
+        except StepGivenUp as error:
+            _log.warning("a step of run %s is lost, going on with the next: %s", self.run.run_id, error)
+            return self.draw(source, feature_map=feature_map)
         except (CuratorUnavailable, RequestInProgress, CuratorFault):
             self._pending = pending  # it may have used up a step: what is drawn next is this one, by the same id
             raise
