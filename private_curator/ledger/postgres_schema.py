@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from private_curator.ledger.database import LOCK_TIMEOUT_S, Session
@@ -34,6 +35,7 @@ _CONNECTION: dict[str, object] = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,  # ms
+    "target_session_attrs": "read-write",  # of several hosts, the one that is no standby
 }
 _SESSION: dict[str, str] = {
     "tcp_keepalives_idle": "10",
@@ -160,10 +162,7 @@ class PostgresSchema:
         with self._session() as connection, SqliteFile(backup).reading() as source:
             connection.execute("BEGIN")
             if self._occupied(connection):
-                number = 1
-                while self._occupied(connection, kept := f"{self.schema}_replaced_{number}"):
-                    number += 1
-                connection.execute(f"ALTER SCHEMA {self.schema} RENAME TO {kept}".encode())
+                self._set_aside(connection)
             self._make(connection)
             target = PostgresSession(connection)
             copy_tables(source, target)
@@ -174,6 +173,23 @@ class PostgresSchema:
         """Empty tables, inside the caller's transaction."""
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self.schema}".encode())
         migrate(PostgresSession(connection), empty=True)
+
+    def _set_aside(self, connection: Connection) -> None:
+        """Renames the present schema, inside the caller's transaction."""
+        # An operator's program may be in the middle of an act: it ends first, and whoever waits behind us looks the
+        # tables up anew.
+        tables = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(%s) AND relkind = 'r' "
+            "ORDER BY relname <> 'ledger', relname",  # writers begin with this one: no deadlock
+            (self.schema,),
+        ).fetchall()
+        if tables:
+            names = sql.SQL(", ").join(sql.Identifier(self.schema, name) for (name,) in tables)
+            connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(names))
+        number = 1
+        while self._occupied(connection, kept := f"{self.schema}_replaced_{number}"):
+            number += 1
+        connection.execute(f"ALTER SCHEMA {self.schema} RENAME TO {kept}".encode())
 
     def _lock_name(self, connection: Connection) -> None:
         """One maker of this schema after the other, inside the caller's transaction."""

@@ -383,6 +383,7 @@ class RunActs(Store):
 
 
 def _check_request(request_id: str, digest: str) -> None:
-    if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_REQUEST_ID_LENGTH:
-        raise InvalidValue(f"a request id has 1 to {MAX_REQUEST_ID_LENGTH} characters")
+    fits = isinstance(request_id, str) and 1 <= len(request_id) <= MAX_REQUEST_ID_LENGTH
+    if not fits or not request_id.isprintable():  # a NUL cannot be stored everywhere
+        raise InvalidValue(f"a request id has 1 to {MAX_REQUEST_ID_LENGTH} printable characters")
     hex_256(digest, "a request's digest")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger import Ledger, StepGranted, move, restore, verify_file
+from private_curator.ledger import Kind, Ledger, StepGranted, move, restore, verify_file
 from private_curator.ledger.sqlite_file import SqliteFile
 from shared.errors import LedgerCorrupt, LedgerUnavailable, RequestInProgress
 from shared.receipts import Tampering
@@ -100,6 +102,35 @@ class TestRollback:
         assert reopen().status().entries == 3  # as many as before: only the entries themselves differ
         with pytest.raises(LedgerCorrupt, match="another entry 3"):
             watching.status()
+
+
+class TestMeanwhile:
+    def test_an_operators_act_ends_before_the_schema_is_replaced(self, place, ledger, key, reopen, tmp_path):
+        """Neither is the act torn in two, nor does whoever waits behind the restore write into what it replaced."""
+        ledger.backup(tmp_path / "old")
+        ledger.close()
+        operator, late = reopen(), reopen()
+        with ThreadPoolExecutor(2) as pool:
+            with operator._transaction("act") as transaction:
+                restoring = pool.submit(restore, tmp_path / "old", place, key=key, accounting=ToyAccounting())
+                while not _waiting(operator):
+                    time.sleep(0.01)
+                waiting = pool.submit(late.approve_extractor, "2" * 64)
+                transaction.append(Kind.EXTRACTOR_APPROVED, {"digest": "1" * 64})
+            assert restoring.result(timeout=30) is None
+            waiting.result(timeout=30)
+        kept = dataclasses.replace(place, schema=f"{place.schema}_replaced_1")
+        with Ledger.open(kept, key=key, accounting=ToyAccounting()) as before:
+            assert "1" * 64 in before.approved_extractors()
+        again = reopen()
+        assert again.approved_extractors() == {"2" * 64}
+        assert again.verify().ok
+
+
+def _waiting(ledger):
+    with ledger.place.reading() as session:
+        sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'LOCK TABLE%'"
+        return session.execute(sql).fetchone() != (0,)
 
 
 class TestFormats:

@@ -111,7 +111,10 @@ class TestOpenRun:
         with pytest.raises(GrantNotHeld):
             open_run(ledger, client=client)
 
-    @pytest.mark.parametrize(("request_id", "digest"), [("", DIGEST), ("x" * 129, DIGEST), ("x", "D" * 64), ("x", "")])
+    @pytest.mark.parametrize(
+        ("request_id", "digest"),
+        [("", DIGEST), ("x" * 129, DIGEST), ("a\0b", DIGEST), ("\ud800", DIGEST), ("x", "D" * 64), ("x", "")],
+    )
     def test_malformed_ids_are_refused(self, ledger, open_run, request_id, digest):
         with pytest.raises(InvalidValue):
             open_run(ledger, request_id=request_id, digest=digest)
