@@ -10,13 +10,14 @@ ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-containers set-up lint types format proto lock accountant-table clean
+.PHONY: help demo test test-containers set-up lint types format proto lock settings-page accountant-table clean
 
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
 	@echo "make test              lint, types, import directions and all tests"
 	@echo "make test-containers   the two sites in containers, on an engine of its own if none is given"
 	@echo "make accountant-table  write docs/accountant.md"
+	@echo "make settings-page     write docs/settings.md from both parties' settings"
 	@echo "make proto             regenerate shared/protocol/v1 after a change to proto/"
 	@echo "make lock              resolve requirements.lock anew after a change to pyproject.toml"
 	@echo "make clean             remove .venv and caches"
@@ -63,6 +64,9 @@ lock:
 	$(PIP_COMPILE) --constraint requirements.lock --extra curator --output-file deploy/images/curator.lock pyproject.toml
 	$(PIP_COMPILE) --constraint requirements.lock --extra client --output-file deploy/images/client.lock pyproject.toml
 	sed -i '/^# WARNING/,$$d' requirements.lock deploy/images/*.lock
+
+settings-page: set-up
+	PYTHONPATH=. $(BIN)/python deploy/settings_page.py > docs/settings.md
 
 accountant-table: set-up
 	$(BIN)/python -m benchmarks.accountant table

@@ -1,6 +1,6 @@
 """MNIST and USPS over the real service: what each method reaches, at what epsilon, over seeds.
 
-    python -m benchmarks.digits run --data-dir ../shared/data --tasks mnist-usps --seeds 0,1,2
+    python -m benchmarks.digits run --data-dir ../shared/data --tasks mnist-usps --seeds 0,1,2,3,4
     python -m benchmarks.digits write                # docs/results-digits.md from benchmarks/results/digits.json
 
 Each private run has a rehearsal hospital of its own: a curator process with a fresh ledger whose whole budget is the
@@ -26,8 +26,12 @@ from typing import Any
 import torch
 
 from public_client import experiment
+from public_client.adaptation import DomainAdaptation
 from public_client.datasets import Task, load_task
+from public_client.evaluation import accuracy
+from public_client.networks import digits_network
 from public_client.rehearsal import RehearsalHospital
+from public_client.source import source_loader
 
 DELTA = 1e-5
 RESULTS = Path(__file__).parent / "results" / "digits.json"
@@ -74,6 +78,7 @@ def main() -> None:
     run.add_argument("--directions", type=int, default=200)
     run.add_argument("--recipe", default="{}", help="JSON: other fields of the plan, such as clip_norm")
     run.add_argument("--device", default="auto")
+    run.add_argument("--sources", type=Path, default=None, help="folder that keeps the source-trained models")
     run.add_argument("--results", type=Path, default=RESULTS)
     write = commands.add_parser("write", help="writes the page from what is on file")
     for command in (run, write):
@@ -116,14 +121,7 @@ def _run_task(name: str, arguments: argparse.Namespace) -> None:
         if not wanted:
             continue
         begun = time.monotonic()
-        model = experiment.train_source_model(
-            task.source,
-            target=task.target,
-            epochs=SOURCE_EPOCHS[name],
-            seed=seed,
-            device=arguments.device,
-            progress=False,
-        )
+        model = _source_model(name, task, seed, arguments)
         source_seconds = time.monotonic() - begun
         for settings in wanted:
             figures = _train(settings, model, task, source_seconds=source_seconds, device=arguments.device)
@@ -148,24 +146,53 @@ def _train(
         RehearsalHospital(records, epsilon=epsilon, delta=DELTA, name=settings["task"], device=device) as hospital,
         hospital.connect() as curator,
     ):
-        outcome, _ = experiment.adapt(
-            model,
-            task,
-            curator,
-            wishes=settings["wishes"] | {"epsilon": epsilon},
-            seed=settings["seed"],
+        extractor, classifier = model.copies()
+        adaptation = DomainAdaptation(
+            extractor,
+            classifier,
+            curator=curator,
+            plan=curator.plan(**settings["wishes"], epsilon=epsilon),
             device=device,
-            progress=False,
+            seed=settings["seed"],
+            source_epochs=0,
         )
+        adaptation.fit(model.loader, progress=False)
+        seconds = time.monotonic() - begun
         ledger = hospital.budget()  # the operator's view: what was really charged
+    adapted = adaptation.model()
     return {
-        "accuracy": outcome.adapted,
-        "seconds": outcome.seconds,
-        "steps": outcome.steps,
+        "accuracy": accuracy(adapted.extractor, adapted.classifier, task.target.to(adaptation.device)),
+        "seconds": seconds,
+        "steps": adaptation.plan.steps,
         "delta": DELTA,
         "spent": ledger["epsilon_spent"],
         "steps_charged": ledger["steps_charged"],
     }
+
+
+def _source_model(name: str, task: Task, seed: int, arguments: argparse.Namespace) -> experiment.SourceModel:
+    """The source-trained model of a seed, from the folder that keeps them if one is given."""
+    kept = None if arguments.sources is None else arguments.sources / f"{name}-{arguments.geometry}-{seed}.pt"
+    if kept is None or not kept.exists():
+        model = experiment.train_source_model(
+            task.source,
+            target=task.target,
+            epochs=SOURCE_EPOCHS[name],
+            seed=seed,
+            device=arguments.device,
+            progress=False,
+        )
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            torch.save((model.extractor.state_dict(), model.classifier.state_dict(), model.target), kept)
+        return model
+    extractor, classifier = digits_network(task.image_shape)
+    weights = torch.load(kept, weights_only=True)
+    extractor.load_state_dict(weights[0])
+    classifier.load_state_dict(weights[1])
+    return experiment.SourceModel(
+        extractor.eval(), classifier.eval(), source_loader(task.source, seed=seed), target=weights[2]
+    )
 
 
 def _on_file(settings: dict[str, Any], runs: Sequence[dict[str, Any]]) -> bool:

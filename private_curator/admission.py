@@ -17,12 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from private_curator.evaluation import declaration_violations
 from private_curator.settings import LimitSettings
 from shared.errors import InvalidValue, RequestInvalid
 from shared.mechanisms.sanitized_gradient import check_gradient_range
 from shared.privacy.events import RunEvent
 from shared.protocol import limits as protocol
-from shared.protocol.messages import PublicMap, Quantiles, Rows, RunParameters
+from shared.protocol.digests import step_digest
+from shared.protocol.messages import Critic, Evaluation, PublicMap, Quantiles, Rows, RunParameters
 from shared.protocol.pricing import run_event
 
 Violation = tuple[str, str]
@@ -41,6 +43,8 @@ class Operation(enum.Enum):
     ALIGN_TARGET = "AlignTarget"
     RELEASE_PROJECTIONS = "ReleaseProjections"
     RELEASE_QUANTILES = "ReleaseQuantiles"
+    EVALUATE_MODEL = "EvaluateModel"
+    RELEASE_CRITIC_GRADIENT = "ReleaseCriticGradient"
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,14 @@ class DataSetFacts:
     Attributes:
         records: n.
         record_shape: the shape of one record.
+        classes: C of the labels, declared by the operator; 0 where nothing can be evaluated.
+        class_names: of the classes, where the operator declares them.
     """
 
     records: int
     record_shape: tuple[int, ...]
+    classes: int = 0
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,7 @@ def admit_run(
     """
     broken = [
         *_sizes(parameters, data_set, limits),
+        *_kind(parameters, data_set, extractor),
         *_extractor(parameters, data_set, extractor, limits),
         *_map(parameters.feature_map, extractor, "parameters.feature_map"),
     ]
@@ -144,11 +153,6 @@ def admit_run(
         raise RequestInvalid((("parameters", str(error)),)) from error
 
 
-def run_digest(parameters: RunParameters) -> str:
-    """SHA-256 of a declaration's meaning, from its re-encoded values: unknown fields do not count."""
-    return hashlib.sha256(parameters.to_message().SerializeToString(deterministic=True)).hexdigest()
-
-
 def admit_step(
     content: StepContent, *, parameters: RunParameters, extractor: ExtractorFacts, limits: LimitSettings
 ) -> AdmittedStep:
@@ -159,7 +163,7 @@ def admit_step(
     """
     broken = [
         *_operation(content.operation, parameters),
-        *_map(content.feature_map, extractor, "input.feature_map"),
+        *_step_map(content.feature_map, parameters, extractor),
         *_source(content, parameters, extractor, limits),
     ]
     adapted: dict[str, FloatArray] = {}
@@ -192,7 +196,21 @@ def check_request_id(value: str, *, field: str) -> None:
         raise RequestInvalid(((field, "must be a UUID in canonical form, such as str(uuid.uuid4()) makes"),))
 
 
+def _kind(parameters: RunParameters, data_set: DataSetFacts, extractor: ExtractorFacts) -> list[Violation]:
+    """What evaluations and critics ask of the uploaded graph and of the data set."""
+    match parameters.release:
+        case Evaluation():
+            return declaration_violations(parameters.release, parameters, data_set=data_set, model=extractor)
+        case Critic() if extractor.feature_dimension != 1:
+            text = f"computes {extractor.feature_dimension} values for each record; a critic computes one logit"
+            return [("parameters.graph_digest", text)]
+        case _:
+            return []
+
+
 def _sizes(parameters: RunParameters, data_set: DataSetFacts, limits: LimitSettings) -> list[Violation]:
+    if isinstance(parameters.release, Evaluation):
+        return []  # it has the size of the data set, see `_kind`
     broken: list[Violation] = []
     batch, directions = parameters.batch_size, parameters.directions
     most = min(limits.max_batch_size, data_set.records)
@@ -203,6 +221,11 @@ def _sizes(parameters: RunParameters, data_set: DataSetFacts, limits: LimitSetti
                 f"is {batch}; the data set has {data_set.records} records, at most {most} are allowed",
             )
         )
+    record_values = math.prod(data_set.record_shape)
+    if batch * record_values > limits.max_sample_values:
+        fit = limits.max_sample_values // record_values
+        text = f"is {batch}; of records of {record_values} values at most {fit} in one sample are allowed"
+        broken.append(("parameters.batch_size", text))
     if directions > limits.max_directions:
         broken.append(("parameters.directions", f"is {directions}; at most {limits.max_directions} are allowed"))
     per_direction = batch
@@ -286,12 +309,22 @@ def _map(feature_map: PublicMap | None, extractor: ExtractorFacts, field: str) -
     return []
 
 
+def _step_map(feature_map: PublicMap | None, parameters: RunParameters, extractor: ExtractorFacts) -> list[Violation]:
+    if feature_map is not None and isinstance(parameters.release, (Evaluation, Critic)):
+        return [("input.feature_map", "is not used by evaluations and critics; leave it out")]
+    return _map(feature_map, extractor, "input.feature_map")
+
+
 def _operation(operation: Operation, parameters: RunParameters) -> list[Violation]:
-    rows = isinstance(parameters.release, Rows)
-    if not rows:
-        expected = Operation.RELEASE_QUANTILES
-    else:
-        expected = Operation.ALIGN_TARGET if parameters.gradient is not None else Operation.RELEASE_PROJECTIONS
+    match parameters.release:
+        case Rows():
+            expected = Operation.ALIGN_TARGET if parameters.gradient is not None else Operation.RELEASE_PROJECTIONS
+        case Quantiles():
+            expected = Operation.RELEASE_QUANTILES
+        case Evaluation():
+            expected = Operation.EVALUATE_MODEL
+        case Critic():
+            expected = Operation.RELEASE_CRITIC_GRADIENT
     if operation is expected:
         return []
     return [("input.run_id", f"this run's steps are taken with {expected.value}, not with {operation.value}")]
@@ -300,6 +333,8 @@ def _operation(operation: Operation, parameters: RunParameters) -> list[Violatio
 def _source(
     content: StepContent, parameters: RunParameters, extractor: ExtractorFacts, limits: LimitSettings
 ) -> list[Violation]:
+    if isinstance(parameters.release, Critic):
+        return [] if content.source is None else [("source", "is not used by a critic's run; leave it out")]
     if parameters.gradient is None:
         return [] if content.source is None else [("source", "is not used by a run without a gradient; leave it out")]
     if content.source is None:
@@ -347,18 +382,12 @@ def _unflatten(data: bytes, parameters: RunParameters, extractor: ExtractorFacts
 
 
 def _step_digest(content: StepContent) -> str:
-    """SHA-256 over the request's meaning, each part with its length, so that no two requests run together."""
-    parts = [content.operation.value.encode(), content.run_id.encode(), content.adapted]
-    if content.feature_map is None:
-        parts.append(b"run's map")
-    else:
-        parts += [b"own map", content.feature_map.center.tobytes(), content.feature_map.scale.tobytes()]
-    if content.source is None:
-        parts.append(b"no source")
-    else:
-        parts += [repr(content.source.shape).encode(), content.source.tobytes()]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()
+    """What the client computes as well, from what it sent."""
+    source = None if content.source is None else hashlib.sha256(content.source.astype("<f4").tobytes()).hexdigest()
+    return step_digest(
+        operation=content.operation.value,
+        run_id=content.run_id,
+        adapted=content.adapted,
+        feature_map=content.feature_map,
+        source=source,
+    )

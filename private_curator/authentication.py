@@ -1,7 +1,7 @@
 """From the certificate of a connection to the client that the ledger knows.
 
 TLS has already verified that the certificate was signed by this curator's authority. What remains, and is decided
-here for every single call: the certificate is the one that was issued last to that name (its fingerprint stands in the
+here for every single call: the certificate is one that counts for that name (its fingerprint stands in the
 ledger), the operator has not revoked the client, and it is still valid (a connection may outlive its certificate).
 """
 
@@ -61,8 +61,8 @@ def authenticate(
     client = find(fingerprint(certificate))
     if client is None:
         raise CredentialsInvalid(
-            f"this curator's ledger knows no such certificate of {name!r}: it was never added, or was replaced by a "
-            "newer one; ask the operator"
+            f"this curator's ledger knows no such certificate of {name!r}: it was never added, was withdrawn, or was "
+            "replaced by a newer one; ask the operator"
         )
     if client.name != name:
         raise CredentialsInvalid(f"the certificate says {name!r}, but it belongs to another client; ask the operator")

@@ -38,6 +38,7 @@ CA_CERTIFICATE = "ca.crt"
 CA_KEY = "ca.key"
 SERVER_CERTIFICATE = "server.crt"
 SERVER_KEY = "server.key"
+ISSUED = "issued"  # copies of clients' certificates, by fingerprint: the operator can see when they expire
 CLIENT_CERTIFICATE = "client.crt"
 CLIENT_KEY = "client.key"
 
@@ -153,15 +154,20 @@ class CertificateAuthority:
         # Nothing but name and key is taken over: extensions that the requester wrote are ignored.
         return self._sign_client(public_key, name=name, days=days)
 
-    def make_client(self, *, name: str, days: float = LEAF_DAYS) -> tuple[ClientCertificate, bytes]:
+    def make_client(self, *, name: str, days: float = LEAF_DAYS, kept: bool = True) -> tuple[ClientCertificate, bytes]:
         """Makes a certificate and its key (PEM), for a first try on one machine.
+
+        Args:
+            name: the client's.
+            days: validity of the certificate.
+            kept: whether a copy goes to the issued ones; off for the health check, which makes one every few seconds.
 
         Raises:
             InvalidValue: the name is not allowed.
         """
         check_client_name(name)
         key = ec.generate_private_key(ec.SECP256R1())
-        return self._sign_client(key.public_key(), name=name, days=days), _key_pem(key)
+        return self._sign_client(key.public_key(), name=name, days=days, kept=kept), _key_pem(key)
 
     def write_credentials(self, issued: ClientCertificate, directory: Path, *, key_pem: bytes | None = None) -> None:
         """Writes a credentials directory: ca.crt, client.crt and, if the curator made it, client.key.
@@ -176,7 +182,9 @@ class CertificateAuthority:
         write_public(directory / CLIENT_CERTIFICATE, issued.pem)
         write_public(directory / CA_CERTIFICATE, (self._directory / CA_CERTIFICATE).read_bytes())
 
-    def _sign_client(self, public_key: ec.EllipticCurvePublicKey, *, name: str, days: float) -> ClientCertificate:
+    def _sign_client(
+        self, public_key: ec.EllipticCurvePublicKey, *, name: str, days: float, kept: bool = True
+    ) -> ClientCertificate:
         authority, authority_key = self._load()
         certificate = (
             _builder(subject=_name(name), issuer=authority.subject, public_key=public_key, days=days)
@@ -186,12 +194,32 @@ class CertificateAuthority:
             .add_extension(_authority_identifier(authority_key), critical=False)
             .sign(authority_key, hashes.SHA256())
         )
-        return ClientCertificate(
+        issued = ClientCertificate(
             name=name,
             fingerprint=fingerprint(certificate),
             expires=certificate.not_valid_after_utc,
             pem=certificate.public_bytes(serialization.Encoding.PEM),
         )
+        if kept:
+            copies = self._directory / ISSUED
+            copies.mkdir(exist_ok=True)
+            write_public(copies / f"{issued.fingerprint}.crt", issued.pem)
+        return issued
+
+    def certificate(self) -> x509.Certificate:
+        """The authority's own certificate.
+
+        Raises:
+            SettingsError: there is none, or it cannot be read.
+        """
+        return self._load()[0]
+
+    def expires(self, certificate_fingerprint: str) -> dt.datetime | None:
+        """When a certificate that was issued here expires; None where no copy of it was kept."""
+        copy = self._directory / ISSUED / f"{certificate_fingerprint}.crt"
+        if not copy.is_file():
+            return None
+        return x509.load_pem_x509_certificate(copy.read_bytes()).not_valid_after_utc
 
     def _load(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
         try:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from private_curator import settings as configuration
 from private_curator import target
 from private_curator.certificates import CertificateAuthority, write_private
+from private_curator.labels import load_labels
 from private_curator.ledger import Ledger
+from private_curator.ledger.database import Place
 from private_curator.ledger.renyi import RenyiAccounting
-from private_curator.settings import SETTINGS_FILE, RecordsSettings
+from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.store import no_checkpoint
+from private_curator.settings import SETTINGS_FILE, LedgerSettings, RecordsSettings, check_section
 from shared.errors import SettingsError
 from shared.privacy.events import NeighbouringRelation
 
@@ -40,8 +45,13 @@ class Home:
 
     @property
     def ledger(self) -> Path:
-        """The ledger's database."""
+        """The ledger's file, where no ``ledger.url`` names a database."""
         return self.path / "ledger.db"
+
+    @property
+    def ledger_witness(self) -> Path:
+        """The last entry of the ledger that this curator has seen."""
+        return self.path / "ledger.witness"
 
     @property
     def ledger_key(self) -> Path:
@@ -90,18 +100,50 @@ class Home:
             raise SettingsError(f"{self.ledger_key} is no Ed25519 key; restore the ledger's own key from a backup")
         return key
 
-    def open_ledger(self) -> Ledger:
-        """Opens the ledger; close it with a ``with`` statement.
+    def ledger_place(self, chosen: LedgerSettings | None = None) -> Place:
+        """Where the ledger stands by these settings, or by those of the home.
 
         Raises:
-            SettingsError: the home is none, or its key is missing.
+            SettingsError: the home is none, or its settings cannot work.
+        """
+        chosen = chosen or configuration.load(self.path).ledger
+        if chosen.url is None:
+            return SqliteFile(self.ledger)
+        try:
+            from private_curator.ledger.postgres_schema import PostgresSchema
+        except ImportError as error:
+            raise SettingsError(
+                "ledger.url needs psycopg, which is not installed; install dpswd[curator], or leave ledger.url out"
+            ) from error
+        secret = None if chosen.password_file is None else self.path / chosen.password_file
+        return PostgresSchema(chosen.url, schema=chosen.schema_name, password_file=secret)
+
+    def open_ledger(
+        self,
+        chosen: LedgerSettings | None = None,
+        *,
+        checkpoint: Callable[[str], None] = no_checkpoint,
+        witnessed: bool = True,
+    ) -> Ledger:
+        """Opens the ledger; close it with a ``with`` statement.
+
+        Args:
+            chosen: the settings in force; by default those of the home.
+            checkpoint: called at named points; tests stop the process there.
+            witnessed: whether a ledger is refused that was put back to an older state.
+
+        Raises:
+            SettingsError: the home is none, its settings cannot work, or its key is missing.
             LedgerUnavailable, LedgerCorrupt: see `Ledger.open`.
         """
-        if not self.settings.is_file():
-            raise SettingsError(
-                f"{self.path} holds no {SETTINGS_FILE}; make a curator with `dpswd-curator init --home {self.path} ...`"
-            )
-        return Ledger.open(self.ledger, key=self.read_ledger_key())
+        chosen = chosen or configuration.load(self.path).ledger
+        return Ledger.open(
+            self.ledger_place(chosen),
+            key=self.read_ledger_key(),
+            checkpoint=checkpoint,
+            lock_timeout_s=chosen.lock_seconds,
+            witness=self.ledger_witness if witnessed else None,
+        )
 
 
 def create(
@@ -127,15 +169,20 @@ def create(
         SettingsError: the directory already holds a curator, or a part of one.
         DataInvalid: the records cannot be served.
         InvalidValue: the budget is none.
+        LedgerUnavailable: the ledger's database cannot be used now; nothing was written.
     """
     home = Home(path.resolve())
+    place = home.ledger_place(check_section(LedgerSettings, "ledger", (sections or {}).get("ledger", {})))
     for present in (home.settings, home.ledger, home.ledger_key, home.certificates):
         if present.exists():
             raise SettingsError(
                 f"{present} exists: {home.path} holds a curator or a part of one, and nothing is ever overwritten; "
                 "choose another directory"
             )
-    data = target.load(records, home=home.path)
+    if place.exists():
+        raise SettingsError(f"{place} exists: it belongs to another curator; choose another ledger.schema_name")
+    data, evidence = target.load_for_the_first_time(records, home=home.path)
+    load_labels(records, home=home.path, records=data.count)
     budget = RenyiAccounting().budget(epsilon=epsilon, delta=delta, relation=NeighbouringRelation.REPLACE_ONE.value)
     previous = os.umask(SAFE_UMASK)
     try:
@@ -148,7 +195,8 @@ def create(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             ),
         )
-        Ledger.create(home.ledger, key=key, records=data.count, budget=budget).close()
+        Ledger.create(place, key=key, records=data.count, budget=budget, witness=home.ledger_witness).close()
+        evidence.write(home.path)
         tree = {"records": records.model_dump(mode="json", exclude_defaults=True), **(sections or {})}
         write_private(home.settings, _toml(tree).encode())
     finally:

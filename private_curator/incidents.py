@@ -17,10 +17,12 @@ import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from private_curator.worker.process import WorkerFailed
 from shared.errors import InvalidValue
 
 INCIDENTS_FILE = "incidents.jsonl"
 _NUMBER_BYTES = 6  # 48 random bits: a client cannot count incidents, an operator can still read one out on the phone
+_MAX_PLACE_LENGTH = 200  # characters that are kept of a worker's words
 _MAX_CAUSES = 8  # exceptions of one chain that are kept
 
 _log = logging.getLogger(__name__)
@@ -67,7 +69,8 @@ class IncidentBook:
         )
         # The newline stands first: a line that a crash cut short then spoils itself alone.
         line = "\n" + json.dumps(asdict(incident), separators=(",", ":"))
-        _log.error("incident %s in %s: %s", incident.number, operation, type(error).__qualname__)
+        fields = {"incident": incident.number, "operation": operation, "client": client}
+        _log.error("incident %s in %s: %s", incident.number, operation, type(error).__qualname__, extra=fields)
         try:
             with self._lock:
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -110,6 +113,8 @@ def _chain(error: BaseException) -> list[dict[str, object]]:
     chain: list[dict[str, object]] = []
     current: BaseException | None = error
     while current is not None and len(chain) < _MAX_CAUSES:
+        if isinstance(current, WorkerFailed):  # first what happened in the worker, then how it came here
+            chain += _from_worker(current)
         frames = traceback.extract_tb(current.__traceback__, limit=None)
         chain.append(
             {
@@ -119,3 +124,19 @@ def _chain(error: BaseException) -> list[dict[str, object]]:
         )
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return chain
+
+
+def _from_worker(error: WorkerFailed) -> list[dict[str, object]]:
+    """A worker's types and places; it computes with records, so that nothing but short names is taken from it."""
+    found: list[dict[str, object]] = []
+    for link in error.chain[:_MAX_CAUSES]:
+        places = link.get("places")
+        found.append(
+            {
+                "type": str(link.get("type"))[:_MAX_PLACE_LENGTH],
+                "places": [
+                    f"worker {str(place)[:_MAX_PLACE_LENGTH]}" for place in (places if isinstance(places, list) else [])
+                ],
+            }
+        )
+    return found

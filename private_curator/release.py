@@ -16,22 +16,27 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from private_curator.admission import AdmittedStep, StepContent
+from private_curator.critic import CriticAnswer, critic_gradient
 from private_curator.denormals import flushed_denormals
-from private_curator.extraction import BuiltExtractor
+from private_curator.evaluation import EvaluationAnswer, evaluate
 from private_curator.ledger import Ledger, StepGranted, StoredReply
 from private_curator.randomness import fresh_seed
+from private_curator.rehearsal import Records, Rehearsals, SyntheticRecords, rehearsed_step
 from private_curator.sampling import sample_without_replacement
 from private_curator.target import Target
-from shared.errors import DpswdError
-from shared.extractor.forward import ForwardPass
+from private_curator.worker.sessions import Engine, ExtractorSource, Session
+from shared.errors import DpswdError, ExtractionStopped, RequestInvalid
 from shared.mechanisms.directions import directions
 from shared.mechanisms.feature_map import FeatureMap
 from shared.mechanisms.noise import GridArray, NoiseSource
@@ -41,14 +46,11 @@ from shared.mechanisms.row_cotangents import noised_source_projections, row_cota
 from shared.mechanisms.row_projections import release_rows
 from shared.mechanisms.sanitized_gradient import release_gradient
 from shared.protocol import arrays
-from shared.protocol.messages import PublicMap, Rows, RunParameters
+from shared.protocol.messages import Critic, Evaluation, PublicMap, Quantiles, Rows, RunParameters
 from shared.protocol.v1 import curator_pb2 as pb
 
 AUDIT_FORMAT = "dpswd-audit-1"
-
-
-class StepGivenUp(DpswdError):
-    """A step failed too often; how often a step fails is seen by the client, so its number is bounded."""
+REHEARSED_SHARE = 0.5  # of the time limit: a rehearsed step may take so much, and a busy machine twice as long
 
 
 class StepFailed(DpswdError):
@@ -76,16 +78,23 @@ class Released:
     cotangent_scale: float
 
 
+Answer: TypeAlias = Released | EvaluationAnswer | CriticAnswer
+"""What a step may come to; each is encoded once and stored."""
+
+
 class ReleasePipeline:
     """Computes steps, a bounded number at a time.
 
     Args:
         ledger: charges and stored replies.
         data: the records.
+        engine: evaluates extractors.
+        labels: (n,) class numbers of the records, private; None where nothing can be evaluated.
         noise: the only source of noise.
         device: what the arithmetic runs on.
         parallel_steps: steps computed at the same time.
         max_attempts: how often one step is computed anew after failures.
+        most_seconds: that one evaluation of an extractor may take.
         checkpoint: called at named points: consumed, sampled, extracted, directed, released, sanitized, stored.
     """
 
@@ -94,14 +103,21 @@ class ReleasePipeline:
         *,
         ledger: Ledger,
         data: Target,
+        engine: Engine,
+        labels: npt.NDArray[np.int64] | None = None,
         noise: NoiseSource,
         device: torch.device,
         parallel_steps: int = 1,
         max_attempts: int = 16,
+        most_seconds: float = 300.0,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
         self._ledger = ledger
         self._data = data
+        self._engine = engine
+        self._most_seconds = most_seconds
+        self._rehearsals = Rehearsals()
+        self._labels = labels
         self._noise = noise
         self._device = device
         self._parallel_steps = parallel_steps
@@ -110,7 +126,7 @@ class ReleasePipeline:
         self._checkpoint = checkpoint
 
     def answer(
-        self, step: AdmittedStep, *, content: StepContent, client: str, extractor: BuiltExtractor
+        self, step: AdmittedStep, *, content: StepContent, client: str, extractor: ExtractorSource
     ) -> StoredReply:
         """Computes a step once and returns what was stored; a repeat of its request returns the same bytes.
 
@@ -123,23 +139,27 @@ class ReleasePipeline:
         Raises:
             GrantNotHeld, RunFinished, RequestIdReused, RequestInProgress, LedgerUnavailable: see `Ledger.begin_step`.
             StepGivenUp: the step failed too often.
+            ExtractionStopped: the extractor exceeded a limit, or its worker ended; the step may be repeated.
         """
+        # How often a step fails is seen by the client, so its number is bounded.
         grant = self._ledger.begin_step(
-            client=client, run_id=content.run_id, request_id=content.request_id, digest=step.digest
+            client=client,
+            run_id=content.run_id,
+            request_id=content.request_id,
+            digest=step.digest,
+            max_attempts=self._max_attempts,
         )
         if isinstance(grant, StoredReply):
             return grant
         try:
-            self._check_attempts(grant)
             self._checkpoint("consumed")
             with self._slots, flushed_denormals():
                 released = self._computed(step, extractor)
-            stored = self._ledger.finish_step(
-                grant, reply=_encode(released, grant), audit=_audit(released, step, grant, device=self._device)
-            )
+            reply, audit = _encode(released, grant), _audit(released, step, grant, device=self._device)
         except BaseException:
             self._ledger.abandon_step(grant)
             raise
+        stored = self._ledger.finish_step(grant, reply=reply, audit=audit)
         self._checkpoint("stored")
         return stored
 
@@ -152,69 +172,111 @@ class ReleasePipeline:
             self._slots.release()
         return taken == self._parallel_steps
 
-    def _check_attempts(self, grant: StepGranted) -> None:
-        if grant.attempt > self._max_attempts:
-            raise StepGivenUp(f"attempt {grant.attempt} of a step; at most {self._max_attempts} are made")
+    def rehearse(self, parameters: RunParameters, extractor: ExtractorSource) -> float:
+        """How long a step of this run takes on synthetic records, in seconds: a public quantity.
 
-    def _computed(self, step: AdmittedStep, extractor: BuiltExtractor) -> Released:
+        Reads no record and releases nothing. Remembered; known before a run is charged and before a step begins, so
+        that a run whose steps would be stopped costs nothing, and limits are met by sizes and not by records.
+
+        Raises:
+            RequestInvalid: a step would exceed the operator's limits of time or memory.
+        """
+
+        def once() -> float:
+            data, labels, scale = SyntheticRecords.for_run(parameters, extractor.facts, records=self._data.count)
+            step = rehearsed_step(parameters, extractor.facts)
+            with self._slots, flushed_denormals():
+                begun = time.monotonic()
+                with self._engine.session(extractor) as session:
+                    self._compute(step, extractor, session, data=data, labels=labels, checkpoint=no_checkpoint)
+                return scale * (time.monotonic() - begun)
+
+        try:
+            seconds = self._rehearsals.seconds(parameters, once)
+        except ExtractionStopped as error:
+            text = f"declare steps that cannot be computed here, as synthetic records show: {error}"
+            raise RequestInvalid((("parameters", text),)) from error
+        if seconds > REHEARSED_SHARE * self._most_seconds:
+            text = (
+                f"declare steps that take about {seconds:.0f} seconds here; at most "
+                f"{REHEARSED_SHARE * self._most_seconds:g} are allowed: use a smaller batch or extractor"
+            )
+            raise RequestInvalid((("parameters", text),))
+        return seconds
+
+    def _computed(self, step: AdmittedStep, extractor: ExtractorSource) -> Answer:
         """What `_compute` returns; an error from inside never travels to the client in its own words."""
         try:
-            return self._compute(step, extractor)
+            with self._engine.session(extractor) as session:
+                return self._compute(
+                    step, extractor, session, data=self._data, labels=self._labels, checkpoint=self._checkpoint
+                )
+        except ExtractionStopped:  # its words are made of settings
+            raise
         except DpswdError as error:
             raise StepFailed(f"a step failed with {type(error).__qualname__}") from error
 
-    def _compute(self, step: AdmittedStep, extractor: BuiltExtractor) -> Released:
+    def _compute(
+        self,
+        step: AdmittedStep,
+        extractor: ExtractorSource,
+        session: Session,
+        *,
+        data: Records,
+        labels: npt.NDArray[np.int64] | None,
+        checkpoint: Callable[[str], None],
+    ) -> Answer:
         """Points 2 to 6 of the module's order. Everything private lives and dies inside this call."""
         parameters, device = step.parameters, self._device
-        adapted = {name: torch.from_numpy(value).to(device) for name, value in step.adapted.items()}
+        adapted = np.concatenate([value.ravel() for value in step.adapted.values()]) if step.adapted else None
+        if isinstance(parameters.release, Evaluation):
+            assert labels is not None, "admission demands labels for an evaluation"
+            return evaluate(
+                parameters.release, session, data=data, labels=labels, noise=self._noise, checkpoint=checkpoint
+            )
+        if isinstance(parameters.release, Critic):
+            return critic_gradient(
+                parameters, session, adapted, data=data, noise=self._noise, device=device, checkpoint=checkpoint
+            )
         feature_map = _feature_map(step.feature_map, extractor.facts.feature_dimension, device=device)
 
-        sample = sample_without_replacement(self._data.count, parameters.batch_size)
-        records = torch.from_numpy(self._data.take(sample)).to(device)  # (b, *record_shape)
-        self._checkpoint("sampled")
+        sample = sample_without_replacement(data.count, parameters.batch_size)
+        records = data.take(sample)  # (b, *record_shape)
+        checkpoint("sampled")
 
-        forward, raw = _extract(extractor, records, adapted, parameters)
+        names = parameters.gradient.parameters if parameters.gradient is not None else ()
+        raw = session.features(records, adapted=adapted, names=names).to(device)  # (b, d)
         features = feature_map.clipped(raw)
-        self._checkpoint("extracted")
+        checkpoint("extracted")
 
         seed = fresh_seed()
         U = directions(seed, features.shape[1], parameters.directions, device=device)  # (d, k)
-        self._checkpoint("directed")
+        checkpoint("directed")
 
         values = _release(features, U, parameters, noise=self._noise)
-        self._checkpoint("released")
+        checkpoint("released")
 
         gradient, scale = None, 0.0
         if parameters.gradient is not None:
             assert step.source is not None, "admission demands source features for a gradient"
             source = feature_map.clipped(torch.from_numpy(step.source).to(device))  # (m, d), public
             cotangents, scale = _cotangents(features, values, source, U, parameters, seed=seed)
-            assert forward is not None
-            per_record = forward.gradients(feature_map.pull_back(raw, cotangents))  # (b, p)
+            per_record = session.gradients(feature_map.pull_back(raw, cotangents)).to(device)  # (b, p)
             gradient = release_gradient(
                 per_record,
                 clip_norm=parameters.gradient.clip_norm,
                 sigma=parameters.gradient.sigma,
                 noise=self._noise,
             )
-        self._checkpoint("sanitized")
+        checkpoint("sanitized")
         return Released(seed=seed, values=values, gradient=gradient, cotangent_scale=scale)
-
-
-def _extract(
-    extractor: BuiltExtractor, records: Tensor, adapted: Mapping[str, Tensor], parameters: RunParameters
-) -> tuple[ForwardPass | None, Tensor]:
-    """Raw features (b, d) of each record by itself, and what its gradient will need if the run declares one."""
-    if parameters.gradient is None:
-        return None, extractor.module.features(records, adapted)
-    forward = extractor.module.begin(records, parameters.gradient.parameters, parameters=adapted)
-    return forward, forward.outputs
 
 
 def _release(features: Tensor, U: Tensor, parameters: RunParameters, *, noise: NoiseSource) -> GridArray:
     """The noised projections or coefficients of clipped features (b, d)."""
     if isinstance(parameters.release, Rows):
         return release_rows(features, U, sigma=parameters.release.sigma, noise=noise)
+    assert isinstance(parameters.release, Quantiles)
     return release_coefficients(
         features, U, coefficients=parameters.release.coefficients, sigma=parameters.release.sigma, noise=noise
     )
@@ -248,8 +310,10 @@ def _feature_map(declared: PublicMap | None, feature_dimension: int, *, device: 
     )
 
 
-def _encode(released: Released, grant: StepGranted) -> bytes:
+def _encode(released: Answer, grant: StepGranted) -> bytes:
     """The bytes that are stored and sent; their length depends on declared sizes only."""
+    if not isinstance(released, Released):
+        return released.encode(run_id=grant.run.run_id, step=grant.step_number)
     message = pb.StepRelease(
         run_id=grant.run.run_id,
         step=grant.step_number,
@@ -262,19 +326,23 @@ def _encode(released: Released, grant: StepGranted) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def _audit(released: Released, step: AdmittedStep, grant: StepGranted, *, device: torch.device) -> dict[str, Any]:
+def _audit(released: Answer, step: AdmittedStep, grant: StepGranted, *, device: torch.device) -> dict[str, Any]:
     """What an auditor needs to repeat the public part of a step; nothing of a record, and not the sample."""
     parameters = step.parameters
-    return {
+    common = {
         "format": AUDIT_FORMAT,
         "attempt": grant.attempt,
         "device": device.type,
         "batch": parameters.batch_size,
-        "directions": parameters.directions,
-        "directions_seed": released.seed.hex(),
         "graph": parameters.graph_digest,
         "weights": parameters.weights_digest,
         "adapted": hashlib.sha256(b"".join(value.tobytes() for value in step.adapted.values())).hexdigest(),
+    }
+    if not isinstance(released, Released):
+        return common | released.audit()
+    return common | {
+        "directions": parameters.directions,
+        "directions_seed": released.seed.hex(),
         "source": None if step.source is None else hashlib.sha256(step.source.tobytes()).hexdigest(),
         "release_step": released.values.step,
         "gradient_step": None if released.gradient is None else released.gradient.step,

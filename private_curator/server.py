@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -24,12 +25,19 @@ from private_curator.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SER
 from private_curator.extraction import ExtractorCatalogue
 from private_curator.home import SAFE_UMASK, Home
 from private_curator.incidents import IncidentBook
+from private_curator.labels import class_count, class_names, load_labels
 from private_curator.ledger import Ledger
+from private_curator.observability import logs
+from private_curator.observability.watch import Watch
+from private_curator.pacing import Pacer
 from private_curator.randomness import SystemNoise
 from private_curator.release import ReleasePipeline, no_checkpoint
 from private_curator.service import CuratorService, Parts
 from private_curator.settings import CuratorSettings
+from private_curator.turns import Turns
 from private_curator.uploads import UploadStore
+from private_curator.worker.choice import make_engine, report
+from private_curator.worker.sessions import Engine
 from shared.errors import SettingsError
 from shared.privacy.crosscheck import check_with_autodp
 from shared.protocol.v1 import curator_pb2 as pb
@@ -67,53 +75,71 @@ class CuratorServer:
         data = target.load(settings.records, home=home.path)
         self._home = home
         self._settings = settings
-        self._ledger = Ledger.open(home.ledger, key=home.read_ledger_key(), checkpoint=checkpoint)
+        self._engine: Engine | None = None
+        self._ledger = home.open_ledger(settings.ledger, checkpoint=checkpoint)
         try:
             _check_count(self._ledger, data, settings)
-            limits = settings.limits
+            limits, pace = settings.limits, settings.limits.reply_quantum_ms
             uploads = UploadStore(
                 home.uploads, max_bytes=limits.client_storage_bytes, max_objects=limits.client_storage_objects
             )
+            self._engine = make_engine(settings.compute, device)
             self._pipeline = ReleasePipeline(
                 ledger=self._ledger,
                 data=data,
+                engine=self._engine,
+                labels=load_labels(settings.records, home=home.path, records=data.count),
                 noise=SystemNoise(),
                 device=device,
                 parallel_steps=settings.compute.parallel_steps,
                 max_attempts=limits.max_step_attempts,
+                most_seconds=settings.compute.worker_seconds,
                 checkpoint=checkpoint,
             )
-            service = CuratorService(
+            self._service = CuratorService(
                 Parts(
                     settings=settings,
                     ledger=self._ledger,
-                    data_set=DataSetFacts(records=data.count, record_shape=data.record_shape),
+                    data_set=DataSetFacts(
+                        records=data.count,
+                        record_shape=data.record_shape,
+                        classes=class_count(settings.records),
+                        class_names=class_names(settings.records),
+                    ),
                     uploads=uploads,
                     extractors=ExtractorCatalogue(
-                        uploads, approval=settings.extractors.approval, ledger=self._ledger, device=device
+                        uploads, approval=settings.extractors.approval, ledger=self._ledger, engine=self._engine
                     ),
                     pipeline=self._pipeline,
                     incidents=IncidentBook(home.incidents),
+                    pacer=Pacer(pace if pace == "auto" else pace / 1000.0),
+                    turns=Turns(min(limits.client_requests, max(1, settings.compute.request_threads // 2))),
                     # A client that prices many plans repeats events; autodp takes about half a second for each.
                     crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
                 )
             )
+            engine = self._engine
+            self._watch = Watch(
+                home, settings, ledger=self._ledger, service=SERVICE_NAME, restarts=lambda: engine.restarts
+            )
             self._health = health.HealthServicer()
             self._started = False
-            self._server = self._make_server(service)
+            self._server = self._make_server(self._service)
         except BaseException:
-            self._ledger.close()
+            self._close()
             raise
 
     def start(self) -> str:
         """Listens, and returns host:port; also written to the home's address file.
 
         Raises:
-            SettingsError: the address cannot be bound.
-            LedgerUnavailable: another process serves this ledger.
+            SettingsError: the address cannot be bound, or the extraction worker does not start.
+            LedgerUnavailable: another process serves this ledger's file, or the ledger is being restored.
         """
-        # A second curator on the same ledger fails here and not at its first charge.
+        # A second curator on the same file fails here and not at its first charge.
         self._ledger.serve()
+        assert self._engine is not None
+        report(self._engine)
         host, port = self._settings.listen.host, self._settings.listen.port
         try:
             bound = self._server.add_secure_port(f"{_bracketed(host)}:{port}", self._credentials())
@@ -122,6 +148,7 @@ class CuratorServer:
                 f"listen.host {host!r} and listen.port {port} cannot be bound; free the port or choose another "
                 "(0 takes a free one)"
             ) from error
+        self._watch.start()
         self._server.start()
         self._started = True
         for name in ("", SERVICE_NAME):
@@ -142,8 +169,14 @@ class CuratorServer:
             self._home.address.unlink(missing_ok=True)
         self._server.stop(self._settings.listen.shutdown_seconds).wait()
         finished = self._pipeline.idle()
-        self._ledger.close()
+        self._watch.stop()
+        self._close()
         return finished
+
+    def _close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._ledger.close()
 
     def __enter__(self) -> CuratorServer:
         return self
@@ -158,6 +191,7 @@ class CuratorServer:
         size = self._settings.limits.max_message_bytes
         server = grpc.server(
             futures.ThreadPoolExecutor(max_workers=threads, thread_name_prefix="request"),
+            interceptors=[self._watch.interceptor],
             maximum_concurrent_rpcs=threads * _QUEUED_PER_THREAD,
             options=[
                 ("grpc.max_receive_message_length", size),
@@ -183,11 +217,10 @@ class CuratorServer:
         return grpc.ssl_server_credentials([(key, certificate)], root_certificates=authority, require_client_auth=True)
 
 
-def serve(home: Home, settings: CuratorSettings, *, log_level: str = "info") -> None:
+def serve(home: Home, settings: CuratorSettings) -> None:
     """Serves until SIGTERM or SIGINT."""
-    logging.basicConfig(
-        stream=sys.stderr, level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(settings.log)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold records and keys
     run_until_signal(CuratorServer(home, settings))
 
 

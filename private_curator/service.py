@@ -7,6 +7,7 @@ types and places of the exceptions.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -15,29 +16,39 @@ from importlib import metadata
 from typing import TypeVar, cast
 
 import grpc
-import numpy as np
 from google.protobuf.message import Message
+from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from private_curator import admission
-from private_curator.admission import DataSetFacts, Operation, StepContent
+from private_curator.admission import DataSetFacts, Operation
 from private_curator.authentication import Principal, authenticate
 from private_curator.extraction import ExtractorCatalogue
 from private_curator.incidents import IncidentBook
-from private_curator.ledger import AccountStatus, DataSetState, Ledger, StoredReply
+from private_curator.ledger import AccountStatus, DataSetState, Ledger, Run, StoredReply
+from private_curator.pacing import Pacer
 from private_curator.release import ReleasePipeline
 from private_curator.settings import CuratorSettings
+from private_curator.step_inputs import StepInputs
+from private_curator.turns import Turns
 from private_curator.uploads import Kind, UploadStore
-from shared.errors import AccountantsDisagree, DpswdError, RequestInvalid
+from shared.errors import AccountantsDisagree, DpswdError
 from shared.privacy.events import RunEvent
-from shared.protocol import arrays, limits, status
-from shared.protocol.messages import FloatVector, PublicMap, RunParameters
+from shared.protocol import limits, status
+from shared.protocol.digests import run_digest
+from shared.protocol.messages import RunParameters
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
+
+OK = "OK"
+"""The outcome of a request that was answered."""
 
 _Reply = TypeVar("_Reply", bound=Message)
 
 _log = logging.getLogger(__name__)
+
+_STEPS = frozenset(operation.value for operation in Operation)
+"""The RPCs whose replies are made from records: they are paced, refusals and errors included."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,8 @@ class Parts:
         extractors: builds extractors from uploads.
         pipeline: computes and releases steps.
         incidents: unexpected errors.
+        pacer: holds replies to charged requests back.
+        turns: bounds what one client may have under way.
         crosscheck: re-derives a run's price by an independent accountant; raises AccountantsDisagree.
         now: the present.
     """
@@ -63,6 +76,8 @@ class Parts:
     extractors: ExtractorCatalogue
     pipeline: ReleasePipeline
     incidents: IncidentBook
+    pacer: Pacer
+    turns: Turns
     crosscheck: Callable[[RunEvent], object]
     now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC)
 
@@ -72,6 +87,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._inputs = StepInputs(parts.uploads, parts.settings.limits)
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.DescribeResponse:  # noqa: N802
         """See curator.proto."""
@@ -109,6 +125,18 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         """See curator.proto."""
         return self._answer(context, "ReleaseQuantiles", self._release_quantiles, request)
 
+    def EvaluateModel(  # noqa: N802
+        self, request: pb.EvaluateModelRequest, context: grpc.ServicerContext
+    ) -> pb.EvaluateModelResponse:
+        """See curator.proto."""
+        return self._answer(context, "EvaluateModel", self._evaluate_model, request)
+
+    def ReleaseCriticGradient(  # noqa: N802
+        self, request: pb.ReleaseCriticGradientRequest, context: grpc.ServicerContext
+    ) -> pb.ReleaseCriticGradientResponse:
+        """See curator.proto."""
+        return self._answer(context, "ReleaseCriticGradient", self._release_critic_gradient, request)
+
     # -- the boundary ---------------------------------------------------------------------------------------------
 
     def _answer(
@@ -119,6 +147,27 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         request: Message,
     ) -> _Reply:
         """Runs one handler for the authenticated caller; every error leaves through here and only here."""
+        paced = self._parts.pacer.paced() if operation in _STEPS else contextlib.nullcontext()
+        with paced:
+            reply, refusal, caller, outcome = self._outcome(context, operation, handler, request)
+        # After the wait: the time of a line in the log tells no more than that of the reply.
+        fields = {"operation": operation, "client": caller, "outcome": outcome}
+        _log.info("%s for %s: %s", operation, caller or "nobody", outcome, extra=fields)
+        if refusal is None:
+            assert reply is not None
+            return reply
+        # Outside of the handling of the error: gRPC logs the exception that abort raises together with its context.
+        context.abort_with_status(rpc_status.to_status(refusal))
+        raise AssertionError("abort_with_status raises")
+
+    def _outcome(
+        self,
+        context: grpc.ServicerContext,
+        operation: str,
+        handler: Callable[[Principal, Message], _Reply],
+        request: Message,
+    ) -> tuple[_Reply | None, status_pb2.Status | None, str, str]:
+        """The handler's reply or the refusal that it comes to, the caller's name, and OK or the refusal's reason."""
         parts = self._parts
         caller = ""
         try:
@@ -126,7 +175,8 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             peer = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
             principal = authenticate(peer, find=parts.ledger.client_by_fingerprint, now=parts.now())
             caller = principal.name
-            reply = handler(principal, request)
+            with parts.turns.taken(caller):
+                reply = handler(principal, request)
         except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
             if isinstance(error, DpswdError) and (reason := status.reason_for(error)) is not None:
                 refusal, outcome = status.to_status(error), reason.reason
@@ -136,12 +186,8 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
                 number = parts.incidents.record(error, operation=operation, client=caller)
                 refusal, outcome = status.incident(number), "INTERNAL"
         else:
-            _log.info("%s for %s: OK", operation, caller)
-            return reply
-        # Outside of the except block: gRPC logs the exception that abort raises together with its context.
-        _log.info("%s for %s: %s", operation, caller or "nobody", outcome)
-        context.abort_with_status(rpc_status.to_status(refusal))
-        raise AssertionError("abort_with_status raises")
+            return reply, None, caller, OK
+        return None, refusal, caller, outcome
 
     # -- handlers -------------------------------------------------------------------------------------------------
 
@@ -156,7 +202,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             data_set_budget=data_set_budget,
             client_budget=client_budget,
             neighbouring_relation=parts.ledger.status().data_set.relation,
-            mechanisms=["rows", "quantiles", "gradient"],
+            mechanisms=["rows", "quantiles", "gradient", "critic", *(["evaluation"] * bool(parts.data_set.classes))],
             limits=pb.Limits(
                 max_message_bytes=bounds.max_message_bytes,
                 max_directions=bounds.max_directions,
@@ -169,6 +215,8 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             ledger_public_key=parts.ledger.public_key,
             client_name=principal.name,
             software_version=metadata.version("dpswd"),
+            classes=parts.data_set.classes,
+            class_names=parts.data_set.class_names,
         )
 
     def _upload_extractor(self, principal: Principal, request: Message) -> pb.UploadExtractorResponse:
@@ -184,7 +232,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
 
     def _upload_source(self, principal: Principal, request: Message) -> pb.UploadSourceResponse:
         assert isinstance(request, pb.UploadSourceRequest)
-        features = self._decode_source(request.features, field="features")
+        features = self._inputs.uploaded(request.features)
         digest = self._parts.uploads.put(Kind.SOURCE, features.tobytes(), client=principal.name, field="features")
         return pb.UploadSourceResponse(source_digest=digest)
 
@@ -194,18 +242,12 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         if not request.validate_only:
             admission.check_request_id(request.request_id, field="request_id")
         parameters = RunParameters.from_message(request.parameters)
-        event = self._event(principal, parameters)
-        run_id = ""
-        if not request.validate_only:
-            parts.crosscheck(event)
-            run = parts.ledger.open_run(
-                client=principal.name,
-                request_id=request.request_id,
-                digest=admission.run_digest(parameters),
-                event=event,
-                parameters=parameters.to_message().SerializeToString(deterministic=True),
-            )
-            run_id = run.run_id
+        run_id, receipt = "", None
+        if request.validate_only:
+            event = self._event(principal, parameters)
+        else:
+            run = self._opened(principal, request.request_id, parameters)
+            run_id, receipt, event = run.run_id, _receipt(run), run.event
         quote = parts.ledger.price_run(client=principal.name, event=event)
         data_set_budget, client_budget = self._budgets(principal)
         return pb.OpenRunResponse(
@@ -215,6 +257,26 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             client_budget=client_budget,
             fits=quote.fits or bool(run_id),
             steps_that_fit=event.steps if run_id else quote.steps_that_fit,
+            receipt=receipt,
+        )
+
+    def _opened(self, principal: Principal, request_id: str, parameters: RunParameters) -> Run:
+        """The run that this very request has opened, or a new one, charged."""
+        parts, digest = self._parts, run_digest(parameters)
+        # First of all: what was paid for is not asked again whether it may be bought.
+        known = parts.ledger.opened_run(client=principal.name, request_id=request_id, digest=digest)
+        if known is not None:
+            return known
+        event = self._event(principal, parameters)
+        parts.crosscheck(event)
+        if parts.ledger.price_run(client=principal.name, event=event).fits:  # else the ledger refuses, with figures
+            parts.pipeline.rehearse(parameters, parts.extractors.get(parameters, client=principal.name))
+        return parts.ledger.open_run(
+            client=principal.name,
+            request_id=request_id,
+            digest=digest,
+            event=event,
+            parameters=parameters.to_message().SerializeToString(deterministic=True),
         )
 
     def _align_target(self, principal: Principal, request: Message) -> pb.AlignTargetResponse:
@@ -232,6 +294,16 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         stored = self._step(principal, Operation.RELEASE_QUANTILES, request.input, request.source)
         return pb.ReleaseQuantilesResponse(step_release=stored.reply, receipt=_receipt(stored))
 
+    def _evaluate_model(self, principal: Principal, request: Message) -> pb.EvaluateModelResponse:
+        assert isinstance(request, pb.EvaluateModelRequest)
+        stored = self._step(principal, Operation.EVALUATE_MODEL, request.input, pb.SourceFeatures())
+        return pb.EvaluateModelResponse(evaluation_release=stored.reply, receipt=_receipt(stored))
+
+    def _release_critic_gradient(self, principal: Principal, request: Message) -> pb.ReleaseCriticGradientResponse:
+        assert isinstance(request, pb.ReleaseCriticGradientRequest)
+        stored = self._step(principal, Operation.RELEASE_CRITIC_GRADIENT, request.input, pb.SourceFeatures())
+        return pb.ReleaseCriticGradientResponse(critic_release=stored.reply, receipt=_receipt(stored))
+
     def _step(
         self, principal: Principal, operation: Operation, message: pb.StepInput, source: pb.SourceFeatures
     ) -> StoredReply:
@@ -240,26 +312,23 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         admission.check_request_id(message.request_id, field="input.request_id")
         run = parts.ledger.run(client=principal.name, run_id=message.run_id)
         parameters = RunParameters.from_message(pb.RunParameters.FromString(run.parameters))
+        asked = self._inputs.asked(operation, message, source)
+        # First of all: a reply that was paid for is sent again whatever the operator has decided since.
+        stored = parts.ledger.stored_reply(
+            client=principal.name, run_id=run.run_id, request_id=message.request_id, digest=asked.digest
+        )
+        if stored is not None:
+            return stored
         event = self._event(principal, parameters)
         if event != run.event:
             # The charge and the computation must describe one and the same release, or the price is not its price.
             raise RuntimeError("a run's charged event differs from what its declaration means now")
         extractor = parts.extractors.get(parameters, client=principal.name)
-        content = StepContent(
-            operation=operation,
-            run_id=run.run_id,
-            request_id=message.request_id,
-            adapted=message.adapted_parameters,
-            feature_map=(
-                PublicMap.from_message(message.feature_map, field="input.feature_map")
-                if message.HasField("feature_map")
-                else None
-            ),
-            source=self._source(principal, source, feature_dimension=extractor.facts.feature_dimension),
-        )
+        content = self._inputs.content(asked, client=principal.name, extractor=extractor.facts)
         step = admission.admit_step(
             content, parameters=parameters, extractor=extractor.facts, limits=parts.settings.limits
         )
+        parts.pacer.expect(parts.pipeline.rehearse(parameters, extractor))
         return parts.pipeline.answer(step, content=content, client=principal.name, extractor=extractor)
 
     def _event(self, principal: Principal, parameters: RunParameters) -> RunEvent:
@@ -269,31 +338,6 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         return admission.admit_run(
             parameters, data_set=parts.data_set, extractor=extractor.facts, limits=parts.settings.limits
         )
-
-    def _source(
-        self, principal: Principal, message: pb.SourceFeatures, *, feature_dimension: int
-    ) -> FloatVector | None:
-        match message.WhichOneof("features"):
-            case "inline":
-                return self._decode_source(message.inline, field="source.inline")
-            case "digest":
-                data = self._parts.uploads.get(Kind.SOURCE, message.digest, client=principal.name)
-                if data is None:
-                    raise RequestInvalid((("source.digest", "is unknown; upload the source features first"),))
-                if len(data) % (4 * feature_dimension):
-                    text = f"names features that are no rows of {feature_dimension} values, as the extractor makes them"
-                    raise RequestInvalid((("source.digest", text),))
-                return np.frombuffer(data, dtype="<f4").astype(np.float32).reshape(-1, feature_dimension)
-            case _:
-                return None
-
-    def _decode_source(self, message: pb.FloatArray, *, field: str) -> FloatVector:
-        features = arrays.decode_floats(message, field=field, max_values=limits.MAX_MESSAGE_BYTES // 4)
-        most = self._parts.settings.limits.max_source_features
-        if features.ndim != 2 or not 1 <= features.shape[0] <= most or features.shape[1] < 1:
-            text = f"has shape {features.shape}; needed is (m, d) with m from 1 to {most}"
-            raise RequestInvalid(((field, text),))
-        return features
 
     def _budgets(self, principal: Principal) -> tuple[pb.BudgetStatus, pb.BudgetStatus]:
         ledger = self._parts.ledger
@@ -312,5 +356,5 @@ def _budget(account: AccountStatus, *, closed: bool) -> pb.BudgetStatus:
     )
 
 
-def _receipt(stored: StoredReply) -> pb.Receipt:
+def _receipt(stored: StoredReply | Run) -> pb.Receipt:
     return pb.Receipt(statement=stored.receipt.statement, signature=stored.receipt.signature)

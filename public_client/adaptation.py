@@ -1,64 +1,62 @@
-"""Domain adaptation against a curator, as a plain training loop.
-
-Three ways, chosen by the plan's `parameters`:
-
-- *adapters*: the source-trained extractor and classifier stay as they are. A copy of the extractor with a
-  few adapter parameters is what private records go through; the sanitized gradient alone trains these.
-- *none*: nothing comes back through the target branch. The stored releases are replayed (`replay`): a small model of
-  how the target sees things is fitted to them, and all weights are fine-tuned on the source seen through it.
-- *all*: the paper's Algorithm 2. One extractor serves both sides; every step adds the class loss, the distance's
-  gradient through the source branch (autograd) and its sanitized gradient through the target branch.
+"""Domain adaptation against one curator or several; `ways` holds the training loops.
 
 Usage::
 
     model = DomainAdaptation(extractor, classifier, curator=hospital, plan=plan)
     model.fit(source_loader)
     model.save("adapted.safetensors")
+
+With a `Federation` in the curator's place, each site gets a model of its own, trained in parallel with the others, or,
+with ``shared=True``, all sites train one. A site that fails is set aside and reported (`reports`); `fit` raises only
+when none is left.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from public_client import evaluation, replay
+from public_client import evaluation
 from public_client.adapted import save_adapted
-from public_client.adapters import with_adapters
-from public_client.alignment import Alignment, AlignmentStep
+from public_client.alignment import Declarable, quoted
 from public_client.checkpoint import Checkpoint
-from public_client.course import Average, HistoryPoint, detached, write_history
+from public_client.course import HistoryPoint
 from public_client.curator import Curator
 from public_client.devices import resolve_device
+from public_client.federation import Federation
+from public_client.logs import NoLog, Recorder
+from public_client.loop import Evaluate, Training
 from public_client.planning import Plan
 from public_client.progress import reporting
+from public_client.sites import ALONE, Group, Model, Site, reports, train_groups
 from public_client.source import Batches, collect, count_batches, train_source
-from shared.errors import SettingsError
-from shared.mechanisms.feature_map import FeatureMap
-
-Evaluate = Callable[[nn.Module, nn.Module], float]
-"""(extractor, classifier) to accuracy in percent; for rehearsals, where labels of the target are at hand."""
+from public_client.ways import WAYS
+from shared.errors import BudgetExhausted, InvalidValue, SettingsError
+from shared.source_statistics import SourceStatistics
 
 _SOURCE_UPDATES = 1500  # source-only training is long enough after about as many, whatever the data set's size
 _MOST_EPOCHS = 40
-_POINTS = 20  # evaluations and epsilon figures in one training
+_SUMMED_UP = 2048  # source records in the saved model's statistics
 
 
 class DomainAdaptation:
-    """Adapts a classifier to one curator's private records.
+    """Adapts a classifier to private records of one curator, or of several.
 
     Args:
         extractor: records to features, any module of the closed vocabulary.
         classifier: features to scores; never leaves the client.
-        curator: the connection to the hospital.
-        plan: from `Curator.plan`.
+        curator: the connection to the hospital, or a `Federation` of several.
+        plan: from `Curator.plan`; by name, from `Federation.plan`.
+        shared: whether several sites train one model (one adapter, or one network on all sites' views). The way "all"
+            always does.
+        adapter: a small module of the vocabulary, records to records of the same shape and the identity at first, in
+            the place of the plan's own adapter.
         device: "auto", "cpu" or "cuda".
         seed: of every random choice on the client's side.
         source_epochs: passes of source-only training before the alignment; by default about 1500 updates, and 0 for
@@ -66,8 +64,10 @@ class DomainAdaptation:
 
     Attributes:
         extractor: the source side; in the way "all" also what private records go through.
-        target_extractor: what private records go through, once `fit` has begun.
-        history: points of the training.
+        sites: by name; each has its model, its history and, where it was set aside, the reason.
+
+    Raises:
+        SettingsError: plans and curators do not belong together.
     """
 
     def __init__(
@@ -75,8 +75,10 @@ class DomainAdaptation:
         extractor: nn.Module,
         classifier: nn.Module,
         *,
-        curator: Curator,
-        plan: Plan,
+        curator: Curator | Federation,
+        plan: Plan | Mapping[str, Plan],
+        shared: bool = False,
+        adapter: nn.Module | None = None,
         device: str = "auto",
         seed: int = 0,
         source_epochs: int | None = None,
@@ -84,191 +86,209 @@ class DomainAdaptation:
         self.device = resolve_device(device)
         self.extractor = extractor.to(self.device)
         self.classifier = classifier.to(self.device)
-        self.target_extractor = self.extractor
-        self.curator = curator
-        self.plan = plan
+        self.adapter = adapter
         self.seed = seed
         self.source_epochs = source_epochs
-        self.history: list[HistoryPoint] = []
+        self._curators, self._plans, self._weights = _by_name(curator, plan)
+        ways = {p.parameters for p in self._plans.values()}
+        if len(ways) > 1:
+            raise SettingsError(f"the sites' plans train different parameters ({', '.join(sorted(ways))}); plan alike")
+        self.shared = shared or ways == {"all"}
+        self.sites = self._fresh_sites(None)
+        self._source: Batches | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The first site's plan, with its noise once the run is open."""
+        return self._first.plan
+
+    @property
+    def history(self) -> list[HistoryPoint]:
+        """Points of the first site's course."""
+        return self._first.history
+
+    @property
+    def target_extractor(self) -> nn.Module:
+        """What the first site's records go through."""
+        return self.model().extractor
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """For each site: what was charged, how far it came, and why no further."""
+        return reports(self.sites)
 
     def fit(
         self,
         source_loader: Batches,
         *,
-        evaluate: Evaluate | None = None,
+        evaluate: Evaluate | Mapping[str, Evaluate] | None = None,
         checkpoint: str | Path | None = None,
+        log: Recorder | None = None,
         progress: bool = True,
     ) -> DomainAdaptation:
-        """Trains on the source, opens the run (which charges all of it), and aligns.
+        """Trains on the source, opens the runs (which charges all of each), and aligns.
 
         Args:
             source_loader: (images, labels) batches of the public source, such as a DataLoader.
-            evaluate: called at a few points, for curves; private accuracy is not known outside rehearsals.
-            checkpoint: a directory; a run that was begun there is continued, without spending a step twice.
+            evaluate: called at a few points, for curves; private accuracy is not known outside rehearsals. By site's
+                name where there are several.
+            checkpoint: a directory; a training that was begun there is continued, without spending a step twice, and
+                sites that were set aside get another chance.
+            log: told of every step (`logs.TrainingLog`).
             progress: shows progress bars on standard error.
 
         Raises:
-            BudgetExhausted: the plan does not fit; nothing was spent.
+            BudgetExhausted: no site admits its plan; nothing was spent.
+            ProtocolError: no site is left.
         """
         torch.manual_seed(self.seed)
+        self._source = source_loader
         store = Checkpoint(Path(checkpoint)) if checkpoint is not None else None
+        before = {name: site.model for name, site in self.sites.items()}
+        self.sites = self._fresh_sites(store)
+        for name, model in before.items():
+            self.sites[name].model = model  # what an earlier fit reached stays until a new run is open
+        groups = self._groups(store)
+        self._ask_first()
+        groups = [group for group in groups if group.live]
         start = store.read_start() if store is not None else None
         if start is None:
             self._train_source(source_loader, progress=progress)
+            source = collect(source_loader, most=self.plan.source_records)
+            features = evaluation.features(self.extractor, source.images.to(self.device))
+            self._write_start(store, features)
         else:
-            self._restore_modules(start)
-        if self.plan.parameters == "none":
-            self._fit_view(source_loader, store, evaluate, progress=progress)
-        elif self.plan.parameters == "all":
-            self._fit_both(source_loader, store, evaluate, progress=progress)
-        else:
-            self._fit_target(source_loader, store, evaluate, progress=progress)
+            self._restore(start)
+            features = torch.as_tensor(start["features"]).to(self.device)
+        training = Training(
+            model=Model(self.extractor, self.classifier),
+            source=source_loader,
+            features=features,
+            device=self.device,
+            seed=self.seed,
+            progress=progress,
+            evaluate=evaluate
+            if isinstance(evaluate, Mapping)
+            else dict.fromkeys(self.sites, evaluate)
+            if evaluate is not None
+            else {},
+            log=log or NoLog(),
+            adapter=self.adapter,
+        )
+        way = WAYS[self.plan.parameters]
+        train_groups(groups, lambda group: way.begin(group, training), lambda group: way.fit(group, training))
         return self
 
-    def predict(self, records: Tensor) -> Tensor:
+    def model(self, site: str | None = None) -> Model:
+        """What a site's records go through; the source-trained modules where nothing was trained for it.
+
+        Args:
+            site: its name; by default the first that was trained.
+
+        Raises:
+            InvalidValue: there is no such site.
+        """
+        return self._named(site).model or Model(self.extractor, self.classifier)
+
+    def predict(self, records: Tensor, *, site: str | None = None) -> Tensor:
         """Classes (n,) of target records (n, ...)."""
-        scores = self.classifier(evaluation.features(self.target_extractor, records.to(self.device)))
+        model = self.model(site)
+        scores = model.classifier(evaluation.features(model.extractor, records.to(self.device)))
         return torch.as_tensor(scores.argmax(dim=1))
 
-    def save(self, path: str | Path) -> None:
-        """Writes the adapted extractor and the classifier, graphs and weights, to one file (`adapted.load_adapted`)."""
-        save_adapted(
-            Path(path),
-            extractor=self.target_extractor,
-            classifier=self.classifier,
-            record_shape=self.curator.describe().record_shape,
-            plan=self.plan,
-        )
+    def save(self, path: str | Path, *, site: str | None = None) -> list[Path]:
+        """Writes adapted extractor and classifier, graphs and weights, to one file for each model (`load_adapted`).
 
-    # The adapter way: the source side is fixed, so its features go up once.
+        Args:
+            path: of the file; for several sites with models of their own ``NAME-SITE`` with the same ending.
+            site: writes this one's model alone, to `path` itself.
 
-    def _fit_target(
-        self, source_loader: Batches, store: Checkpoint | None, evaluate: Evaluate | None, *, progress: bool
-    ) -> None:
-        features = self._first_features(source_loader, store)
-        self._write_start(store, features=features)
-        target = with_adapters(self.extractor, self.curator.describe().record_shape).to(self.device)
-        alignment = Alignment(self.curator, target, self.plan, source_features=features, checkpoint=store)
-        self.target_extractor = target  # only now: a refused run leaves the model as it was
-        public = alignment.upload(features)
-
-        def step(_: int) -> tuple[AlignmentStep, Tensor]:
-            answer = alignment.step(public)
-            return answer, answer.loss / answer.scale
-
-        self._align(alignment, alignment.parameters, step, store, evaluate, progress=progress)
-
-    # The replay: the private steps come first, all training after them is post-processing.
-
-    def _fit_view(
-        self, source_loader: Batches, store: Checkpoint | None, evaluate: Evaluate | None, *, progress: bool
-    ) -> None:
-        features = self._first_features(source_loader, store)
-        self._write_start(store, features=features)
-        alignment = Alignment(self.curator, self.extractor, self.plan, source_features=features, checkpoint=store)
-        self.plan = alignment.plan
-        self._record(0, math.nan, evaluate)
-        with reporting("private releases", self.plan.steps, shown=progress) as bar:
-            releases = replay.draw_all(alignment, store, bar)
-        source = collect(source_loader, most=replay.MOST_RECORDS).to(self.device)
-        generator = torch.Generator().manual_seed(self.seed)
-        self.extractor.requires_grad_(False)
-        with reporting("fitting the target's view", replay.VIEW_STEPS, shown=progress) as bar:
-            view, left = replay.find_view(
-                self.extractor,
-                source.images,
-                lambda features, number: alignment.distance(features, releases[number]),
-                releases=len(releases),
-                learning_rate=self.plan.learning_rate,
-                generator=generator,
-                bar=bar,
+        Returns:
+            The files.
+        """
+        whole = Path(path)
+        if site is not None or self.shared or len(self.sites) == 1:
+            named = {whole: self._named(site)}
+        else:
+            trained = [s for s in self.sites.values() if s.model is not None]
+            named = {whole.with_stem(f"{whole.stem}-{s.name}"): s for s in trained}
+        for file, one in named.items():
+            model = one.model or Model(self.extractor, self.classifier)
+            save_adapted(
+                file,
+                extractor=model.extractor,
+                classifier=model.classifier,
+                record_shape=one.curator.describe().record_shape,
+                plan=one.plan,
+                statistics=self._statistics(model),
             )
-        self.extractor.requires_grad_(True)
-        with reporting("tuning on that view", self.plan.tuning_steps, shown=progress) as bar:
-            self.target_extractor, self.classifier = replay.tune(
-                self.extractor,
-                self.classifier,
-                view,
-                source,
-                steps=self.plan.tuning_steps,
-                generator=generator,
-                bar=bar,
+        return list(named)
+
+    def _statistics(self, model: Model) -> SourceStatistics | None:
+        """Of the public source as the saved model's classifier should see it, for the hospital's drift report."""
+        if self._source is None:
+            return None
+        source = collect(self._source, most=_SUMMED_UP)
+        # An adapter stands before records of the target alone: the source goes through the extractor as it was.
+        extractor = self.extractor if self.plan.parameters == "adapters" else model.extractor
+        features = evaluation.features(extractor, source.images.to(self.device))
+        with torch.no_grad():
+            return SourceStatistics.of(source.images, features, model.classifier(features))
+
+    @property
+    def _first(self) -> Site:
+        """The first site that was trained, or simply the first."""
+        trained = [site for site in self.sites.values() if site.lost is None]
+        return (trained or list(self.sites.values()))[0]
+
+    def _named(self, site: str | None) -> Site:
+        if site is None:
+            return self._first
+        if site not in self.sites:
+            raise InvalidValue(f"there is no site {site!r}; the sites are {', '.join(self.sites)}")
+        return self.sites[site]
+
+    def _fresh_sites(self, store: Checkpoint | None) -> dict[str, Site]:
+        alone = len(self._plans) == 1 and ALONE in self._plans
+        return {
+            name: Site(
+                name, self._curators[name], plan, self._weights[name],
+                store if store is None or alone else store.site(name),
             )
-        self._record(self.plan.steps, left, evaluate)
-        if store is not None:
-            write_history(self.history, store.directory / "history.csv")
+            for name, plan in self._plans.items()
+        }  # fmt: skip
 
-    # The paper's way: both sides share every weight, so the source features change with each step.
+    def _groups(self, store: Checkpoint | None) -> list[Group]:
+        sites = list(self.sites.values())
+        return [Group(sites, store)] if self.shared else [Group([site], site.store) for site in sites]
 
-    def _fit_both(
-        self, source_loader: Batches, store: Checkpoint | None, evaluate: Evaluate | None, *, progress: bool
-    ) -> None:
-        self.target_extractor = self.extractor.eval()
-        features = self._first_features(source_loader, store)
-        self._write_start(store, features=features)
-        alignment = Alignment(self.curator, self.extractor, self.plan, source_features=features, checkpoint=store)
-        batches = _endless(source_loader)
+    def _ask_first(self) -> None:
+        """Asks the curators whether the runs fit, before hours of training; free. Sites that refuse are set aside."""
+        everybody = Group(list(self.sites.values()), None)
+        new = [site for site in everybody.sites if site.store is None or not site.store.begun]
+        if not new:
+            return
+        described = everybody.each(lambda site: site.curator.describe(), new)
+        shape = next(iter(described.values())).record_shape
+        declarable = Declarable.of_source(self.extractor, shape, new[0].plan, own=self.adapter)
 
-        def step(_: int) -> tuple[AlignmentStep, Tensor]:
-            images, labels = next(batches)
-            features = self.extractor(images.to(self.device))  # (m, d)
-            class_loss = functional.cross_entropy(self.classifier(features), labels.to(self.device))
-            # Public statistics follow the weights; the map is a constant of the step, as it is at the curator.
-            feature_map = FeatureMap.from_source(features.detach(), target_norm=self.plan.target_norm)
-            answer = alignment.step(features, feature_map=feature_map)
-            return answer, class_loss + self.plan.alignment_weight * answer.loss
+        def ask(site: Site) -> None:
+            description = described[site.name]
+            if description.record_shape != shape:
+                raise InvalidValue(
+                    f"{site.name} holds records of shape {description.record_shape}, the others of {shape}; train for "
+                    "it apart"
+                )
+            asked = quoted(site.curator, declarable, site.plan)
+            if asked.fits is False:
+                raise BudgetExhausted(
+                    requested=asked.epsilon,
+                    spent=description.spent,
+                    remaining=description.remaining,
+                    steps_that_fit=asked.steps_that_fit or 0,
+                )
 
-        trained = [*alignment.parameters, *self.classifier.parameters()]
-        self._align(alignment, trained, step, store, evaluate, progress=progress)
-
-    def _align(
-        self,
-        alignment: Alignment,
-        parameters: Sequence[Tensor],
-        step: Callable[[int], tuple[AlignmentStep, Tensor]],
-        store: Checkpoint | None,
-        evaluate: Evaluate | None,
-        *,
-        progress: bool,
-    ) -> None:
-        """The loop that both ways share: draw a step, descend, average, store, report."""
-        plan = self.plan = alignment.plan
-        optimizer = torch.optim.Adam(parameters, lr=plan.learning_rate)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: _cosine(t, plan.steps))
-        average = Average(parameters, plan.averaging)
-        done = self._resume(store, parameters, optimizer, schedule, average)
-        distances: list[float] = []
-        with reporting("aligning with the target", plan.steps, shown=progress, done=done) as bar:
-            if done == 0:
-                self._record(0, math.nan, evaluate)
-            for t in range(done + 1, plan.steps + 1):
-                answer, loss = step(t)
-                optimizer.zero_grad()
-                torch.autograd.backward(loss)
-                optimizer.step()
-                schedule.step()
-                average.update(parameters)
-                distances.append(answer.distance)
-                if store is not None:
-                    state = {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-                    tensors = {"parameters": detached(parameters), "average": average.values}
-                    store.write_state({"step": t, "request_id": answer.request_id, **state, **tensors})
-                if t == plan.steps:
-                    average.copy_to(parameters)
-                if t % max(1, plan.steps // _POINTS) == 0 or t == plan.steps:
-                    self._record(t, sum(distances) / len(distances), evaluate)
-                    distances.clear()
-                bar.advance(self._status())
-        if store is not None:
-            write_history(self.history, store.directory / "history.csv")
-
-    def _first_features(self, source_loader: Batches, store: Checkpoint | None) -> Tensor:
-        """Source features (m, d) under the source-trained extractor; a resumed run has its own."""
-        start = store.read_start() if store is not None else None
-        if start is not None:
-            return torch.as_tensor(start["features"]).to(self.device)
-        source = collect(source_loader, most=self.plan.source_records)
-        return evaluation.features(self.extractor, source.images.to(self.device))
+        everybody.each(ask, [site for site in new if site.lost is None])
 
     def _train_source(self, source_loader: Batches, *, progress: bool) -> None:
         epochs = self.source_epochs
@@ -286,26 +306,23 @@ class DomainAdaptation:
         self.extractor.eval()
         self.classifier.eval()
 
-    def _record(self, step: int, distance: float, evaluate: Evaluate | None) -> None:
-        accuracy = evaluate(self.target_extractor, self.classifier) if evaluate is not None else math.nan
-        self.history.append(HistoryPoint(step, distance, self.plan.epsilon_after(step), accuracy))
+    def _write_start(self, store: Checkpoint | None, features: Tensor) -> None:
+        if store is not None:
+            store.write_start(
+                {
+                    "extractor": self.extractor.state_dict(),
+                    "classifier": self.classifier.state_dict(),
+                    "features": features,
+                    "plans": {name: plan.to_json() for name, plan in self._plans.items()},
+                    "shared": self.shared,
+                }
+            )
 
-    def _status(self) -> str:
-        last = self.history[-1] if self.history else None
-        if last is None:
-            return ""
-        accuracy = "" if math.isnan(last.accuracy) else f"  accuracy {last.accuracy:.1f}%"
-        return f"epsilon {last.epsilon:.3f} of {self.plan.epsilon:.3f}{accuracy}"
-
-    def _write_start(self, store: Checkpoint | None, **tensors: Tensor) -> None:
-        if store is not None and store.read_start() is None:
-            modules = {"extractor": self.extractor.state_dict(), "classifier": self.classifier.state_dict()}
-            store.write_start({**modules, **tensors, "plan": self.plan.to_json()})
-
-    def _restore_modules(self, start: dict[str, Any]) -> None:
-        stored = Plan.from_json(start["plan"])
+    def _restore(self, start: dict[str, Any]) -> None:
+        stored = {name: Plan.from_json(values) for name, values in start["plans"].items()}
         # What is left, and the delta of a budget that was extended meanwhile, are the ledger's, no wish of the plan.
-        if replace(stored, remaining=self.plan.remaining, delta=self.plan.delta) != self.plan:
+        same = all(name in stored and _same_wish(stored[name], plan) for name, plan in self._plans.items())
+        if not same or start["shared"] != self.shared:
             raise SettingsError(
                 "the checkpoint holds another plan; continue it with its own, or choose another directory"
             )
@@ -314,33 +331,21 @@ class DomainAdaptation:
         self.extractor.eval()
         self.classifier.eval()
 
-    def _resume(
-        self,
-        store: Checkpoint | None,
-        parameters: Sequence[Tensor],
-        optimizer: torch.optim.Optimizer,
-        schedule: torch.optim.lr_scheduler.LRScheduler,
-        average: Average,
-    ) -> int:
-        state = store.read_state() if store is not None else None
-        if state is None:
-            return 0
-        with torch.no_grad():
-            for parameter, stored in zip(parameters, state["parameters"], strict=True):
-                parameter.copy_(stored)
-        optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
-        average.values = [value.to(self.device) for value in state["average"]]
-        if state["step"] == self.plan.steps:
-            average.copy_to(parameters)
-        return int(state["step"])
+
+def _by_name(
+    curator: Curator | Federation, plan: Plan | Mapping[str, Plan]
+) -> tuple[dict[str, Curator], dict[str, Plan], dict[str, float]]:
+    """Curators, plans and weights of all sites; one curator is the site `ALONE`."""
+    if isinstance(curator, Federation):
+        plans = dict.fromkeys(curator, plan) if isinstance(plan, Plan) else dict(plan)
+        unknown = sorted(set(plans) - set(curator))
+        if unknown or not plans:
+            raise SettingsError(f"there are plans for {unknown}; the connected sites are {sorted(curator)}")
+        return {name: curator.curators[name] for name in plans}, plans, curator.weights
+    if not isinstance(plan, Plan):
+        raise SettingsError("plans for several sites need a Federation of their curators")
+    return {ALONE: curator}, {ALONE: plan}, {ALONE: 1.0}
 
 
-def _cosine(step: int, steps: int) -> float:
-    """From 1 down to 0.05: large moves first, then the noise is averaged out."""
-    return 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * min(step, steps) / steps))
-
-
-def _endless(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
-    """Passes over the source again and again, each in the loader's own order."""
-    return itertools.chain.from_iterable(itertools.repeat(batches))
+def _same_wish(stored: Plan, wanted: Plan) -> bool:
+    return replace(stored, delta=wanted.delta) == wanted

@@ -6,25 +6,30 @@
 from __future__ import annotations
 
 import base64
+import copy
+import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from public_client.adapters import adapted_names
+from public_client.adapters import adapted_names, with_adapters
 from public_client.checkpoint import Checkpoint
 from public_client.curator import Curator
-from public_client.exchange import PendingStep, Run, UploadedExtractor, new_request_id
+from public_client.exchange import PendingStep, Quote, Run, UploadedExtractor, new_request_id
 from public_client.losses import quantile_loss, row_loss, sanitized_term
 from public_client.planning import Plan
-from shared.errors import CuratorFault, CuratorUnavailable, InvalidValue, RequestInProgress, SettingsError
+from shared.errors import CuratorFault, CuratorUnavailable, InvalidValue, RequestInProgress, SettingsError, StepGivenUp
+from shared.extractor.graph import ExtractorGraph
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.mechanisms.feature_map import FeatureMap
 from shared.protocol.messages import PublicMap, RunParameters, StepRelease
 from shared.protocol.v1 import curator_pb2 as pb
+
+_log = logging.getLogger(__name__)
 
 _MOST_NOISE = 4.0
 """Times the planned noise: beyond it a run would cost about what was asked and be of little use."""
@@ -64,6 +69,104 @@ class AlignmentStep:
     request_id: str
 
 
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What the client saw of the target at one step; all of it is public or was charged.
+
+    Attributes:
+        source_features: (m, d), raw, without gradients, that the release was compared with.
+        release: of the step.
+        feature_map: the public map of the step.
+    """
+
+    source_features: Tensor
+    release: StepRelease
+    feature_map: FeatureMap
+
+
+@dataclass(frozen=True, eq=False)
+class Declarable:
+    """An extractor as it travels, with what a plan adapts of it; made without a curator.
+
+    `torch.fx` patches `nn.Module` for the whole process while it traces. So where several sites are served by threads,
+    all extractors are made declarable before the first thread runs a module.
+
+    Attributes:
+        graph: the closed-vocabulary graph.
+        weights: safetensors.
+        names: of the adapted parameters, in the declared order.
+        parameters: the adapted tensors, the module's own.
+    """
+
+    graph: ExtractorGraph
+    weights: bytes
+    names: tuple[str, ...]
+    parameters: list[Tensor]
+
+    @classmethod
+    def of(cls, extractor: nn.Module, record_shape: tuple[int, ...], plan: Plan) -> Declarable:
+        """Traces the module that records go through.
+
+        Raises:
+            ExtractorUnsupported: it cannot travel as data; the message names the layer.
+        """
+        names = adapted_names(extractor, plan.parameters)
+        graph = trace(extractor, record_shape)
+        tensors = dict(extractor.named_parameters())
+        weights = weights_to_bytes(module_weights(extractor, graph))
+        return cls(graph, weights, names, [tensors[name] for name in names])
+
+    @classmethod
+    def of_source(
+        cls, extractor: nn.Module, record_shape: tuple[int, ...], plan: Plan, *, own: nn.Module | None = None
+    ) -> Declarable:
+        """The same for a source extractor in any mode, as `DomainAdaptation` would adapt it, with `own` adapter."""
+        module = copy.deepcopy(extractor).eval()
+        if plan.parameters == "adapters":
+            module = with_adapters(module, record_shape, plan=plan, own=own)
+        return cls.of(module, record_shape, plan)
+
+    def noisy(self, plan: Plan) -> Plan:
+        """The plan with its noise."""
+        return plan.for_extractor(
+            feature_dimension=self.graph.feature_dimension,
+            gradient_parameters=sum(parameter.numel() for parameter in self.parameters),
+        )
+
+    def declare(self, plan: Plan, uploaded: UploadedExtractor, mapped: PublicMap | None) -> RunParameters:
+        """The run's declaration under a plan with noise."""
+        return plan.declaration(
+            graph_digest=uploaded.graph_digest,
+            weights_digest=uploaded.weights_digest,
+            names=self.names,
+            feature_map=mapped,
+        )
+
+
+def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> Plan:
+    """The plan as this curator would open it for this extractor now, and whether it would; spends nothing.
+
+    Args:
+        curator: a connection.
+        declarable: what the records go through; its weights do not enter the price, its sizes do.
+        plan: to be asked about.
+
+    Returns:
+        The plan with its noise and with `admitted` set by the curator's own answer.
+
+    Raises:
+        InvalidValue: the ledger counts the run dearer than the plan may cost, whatever the noise.
+    """
+    uploaded = curator.upload_extractor(declarable.graph.to_bytes(), declarable.weights)
+
+    def quote(asked: Plan) -> Quote:
+        return curator.price_run(declarable.declare(asked, uploaded, None))
+
+    noisy = within_quote(declarable.noisy(plan), lambda asked: quote(asked).epsilon)
+    answer = quote(noisy)
+    return replace(noisy, admitted=answer.fits, steps_that_fit=answer.steps_that_fit)
+
+
 class Alignment:
     """A run of `plan` for one extractor; making it charges the whole run.
 
@@ -74,11 +177,14 @@ class Alignment:
         source_features: (m, d) public features, for the public map of steps that bring none.
         feature_map: instead of the map from `source_features`.
         checkpoint: where requests are written before they are sent.
+        declarable: the extractor, traced already.
+        applied: ids of steps whose answers are in the state that training goes on from; by default the checkpoint's.
 
     Attributes:
         plan: with its noise.
         parameters: the adapted tensors, in the declared order.
         feature_map: the run's public map.
+        first, last: what was seen of the target at the first and at the last step of this process.
 
     Raises:
         ExtractorUnsupported: the module cannot travel as data; the message names the layer.
@@ -94,30 +200,32 @@ class Alignment:
         source_features: Tensor,
         feature_map: FeatureMap | None = None,
         checkpoint: Checkpoint | None = None,
+        declarable: Declarable | None = None,
+        applied: frozenset[str] | None = None,
     ) -> None:
         self._curator = curator
         self._checkpoint = checkpoint
-        names = adapted_names(extractor, plan.parameters)
-        graph = trace(extractor, curator.describe().record_shape)
-        if source_features.shape[1] != graph.feature_dimension:
+        ready = declarable or Declarable.of(extractor, curator.describe().record_shape, plan)
+        if source_features.dim() != 2 or source_features.shape[1] != ready.graph.feature_dimension:
             raise InvalidValue(
-                f"the source features have {source_features.shape[1]} columns, the extractor computes "
-                f"{graph.feature_dimension}"
+                f"the source features have shape {tuple(source_features.shape)}; needed is (m, "
+                f"{ready.graph.feature_dimension}), as the extractor computes them"
             )
-        weights = weights_to_bytes(module_weights(extractor, graph))
-        uploaded = curator.upload_extractor(graph.to_bytes(), weights)
-        tensors = dict(extractor.named_parameters())
-        self.parameters = [tensors[name] for name in names]
-        self.plan = plan.for_extractor(
-            feature_dimension=graph.feature_dimension,
-            gradient_parameters=sum(parameter.numel() for parameter in self.parameters),
-        )
+        self.parameters, self.plan = ready.parameters, ready.noisy(plan)
         self.feature_map = feature_map or FeatureMap.from_source(source_features, target_norm=plan.target_norm)
+        self.first: Seen | None = None
+        self.last: Seen | None = None
         self._pending: PendingStep | None = None
+        uploaded = curator.upload_extractor(ready.graph.to_bytes(), ready.weights)
         if checkpoint is not None and checkpoint.begun:
-            self.run = self._resume(checkpoint, uploaded)
+            self.run = self._resume(checkpoint, uploaded, checkpoint.applied() if applied is None else applied)
         else:
-            self.run = self._open(uploaded, names)
+            self.run = self._open(ready, uploaded)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether the next step drawn is one that was under way when an earlier process, or connection, ended."""
+        return self._pending is not None
 
     def upload(self, features: Tensor) -> PublicSource:
         """Uploads public source features once, for many steps."""
@@ -133,10 +241,23 @@ class Alignment:
         Raises:
             RunFinished: all declared steps are used.
         """
-        features = source.features if isinstance(source, PublicSource) else source
         release, request_id = self.draw(source, feature_map=feature_map)
+        return self.answered(source, release, request_id, feature_map=feature_map)
+
+    def answered(
+        self,
+        source: Tensor | PublicSource,
+        release: StepRelease,
+        request_id: str,
+        *,
+        feature_map: FeatureMap | None = None,
+    ) -> AlignmentStep:
+        """A drawn release as a loss; the arguments are those that it was drawn with."""
+        features = source.features if isinstance(source, PublicSource) else source
         loss = self.distance(features, release, feature_map=feature_map)
         value = float(loss.detach())
+        self.last = Seen(features.detach(), release, feature_map or self.feature_map)
+        self.first = self.first or self.last
         if self.parameters and release.gradient is not None:
             loss = loss + sanitized_term(self.parameters, release, batch=self.plan.batch_size)
         return AlignmentStep(release.step, loss, value, release.cotangent_scale or 1.0, request_id)
@@ -148,6 +269,9 @@ class Alignment:
         pending, self._pending = self._pending or self._prepare(source, feature_map), None
         try:
             return self._curator.send(pending), pending.request_id
+        except StepGivenUp as error:
+            _log.warning("a step of run %s is lost, going on with the next: %s", self.run.run_id, error)
+            return self.draw(source, feature_map=feature_map)
         except (CuratorUnavailable, RequestInProgress, CuratorFault):
             self._pending = pending  # it may have used up a step: what is drawn next is this one, by the same id
             raise
@@ -161,9 +285,9 @@ class Alignment:
             return quantile_loss(features, release, feature_map=used, batch=self.plan.batch_size, sigma=sigma)
         return row_loss(features, release, feature_map=used, sigma=sigma)
 
-    def _resume(self, checkpoint: Checkpoint, uploaded: UploadedExtractor) -> Run:
+    def _resume(self, checkpoint: Checkpoint, uploaded: UploadedExtractor, applied: frozenset[str]) -> Run:
         """Opens the checkpoint's run again, by the bytes it was declared with; recalls the step that was under way."""
-        run, state = checkpoint.read_run(), checkpoint.read_state()
+        run = checkpoint.read_run()
         parameters = RunParameters.from_message(pb.RunParameters.FromString(base64.b64decode(run["declaration"])))
         digests = (uploaded.graph_digest, uploaded.weights_digest)
         if (parameters.graph_digest, parameters.weights_digest) != digests:
@@ -178,24 +302,17 @@ class Alignment:
                 scale=torch.from_numpy(parameters.feature_map.scale).to(self.feature_map.scale),
             )
         pending = checkpoint.read_pending()
-        if pending is not None and (state is None or state["request_id"] != pending.request_id):
+        if pending is not None and pending.request_id not in applied:
             self._pending = pending  # not yet applied when the process ended
         return self._curator.open_run(parameters, request_id=str(run["request_id"]))
 
-    def _open(self, uploaded: UploadedExtractor, names: tuple[str, ...]) -> Run:
+    def _open(self, ready: Declarable, uploaded: UploadedExtractor) -> Run:
         """Prices the run at the curator, raises the noise if its ledger counts more than the plan did, and opens it."""
         mapped = public_map(self.feature_map)
-
-        def declare(plan: Plan) -> RunParameters:
-            return plan.declaration(
-                graph_digest=uploaded.graph_digest,
-                weights_digest=uploaded.weights_digest,
-                names=names,
-                feature_map=mapped,
-            )
-
-        self.plan = within_quote(self.plan, lambda plan: self._curator.price_run(declare(plan)).epsilon)
-        parameters, request_id = declare(self.plan), new_request_id()
+        self.plan = within_quote(
+            self.plan, lambda plan: self._curator.price_run(ready.declare(plan, uploaded, mapped)).epsilon
+        )
+        parameters, request_id = ready.declare(self.plan, uploaded, mapped), new_request_id()
         if self._checkpoint is not None:
             declaration = parameters.to_message().SerializeToString(deterministic=True)
             self._checkpoint.write_run(

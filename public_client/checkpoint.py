@@ -7,8 +7,11 @@ goes on, with no step spent twice and none lost. The directory holds
     start.pt        the source-trained weights, and the source features where they stay fixed
     run.json        the plan and the request id of OpenRun (written before the run is charged)
     state.pt        weights, optimiser and averages after the last applied step
-    pending.json    the request that is under way, absent when none is
+    batch.pt        the public batch that the request under way was made with, where each step has its own
+    pending.json    the request that is under way; one that `state.pt` names is done
     receipts.jsonl  the curator's receipts (`receipts`)
+
+Against several curators each has a directory of this kind under ``sites/NAME``; ``start.pt`` stays above them.
 
 Files are replaced atomically. The .pt files are the client's own and are read with ``weights_only=True``.
 """
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from public_client.exchange import PendingStep, StepKind
 from shared.errors import SettingsError
@@ -98,6 +102,24 @@ class Checkpoint:
     def read_state(self) -> dict[str, Any] | None:
         """The last state, or None before the first."""
         return self._load("state.pt")
+
+    def write_batch(self, images: Tensor, labels: Tensor) -> None:
+        """Stores the public batch of the next request, before that request is written."""
+        self._save("batch.pt", {"images": images, "labels": labels})
+
+    def read_batch(self) -> tuple[Tensor, Tensor] | None:
+        """What `write_batch` stored last, or None."""
+        batch = self._load("batch.pt")
+        return None if batch is None else (batch["images"], batch["labels"])
+
+    def applied(self) -> frozenset[str]:
+        """Request ids of the last steps whose answers are in the state: a pending one of these is done."""
+        state = self.read_state() or {}
+        return frozenset(state.get("request_ids", [state["request_id"]] if "request_id" in state else []))
+
+    def site(self, name: str) -> Checkpoint:
+        """The directory of one curator of several."""
+        return Checkpoint(self.directory / "sites" / name)
 
     def _save(self, name: str, value: Mapping[str, Any]) -> None:
         temporary = self.directory / (name + ".new")

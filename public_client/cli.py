@@ -15,9 +15,13 @@ _COMMANDS = {
     "describe": ("public_client.commands.hospital", "describe"),
     "plan": ("public_client.commands.hospital", "plan"),
     "init": ("public_client.commands.hospital", "init"),
+    "cert": ("public_client.commands.certificates", "cert"),
     "calibrate": ("public_client.commands.accounting", "calibrate"),
     "epsilon": ("public_client.commands.accounting", "epsilon"),
+    "verify": ("public_client.commands.verification", "verify"),
     "train": ("public_client.commands.training", "train"),
+    "evaluate": ("public_client.commands.evaluating", "evaluate"),
+    "settings": ("public_client.commands.configuring", "settings"),
     "demo": ("public_client.commands.demonstration", "demo"),
 }
 # The first class that fits decides; docs/exit-codes.md has a section for each code.
@@ -78,7 +82,8 @@ def exit_code(error: errors.DpswdError) -> int:
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 done, 2 wrong usage, 3 settings, 4 data, 7 no such run, 8 refused by the accountant, "
-    "9 wrong value, 10 any other refusal, 11 curator unavailable, 12 credentials refused, 1 a defect, 130 interrupted.",
+    "9 wrong value, 10 any other refusal, 11 curator unavailable, 12 credentials refused, 13 verify found something, "
+    "1 a defect, 130 interrupted.",
 )
 @click.version_option(package_name="dpswd", prog_name="dpswd-client")
 def main() -> None:

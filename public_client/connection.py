@@ -6,6 +6,7 @@ answers with the stored reply, free. That is why the retry stands here, below ev
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from public_client.identity import read_identity
 from shared import errors
 from shared.protocol.limits import MAX_MESSAGE_BYTES
 from shared.protocol.status import from_rpc_error
@@ -62,6 +64,7 @@ def open_channel(address: str, *, credentials: Path, server_name: str | None = N
 
     Raises:
         SettingsError: a file is missing or the address has no port.
+        CredentialsInvalid: the client's certificate is not valid now.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -72,6 +75,7 @@ def open_channel(address: str, *, credentials: Path, server_name: str | None = N
             f"the credentials directory {credentials} has no {', '.join(missing)}; it must hold "
             f"{', '.join(CREDENTIAL_FILES)}, as the curator's operator hands them out"
         )
+    read_identity(credentials).check(dt.datetime.now(dt.UTC))
     authority, certificate, key = ((credentials / name).read_bytes() for name in CREDENTIAL_FILES)
     options: list[tuple[str, int | str]] = [
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -116,9 +120,20 @@ def call(
         except grpc.RpcError as failure:
             error = from_rpc_error(failure)
             if not isinstance(error, _RETRYABLE) or clock() + wait_s - begun > patience.total_s:
-                raise error from failure
+                raise _with_advice(error) from failure
         else:
             assert isinstance(reply, reply_type)
             return reply
         pause(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries, guards nothing
         wait_s = min(2 * wait_s, patience.longest_pause_s)
+
+
+def _with_advice(error: errors.DpswdError) -> errors.DpswdError:
+    """GRPC's own words for a connection that was never made, with what to look at."""
+    words = str(error)
+    if type(error) is not errors.CuratorUnavailable or not words.startswith("UNAVAILABLE:"):
+        return error
+    return errors.CuratorUnavailable(
+        f"{words}; the curator does not run, its TCP port cannot be reached, or the TLS handshake was refused "
+        "(client.crt expired, or another authority's): `dpswd-client describe` looks for the cause"
+    )

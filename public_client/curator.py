@@ -6,23 +6,30 @@ so that a caller can store them and a repeat, even by another process after a cr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import numpy as np
 import numpy.typing as npt
 
 from public_client.connection import Patience, call, open_channel
 from public_client.description import Description
-from public_client.exchange import PendingStep, Quote, Run, StepKind, UploadedExtractor, new_request_id, quote_from
-from public_client.receipts import ReceiptFile, checked_receipt
+from public_client.diagnosis import explain
+from public_client.exchange import Quote, Run, UploadedExtractor, new_request_id, quote_from
+from public_client.receipts import (
+    LEDGER_KEY_FILE,
+    RECEIPTS_FILE,
+    ReceiptFile,
+    check_pinned,
+    checked_receipt,
+)
+from public_client.steps import StepRequests
 from shared.errors import CuratorUnavailable, ProtocolError
 from shared.protocol import arrays
-from shared.protocol.messages import PublicMap, RunParameters, StepRelease
+from shared.protocol.digests import run_digest
+from shared.protocol.messages import RunParameters
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as rpc
 
@@ -30,18 +37,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from public_client.alignment import Alignment
+    from public_client.evaluation_report import Report
     from public_client.planning import Plan
+    from public_client.private_evaluation import EvaluationIds, EvaluationPlan
 
 _FIRST_CONTACT_S = 10.0  # connecting gives up earlier than a running training does: the address may be wrong
 
-_STEP_MESSAGES: Mapping[StepKind, tuple[type[Any], type[Any], str]] = {
-    "align_target": (pb.AlignTargetRequest, pb.AlignTargetResponse, "AlignTarget"),
-    "release_projections": (pb.ReleaseProjectionsRequest, pb.ReleaseProjectionsResponse, "ReleaseProjections"),
-    "release_quantiles": (pb.ReleaseQuantilesRequest, pb.ReleaseQuantilesResponse, "ReleaseQuantiles"),
-}
 
-
-class Curator:
+class Curator(StepRequests):
     """A connection to one curator. Use as a context manager.
 
     Args:
@@ -53,9 +56,8 @@ class Curator:
     def __init__(
         self, channel: grpc.Channel, *, patience: Patience | None = None, receipts: ReceiptFile | None = None
     ) -> None:
+        super().__init__(rpc.CuratorServiceStub(channel), patience=patience or Patience())
         self._channel = channel
-        self._stub = rpc.CuratorServiceStub(channel)
-        self._patience = patience or Patience()
         self._description: Description | None = None
         self._last_plan: Plan | None = None
         self._alignments: dict[int, tuple[nn.Module, Plan, Alignment]] = {}
@@ -86,18 +88,24 @@ class Curator:
             SettingsError: the credentials or the address are incomplete.
             CredentialsInvalid: the curator does not accept the certificate.
             CuratorUnavailable: nobody answers, or not as this curator.
+            ProtocolError: the ledger's key is not the one that was pinned.
         """
         channel = open_channel(address, credentials=Path(credentials), server_name=server_name)
-        receipts = ReceiptFile(Path(run_directory) / "receipts.jsonl") if run_directory is not None else None
+        receipts = ReceiptFile(Path(run_directory) / RECEIPTS_FILE) if run_directory is not None else None
         curator = cls(channel, patience=Patience(timeout_s=timeout_s, total_s=patience_s), receipts=receipts)
         try:
             first = Patience(timeout_s=min(timeout_s, _FIRST_CONTACT_S), total_s=min(patience_s, _FIRST_CONTACT_S))
-            curator._describe(first)
+            told = curator._describe(first).ledger_public_key
+            pinned = Path(credentials) / LEDGER_KEY_FILE
+            if pinned.is_file():
+                check_pinned(pinned, told)
+            if receipts is not None:
+                receipts.pin(told)
         except CuratorUnavailable as error:
             curator.close()
             raise CuratorUnavailable(
-                f"no curator answers at {address} with these credentials ({error}); check that it runs "
-                "(dpswd-curator serve), the host and port, and that ca.crt is its own authority"
+                f"no curator answers at {address} with these credentials: "
+                f"{explain(address, credentials=Path(credentials), server_name=server_name)} ({error})"
             ) from error
         except BaseException:
             curator.close()
@@ -159,139 +167,78 @@ class Curator:
         """
         request = pb.OpenRunRequest(request_id=request_id or new_request_id(), parameters=parameters.to_message())
         reply = call(self._stub.OpenRun, request, pb.OpenRunResponse, patience=self._patience)
+        self._keep(
+            reply.receipt,
+            run_id=reply.run_id,
+            request_id=request.request_id,
+            reply=None,
+            step=0,
+            request_digest=run_digest(parameters),
+        )
         return Run(run_id=reply.run_id, parameters=parameters, quote=replace(quote_from(reply), fits=True))
 
-    def align_target(
-        self,
-        run: Run,
-        *,
-        source: str | npt.ArrayLike,
-        adapted_parameters: npt.ArrayLike | None = None,
-        feature_map: PublicMap | None = None,
-        request_id: str | None = None,
-    ) -> StepRelease:
-        """One step of DP-SWD's Algorithm 2: noisy projections row by row and the sanitized gradient.
-
-        Args:
-            run: declared with rows and a gradient.
-            source: raw public source features (m, d), or the digest that `upload_source` returned.
-            adapted_parameters: the declared parameters, flat, in the declared order; the uploaded ones by default.
-            feature_map: replaces the run's map for this step.
-            request_id: from `new_request_id`; a fresh one by default.
-        """
-        return self.send(
-            self.prepare_step(
-                run,
-                source=source,
-                adapted_parameters=adapted_parameters,
-                feature_map=feature_map,
-                request_id=request_id,
-                kind="align_target",
-            )
-        )
-
-    def release_projections(
-        self,
-        run: Run,
-        *,
-        adapted_parameters: npt.ArrayLike | None = None,
-        feature_map: PublicMap | None = None,
-        request_id: str | None = None,
-    ) -> StepRelease:
-        """One step of Algorithm 1: noisy projections alone. The arguments are those of `align_target`."""
-        return self.send(
-            self.prepare_step(
-                run,
-                adapted_parameters=adapted_parameters,
-                feature_map=feature_map,
-                request_id=request_id,
-                kind="release_projections",
-            )
-        )
-
-    def release_quantiles(
-        self,
-        run: Run,
-        *,
-        source: str | npt.ArrayLike | None = None,
-        adapted_parameters: npt.ArrayLike | None = None,
-        feature_map: PublicMap | None = None,
-        request_id: str | None = None,
-    ) -> StepRelease:
-        """One step of sliced quantile coefficients; `source` is needed when the run declares a gradient."""
-        return self.send(
-            self.prepare_step(
-                run,
-                source=source,
-                adapted_parameters=adapted_parameters,
-                feature_map=feature_map,
-                request_id=request_id,
-                kind="release_quantiles",
-            )
-        )
-
-    def prepare_step(
-        self,
-        run: Run,
-        *,
-        source: str | npt.ArrayLike | None = None,
-        adapted_parameters: npt.ArrayLike | None = None,
-        feature_map: PublicMap | None = None,
-        request_id: str | None = None,
-        kind: StepKind | None = None,
-    ) -> PendingStep:
-        """Writes a step's request without sending it, so that it can be stored first (`checkpoint`)."""
-        kind = kind or run.step_kind
-        request_id = request_id or new_request_id()
-        step = pb.StepInput(run_id=run.run_id, request_id=request_id)
-        if adapted_parameters is not None:
-            step.adapted_parameters = np.ascontiguousarray(adapted_parameters, dtype="<f4").tobytes()
-        if feature_map is not None:
-            step.feature_map.CopyFrom(feature_map.to_message())
-        message = _STEP_MESSAGES[kind][0](input=step)
-        if source is not None:
-            message.source.CopyFrom(_source(source))
-        return PendingStep(kind, run.run_id, request_id, message.SerializeToString(deterministic=True))
-
-    def send(self, pending: PendingStep) -> StepRelease:
-        """Sends a prepared step, now or again; a repeat of an answered one returns the stored bytes, free.
-
-        Raises:
-            RunFinished: all declared steps are used.
-            ProtocolError: the reply or its receipt does not hold.
-        """
-        request_type, reply_type, method = _STEP_MESSAGES[pending.kind]
-        request = request_type.FromString(pending.message)
-        reply = call(getattr(self._stub, method), request, reply_type, patience=self._patience)
-        release = StepRelease.from_bytes(reply.step_release)
-        if release.run_id != pending.run_id:
-            raise ProtocolError(f"the reply belongs to run {release.run_id!r}, asked was {pending.run_id!r}")
+    def _keep(self, receipt: pb.Receipt, **stated: Any) -> None:
+        """Checks a receipt against what it must state, and stores it."""
         description = self._description or self.describe()
-        entry = checked_receipt(
-            reply.receipt,
-            public_key=bytes.fromhex(description.ledger_public_key),
-            run_id=pending.run_id,
-            request_id=pending.request_id,
-            reply=reply.step_release,
-            step=release.step,
-        )
+        entry = checked_receipt(receipt, public_key=bytes.fromhex(description.ledger_public_key), **stated)
         if self.receipts is not None:
             self.receipts.append(entry)
-        return release
 
-    def plan(self, **wishes: Any) -> Plan:
+    def plan(self, *, extractor: nn.Module | None = None, **wishes: Any) -> Plan:
         """Plans a run against this curator's data set and budget; nothing is spent.
 
-        The arguments are those of `public_client.planning.make_plan` without `description`: epsilon, steps,
-        batch_size, directions, release, parameters, and the recipe's other numbers.
+        Args:
+            extractor: asks the curator itself what the run would cost for it and whether it fits; its weights do not
+                matter, its sizes do. Without it the plan knows only what is left by the ledger's count.
+            **wishes: of `public_client.planning.make_plan` without `description`: epsilon, steps, batch_size,
+                directions, release, parameters, and the recipe's other numbers.
 
         Raises:
-            InvalidValue: a wish is out of range, or asks for more epsilon than is left.
+            InvalidValue: a wish is out of range.
         """
         from public_client.planning import make_plan
 
-        self._last_plan = make_plan(self.describe(), **wishes)
-        return self._last_plan
+        description = self.describe()
+        plan = make_plan(description, **wishes)
+        if extractor is not None:
+            from public_client.alignment import Declarable, quoted
+
+            plan = quoted(self, Declarable.of_source(extractor, description.record_shape, plan), plan)
+        self._last_plan = plan
+        return plan
+
+    def plan_evaluation(self, *, epsilon: float, **wishes: Any) -> EvaluationPlan:
+        """What an evaluation on all labelled records would release and cost; nothing is spent.
+
+        Args:
+            epsilon: what it may cost alone, at the data set's delta.
+            **wishes: of `public_client.private_evaluation.plan_evaluation`: confusion, bins, shares.
+
+        Raises:
+            InvalidValue: the curator evaluates nothing, or a wish is out of range.
+        """
+        from public_client.private_evaluation import plan_evaluation
+
+        return plan_evaluation(self.describe(), epsilon=epsilon, **wishes)
+
+    def evaluate(
+        self, model: Any, *, epsilon: float, request_ids: EvaluationIds | None = None, **wishes: Any
+    ) -> Report:
+        """Accuracy, confusion matrix and calibration of a model on the hospital's labelled records, noised and charged.
+
+        Args:
+            model: an adapted model, the path of its file, or an `nn.Module` from records to one score for each class.
+            epsilon: what it may cost alone, at the data set's delta.
+            request_ids: to be able to repeat this very evaluation after a crash, free.
+            **wishes: see `plan_evaluation`.
+
+        Raises:
+            BudgetExhausted: the budget does not allow it; nothing was spent.
+            InvalidValue: the curator evaluates nothing, a wish is out of range, or the model does not fit.
+        """
+        from public_client.private_evaluation import evaluate
+
+        return evaluate(self, model, self.plan_evaluation(epsilon=epsilon, **wishes), request_ids=request_ids)
 
     def alignment_loss(self, extractor: nn.Module, source_features: Tensor, *, plan: Plan | None = None) -> Tensor:
         """One private step as a scalar loss for one's own training loop; autograd works.
@@ -328,9 +275,3 @@ class Curator:
                     "extractor to open a run of its own"
                 )
         return alignment.step(source_features).loss
-
-
-def _source(source: str | npt.ArrayLike) -> pb.SourceFeatures:
-    if isinstance(source, str):
-        return pb.SourceFeatures(digest=source)
-    return pb.SourceFeatures(inline=arrays.encode_floats(source))

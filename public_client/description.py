@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shared.errors import InvalidValue
 from shared.protocol.v1 import curator_pb2 as pb
 
 
@@ -70,12 +72,14 @@ class Description:
         data_set_budget: over all clients.
         client_budget: the caller's own share.
         neighbouring_relation: of every guarantee.
-        mechanisms: what may be released: "rows", "quantiles", "gradient".
+        mechanisms: what may be released: "rows", "quantiles", "gradient", "critic", "evaluation".
         limits: bounds of requests.
         grid_exponent: the grid step of a release is its sigma times 2 to the minus this.
         ledger_public_key: raw Ed25519 key that signs receipts, in hexadecimal.
         client_name: how the operator knows the caller.
         software_version: of the curator.
+        classes: number of classes of the labels; 0 where nothing can be evaluated.
+        class_names: in order, where the operator declares them.
     """
 
     data_set: str
@@ -90,6 +94,8 @@ class Description:
     ledger_public_key: str
     client_name: str
     software_version: str
+    classes: int = 0
+    class_names: tuple[str, ...] = ()
 
     @classmethod
     def from_message(cls, message: pb.DescribeResponse) -> Description:
@@ -114,6 +120,8 @@ class Description:
             ledger_public_key=message.ledger_public_key.hex(),
             client_name=message.client_name,
             software_version=message.software_version,
+            classes=message.classes,
+            class_names=tuple(message.class_names),
         )
 
     @property
@@ -132,6 +140,30 @@ class Description:
         """Plain values for ``--format json``."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Description:
+        """The inverse of `to_json`, as ``dpswd-client describe --format json`` prints it.
+
+        Raises:
+            InvalidValue: fields are missing or unknown.
+        """
+        try:
+            return cls(
+                **{
+                    **values,
+                    "record_shape": tuple(values["record_shape"]),
+                    "mechanisms": tuple(values["mechanisms"]),
+                    "class_names": tuple(values.get("class_names", ())),
+                    "data_set_budget": Budget(**values["data_set_budget"]),
+                    "client_budget": Budget(**values["client_budget"]),
+                    "limits": Limits(**values["limits"]),
+                }
+            )
+        except (KeyError, TypeError) as error:
+            raise InvalidValue(
+                f"this is no description of a curator ({error}); write one with: dpswd-client describe --format json"
+            ) from error
+
     def __str__(self) -> str:
         """A few lines for a terminal."""
         shape = " x ".join(map(str, self.record_shape))
@@ -144,7 +176,7 @@ class Description:
             ("data set's budget", str(self.data_set_budget)),
             ("your budget", str(self.client_budget)),
             ("guarantee", f"{self.neighbouring_relation}, over the data set's whole life and all clients"),
-            ("offers", ", ".join(self.mechanisms)),
+            ("offers", ", ".join(self.mechanisms) + (f" ({self.classes} classes)" if self.classes else "")),
             ("limits", limits),
             ("curator", f"dpswd {self.software_version}, ledger key {self.ledger_public_key[:16]}..."),
         )

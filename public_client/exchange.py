@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from public_client.description import Budget
-from shared.protocol.messages import Quantiles, RunParameters
+from shared.protocol.messages import Critic, Evaluation, Quantiles, Rows, RunParameters
 from shared.protocol.v1 import curator_pb2 as pb
 
-StepKind = Literal["align_target", "release_projections", "release_quantiles"]
+StepKind = Literal[
+    "align_target", "release_projections", "release_quantiles", "evaluate_model", "release_critic_gradient"
+]
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,15 @@ class Run:
     @property
     def step_kind(self) -> StepKind:
         """Which request draws a step of this run."""
-        if isinstance(self.parameters.release, Quantiles):
-            return "release_quantiles"
-        return "align_target" if self.parameters.gradient is not None else "release_projections"
+        match self.parameters.release:
+            case Quantiles():
+                return "release_quantiles"
+            case Evaluation():
+                return "evaluate_model"
+            case Critic():
+                return "release_critic_gradient"
+            case Rows():
+                return "align_target" if self.parameters.gradient is not None else "release_projections"
 
 
 @dataclass(frozen=True)

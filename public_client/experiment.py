@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -93,9 +93,10 @@ def train_source_model(
     seed: int,
     device: str = "auto",
     batch_size: int = 128,
+    network: Callable[[], tuple[nn.Module, nn.Module]] | None = None,
     progress: bool = True,
 ) -> SourceModel:
-    """Source-only training of the ready network for the images' size.
+    """Source-only training.
 
     Args:
         source: public, labelled.
@@ -104,11 +105,12 @@ def train_source_model(
         seed: of initial weights and batches.
         device: "auto", "cpu" or "cuda".
         batch_size: of the source batches.
+        network: makes (extractor, classifier); by default the ready network for the images' size.
         progress: shows a bar.
     """
     place = resolve_device(device)
     torch.manual_seed(seed)
-    extractor, classifier = digits_network(tuple(source.images.shape[1:]))
+    extractor, classifier = digits_network(tuple(source.images.shape[1:])) if network is None else network()
     extractor.to(place)
     classifier.to(place)
     loader = source_loader(source, seed=seed, batch_size=batch_size)

@@ -1,20 +1,61 @@
-"""A client's private key and its request for a certificate; the key never leaves the client.
+"""A client's private key and its certificate: made, renewed, installed, checked; the key never leaves the client.
 
-``dpswd-client init`` writes client.key and client.csr; the operator signs the request
-(``dpswd-curator client add --request``) and hands back client.crt and ca.crt.
+``dpswd-client cert request`` (also ``init``) writes client.key and client.csr; the operator signs the request
+(``dpswd-curator cert approve``) and hands back client.crt, ca.crt and ledger.pub. Later ``cert renew`` makes a new key
+beside the old one and a request that the old key signs; ``cert install`` puts the new pair in the old one's place.
+The old certificate counts at the curator until it expires or is withdrawn, so nothing is interrupted.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from shared.errors import SettingsError
+from shared.errors import CredentialsInvalid, SettingsError
+from shared.renewal import Renewal
+
+KEY, CERTIFICATE, AUTHORITY = "client.key", "client.crt", "ca.crt"
+REQUEST, RENEWAL = "client.csr", "client.renewal"
+NEXT = ".next"  # of files that wait for `cert install`
+PREVIOUS = ".previous"  # of the pair that was replaced last
+RENEW_BEFORE = dt.timedelta(days=30)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a client's certificate says.
+
+    Attributes:
+        name: the common name.
+        fingerprint: SHA-256 of the certificate, hexadecimal: what the operator sees in `cert list`.
+        begins: start of validity, UTC.
+        expires: end of validity, UTC.
+    """
+
+    name: str
+    fingerprint: str
+    begins: dt.datetime
+    expires: dt.datetime
+
+    def check(self, now: dt.datetime) -> None:
+        """Refuses a certificate outside its validity before a connection fails without a reason.
+
+        Raises:
+            CredentialsInvalid: it is not valid now.
+        """
+        if not self.begins <= now <= self.expires:
+            raise CredentialsInvalid(
+                f"the certificate of {self.name!r} is valid from {self.begins:%Y-%m-%d} to {self.expires:%Y-%m-%d} "
+                "UTC; send the operator what `dpswd-client cert renew` makes, and check this machine's clock"
+            )
 
 
 def make_identity(name: str, directory: Path) -> Path:
@@ -27,20 +68,140 @@ def make_identity(name: str, directory: Path) -> Path:
     Raises:
         SettingsError: a key exists already; it is never overwritten.
     """
-    key_path, request_path = directory / "client.key", directory / "client.csr"
+    key_path, request_path = directory / KEY, directory / REQUEST
     if not 1 <= len(name) <= 64:
         raise SettingsError(f"the client's name has {len(name)} characters; a certificate holds 1 to 64")
     if key_path.exists():
         raise SettingsError(f"{key_path} exists already; it is not overwritten, choose another directory")
     directory.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
-    request = (
+    request = _request(name, key)
+    _write_key(key_path, key)
+    request_path.write_bytes(request)
+    return request_path
+
+
+def read_identity(directory: Path) -> Identity:
+    """The certificate in a credentials directory.
+
+    Raises:
+        SettingsError: there is none, or it cannot be read.
+    """
+    certificate = _certificate(directory / CERTIFICATE)
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return Identity(
+        name=str(names[0].value) if names else "",
+        fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
+        begins=certificate.not_valid_before_utc,
+        expires=certificate.not_valid_after_utc,
+    )
+
+
+def renew(directory: Path) -> Path:
+    """Makes a new key beside the old one, and a request signed under the old identity.
+
+    A second call before `install` keeps the new key and writes the request again.
+
+    Returns:
+        client.renewal for the operator; client.csr holds the plain request, for an identity that has expired.
+
+    Raises:
+        SettingsError: the directory holds no complete identity.
+    """
+    identity = read_identity(directory)
+    old_key = _key(directory / KEY)
+    new_path = directory / (KEY + NEXT)
+    if not new_path.exists():
+        _write_key(new_path, ec.generate_private_key(ec.SECP256R1()))
+    request = _request(identity.name, _key(new_path))
+    renewal = Renewal.make(request=request, certificate=(directory / CERTIFICATE).read_bytes(), old_key=old_key)
+    (directory / REQUEST).write_bytes(request)
+    path = directory / RENEWAL
+    path.write_bytes(renewal.to_bytes())
+    return path
+
+
+def install(certificate: Path, directory: Path) -> Identity:
+    """Puts the renewed certificate and its key in the place of the old pair, which stays beside it.
+
+    May be repeated after a crash: the new key waits until its certificate stands.
+
+    Args:
+        certificate: the new client.crt from the operator.
+        directory: the credentials directory in which `renew` was called.
+
+    Raises:
+        SettingsError: no renewal waits here, or the certificate is for another key or from another authority.
+    """
+    new_key = directory / (KEY + NEXT)
+    if not new_key.exists():
+        raise SettingsError(f"no renewal waits in {directory}; begin with `dpswd-client cert renew`")
+    issued = _certificate(certificate)
+    if _public(_key(new_key).public_key()) != _public(issued.public_key()):
+        raise SettingsError(f"{certificate} is not for the key that `cert renew` made in {directory}")
+    authority = _certificate(directory / AUTHORITY)
+    try:
+        issued.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise SettingsError(
+            f"{certificate} was not issued by the authority in {directory / AUTHORITY}; get it from the same curator"
+        ) from error
+    pem = issued.public_bytes(serialization.Encoding.PEM)
+    if (directory / CERTIFICATE).read_bytes() != pem:  # else a crash came between the next two lines: all is kept
+        for name in (KEY, CERTIFICATE):
+            _write(directory / (name + PREVIOUS), (directory / name).read_bytes(), mode=0o600)
+    # The certificate first: while the new key still waits, a repeat of this command finishes what a crash left.
+    _write(directory / CERTIFICATE, pem, mode=0o644)
+    new_key.replace(directory / KEY)
+    for name in (RENEWAL, REQUEST):
+        (directory / name).unlink(missing_ok=True)
+    return read_identity(directory)
+
+
+def _request(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
+    return (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
     )
+
+
+def _certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path} is no readable certificate; get it from the curator's operator") from error
+
+
+def _key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise SettingsError(f"{path} is no readable private key; without it a new request must be made") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise SettingsError(f"{path} is no EC key; make a new identity with `dpswd-client cert request`")
+    return key
+
+
+def _public(key: object) -> bytes:
+    assert hasattr(key, "public_bytes")
+    encoded: bytes = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return encoded
+
+
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    with os.fdopen(os.open(key_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(pem)
-    request_path.write_bytes(request.public_bytes(serialization.Encoding.PEM))
-    return request_path
+
+
+def _write(path: Path, data: bytes, *, mode: int) -> None:
+    """The file appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from public_client.description import Description
@@ -27,6 +27,7 @@ from shared.protocol.pricing import run_event
 
 Release = Literal["quantiles", "rows"]
 Parameters = Literal["adapters", "all", "none"]
+Adapter = Literal["auto", "warp", "channels", "features", "low-rank", "monotone"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +38,17 @@ class Plan:
         epsilon: what the whole run costs at `delta`.
         delta: the data set's delta.
         records: n of the data set.
-        remaining: epsilon that was left when the plan was made.
+        remaining: epsilon that was left when the plan was made, by the ledger's count.
+        budget: epsilon of the whole budget, or None where it is not known.
         steps: T.
         batch_size: b, records in each secret sample.
         directions: k.
         release: "quantiles" or "rows".
         coefficients: L of each direction; without meaning for rows.
         parameters: what receives the sanitized gradient: "adapters", "all", or "none" (no gradient is released).
+        adapter: kind of the target-side adapter (`shared.extractor.adapting`); "auto" by the shape of the records.
+        adapter_rank: of a "low-rank" adapter.
+        adapter_knots: of each column of a "monotone" adapter.
         gradient_share: part of a step's price that pays for the gradient.
         clip_norm: C, the largest norm of one record's gradient.
         target_norm: the public map gives source features this root-mean-square norm; records are clipped at 1/2.
@@ -56,18 +61,23 @@ class Plan:
         gradient_parameters: p, once the extractor is known.
         sigma: noise of the release, once d and p are known.
         gradient_sigma: noise of the gradient's sum, once d and p are known.
+        admitted: the curator's own answer to whether the run fits, once it was asked for the extractor at hand.
+        steps_that_fit: how many such steps it would admit, once it was asked.
     """
 
     epsilon: float
     delta: float
     records: int
-    remaining: float
+    remaining: float = field(compare=False)
     steps: int
     batch_size: int
     directions: int
     release: Release = "quantiles"
     coefficients: int = 2
     parameters: Parameters = "adapters"
+    adapter: Adapter = "auto"
+    adapter_rank: int = 4
+    adapter_knots: int = 5
     gradient_share: float = 0.5
     clip_norm: float = 0.5
     target_norm: float = 0.4
@@ -80,6 +90,10 @@ class Plan:
     gradient_parameters: int | None = None
     sigma: float | None = None
     gradient_sigma: float | None = None
+    # Where the budget stands is the ledger's, no wish: plans that differ in nothing else are the same plan.
+    budget: float | None = field(default=None, compare=False)
+    admitted: bool | None = field(default=None, compare=False)
+    steps_that_fit: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))
@@ -87,9 +101,16 @@ class Plan:
             raise InvalidValue("; ".join(problems))
 
     @property
-    def fits(self) -> bool:
-        """Whether the asked epsilon was still there when the plan was made; the curator decides."""
-        return self.epsilon <= self.remaining * (1 + 1e-9)
+    def fits(self) -> bool | None:
+        """Whether the run is admitted: the curator's answer if it was asked; else True, False, or None for unknown.
+
+        More than what is left may still fit: runs together cost less than the sum of their epsilons.
+        """
+        if self.admitted is not None:
+            return self.admitted
+        if self.remaining <= 0.0 or (self.budget is not None and self.epsilon > self.budget * (1 + 1e-9)):
+            return False
+        return True if self.epsilon <= self.remaining * (1 + 1e-9) else None
 
     def for_extractor(self, *, feature_dimension: int, gradient_parameters: int) -> Plan:
         """The plan with its noise, now that d and p are known.
@@ -208,40 +229,9 @@ class Plan:
 
     def __str__(self) -> str:
         """A few lines for a terminal; costs are rounded up, what is left down."""
-        if self.release == "quantiles":
-            what = f"sliced quantile coefficients ({self.coefficients} in each of {self.directions} directions)"
-        else:
-            what = f"noisy projections row by row ({self.directions} directions)"
-        gradient = {
-            "adapters": "a target-side adapter; the classifier and the source side stay",
-            "all": "all weights of the extractor, on both sides",
-            "none": "all weights, on public records made to look like the target's (no gradient is released)",
-        }[self.parameters]
-        size = f" ({self.gradient_parameters} numbers)" if self.gradient_parameters else ""
-        sample = f"each on {self.batch_size} of {self.records} records, drawn in secret"
-        if self.batch_size == self.records:
-            sample = f"on all {self.records} records"
-        left = math.floor((self.remaining - self.epsilon) * 1e4) / 1e4
-        lines = [
-            f"{self.steps} {'step' if self.steps == 1 else 'steps'}, {sample}",
-            f"  releases  {what}",
-            f"  adapts    {gradient}{size}",
-        ]
-        if self.sigma is not None:
-            noise = f"  noise     {self.sigma:.4g} on each released value"
-            if self.gradient_sigma is not None:
-                noise += f", {self.gradient_sigma:.4g} on the sum of gradients clipped to {self.clip_norm:g}"
-            lines.append(noise)
-        lines.append(
-            f"  costs     epsilon {math.ceil(self.epsilon * 1e4) / 1e4:.4f} at delta {self.delta:g}, "
-            "charged as a whole when training starts"
-        )
-        lines.append(
-            f"  leaves    about epsilon {left:.4f} of the {math.floor(self.remaining * 1e4) / 1e4:.4f} that is left now"
-            if self.fits
-            else f"  does NOT fit: only epsilon {math.floor(self.remaining * 1e4) / 1e4:.4f} is left"
-        )
-        return "\n".join(lines)
+        from public_client.plan_text import plan_text
+
+        return plan_text(self)
 
 
 def make_plan(
@@ -295,6 +285,7 @@ def make_plan(
         delta=description.data_set_budget.delta,
         records=description.records,
         remaining=description.remaining,
+        budget=min(description.data_set_budget.epsilon, description.client_budget.epsilon),
         steps=count,
         batch_size=size,
         directions=directions,
@@ -310,7 +301,7 @@ def make_plan(
 _RECIPES: dict[str, dict[str, Any]] = {
     "adapters": {"steps": 60, "batch_size": 512},
     # One release of the full batch pays for the fewest numbers; everything after it is post-processing.
-    "none": {"steps": 1, "batch_size": 1 << 62, "coefficients": 3, "learning_rate": 0.02},
+    "none": {"steps": 1, "batch_size": 1 << 62, "coefficients": 3, "learning_rate": 0.03, "tuning_steps": 1500},
     # The paper's loop: every step trains the classes as well, so it needs thousands of them.
     "all": {
         "steps": 2000,
@@ -330,11 +321,15 @@ def _problems(plan: Plan) -> list[str]:
         found.append(f"release is {plan.release!r}; allowed: {', '.join(get_args(Release))}")
     if plan.parameters not in get_args(Parameters):
         found.append(f"parameters is {plan.parameters!r}; allowed: {', '.join(get_args(Parameters))}")
+    if plan.adapter not in get_args(Adapter):
+        found.append(f"adapter is {plan.adapter!r}; allowed: {', '.join(get_args(Adapter))}")
+    if plan.adapter_knots < 2:
+        found.append(f"adapter_knots is {plan.adapter_knots}; it must be at least 2")
     for name in ("epsilon", "clip_norm", "target_norm", "learning_rate"):
         value = getattr(plan, name)
         if not (math.isfinite(value) and value > 0):
             found.append(f"{name} is {value}; it must be positive and finite")
-    counts = ("steps", "directions", "coefficients", "source_records", "tuning_steps")
+    counts = ("steps", "directions", "coefficients", "source_records", "tuning_steps", "adapter_rank")
     found += [f"{name} is {getattr(plan, name)}; it must be at least 1" for name in counts if getattr(plan, name) < 1]
     if not 1 <= plan.batch_size <= plan.records:
         found.append(f"batch_size is {plan.batch_size}; allowed are 1 to the data set's {plan.records} records")

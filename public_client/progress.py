@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
 
 
@@ -34,9 +42,46 @@ class _Bar:
         self._progress.update(self._task, advance=1, status=text)  # type: ignore[arg-type]
 
 
+class _Display:
+    """The one live display of the process: bars of trainings that run in parallel stand below each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._progress: Progress | None = None
+        self._bars = 0
+
+    def open(self, title: str, total: int, done: int) -> _Bar:
+        with self._lock:
+            if self._progress is None:
+                self._progress = Progress(*_columns(), console=Console(stderr=True))
+                self._progress.start()
+            self._bars += 1
+            return _Bar(self._progress, self._progress.add_task(title, total=total, completed=done, status=""))
+
+    def close(self) -> None:
+        with self._lock:
+            self._bars -= 1
+            if self._bars == 0 and self._progress is not None:
+                self._progress.stop()
+                self._progress = None
+
+
+_DISPLAY = _Display()
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    return (
+        TextColumn("{task.description:<22}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+
+
 @contextmanager
 def reporting(title: str, total: int, *, shown: bool, done: int = 0) -> Iterator[Reporter]:
-    """A progress bar on standard error, or silence.
+    """A progress bar on standard error, or silence. Bars that are open at once share one display.
 
     Args:
         title: what is being done.
@@ -47,12 +92,8 @@ def reporting(title: str, total: int, *, shown: bool, done: int = 0) -> Iterator
     if not shown:
         yield _Silent()
         return
-    columns = (
-        TextColumn("{task.description:<22}", table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=12),
-        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
-        TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        yield _Bar(progress, progress.add_task(title, total=total, completed=done, status=""))
+    bar = _DISPLAY.open(title, total, done)
+    try:
+        yield bar
+    finally:
+        _DISPLAY.close()

@@ -40,6 +40,8 @@ class RehearsalHospital:
         device: where the curator computes: "cpu", "cuda" or "auto".
         directory: keeps the hospital's home here; a temporary directory, removed at the end, by default.
         client: the client's name.
+        labels: (n,) classes of the records, 0 to C - 1; the hospital then evaluates models.
+        classes: C, declared as the public fact that it is; needed with labels.
     """
 
     def __init__(
@@ -52,7 +54,13 @@ class RehearsalHospital:
         device: str = "auto",
         directory: Path | None = None,
         client: str = "ml-team",
+        labels: npt.NDArray[np.int64] | None = None,
+        classes: int | None = None,
     ) -> None:
+        if (labels is None) != (classes is None):
+            raise SettingsError("labels and classes belong together; give both, or neither")
+        self._labels = labels
+        self._classes = classes
         self._records = np.ascontiguousarray(records, dtype=np.float32)
         self._budget = (epsilon, delta)
         self._name = name
@@ -168,11 +176,13 @@ class RehearsalHospital:
     def _set_up(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
         records = self._root / "records.npz"
-        np.savez(records, records=self._records)
+        labelled = {} if self._labels is None else {"labels": self._labels}
+        np.savez(records, allow_pickle=False, records=self._records, **labelled)
         epsilon, delta = self._budget
         self._command(
             "init", "--home", str(self.home), "--records", str(records),
-            "--epsilon", repr(epsilon), "--delta", repr(delta), "--name", self._name,
+            "--epsilon", repr(epsilon), "--delta", repr(delta), "--name", self._name, "--array", "records",
+            *(() if self._classes is None else ("--labels-array", "labels", "--classes", str(self._classes))),
         )  # fmt: skip
         self._command("client", "add", self._client, "--home", str(self.home), "--out", str(self.credentials))
 

@@ -20,7 +20,10 @@ The tree::
     │   ├── RunFinished
     │   ├── RequestIdReused
     │   ├── RequestInProgress                 retry later, with the same request id
+    │   ├── StepGivenUp                       its computation failed too often; the run's next step goes on
     │   ├── CuratorUnavailable                retry later, with the same request id
+    │   │   ├── ExtractionStopped             the process that evaluates extractors was ended
+    │   │   └── TooManyRequests               of this client at the same time
     │   └── CuratorFault                      an incident at the curator; only its number is told
     ├── LedgerError
     │   ├── LedgerUnavailable                 disk full, locked, read-only: nothing was spent
@@ -151,6 +154,18 @@ class RequestInProgress(ProtocolError):
 
 class CuratorUnavailable(ProtocolError):
     """The curator cannot be reached or cannot write its ledger; repeat later with the same id."""
+
+
+class ExtractionStopped(CuratorUnavailable):
+    """The process that evaluates extractors ended or reached a limit; nothing was released, repeat the step."""
+
+
+class TooManyRequests(CuratorUnavailable):
+    """This client has as many requests under way as one client may have; repeat when one of them is answered."""
+
+
+class StepGivenUp(ProtocolError):
+    """A step's computation failed too often and is not tried again; it stays charged, the run's next step goes on."""
 
 
 class CuratorFault(ProtocolError):

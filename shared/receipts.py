@@ -227,7 +227,14 @@ class Receipt:
         )
 
     def problems(
-        self, *, public_key: bytes, run_id: str, request_id: str, reply: bytes, step: int | None = None
+        self,
+        *,
+        public_key: bytes,
+        run_id: str,
+        request_id: str,
+        reply: bytes | None,
+        step: int | None = None,
+        request_digest: str | None = None,
     ) -> list[str]:
         """What is wrong with this receipt for the reply that came with it; empty when it holds.
 
@@ -235,8 +242,9 @@ class Receipt:
             public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it.
             run_id: the run that the client asked about.
             request_id: the client's id of the request.
-            reply: the released bytes that the client received.
-            step: the number of the step as the reply itself states it.
+            reply: the released bytes that the client received; None for the opening of a run, which releases none.
+            step: the number of the step as the reply itself states it; 0 for the opening of a run.
+            request_digest: SHA-256 of the request as the client computed it (`shared.protocol.digests`).
 
         Returns:
             One sentence for each disagreement.
@@ -244,8 +252,9 @@ class Receipt:
         expected = [
             ("run", self.run_id, run_id),
             ("request id", self.request_id, request_id),
-            ("reply's SHA-256", self.reply_digest, sha256(reply)),
+            ("reply's SHA-256", self.reply_digest, None if reply is None else sha256(reply)),
             ("step", self.step, self.step if step is None else step),
+            ("request's SHA-256", self.request_digest, request_digest or self.request_digest),
         ]
         problems = [
             f"its {what} is {stated!r}, expected {wanted!r}" for what, stated, wanted in expected if stated != wanted
@@ -267,6 +276,7 @@ class Tampering(enum.Enum):
     REWRITTEN = "rewritten"  # a receipt and the ledger have different entries at one place
     FORGED = "forged"  # a receipt that the ledger's key did not sign
     UNLAWFUL = "unlawful"  # an entry that the ledger's rules do not allow at its place
+    UNRECEIPTED = "unreceipted"  # the ledger charges or answers what no receipt of the client's is there for
     INCONSISTENT = "inconsistent"  # tables, stored bytes or the file do not agree with the entries
 
 

@@ -1,11 +1,59 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite, and what several parts of it share."""
 
 import os
+import sys
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
 # The suite must give one commit one answer, so examples are drawn from the test's own source. To look for new ones:
 # HYPOTHESIS_PROFILE=explore make test
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A real PostgreSQL server of this session's own. Where there can be none, the tests that ask are skipped."""
+    from postgres_server import NoServer, PostgresServer
+
+    try:
+        server = PostgresServer()
+    except NoServer as error:
+        pytest.skip(f"no PostgreSQL server: {error}")
+    yield server
+    server.close()
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that share a server or an engine run in one worker, so that there is one of each."""
+    for item in items:
+        for name in ("postgres", "address"):
+            if name in item.fixturenames:
+                item.add_marker(pytest.mark.xdist_group(name))
+
+
+_LOUD = {
+    "NO CONTAINER TEST RAN": "THE CONTAINERS WERE NOT TESTED",
+    "no PostgreSQL server": "THE LEDGER ON POSTGRESQL WAS NOT TESTED",
+}
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What was left out is said where nobody can miss it; the workers' own words do not reach the terminal."""
+    reports = [report for kind in ("passed", "failed", "error") for report in terminalreporter.stats.get(kind, [])]
+    told = [text for report in reports for name, text in getattr(report, "user_properties", []) if name == "containers"]
+    if told:
+        terminalreporter.write_sep("-", "containers")
+        for text in dict.fromkeys(told):
+            terminalreporter.write_line(text)
+    reasons = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
+    for words, title in _LOUD.items():
+        left_out = [reason for reason in reasons if words in reason]
+        if left_out:
+            terminalreporter.write_sep("=", f"{title}: {len(left_out)} tests were skipped", red=True, bold=True)
+            terminalreporter.write_line(left_out[0])

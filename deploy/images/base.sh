@@ -18,8 +18,9 @@ root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates "$suite" "$root/fs" >"$root/log" 2>&1 ||
   { cat "$root/log" >&2; fail "debootstrap failed"; }
-# What a container never reads: package lists and archives, documentation, translations.
+# What a container never reads: package lists and archives, documentation, translations. Copyright files stay.
 rm -rf "$root/fs/var/lib/apt/lists"/* "$root/fs/var/cache/apt"/* "$root/fs/var/log"/* \
-  "$root/fs/usr/share/doc"/* "$root/fs/usr/share/man"/* "$root/fs/usr/share/locale"/* "$root/fs/usr/share/info"/*
+  "$root/fs/usr/share/man"/* "$root/fs/usr/share/locale"/* "$root/fs/usr/share/info"/*
+find "$root/fs/usr/share/doc" -type f -not -name copyright -delete
 tar --create --directory "$root/fs" --numeric-owner --sort=name --mtime=@0 . |
   docker import --change 'CMD ["python3"]' --message "debootstrap --variant=minbase $suite" - "$tag"

@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from private_curator.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE
-from private_curator.home import Home
+# Not private_curator.home, which brings torch: the check runs every few seconds.
+from private_curator.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, CertificateAuthority
 from shared.errors import DpswdError
 
 SERVICE = "dpswd.curator.v1.CuratorService"
@@ -29,12 +29,13 @@ def main() -> str:
     Returns:
         SERVING, or why not.
     """
-    home = Home(Path(os.environ["DPSWD_CURATOR_HOME"]))
+    home = Path(os.environ["DPSWD_CURATOR_HOME"])
+    certificates = home / "certificates"
     try:
-        port = home.address.read_text(encoding="ascii").strip().rpartition(":")[2]
-        issued, key = home.authority.make_client(name="health-check", days=VALID_DAYS)
-        authority = (home.certificates / CA_CERTIFICATE).read_bytes()
-        name = server_name((home.certificates / SERVER_CERTIFICATE).read_bytes())
+        port = (home / "address").read_text(encoding="ascii").strip().rpartition(":")[2]
+        issued, key = CertificateAuthority(certificates).make_client(name="health-check", days=VALID_DAYS, kept=False)
+        authority = (certificates / CA_CERTIFICATE).read_bytes()
+        name = server_name((certificates / SERVER_CERTIFICATE).read_bytes())
     except (OSError, DpswdError) as error:
         return f"{type(error).__name__}: {error}"
     credentials = grpc.ssl_channel_credentials(authority, private_key=key, certificate_chain=issued.pem)

@@ -9,7 +9,7 @@ set -euo pipefail
 venv=/opt/dpswd
 tools=/opt/tools # pip and the build back end; never shipped
 pip() {
-  "$tools/bin/python" -m pip --disable-pip-version-check --no-cache-dir --python "$venv/bin/python" install --quiet "$@"
+  "$tools/bin/python" -m pip --disable-pip-version-check --no-cache-dir --python "$venv/bin/python" install --quiet --no-compile "$@"
 }
 
 # A wheelhouse was checked against the lock's hashes when it was made and carries its own checksums; wheels that were
@@ -27,6 +27,20 @@ locked() {
   else
     pip --no-deps --require-hashes -r "$1"
   fi
+}
+
+# Test suites and what only a compiler or a type checker reads.
+trim() {
+  find "$venv" -type d -name tests -not -path "*/torch/*" -prune -exec rm -rf {} +
+  find "$venv" -type f \( -name '*.a' -o -name '*.c' -o -name '*.h' -o -name '*.px[di]' -o -name '*.pyx' -o -name '*.pyi' \) \
+    -delete
+}
+
+# Writes the bytecode of these modules and of all that they import.
+bytecode() {
+  local names
+  names=$(IFS=,; printf '%s' "$*")
+  "$venv/bin/python" -c "import $names"
 }
 
 # Copies what changed under the virtual environment since the file $1 was made; a wheel's own times are older.
@@ -53,21 +67,37 @@ case $1 in
     site=$(echo "$venv"/lib/python3*/site-packages)
     # Headers, compilers' inputs and test suites: 200 MB that nothing imports at run time.
     rm -rf "$site"/torch/include "$site"/torch/test "$site"/torch/share "$site"/torch/utils/model_dump
-    find "$site" -type d -name tests -not -path "*/torch/*" -prune -exec rm -rf {} +
     find "$site/torch/bin" -type f -not -name torch_shm_manager -delete
-    find "$site" -name '*.a' -delete
+    trim
+    # Arrow's parts that talk to other machines, and copies of a library under names that nothing loads.
+    if [ -d "$site/pyarrow" ]; then
+      (
+        cd "$site/pyarrow"
+        rm -rf include includes src
+        rm -f ./*flight* ./*s3* ./*azurefs* ./*gcsfs* ./*hdfs* ./*encryption* ./*orc* ./*cpp_tests*
+        rm -f libarrow_python.so libarrow_python.so.*.*.*
+      )
+    fi
+    # pip would write 140 MB of it, most of it never read.
+    bytecode torch torch.fx torch.func scipy.{fft,integrate,linalg,optimize,signal,special,stats} autodp.rdp_bank \
+      autodp.{mechanism_zoo,transformer_zoo} grpc grpc_health.v1.health grpc_status.rpc_status google.rpc.error_details_pb2 \
+      cryptography.x509 cryptography.hazmat.primitives.asymmetric.{ec,ed25519} cryptography.hazmat.primitives.serialization \
+      pydantic_settings rich.{console,table,progress} safetensors.torch randomgen PIL.Image pyarrow.parquet psycopg \
+      prometheus_client click
     ;;
   project)
     "$tools/bin/python" -m pip --disable-pip-version-check wheel --quiet --no-index --no-deps --no-build-isolation \
       --wheel-dir built .
     touch mark
     pip --no-index --no-deps built/*.whl
+    "$venv/bin/python" -m compileall -q "$venv"/lib/python3*/site-packages/{shared,private_curator,public_client}
     stage mark
     ;;
   extras)
     touch mark
     locked client.lock
-    find "$venv" -type d -name tests -not -path "*/torch/*" -prune -exec rm -rf {} +
+    trim
+    bytecode matplotlib.pyplot sklearn.datasets yaml
     stage mark
     ;;
   *)

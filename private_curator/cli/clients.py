@@ -7,11 +7,14 @@ from typing import Any
 
 import click
 
-from private_curator.certificates import LEAF_DAYS, ClientCertificate, check_no_key
+from private_curator.certificates import LEAF_DAYS, ClientCertificate, check_no_key, write_public
 from private_curator.cli.budgets import budget_of
 from private_curator.cli.common import format_option, home_option, reason_option, show
 from private_curator.home import Home
 from shared.errors import SettingsError
+
+LEDGER_KEY_FILE = "ledger.pub"
+"""The ledger's public key, 64 hexadecimal digits: the client holds receipts and the curator against it."""
 
 _out_option = click.option(
     "--out", "out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Where the credentials go."
@@ -55,7 +58,7 @@ def add(
 ) -> None:
     """Registers a client under NAME and issues its certificate.
 
-    Writes ca.crt, client.crt and, without --request, client.key into --out.
+    Writes ca.crt, client.crt, ledger.pub and, without --request, client.key into --out.
     """
     if delta is not None and epsilon is None:
         raise SettingsError("--delta without --epsilon sets no share; give both, or neither")
@@ -63,7 +66,7 @@ def add(
         share = None if epsilon is None else budget_of(ledger, epsilon=epsilon, delta=delta)
         issued, key = _issue(home, name=name, request=request, out=out, days=days)
         ledger.add_client(name, issued.fingerprint, share)
-    _hand_out(home, issued, key, out=out, output=output, title=f"Client {name} added")
+    hand_out(home, issued, key, out=out, output=output, title=f"Client {name} added")
 
 
 @client.command("renew")
@@ -72,13 +75,20 @@ def add(
 @_out_option
 @_request_option
 @_days_option
+@click.option("--replace", is_flag=True, help="The old certificates stop counting at once: a key may have leaked.")
 @format_option
-def renew(name: str, home: Home, out: Path, request: Path | None, days: int, output: str) -> None:
-    """Issues a new certificate to NAME; the old one no longer counts. What was spent stays spent."""
+def renew(name: str, home: Home, out: Path, request: Path | None, days: int, replace: bool, output: str) -> None:
+    """Issues a new certificate to NAME; the old ones count until they expire or are withdrawn (`cert revoke`).
+
+    What was spent stays spent. A client renews by itself with `dpswd-client cert renew` and `cert approve` here.
+    """
     with home.open_ledger() as ledger:
         issued, key = _issue(home, name=name, request=request, out=out, days=days)
-        ledger.renew_client(name, issued.fingerprint)
-    _hand_out(home, issued, key, out=out, output=output, title=f"Client {name} has a new certificate")
+        if replace:
+            ledger.renew_client(name, issued.fingerprint)
+        else:
+            ledger.add_certificate(name, issued.fingerprint)
+    hand_out(home, issued, key, out=out, output=output, title=f"Client {name} has a new certificate")
 
 
 @client.command("revoke")
@@ -139,8 +149,11 @@ def _issue(
     return home.authority.sign_request(request.read_bytes(), name=name, days=days), None
 
 
-def _hand_out(home: Home, issued: ClientCertificate, key: bytes | None, *, out: Path, output: str, title: str) -> None:
+def hand_out(home: Home, issued: ClientCertificate, key: bytes | None, *, out: Path, output: str, title: str) -> None:
+    """Writes ca.crt, client.crt, ledger.pub and, if it was made here, client.key; tells what was done."""
     home.authority.write_credentials(issued, out, key_pem=key)
+    ledger_key = home.read_ledger_key().public_key().public_bytes_raw()
+    write_public(out / LEDGER_KEY_FILE, f"{ledger_key.hex()}\n".encode())
     show(
         {
             "name": issued.name,

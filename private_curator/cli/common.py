@@ -15,10 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from private_curator.home import Home
+from private_curator.records.problems import RecordsRefused
 from shared import errors
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+SERVING = "serve"
+"""The command whose output is a log."""
 EXIT_DEFECT = 1
 EXIT_USAGE = 2  # click's own
 
@@ -46,7 +49,9 @@ class Commands(click.Group):
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except Exception as error:  # noqa: BLE001 - the boundary of the program
-            click.echo(f"Error: {_explain(error)}", err=True)
+            # What serves writes to a log that others may read; the place of an offence is for a terminal.
+            text = _explain(error, placed=ctx.invoked_subcommand != SERVING)
+            click.echo(f"Error: {text}", err=True)
             ctx.exit(exit_code(error))
 
 
@@ -55,7 +60,9 @@ def exit_code(error: BaseException) -> int:
     return next((code for kind, code, _ in EXIT_CODES if isinstance(error, kind)), EXIT_DEFECT)
 
 
-def _explain(error: Exception) -> str:
+def _explain(error: Exception, *, placed: bool) -> str:
+    if isinstance(error, RecordsRefused):
+        return error.in_full() if placed else f"{error}; `dpswd-curator records inspect` names the place"
     if isinstance(error, errors.DpswdError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,10 +12,15 @@ import click
 from private_curator.cli.common import format_option, home_option, reason_option, show
 from private_curator.home import Home
 from private_curator.incidents import IncidentBook
+from private_curator.ledger import Ledger
 from private_curator.ledger.audit import verify_file
+from private_curator.ledger.backup import move as move_ledger
 from private_curator.ledger.backup import restore as restore_backup
 from private_curator.ledger.renyi import RenyiAccounting
-from shared.errors import SettingsError
+from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.witness import Witness
+from shared.errors import GrantNotHeld, SettingsError
+from shared.ledger_view import write_view
 from shared.receipts import SignedEntry, read_export
 
 _EXIT_CORRUPT = 6
@@ -39,10 +46,10 @@ def ledger() -> None:
 def verify(context: click.Context, home: Home, file: Path | None, receipts: Path | None, output: str) -> None:
     """Finds every edit, deletion, reordering, truncation and unlawful entry."""
     report = verify_file(
-        file or home.ledger,
+        file or home.ledger_place(),
         public_key=home.read_ledger_key().public_key().public_bytes_raw(),
         accounting=RenyiAccounting(),
-        receipts=_read_receipts(receipts),
+        receipts=_read_receipts(receipts, home),
     )
     show(
         {
@@ -64,7 +71,8 @@ def verify(context: click.Context, home: Home, file: Path | None, receipts: Path
 @home_option
 def backup(destination: Path, home: Home) -> None:
     """Copies the ledger, also while it is served, to a new file. The key ledger.key is not in it."""
-    with home.open_ledger() as books:
+    # Also of a ledger that was put back to an older state: that copy is what a restore accepts in writing.
+    with home.open_ledger(witnessed=False) as books:
         books.backup(destination)
     click.echo(f"backup written to {destination}; keep ledger.key and certificates/ in another safe place")
 
@@ -80,29 +88,49 @@ def restore(backup_file: Path, home: Home, receipts: Path | None, accept_loss: s
     """Puts a backup in the ledger's place; refused when charges would be forgotten."""
     loss = restore_backup(
         backup_file,
-        home.ledger,
+        home.ledger_place(),
         key=home.read_ledger_key(),
         accounting=RenyiAccounting(),
-        receipts=_read_receipts(receipts),
+        receipts=_read_receipts(receipts, home),
         accept_loss=accept_loss,
     )
+    home.ledger_witness.unlink(missing_ok=True)  # what it noted is in the ledger, or was accepted as forgotten
     click.echo("restored; nothing was forgotten" if loss is None else f"restored with a loss: {loss}")
+
+
+@ledger.command("move")
+@home_option
+def move(home: Home) -> None:
+    """Moves the file ledger.db into the database that ledger.url names; stop the curator first."""
+    place = home.ledger_place()
+    if isinstance(place, SqliteFile):
+        raise SettingsError("ledger.url names no database; write it into curator.toml, then move the ledger there")
+    moved = move_ledger(SqliteFile(home.ledger), place, key=home.read_ledger_key(), accounting=RenyiAccounting())
+    click.echo(f"the ledger stands in {place}; its file is kept as {moved}")
 
 
 @ledger.command("export")
 @home_option
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="[default: standard output]")
-def export(home: Home, out: Path | None) -> None:
-    """Every entry with its signature, one JSON object per line; clients hold their receipts against it."""
+@click.option(
+    "--client", "name", default=None, help="A signed view for this client: its own entries, hashes of all others."
+)
+def export(home: Home, out: Path | None, name: str | None) -> None:
+    """Every entry with its signature, one JSON object per line, for an auditor; or, with --client, a client's view.
+
+    A client holds its receipts against its view with `dpswd-client verify --ledger FILE`. The whole export names every
+    client and every reason that the operator gave; it is not meant for clients.
+    """
+    if out is not None and out.exists():
+        raise SettingsError(f"{out} exists; nothing is overwritten, choose another file")
     with home.open_ledger() as books:
+        lines = books.export() if name is None else iter(client_view(home, books, name))
         if out is None:
-            for line in books.export():
+            for line in lines:
                 click.echo(line)
             return
-        if out.exists():
-            raise SettingsError(f"{out} exists; nothing is overwritten, choose another file")
         with out.open("w", encoding="ascii") as file:
-            file.writelines(f"{line}\n" for line in books.export())
+            file.writelines(f"{line}\n" for line in lines)
     click.echo(f"exported to {out}")
 
 
@@ -204,13 +232,32 @@ def show_incident(number: str, home: Home, output: str) -> None:
     show(asdict(IncidentBook(home.incidents).find(number)), output)
 
 
-def _read_receipts(path: Path | None) -> list[SignedEntry]:
+def client_view(home: Home, books: Ledger, name: str) -> Sequence[str]:
+    """The lines of a client's view, signed with the ledger's key.
+
+    Raises:
+        GrantNotHeld: no client of this name was ever added.
+    """
+    if name not in {known.name for known in books.clients()}:
+        raise GrantNotHeld(f"no client {name!r} was ever added; `dpswd-curator client list` shows who was")
+    return write_view(
+        books.history(),
+        client=name,
+        time=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        sign=home.read_ledger_key().sign,
+    )
+
+
+def _read_receipts(path: Path | None, home: Home) -> list[SignedEntry]:
+    """What somebody kept, and what this curator noted itself."""
+    noted = Witness(home.ledger_witness).entry()
+    own = [] if noted is None else [noted]
     if path is None:
-        return []
+        return own
     if not path.is_file():
         raise SettingsError(f"{path} does not exist; give the file in which receipts were kept")
     with path.open(encoding="ascii", errors="replace") as lines:
         entries, findings = read_export(lines)
     if findings:
         raise SettingsError(f"{path} holds lines that are no receipts: {findings[0].text}")
-    return entries
+    return [*own, *entries]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from private_curator import home as homes
-from private_curator import settings as configuration
 from private_curator.certificates import DEFAULT_NAMES
+from private_curator.cli.apply import apply
 from private_curator.cli.budgets import budget
+from private_curator.cli.certs import cert
 from private_curator.cli.clients import client
 from private_curator.cli.common import Commands, format_option, home_option, show
 from private_curator.cli.ledgers import extractor, incidents, ledger, run
+from private_curator.cli.records import reading, reading_options, records
+from private_curator.cli.serving import parse_address, preflight, serve, settings
 from private_curator.home import Home
-from private_curator.settings import RecordsSettings
+from private_curator.records.opening import open_source
 from shared.errors import SettingsError
 
 
@@ -31,12 +35,17 @@ def main() -> None:
 
 @main.command()
 @home_option
-@click.option("--records", "file", required=True, type=click.Path(path_type=Path), help="npz or npy file of records.")
+@click.option(
+    "--records",
+    "file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="File or folder of records; see `records inspect`.",
+)
 @click.option("--epsilon", required=True, type=float, help="Budget of the data set for its whole life.")
 @click.option("--delta", required=True, type=float, help="Its delta; well below one over the number of records.")
 @click.option("--name", default=None, help="The data set's public name.  [default: the file's name]")
-@click.option("--array", default=None, help="Name of the records' array, where the npz file holds several.")
-@click.option("--labels-array", default=None, help="Name of the labels' array; checked, never released.")
+@reading_options
 @click.option("--record-shape", default=None, help="Shape that one record gets, for example 1,28,28.")
 @click.option("--scale-from", nargs=2, type=float, default=None, help="Public range of the stored values.")
 @click.option("--scale-to", nargs=2, type=float, default=None, help="Range it is mapped to.  [default: 0 1]")
@@ -48,6 +57,25 @@ def main() -> None:
 @click.option(
     "--approve", type=click.Choice(["any", "listed"]), default=None, help="Extractors that run.  [default: any]"
 )
+@click.option(
+    "--ledger-url",
+    default=None,
+    envvar="DPSWD_CURATOR_LEDGER__URL",
+    help="PostgreSQL for the ledger.  [default: the file HOME/ledger.db]",
+)
+@click.option(
+    "--ledger-schema",
+    default=None,
+    envvar="DPSWD_CURATOR_LEDGER__SCHEMA_NAME",
+    help="The ledger's own schema in that database.  [default: dpswd]",
+)
+@click.option(
+    "--ledger-password-file",
+    envvar="DPSWD_CURATOR_LEDGER__PASSWORD_FILE",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="File with the database's password.  [default: PGPASSFILE]",
+)
 @format_option
 def init(
     home: Home,
@@ -55,8 +83,6 @@ def init(
     epsilon: float,
     delta: float,
     name: str | None,
-    array: str | None,
-    labels_array: str | None,
     record_shape: str | None,
     scale_from: tuple[float, float] | None,
     scale_to: tuple[float, float] | None,
@@ -64,37 +90,47 @@ def init(
     address: str | None,
     device: str | None,
     approve: str | None,
+    ledger_url: str | None,
+    ledger_schema: str | None,
+    ledger_password_file: Path | None,
     output: str,
+    **chosen: Any,
 ) -> None:
     """Makes a curator: certificates, ledger with its budget, settings. Never overwrites anything."""
-    public = {
-        "name": name or file.stem,
-        "file": file.resolve(),
-        "array": array,
-        "labels_array": labels_array,
-        "record_shape": _shape(record_shape),
-        "scale_from": scale_from or None,
-        "scale_to": scale_to or (0.0, 1.0),
-    }
+    chosen_records = reading(
+        file,
+        name=name,
+        record_shape=_shape(record_shape),
+        scale_from=scale_from or None,
+        scale_to=scale_to or None,
+        **chosen,
+    )
     sections: dict[str, dict[str, object]] = {
-        "listen": _address(address),
+        "listen": parse_address(address),
         "compute": {} if device is None else {"device": device},
         "extractors": {} if approve is None else {"approval": approve},
+        "ledger": _ledger(ledger_url, ledger_schema, ledger_password_file),
     }
     made = homes.create(
         home.path,
-        records=configuration.check_section(RecordsSettings, "records", public),
+        records=chosen_records,
         epsilon=epsilon,
         delta=delta,
         names=names or DEFAULT_NAMES,
         sections={section: fields for section, fields in sections.items() if fields},
     )
+    layout = open_source(chosen_records.file, chosen_records, home=made.path).layout
     with made.open_ledger() as books:
         status = books.status()
         show(
             {
                 "home": str(made.path),
                 "records": status.records,
+                "format": layout.format.value,
+                "record_shape": " x ".join(map(str, chosen_records.record_shape or layout.shape)) or "one value",
+                "type": layout.dtype.name,
+                "labels": layout.labels or None,
+                "served_from": "the file" if layout.mapped else "memory",
                 "epsilon": status.data_set.epsilon,
                 "delta": status.data_set.delta,
                 "names": " ".join(names or DEFAULT_NAMES),
@@ -103,51 +139,6 @@ def init(
             output,
             title="A new curator; next: dpswd-curator client add, then dpswd-curator serve",
         )
-
-
-@main.command()
-@home_option
-@click.option(
-    "--address", default=None, help="host:port to listen on; port 0 takes a free one. Overrides the settings."
-)
-@click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), default=None, help="Overrides the settings.")
-@click.option(
-    "--set", "assignments", multiple=True, metavar="SECTION.FIELD=VALUE", help="Overrides any setting; repeat."
-)
-@click.option("--log-level", type=click.Choice(["info", "warning", "error"]), default="info", show_default=True)
-def serve(home: Home, address: str | None, device: str | None, assignments: tuple[str, ...], log_level: str) -> None:
-    """Serves until SIGTERM or Ctrl-C; prints one line, "listening on host:port", once it is ready."""
-    from private_curator import server  # torch takes seconds to load, and no other command needs it
-
-    overrides = dict(_assignment(text) for text in assignments)
-    overrides |= {f"listen.{name}": str(value) for name, value in _address(address).items()}
-    if device is not None:
-        overrides["compute.device"] = device
-    server.serve(home, configuration.load(home.path, overrides), log_level=log_level)
-
-
-@main.command()
-@home_option
-@format_option
-def settings(home: Home, output: str) -> None:
-    """Every setting: its value now, its default, what it means."""
-    show(configuration.describe(configuration.load(home.path)), output, title=f"Settings of {home.path}")
-
-
-@main.command()
-@home_option
-@format_option
-@click.pass_context
-def preflight(context: click.Context, home: Home, output: str) -> None:
-    """Checks that this curator could serve, and says how to mend what it finds."""
-    from private_curator.preflight import check
-
-    findings = check(home)
-    show(
-        [{"check": f.check, "ok": f.ok, "finding": f.text} for f in findings], output, title=f"Preflight of {home.path}"
-    )
-    if not all(finding.ok for finding in findings):
-        context.exit(3)
 
 
 @main.group()
@@ -166,13 +157,12 @@ def renew(home: Home, names: tuple[str, ...]) -> None:
     click.echo(f"new server certificate for {' '.join(names or DEFAULT_NAMES)}; restart the curator")
 
 
-def _address(text: str | None) -> dict[str, object]:
-    if text is None:
-        return {}
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
-        raise SettingsError(f"--address is {text!r}; write host:port, for example 127.0.0.1:50051")
-    return {"host": host.strip("[]"), "port": int(port)}
+def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> dict[str, object]:
+    secret = None if password_file is None else str(password_file.resolve())
+    chosen = {"url": url, "schema_name": schema, "password_file": secret}
+    if url is None and any(chosen.values()):
+        raise SettingsError("--ledger-schema and --ledger-password-file need --ledger-url: name the database as well")
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:
@@ -184,14 +174,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
         raise SettingsError(f"--record-shape is {text!r}; write numbers with commas, for example 1,28,28") from error
 
 
-def _assignment(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise SettingsError(f"--set {text!r} assigns nothing; write section.field=value, for example listen.port=0")
-    return name, value
-
-
-for group in (client, budget, extractor, ledger, run, incidents):
-    main.add_command(group)
+for command in (cert, client, budget, extractor, ledger, records, run, incidents, serve, settings, preflight, apply):
+    main.add_command(command)
 
 __all__ = ["main"]

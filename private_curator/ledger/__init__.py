@@ -1,7 +1,7 @@
 """The ledger: what was spent on a data set, durable, signed and checkable. See docs/ledger.md."""
 
 from private_curator.ledger.audit import VerificationReport, verify_file
-from private_curator.ledger.backup import Loss, restore
+from private_curator.ledger.backup import Loss, move, restore
 from private_curator.ledger.kinds import (
     AccountStatus,
     Client,
@@ -28,6 +28,7 @@ __all__ = [
     "StepGranted",
     "StoredReply",
     "VerificationReport",
+    "move",
     "restore",
     "verify_file",
 ]

@@ -14,20 +14,17 @@ Nothing here writes.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from private_curator.ledger.accounting import Accounting
 from private_curator.ledger.budget import CLIENT, DATA_SET, Books, alone, require
-from private_curator.ledger.database import LOCK_TIMEOUT_S, file_lock, translate, write_lock
+from private_curator.ledger.database import Place, Session, by_seq
 from private_curator.ledger.kinds import DataSetState, Kind
-from private_curator.ledger.schema import layout, migrate
-from shared.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable
+from private_curator.ledger.places import as_place
+from shared.errors import InvalidValue, LedgerCorrupt
 from shared.receipts import Finding, SignedEntry, Tampering, sha256, verify_receipts
 
 # A stored price may differ from one computed anew by the last digits of another machine's library.
@@ -130,64 +127,48 @@ class Derivation:
 
 
 def verify_file(
-    path: Path, *, public_key: bytes, accounting: Accounting, receipts: Iterable[SignedEntry] = ()
+    where: Place | Path | str, *, public_key: bytes, accounting: Accounting, receipts: Iterable[SignedEntry] = ()
 ) -> VerificationReport:
     """Verifies a ledger or a backup that need not be sound enough to open.
 
     Args:
-        path: the ledger's file.
+        where: the ledger's place, or a backup's file.
         public_key: the ledger's raw Ed25519 key, 32 bytes.
         accounting: prices the runs anew.
         receipts: signed entries that somebody kept elsewhere.
 
     Raises:
-        LedgerUnavailable: the file cannot be read at all.
+        LedgerUnavailable: it cannot be read at all.
     """
-    with reading(path) as connection:
-        return verify(connection, public_key=public_key, accounting=accounting, receipts=receipts)
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A read-only connection to the ledger as it is now, whatever state it is in; nobody waits for it.
-
-    Raises:
-        LedgerUnavailable, LedgerCorrupt: the file cannot be read.
-    """
-    if not path.is_file():
-        raise LedgerUnavailable(f"there is no ledger at {path}")
-    try:
-        with contextlib.closing(_read_only(path)) as connection:
-            yield connection
-    except sqlite3.Error as error:
-        raise translate(error, path) from error
-
-
-def _read_only(path: Path) -> sqlite3.Connection:
-    uri = f"{path.resolve().as_uri()}?mode=ro"
-    if not os.access(path.parent, os.W_OK):
-        # Nobody writes there, and SQLite cannot keep its index of the log there.
-        return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
-    with file_lock(write_lock(path), timeout_s=LOCK_TIMEOUT_S, held_by="another program"):
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None)
-        try:
-            connection.execute("BEGIN")
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the view begins with the first read
-        except BaseException:
-            connection.close()
-            raise
-    return connection
+    place = as_place(where)
+    with place.reading() as connection:
+        return verify(
+            connection,
+            defects=place.defects(connection),
+            public_key=public_key,
+            accounting=accounting,
+            receipts=receipts,
+        )
 
 
 def verify(
-    connection: sqlite3.Connection,
+    connection: Session,
     *,
+    defects: Iterable[str],
     public_key: bytes,
     accounting: Accounting,
     receipts: Iterable[SignedEntry] = (),
 ) -> VerificationReport:
-    """Answers the module's five questions inside the connection's transaction."""
-    findings = _check_file(connection)
+    """Answers the module's five questions inside the connection's transaction.
+
+    Args:
+        connection: sees the ledger.
+        defects: what is wrong with its tables themselves, from `Place.defects`.
+        public_key: the ledger's raw Ed25519 key, 32 bytes.
+        accounting: prices the runs anew.
+        receipts: signed entries that somebody kept elsewhere.
+    """
+    findings = [_inconsistent(text) for text in defects]
     entries, unreadable = _read(connection)
     findings += unreadable
     findings += verify_receipts(entries, receipts, public_key)
@@ -213,26 +194,9 @@ def verify(
     )
 
 
-def _check_file(connection: sqlite3.Connection) -> list[Finding]:
-    texts = [f"SQLite: {text}" for (text,) in connection.execute("PRAGMA integrity_check") if text != "ok"]
-    texts += [f"SQLite: a row of {row[0]} refers to nothing" for row in connection.execute("PRAGMA foreign_key_check")]
-    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
-        migrate(fresh)
-        expected = layout(fresh)
-    actual = layout(connection)
-    texts += [
-        f"the table, index or trigger {name!r} is not as the ledger made it"
-        for name in sorted(expected.keys() | actual.keys())
-        if expected.get(name) != actual.get(name)
-    ]
-    return [_inconsistent(text) for text in texts]
-
-
-def _read(connection: sqlite3.Connection) -> tuple[list[SignedEntry], list[Finding]]:
+def _read(connection: Session) -> tuple[list[SignedEntry], list[Finding]]:
     entries, findings = [], []
-    for seq, kind, statement, signature in connection.execute(
-        "SELECT seq, kind, statement, signature FROM entries ORDER BY seq"
-    ):
+    for seq, kind, statement, signature in by_seq(connection, "SELECT seq, kind, statement, signature FROM entries"):
         try:
             entry = SignedEntry.parse(statement, signature)
         except InvalidValue as error:
@@ -264,7 +228,7 @@ def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
     return findings
 
 
-def _compare(connection: sqlite3.Connection, derivation: Derivation) -> list[Finding]:
+def _compare(connection: Session, derivation: Derivation) -> list[Finding]:
     """Questions 3 and 4: every table row for row, and the bytes by their digests."""
     run_columns = ("client", "request_id", "digest", "event", "parameters", "steps", "steps_used", "pruned", "seq")
     runs = {
@@ -280,7 +244,7 @@ def _compare(connection: sqlite3.Connection, derivation: Derivation) -> list[Fin
     }
     replies = {}
     findings = []
-    for run_id, step, seq, reply, audit in connection.execute("SELECT run_id, step, seq, reply, audit FROM replies"):
+    for seq, run_id, step, reply, audit in by_seq(connection, "SELECT seq, run_id, step, reply, audit FROM replies"):
         pruned = bool(derivation.runs.get(run_id, {}).get("pruned"))
         implied = derivation.replies.get((run_id, step), {}).get("reply")
         if pruned == (reply is not None):

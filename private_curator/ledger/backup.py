@@ -8,22 +8,23 @@ unless the operator accepts the loss in writing. The text becomes an entry of th
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator.ledger.accounting import Accounting
-from private_curator.ledger.audit import reading, verify_file
+from private_curator.ledger.audit import verify_file
 from private_curator.ledger.budget import Books
-from private_curator.ledger.database import Database, file_lock, serving_lock, sync
+from private_curator.ledger.database import LOCK_TIMEOUT_S, Database, Place, Session
 from private_curator.ledger.kinds import Kind
-from private_curator.ledger.store import Transaction, no_checkpoint, read_entries, utc_now
+from private_curator.ledger.places import as_place
+from private_curator.ledger.sqlite import sync
+from private_curator.ledger.sqlite_file import SqliteFile, remove
+from private_curator.ledger.store import Clock, Transaction, no_checkpoint, read_entries, utc_now
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerError, LedgerUnavailable, RestoreRefused
 from shared.receipts import SignedEntry, check_chain
 
@@ -54,19 +55,19 @@ class Loss:
 
 def restore(
     backup: Path,
-    into: Path,
+    into: Place | Path | str,
     *,
     key: Ed25519PrivateKey,
     accounting: Accounting,
     receipts: Iterable[SignedEntry] = (),
     accept_loss: str | None = None,
-    clock: Callable[[], datetime] = utc_now,
+    clock: Clock = utc_now,
 ) -> Loss | None:
-    """Puts a backup in the place of a ledger. The replaced file stays beside it, under another name.
+    """Puts a backup in the place of a ledger. The replaced ledger stays beside it, under another name.
 
     Args:
         backup: made by `Ledger.backup`; it is read only.
-        into: the ledger's path, with or without a ledger.
+        into: the ledger's place, with or without a ledger; need not be of the kind that the backup was made from.
         key: the ledger's own key.
         accounting: prices the runs anew while the backup is verified.
         receipts: signed entries that clients or the operator kept.
@@ -82,32 +83,64 @@ def restore(
         LedgerUnavailable: a curator serves the ledger now, or the disk does not allow it.
         InvalidValue: the acceptance is too short to be one.
     """
-    backup, into = Path(backup), Path(into)
+    source, target, public_key = SqliteFile(Path(backup)), as_place(into), key.public_key().public_bytes_raw()
     if accept_loss is not None and len(accept_loss.strip()) < MIN_ACCEPTANCE_LENGTH:
         raise InvalidValue(f"accepting a loss takes a sentence of at least {MIN_ACCEPTANCE_LENGTH} characters")
-    try:
-        with file_lock(serving_lock(into), timeout_s=0.0, held_by="a curator serves this ledger, stop it first: it"):
-            report = verify_file(backup, public_key=key.public_key().public_bytes_raw(), accounting=accounting)
-            if not report.ok:
-                raise LedgerCorrupt(f"the backup {backup} does not verify: {report.findings[0].text}")
-            loss = compare(backup, into, receipts=receipts, public_key=key.public_key().public_bytes_raw())
-            if loss is not None and accept_loss is None:
-                raise RestoreRefused(f"restoring {backup} is refused: {loss}; stop, or accept the loss in writing")
-            draft = into.with_name(f"{into.name}.restoring-{os.getpid()}")
-            try:
-                shutil.copyfile(backup, draft)
-                draft.chmod(0o600)
-                _log(draft, loss, accept_loss, key=key, accounting=accounting, clock=clock)
-                _replace(draft, into)
-            finally:
-                for suffix in ("", "-wal", "-shm", ".lock"):
-                    draft.with_name(draft.name + suffix).unlink(missing_ok=True)
-            return loss
-    except OSError as error:
-        raise LedgerUnavailable(f"the backup could not be restored: {error}") from error
+    with target.alone():
+        report = verify_file(source, public_key=public_key, accounting=accounting)
+        if not report.ok:
+            raise LedgerCorrupt(f"the backup {source} does not verify: {report.findings[0].text}")
+        loss = compare(source, target, receipts=receipts, public_key=public_key)
+        if loss is not None and accept_loss is None:
+            raise RestoreRefused(f"restoring {source} is refused: {loss}; stop, or accept the loss in writing")
+        payload = _restored(loss, accept_loss)
+        target.replace(source.path, _log_restored(payload, key=key, accounting=accounting, clock=clock))
+    return loss
 
 
-def compare(backup: Path, present: Path, *, receipts: Iterable[SignedEntry], public_key: bytes) -> Loss | None:
+def move(
+    source: SqliteFile, into: Place, *, key: Ed25519PrivateKey, accounting: Accounting, clock: Clock = utc_now
+) -> Path:
+    """Moves a ledger from a file into another place. Nothing can be forgotten: nobody charges either one meanwhile.
+
+    Args:
+        source: the ledger's file.
+        into: a place in which nothing stands.
+        key: the ledger's own key.
+        accounting: prices the runs anew while the file is verified.
+        clock: tells the time that the new entry states.
+
+    Returns:
+        The file's new name. Two ledgers of one data set would let its budget be spent twice.
+
+    Raises:
+        LedgerCorrupt: the file does not verify.
+        LedgerUnavailable: a curator serves the ledger now, or something stands in the new place.
+    """
+    with source.alone(), into.alone():
+        if into.exists():
+            raise LedgerUnavailable(f"{into} exists already: a ledger is moved to an empty place only")
+        report = verify_file(source, public_key=key.public_key().public_bytes_raw(), accounting=accounting)
+        if not report.ok:
+            raise LedgerCorrupt(f"{source} does not verify: {report.findings[0].text}")
+        whole, moved = (source.path.with_name(f"{source.path.name}.{suffix}") for suffix in ("moving", "moved"))
+        if moved.exists():
+            raise LedgerUnavailable(f"{moved} exists already; keep it elsewhere first")
+        database = source.open(lock_timeout_s=LOCK_TIMEOUT_S)
+        try:
+            write_backup(database, whole)
+        finally:
+            database.close()
+        try:
+            into.replace(whole, _log_restored(_restored(None, None), key=key, accounting=accounting, clock=clock))
+        finally:
+            remove(whole)
+        source.path.rename(moved)
+        sync(moved.parent)
+        return moved
+
+
+def compare(backup: Place, present: Place, *, receipts: Iterable[SignedEntry], public_key: bytes) -> Loss | None:
     """What putting ``backup`` in the place of ``present`` would forget; None when nothing.
 
     Raises:
@@ -161,52 +194,29 @@ def write_backup(database: Database, destination: Path) -> None:
         raise LedgerUnavailable(f"the backup {destination} cannot be written: {error.strerror}") from error
 
 
-def _entries(path: Path) -> list[SignedEntry]:
-    with reading(path) as connection:
-        return list(read_entries(connection))
+def _entries(place: Place) -> list[SignedEntry]:
+    with place.reading() as session:
+        return list(read_entries(session))
 
 
-def _log(
-    draft: Path,
-    loss: Loss | None,
-    accept_loss: str | None,
-    *,
-    key: Ed25519PrivateKey,
-    accounting: Accounting,
-    clock: Callable[[], datetime],
-) -> None:
-    """The restored ledger's first new entry says that it was restored, and what that forgot."""
-    payload = {
+def _log_restored(
+    payload: dict[str, Any], *, key: Ed25519PrivateKey, accounting: Accounting, clock: Clock
+) -> Callable[[Session], None]:
+    """Writes the restored ledger's first new entry: that it was restored, and what that forgot."""
+
+    def log(session: Session) -> None:
+        Transaction(
+            session, Books(accounting), key=key, clock=clock, checkpoint=no_checkpoint, operation="restore"
+        ).append(Kind.RESTORED, payload)
+
+    return log
+
+
+def _restored(loss: Loss | None, accept_loss: str | None) -> dict[str, Any]:
+    return {
         "accepted": None if loss is None or accept_loss is None else accept_loss.strip(),
         "forgotten_entries": 0 if loss is None else len(loss.entries),
         "forgotten": [] if loss is None else list(loss.entries[:_LISTED]),
         "forgotten_runs": [] if loss is None else list(loss.runs[:_LISTED]),
         "unknown": "" if loss is None else loss.unknown,
     }
-    database = Database(draft)
-    try:
-        with database.write() as connection:
-            Transaction(
-                connection, Books(accounting), key=key, clock=clock, checkpoint=no_checkpoint, operation="restore"
-            ).append(Kind.RESTORED, payload)
-    finally:
-        database.close()
-    sync(draft)
-
-
-def _replace(draft: Path, into: Path) -> None:
-    """Swaps the files; whatever happens in between, a complete ledger stands at ``into`` or none."""
-    if into.exists():
-        # Folds the log into the file, so that it is whole by itself; what cannot be opened is kept byte for byte.
-        with contextlib.suppress(LedgerError):
-            Database(into).close()
-        number = 1
-        while (replaced := into.with_name(f"{into.name}.replaced-{number}")).exists():
-            number += 1
-        os.link(into, replaced)
-        for suffix in ("-wal", "-shm"):
-            rest = into.with_name(into.name + suffix)
-            if rest.exists():
-                rest.rename(replaced.with_name(replaced.name + suffix))
-    draft.replace(into)
-    sync(into.parent)

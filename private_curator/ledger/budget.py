@@ -264,7 +264,18 @@ class Books:
 
     def _client_certified(self, payload: Mapping[str, Any]) -> None:
         name = payload["client"]
-        self.clients[name] = replace(self.clients[name], fingerprint=payload["fingerprint"])
+        self.clients[name] = replace(self.clients[name], fingerprint=payload["fingerprint"], others=())
+
+    def _certificate_added(self, payload: Mapping[str, Any]) -> None:
+        client, added = self.clients[payload["client"]], payload["fingerprint"]
+        require(added not in client.fingerprints, "a certificate is added once")
+        self.clients[client.name] = replace(client, fingerprint=added, others=client.fingerprints)
+
+    def _certificate_revoked(self, payload: Mapping[str, Any]) -> None:
+        client, gone = self.clients[payload["client"]], payload["fingerprint"]
+        require(gone in client.fingerprints, "only a certificate that counts is withdrawn")
+        left = tuple(known for known in client.fingerprints if known != gone)
+        self.clients[client.name] = replace(client, fingerprint=left[-1] if left else "", others=left[:-1])
 
     def _client_revoked(self, payload: Mapping[str, Any]) -> None:
         name = payload["client"]
@@ -325,6 +336,8 @@ _HANDLERS: dict[Kind, Callable[[Books, Mapping[str, Any]], None]] = {
     Kind.FILTER_FIXED: Books._filter_fixed,
     Kind.CLIENT_ADDED: Books._client_added,
     Kind.CLIENT_CERTIFIED: Books._client_certified,
+    Kind.CERTIFICATE_ADDED: Books._certificate_added,
+    Kind.CERTIFICATE_REVOKED: Books._certificate_revoked,
     Kind.CLIENT_REVOKED: Books._client_revoked,
     Kind.SHARE_SET: Books._share_set,
     Kind.BUDGET_LOWERED: Books._budget_set,

@@ -1,309 +1,149 @@
-"""The one place where the ledger meets SQLite, files and their errors.
+"""What the ledger needs of a database, and nothing more.
 
-Durability: ``journal_mode=WAL`` with ``synchronous=FULL`` syncs the log at every commit, so a committed
-transaction survives the loss of power. Before its first write each connection copies the log into the database and
-syncs that: after a failed sync the kernel may hold pages that it calls clean but that never reached the disk, and
-only writing them again helps.
-
-Locks: all writing of one process goes through one connection under a mutex. Between processes a file lock stands
-around every transaction, opening and closing, because SQLite before 3.51.3 can corrupt a database in WAL mode when
-one connection commits while another one checkpoints (https://sqlite.org/wal.html, "The WAL-Reset Bug").
+Two implementations: a file of SQLite (`private_curator.ledger.sqlite`) and a schema of PostgreSQL
+(`private_curator.ledger.postgres`). The statements of the ledger are one text for both: parameters are written ``?``,
+and what the two call differently (types, triggers, locks, errors) stands in the two modules and nowhere else.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import secrets
-import sqlite3
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any, Protocol
 
-from private_curator.ledger.schema import migrate, needs_migration
-from shared.errors import DpswdError, LedgerCorrupt, LedgerUnavailable
-
-# A transaction takes milliseconds; a lock held for longer means that somebody else works on the file.
+# A transaction takes milliseconds; a lock held for longer means that somebody else works on the ledger.
 LOCK_TIMEOUT_S = 10.0
-_POLL_S = 0.002
 
-# SQLite's primary result codes (https://sqlite.org/rescode.html) of what passes when its cause does.
-_TRANSIENT = {
-    sqlite3.SQLITE_BUSY: "another program holds it",
-    sqlite3.SQLITE_LOCKED: "another program holds it",
-    sqlite3.SQLITE_PROTOCOL: "another program holds it",
-    sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_READONLY: "the disk or the file is read-only",
-    sqlite3.SQLITE_IOERR: "the disk does not read or write",
-    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened",
-    sqlite3.SQLITE_PERM: "access to the file is not permitted",
-    sqlite3.SQLITE_AUTH: "access to the file is not permitted",
-    sqlite3.SQLITE_NOMEM: "memory is exhausted",
-    sqlite3.SQLITE_INTERRUPT: "the operation was interrupted",
-}
-# After these the connection's view of the files is not to be trusted; the next use opens them anew.
-_RECONNECT = {
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_NOTADB,
-}
+# Lower than every number of an entry, also in a ledger that somebody has tampered with.
+_BEFORE_ALL = -(2**62)
+
+# (client, request id): what a step that is being computed is known by.
+Mark = tuple[str, str]
 
 
-def translate(error: sqlite3.Error, path: Path) -> DpswdError:
-    """The ledger's own error for one of SQLite's.
+class Rows(Protocol):
+    """What a statement has returned."""
 
-    Returns:
-        `LedgerUnavailable` for what passes when its cause does, `LedgerCorrupt` for everything else: a constraint
-        that fails, a file that is no database, a table that is missing.
-    """
-    code = getattr(error, "sqlite_errorcode", None)
-    if code is None:
-        return LedgerUnavailable(f"the ledger {path} is closed: {error}")
-    reason = _TRANSIENT.get(code & 0xFF)
-    if reason is not None:
-        # A write that fails on the disk may still have reached it: only the repeat of the request can tell.
-        spent = "repeat the request with its id" if code & 0xFF in _RECONNECT else "nothing was spent"
-        return LedgerUnavailable(f"the ledger {path} cannot be used: {reason} ({error}); {spent}")
-    return LedgerCorrupt(f"the ledger {path} is damaged: {error} ({error.sqlite_errorname})")
+    @property
+    def rowcount(self) -> int:
+        """How many rows the statement has changed."""
 
+    def fetchone(self) -> Any:
+        """The next row as a tuple; None behind the last."""
 
-@contextlib.contextmanager
-def file_lock(path: Path, *, timeout_s: float, held_by: str) -> Iterator[None]:
-    """Holds an exclusive lock on ``path``, which is created; the kernel frees it when the process ends.
+    def fetchall(self) -> list[Any]:
+        """All further rows."""
 
-    Args:
-        path: the lock file; it stays, empty.
-        timeout_s: how long to wait, in seconds; 0 tries once.
-        held_by: who else may hold it, for the message.
-
-    Raises:
-        LedgerUnavailable: somebody else holds the lock, or the file cannot be opened.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        # A read-only disk still has the lock file of better days; without one there is nothing to write either.
-        raise LedgerUnavailable(f"the lock {path} cannot be opened: {error.strerror}; nothing was spent") from error
-    try:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if time.monotonic() >= deadline:
-                    raise LedgerUnavailable(f"{held_by} holds {path}; nothing was spent") from error
-                time.sleep(_POLL_S)
-        yield
-    finally:
-        os.close(descriptor)
+    def __iter__(self) -> Iterator[Any]:
+        """The further rows, one by one."""
 
 
-def write_lock(path: Path) -> Path:
-    """The file that is locked around every transaction on the ledger at ``path``."""
-    return path.with_name(path.name + ".lock")
+class Session(Protocol):
+    """An open transaction."""
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Rows:
+        """Executes one statement; ``?`` stands for a parameter."""
 
 
-def serving_lock(path: Path) -> Path:
-    """The file that the one process locks which computes steps for the ledger at ``path``."""
-    return path.with_name(path.name + ".serving")
+class Database(Protocol):
+    """One program's use of one ledger. Safe for threads; a forked process is refused.
 
-
-class Database:
-    """One connection to a ledger's file, its locks and its transactions.
-
-    Args:
-        path: an existing ledger file.
-        lock_timeout_s: how long to wait for another program, in seconds.
-        vfs: the name of a registered SQLite file system layer; tests record writes with one.
-
-    Raises:
-        LedgerUnavailable: the file cannot be opened for writing now.
-        LedgerCorrupt: the file is no ledger.
+    Everything raises `LedgerUnavailable` for what passes when its cause does, and `LedgerCorrupt` for damage.
     """
 
-    def __init__(self, path: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S, vfs: str | None = None) -> None:
-        self.path = path
-        self._lock_timeout_s = lock_timeout_s
-        self._vfs = vfs
-        self._mutex = threading.RLock()
-        self._pid = os.getpid()
-        self._connection: sqlite3.Connection | None = None
-        self._opened = (0, 0)
-        self._settled = False
-        self._closed = False
-        with self._guard(), self._files():
-            self._connected()
-
-    @contextlib.contextmanager
-    def read(self) -> Iterator[sqlite3.Connection]:
+    def read(self) -> AbstractContextManager[Session]:
         """A consistent view of the tables. Works while the disk is full."""
-        with self._guard():
-            connection = self._connected() if self._connection else self._reconnected()
-            connection.execute("BEGIN")
-            try:
-                yield connection
-            finally:
-                self._rollback(connection)
 
-    @contextlib.contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: durable when the block has ended, without trace when it raised."""
-        with self._guard(), self._files():
-            connection = self._connected()
-            self._settle(connection)
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                self._rollback(connection)
-                raise
+    def write(self) -> AbstractContextManager[Session]:
+        """A transaction: durable when the block has ended, without trace when it raised.
+
+        All writers of one ledger, on whatever machine, go through such blocks one after the other.
+        """
+
+    def claim(self) -> None:
+        """Claims the right to charge and to compute, until `close`. Idempotent.
+
+        Raises:
+            LedgerUnavailable: another process has it (SQLite), or the ledger is being restored (PostgreSQL).
+        """
+
+    def hold(self, session: Session, mark: Mark) -> bool:
+        """Marks a step as computed by this process, inside of `write`; the mark dies with the process.
+
+        Returns:
+            Whether it could be: False when another living process computes it.
+        """
+
+    def release(self, mark: Mark) -> None:
+        """Takes the mark away. Raises nothing: a mark that cannot be taken away goes with the connection."""
 
     def backup(self, destination: Path) -> None:
-        """Copies the committed state to a new file while others go on reading and writing; durable on return."""
-        with self._guard(), self._files():
-            target = sqlite3.connect(destination, isolation_level=None)
-            try:
-                self._connected().backup(target)
-                # One file, complete by itself, that can be opened from a read-only medium.
-                target.execute("PRAGMA journal_mode = DELETE")
-            finally:
-                target.close()
-            sync(destination)
+        """Copies the committed state into the existing, empty file ``destination``, in SQLite's format; durable."""
 
     def close(self) -> None:
-        """Copies the log into the database and releases the file. Idempotent."""
-        with self._mutex:
-            self._closed = True
-            if self._connection is None:
-                return
-            with self._guard(), self._files():
-                self._disconnect()
-
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        """The mutex, and the translation of SQLite's errors."""
-        if os.getpid() != self._pid:
-            raise LedgerUnavailable("a forked process must open the ledger itself; nothing was spent")
-        with self._mutex:
-            try:
-                yield
-            except sqlite3.Error as error:
-                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-                if code in _RECONNECT:
-                    self._disconnect()
-                raise translate(error, self.path) from error
-
-    def _files(self) -> contextlib.AbstractContextManager[None]:
-        return file_lock(write_lock(self.path), timeout_s=self._lock_timeout_s, held_by="another program")
-
-    def _reconnected(self) -> sqlite3.Connection:
-        with self._files():
-            return self._connected()
-
-    def _connected(self) -> sqlite3.Connection:
-        if self._connection is not None:
-            if self._identity() != self._opened:
-                # Closing here would delete the log of the file that stands there now, so the connection stays.
-                raise LedgerUnavailable(f"{self.path} was replaced while it was open; restart this program")
-            return self._connection
-        if self._closed:
-            raise LedgerUnavailable(f"the ledger {self.path} was closed; nothing was spent")
-        uri = f"{self.path.resolve().as_uri()}?mode=rw" + (f"&vfs={self._vfs}" if self._vfs else "")
-        connection = sqlite3.connect(
-            uri, uri=True, isolation_level=None, check_same_thread=False, timeout=self._lock_timeout_s
-        )
-        try:
-            self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        self._connection, self._opened = connection, self._identity()
-        return connection
-
-    def _identity(self) -> tuple[int, int]:
-        """Which file stands at the path: a restored backup is another one."""
-        try:
-            status = self.path.stat()
-        except OSError as error:
-            raise LedgerUnavailable(f"the ledger {self.path} is not there: {error.strerror}") from error
-        return status.st_dev, status.st_ino
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        if mode != "wal":
-            raise LedgerUnavailable(f"the file system of {self.path} does not support SQLite's log (mode {mode!r})")
-        for pragma in ("synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF", "cell_size_check = ON"):
-            connection.execute(f"PRAGMA {pragma}")
-        if needs_migration(connection):
-            connection.execute("BEGIN IMMEDIATE")
-            migrate(connection)
-            connection.execute("COMMIT")
-
-    def _settle(self, connection: sqlite3.Connection) -> None:
-        """Once for a connection: what its predecessor left in the log becomes part of the database, synced."""
-        if not self._settled:
-            (_, frames, copied) = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            self._settled = frames == copied  # less while somebody reads an old view: the next write tries again
-
-    def _disconnect(self) -> None:
-        connection, self._connection, self._settled = self._connection, None, False
-        if connection is not None:
-            connection.close()
-
-    def _rollback(self, connection: sqlite3.Connection) -> None:
-        if not connection.in_transaction:
-            return
-        try:
-            connection.execute("ROLLBACK")
-        except sqlite3.Error:
-            # Closing rolls back as well. The caller learns of the error that made us roll back.
-            self._disconnect()
+        """Ends the use, and with it the claim and all marks. Idempotent."""
 
 
-def create_file(path: Path, fill: Callable[[Database], None], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
-    """Makes a new ledger file that exists complete or not at all.
+class Place(Protocol):
+    """Where a ledger stands or shall stand. Its text names it in messages and holds no secret."""
+
+    def exists(self) -> bool:
+        """Whether anything stands there, sound or not."""
+
+    def open(self, *, lock_timeout_s: float) -> Database:
+        """The ledger's database; brings its tables to the newest version.
+
+        Raises:
+            LedgerUnavailable: it is not there, or cannot be used now.
+            LedgerCorrupt: what stands there is no ledger.
+        """
+
+    def create(self, fill: Callable[[Session], None], *, lock_timeout_s: float) -> None:
+        """Makes a new ledger that exists complete, with what ``fill`` has written, or not at all.
+
+        Raises:
+            LedgerUnavailable: something stands there, or it cannot be written.
+        """
+
+    def reading(self) -> AbstractContextManager[Session]:
+        """A read-only view of the ledger as it is now, whatever state it is in; nobody waits for it.
+
+        Raises:
+            LedgerUnavailable, LedgerCorrupt: it cannot be read.
+        """
+
+    def defects(self, session: Session) -> list[str]:
+        """What is wrong with tables, indexes and triggers, as `reading` shows them; empty for a sound ledger."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """While the block runs, no process has or gets the right to charge and to compute.
+
+        Raises:
+            LedgerUnavailable: one has it now.
+        """
+
+    def replace(self, backup: Path, log: Callable[[Session], None]) -> None:
+        """Puts a backup in the ledger's place, inside of `alone`; the replaced ledger stays under another name.
+
+        Args:
+            backup: a file of SQLite; it is read only.
+            log: writes the entry that says so, before the restored ledger can be seen.
+        """
+
+
+def by_seq(session: Session, select: str, *, after: int = _BEFORE_ALL, page: int = 200) -> Iterator[Any]:
+    """Rows in order of their entry, page by page: a table may be larger than memory.
 
     Args:
-        path: where it shall stand; nothing may stand there yet.
-        fill: writes the first entries into the new file.
-        lock_timeout_s: how long to wait for another program, in seconds.
-
-    Raises:
-        LedgerUnavailable: the file exists already, or cannot be written.
+        session: sees the table.
+        select: a SELECT without WHERE whose first column is ``seq``.
+        after: rows up to this entry are left out.
+        page: how many rows are in memory at a time.
     """
-    draft = path.with_name(f"{path.name}.draft-{secrets.token_hex(4)}")
-    try:
-        # The database of a hospital: readable by its owner alone. SQLite gives its log the same mode.
-        os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        try:
-            database = Database(draft, lock_timeout_s=lock_timeout_s)
-            try:
-                fill(database)
-            finally:
-                database.close()
-            sync(draft)
-            # A hard link fails where a rename would replace an existing ledger.
-            os.link(draft, path)
-            sync(path.parent)
-        finally:
-            for suffix in ("", "-wal", "-shm", ".lock"):
-                draft.with_name(draft.name + suffix).unlink(missing_ok=True)
-    except FileExistsError as error:
-        raise LedgerUnavailable(f"{path} exists already; open it, or choose another place") from error
-    except OSError as error:
-        raise LedgerUnavailable(f"the ledger {path} cannot be created: {error.strerror}") from error
-
-
-def sync(path: Path) -> None:
-    """Makes a file's content, or a directory's list of names, durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    while True:
+        rows = session.execute(f"{select} WHERE seq > ? ORDER BY seq LIMIT ?", (after, page)).fetchall()
+        yield from rows
+        if len(rows) < page:
+            return
+        after = rows[-1][0]

@@ -39,6 +39,8 @@ class Kind(enum.StrEnum):
     FILTER_FIXED = "filter-fixed"
     CLIENT_ADDED = "client-added"
     CLIENT_CERTIFIED = "client-certified"
+    CERTIFICATE_ADDED = "certificate-added"
+    CERTIFICATE_REVOKED = "certificate-revoked"
     CLIENT_REVOKED = "client-revoked"
     SHARE_SET = "share-set"
     BUDGET_LOWERED = "budget-lowered"
@@ -73,15 +75,22 @@ class Client:
 
     Attributes:
         name: unique and for ever: a revoked name is not given away again.
-        fingerprint: SHA-256 of the client's certificate, hexadecimal.
+        fingerprint: SHA-256 of the client's newest certificate, hexadecimal; empty when it was withdrawn.
         share: the client's own `PrivacyBudget`; None when only the data set's budget limits it.
         revoked: whether the operator has shut the client out.
+        others: fingerprints of older certificates that still count, the oldest first.
     """
 
     name: str
     fingerprint: str
     share: Any | None
     revoked: bool
+    others: tuple[str, ...] = ()
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Every certificate that counts, the newest last."""
+        return (*self.others, *((self.fingerprint,) if self.fingerprint else ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +195,7 @@ class LedgerStatus:
         runs: number of runs.
         steps_charged: steps of all runs.
         steps_used: steps that were begun.
+        steps_repeated: attempts beyond a step's first one, after crashes and errors.
         entries: length of the chain.
         head: hash of the last entry; an operator who notes it elsewhere can later prove a rollback.
     """
@@ -198,6 +208,7 @@ class LedgerStatus:
     runs: int
     steps_charged: int
     steps_used: int
+    steps_repeated: int
     entries: int
     head: str
 

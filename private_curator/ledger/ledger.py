@@ -14,26 +14,28 @@ from private_curator.ledger.accounting import Accounting
 from private_curator.ledger.audit import VerificationReport, verify_file
 from private_curator.ledger.backup import write_backup
 from private_curator.ledger.budget import Account, Books
-from private_curator.ledger.database import LOCK_TIMEOUT_S, Database, create_file
+from private_curator.ledger.database import LOCK_TIMEOUT_S, Place, Session
 from private_curator.ledger.kinds import AccountStatus, DataSetState, Kind, LedgerStatus, budget_payload
 from private_curator.ledger.operator import OperatorActs
+from private_curator.ledger.places import as_place
 from private_curator.ledger.runs import RunActs
 from private_curator.ledger.store import Transaction, head, no_checkpoint, utc_now
-from shared.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable
+from private_curator.ledger.witness import Witness
+from shared.errors import InvalidValue, LedgerCorrupt
 from shared.receipts import SignedEntry
 
 
 class Ledger(OperatorActs, RunActs):
     """The durable, signed record of everything that is spent on one data set.
 
-    Safe for the threads of one process and for several processes; one process at a time computes steps. A context
-    manager: leaving it closes the file.
+    Safe for the threads of one process and for several processes. Of a file, one process at a time computes steps; of
+    a schema of PostgreSQL, any number of replicas, each step in one of them. A context manager.
     """
 
     @classmethod
     def create(
         cls,
-        path: Path | str,
+        place: Place | Path | str,
         *,
         key: Ed25519PrivateKey,
         records: int,
@@ -42,11 +44,12 @@ class Ledger(OperatorActs, RunActs):
         clock: Callable[[], datetime] = utc_now,
         checkpoint: Callable[[str], None] = no_checkpoint,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
+        witness: Path | None = None,
     ) -> Self:
         """Makes the ledger of a data set, complete or not at all, and opens it.
 
         Args:
-            path: a file that does not exist yet, in a directory that does.
+            place: a file that does not exist yet, in a directory that does; or a schema of PostgreSQL.
             key: signs every entry; the caller keeps it.
             records: n, the number of records; public from now on.
             budget: the `PrivacyBudget` for the data set's whole life.
@@ -54,12 +57,13 @@ class Ledger(OperatorActs, RunActs):
             clock: tells the time that entries state.
             checkpoint: called at named points; tests kill the process there.
             lock_timeout_s: how long to wait for another program, in seconds.
+            witness: the file in which this curator notes the last entry it has seen; see `open`.
 
         Raises:
             InvalidValue: ``records`` is not positive.
-            LedgerUnavailable: the file exists, or cannot be written.
+            LedgerUnavailable: a ledger stands there already, or it cannot be written.
         """
-        path = Path(path)
+        place = as_place(place)
         if type(records) is not int or records < 1:
             raise InvalidValue(f"a data set has at least one record, not {records!r}")
         opening = {
@@ -69,52 +73,59 @@ class Ledger(OperatorActs, RunActs):
             "budget": budget_payload(budget),
         }
 
-        def fill(database: Database) -> None:
-            with database.write() as connection:
-                transaction = Transaction(
-                    connection,
-                    Books(_accounting(accounting)),
-                    key=key,
-                    clock=clock,
-                    checkpoint=checkpoint,
-                    operation="create",
-                )
-                transaction.append(Kind.DATA_SET_OPENED, opening)
+        def fill(session: Session) -> None:
+            transaction = Transaction(
+                session, Books(_accounting(accounting)), key=key, clock=clock, checkpoint=checkpoint, operation="create"
+            )
+            transaction.append(Kind.DATA_SET_OPENED, opening)
 
-        create_file(path, fill, lock_timeout_s=lock_timeout_s)
+        place.create(fill, lock_timeout_s=lock_timeout_s)
         return cls.open(
-            path, key=key, accounting=accounting, clock=clock, checkpoint=checkpoint, lock_timeout_s=lock_timeout_s
+            place,
+            key=key,
+            accounting=accounting,
+            clock=clock,
+            checkpoint=checkpoint,
+            lock_timeout_s=lock_timeout_s,
+            witness=witness,
         )
 
     @classmethod
     def open(
         cls,
-        path: Path | str,
+        place: Place | Path | str,
         *,
         key: Ed25519PrivateKey,
         accounting: Accounting | None = None,
         clock: Callable[[], datetime] = utc_now,
         checkpoint: Callable[[str], None] = no_checkpoint,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
-        vfs: str | None = None,
+        witness: Path | None = None,
     ) -> Self:
         """Opens a ledger; follows its chain of hashes first.
 
+        Args:
+            place: as for `create`.
+            key: the ledger's own.
+            accounting: as for `create`.
+            clock: as for `create`.
+            checkpoint: as for `create`.
+            lock_timeout_s: as for `create`.
+            witness: a file, kept elsewhere than the ledger, in which the last entry seen is noted: a ledger that lacks
+                it was put back to an older state. None to notice that only while the ledger is open.
+
         Raises:
-            LedgerUnavailable: the file is not there, locked, read-only, or the disk is full.
-            LedgerCorrupt: the chain is broken, or another key made it.
+            LedgerUnavailable: it is not there, locked, read-only, or the disk is full.
+            LedgerCorrupt: the chain is broken, another key made it, or what the witness noted is missing.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise LedgerUnavailable(f"there is no ledger at {path}; `dpswd-curator init` makes one")
         return cls(
-            path,
+            as_place(place),
             key=key,
             accounting=_accounting(accounting),
             clock=clock,
             checkpoint=checkpoint,
             lock_timeout_s=lock_timeout_s,
-            vfs=vfs,
+            witness=None if witness is None else Witness(witness),
         )
 
     @property
@@ -154,7 +165,7 @@ class Ledger(OperatorActs, RunActs):
         Raises:
             LedgerUnavailable: the file cannot be read.
         """
-        return verify_file(self.path, public_key=self.public_key, accounting=self.accounting, receipts=receipts)
+        return verify_file(self.place, public_key=self.public_key, accounting=self.accounting, receipts=receipts)
 
     def backup(self, destination: Path | str) -> None:
         """Copies the ledger to a new file while it is in use; the copy is complete or not there.
@@ -171,7 +182,11 @@ class Ledger(OperatorActs, RunActs):
             last = head(connection)
             assert last is not None  # _refresh has read it
             runs, charged, used = connection.execute(
-                "SELECT count(*), coalesce(sum(steps), 0), coalesce(sum(steps_used), 0) FROM runs"
+                "SELECT count(*), CAST(coalesce(sum(steps), 0) AS BIGINT), "
+                "CAST(coalesce(sum(steps_used), 0) AS BIGINT) FROM runs"
+            ).fetchone()
+            (repeated,) = connection.execute(
+                "SELECT CAST(coalesce(sum(attempts - 1), 0) AS BIGINT) FROM requests WHERE attempts > 1"
             ).fetchone()
             closed = books.state is not DataSetState.OPEN
             return LedgerStatus(
@@ -186,6 +201,7 @@ class Ledger(OperatorActs, RunActs):
                 runs=runs,
                 steps_charged=charged,
                 steps_used=used,
+                steps_repeated=repeated,
                 entries=last.seq,
                 head=last.hash,
             )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sqlite3
 from typing import Any
 
 from private_curator.ledger.accounting import Accounting
+from private_curator.ledger.database import Session
 from private_curator.ledger.kinds import Run, StoredReply
 from private_curator.ledger.store import entry_at
 from shared.errors import GrantNotHeld, RequestIdReused, RunFinished
 from shared.receipts import Receipt
 
 
-def load_run(connection: sqlite3.Connection, accounting: Accounting, run_id: str) -> Run:
+def load_run(connection: Session, accounting: Accounting, run_id: str) -> Run:
     """A run, whoever owns it.
 
     Raises:
@@ -40,7 +40,7 @@ def load_run(connection: sqlite3.Connection, accounting: Accounting, run_id: str
     )
 
 
-def held_run(connection: sqlite3.Connection, accounting: Accounting, client: str, run_id: str) -> Run:
+def held_run(connection: Session, accounting: Accounting, client: str, run_id: str) -> Run:
     """A client's own run.
 
     Raises:
@@ -52,9 +52,7 @@ def held_run(connection: sqlite3.Connection, accounting: Accounting, client: str
     return run
 
 
-def opened_before(
-    connection: sqlite3.Connection, accounting: Accounting, client: str, request_id: str, digest: str
-) -> Run | None:
+def opened_before(connection: Session, accounting: Accounting, client: str, request_id: str, digest: str) -> Run | None:
     """The run that this very request has opened; None when the id is new.
 
     Raises:
@@ -70,9 +68,7 @@ def opened_before(
     return load_run(connection, accounting, row[1])
 
 
-def answered(
-    connection: sqlite3.Connection, client: str, run_id: str, request_id: str, digest: str
-) -> StoredReply | None:
+def answered(connection: Session, client: str, run_id: str, request_id: str, digest: str) -> StoredReply | None:
     """The stored reply to this very request; None when there is none yet.
 
     Raises:

@@ -53,7 +53,7 @@ class OperatorActs(Store):
         return Client(name=name, fingerprint=certificate_fingerprint, share=share, revoked=False)
 
     def renew_client(self, name: str, certificate_fingerprint: str) -> None:
-        """Binds a client to its new certificate; the old one no longer counts.
+        """Binds a client to its new certificate alone; the old ones no longer count from this moment.
 
         Raises:
             GrantNotHeld: no such client, or it is revoked.
@@ -64,6 +64,35 @@ class OperatorActs(Store):
             transaction.books.holder(name)
             self._fresh_fingerprint(transaction, certificate_fingerprint)
             transaction.append(Kind.CLIENT_CERTIFIED, {"client": name, "fingerprint": certificate_fingerprint})
+
+    def add_certificate(self, name: str, certificate_fingerprint: str) -> None:
+        """Gives a client a further certificate; the old ones count until they expire or are withdrawn.
+
+        Raises:
+            GrantNotHeld: no such client, or it is revoked.
+            InvalidValue: the fingerprint is taken or malformed.
+        """
+        hex_256(certificate_fingerprint, "a certificate's fingerprint")
+        with self._transaction("add_certificate") as transaction:
+            transaction.books.holder(name)
+            self._fresh_fingerprint(transaction, certificate_fingerprint)
+            transaction.append(Kind.CERTIFICATE_ADDED, {"client": name, "fingerprint": certificate_fingerprint})
+
+    def revoke_certificate(self, name: str, certificate_fingerprint: str, *, reason: str) -> None:
+        """Withdraws one certificate of a client; its others go on.
+
+        Raises:
+            GrantNotHeld: no such client, or it is revoked.
+            InvalidValue: the client has no such certificate.
+        """
+        hex_256(certificate_fingerprint, "a certificate's fingerprint")
+        with self._transaction("revoke_certificate") as transaction:
+            if certificate_fingerprint not in transaction.books.holder(name).fingerprints:
+                raise InvalidValue(f"{name!r} has no certificate {certificate_fingerprint} that counts")
+            transaction.append(
+                Kind.CERTIFICATE_REVOKED,
+                {"client": name, "fingerprint": certificate_fingerprint, "reason": _reason(reason)},
+            )
 
     def revoke_client(self, name: str, *, reason: str) -> None:
         """Shuts a client out for good: nothing new is released to it. What it spent stays spent.
@@ -108,10 +137,10 @@ class OperatorActs(Store):
             return tuple(self._books.clients.values())
 
     def client_by_fingerprint(self, certificate_fingerprint: str) -> Client | None:
-        """The client that is bound to a certificate; a revoked one is returned as such."""
+        """The client that a certificate counts for; a revoked one is returned as such."""
         with self._reading():
             for client in self._books.clients.values():
-                if client.fingerprint == certificate_fingerprint:
+                if certificate_fingerprint in client.fingerprints:
                     return client
         return None
 
@@ -237,7 +266,7 @@ class OperatorActs(Store):
     @staticmethod
     def _fresh_fingerprint(transaction: Transaction, fingerprint: str) -> None:
         for client in transaction.books.clients.values():
-            if client.fingerprint == fingerprint:
+            if fingerprint in client.fingerprints:
                 raise InvalidValue(f"this certificate is already bound to the client {client.name!r}")
 
 

@@ -15,18 +15,22 @@ failures depend on the records; each renewed attempt is an entry of its own and 
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from private_curator.ledger.budget import CLIENT, DATA_SET, Books, Charge
-from private_curator.ledger.database import file_lock, serving_lock
 from private_curator.ledger.kinds import DataSetState, Kind, Quote, Run, StepGranted, StoredReply, hex_256
 from private_curator.ledger.lookup import answered, held_run, load_run, opened_before
 from private_curator.ledger.store import Store, Transaction
-from shared.errors import GrantNotHeld, InvalidValue, RequestInProgress, RunFinished
+from shared.errors import (
+    GrantNotHeld,
+    InvalidValue,
+    LedgerUnavailable,
+    RequestInProgress,
+    RunFinished,
+    StepGivenUp,
+)
 from shared.receipts import Receipt, canonical_json, sha256
 
 # A client makes its ids; long ones would only fill the ledger.
@@ -41,33 +45,20 @@ class RunActs(Store):
         # Requests that this process computes now, and in which attempt. Read and extended under the database's
         # mutex only; entries are removed without it, which is one atomic step.
         self._computing: dict[tuple[str, str], int] = {}
-        self._serving = contextlib.ExitStack()
-        self._serving_mutex = threading.Lock()
-        self._serves = False
-
-    def close(self) -> None:
-        """Releases the file and the right to compute steps. Idempotent."""
-        with self._serving_mutex:
-            self._serves = False
-            self._serving.close()
-        super().close()
+        # The attempt of each request that was computed and could not be stored, by no fault of a record.
+        self._unstored: dict[tuple[str, str], int] = {}
 
     def serve(self) -> None:
-        """Claims the right to charge and to compute: one process at a time, until it closes the ledger or dies.
+        """Claims the right to charge and to compute, until this process closes the ledger or dies.
 
-        Two processes that compute the same step could both reach `finish_step`, and which of the two replies is
-        stored could depend on how long each took. `open_run` and `begin_step` claim the right if nobody did; a
-        server claims it when it starts. Idempotent.
+        A ledger in a file has one such process at a time. A ledger in PostgreSQL has any number of replicas, and each
+        step one of them at a time (`begin_step`). `open_run` and `begin_step` claim the right if nobody did; a server
+        claims it when it starts. Idempotent.
 
         Raises:
-            LedgerUnavailable: another process has it.
+            LedgerUnavailable: another process has it, or the ledger is being restored.
         """
-        with self._serving_mutex:
-            if not self._serves:
-                self._serving.enter_context(
-                    file_lock(serving_lock(self.path), timeout_s=0.0, held_by="another curator serves this ledger: it")
-                )
-                self._serves = True
+        self._database.claim()
 
     def price_run(self, *, client: str, event: Any) -> Quote:
         """What a run would cost now. Spends nothing.
@@ -118,6 +109,31 @@ class RunActs(Store):
                     run = self._charge(transaction, client, request_id, digest, event, parameters, charges)
         return run
 
+    def opened_run(self, *, client: str, request_id: str, digest: str) -> Run | None:
+        """The run that this very request has opened, whatever the operator decided since; None for a new request.
+
+        Raises:
+            RequestIdReused: the id stands for another request.
+            GrantNotHeld: the client is not registered, or shut out.
+        """
+        _check_request(request_id, digest)
+        with self._reading() as connection:
+            self._books.holder(client)
+            return opened_before(connection, self.accounting, client, request_id, digest)
+
+    def stored_reply(self, *, client: str, run_id: str, request_id: str, digest: str) -> StoredReply | None:
+        """The stored reply of this very request, whatever the operator decided since; None when there is none yet.
+
+        Raises:
+            RequestIdReused: the id stands for another request.
+            RunFinished: the operator has discarded the run's replies.
+            GrantNotHeld: the client is not registered, or shut out.
+        """
+        _check_request(request_id, digest)
+        with self._reading() as connection:
+            self._books.holder(client)
+            return answered(connection, client, run_id, request_id, digest)
+
     def run(self, *, client: str, run_id: str) -> Run:
         """A run of this client.
 
@@ -131,11 +147,13 @@ class RunActs(Store):
         """All runs, or one client's, in the order in which they were charged."""
         with self._reading() as connection:
             rows = connection.execute(
-                "SELECT run_id FROM runs WHERE ? IS NULL OR client = ? ORDER BY seq", (client, client)
+                "SELECT run_id FROM runs WHERE client = coalesce(?, client) ORDER BY seq", (client,)
             )
             return tuple(load_run(connection, self.accounting, run_id) for (run_id,) in rows.fetchall())
 
-    def begin_step(self, *, client: str, run_id: str, request_id: str, digest: str) -> StepGranted | StoredReply:
+    def begin_step(
+        self, *, client: str, run_id: str, request_id: str, digest: str, max_attempts: int | None = None
+    ) -> StepGranted | StoredReply:
         """Binds one charged step to a request, durably, before any record is read.
 
         Args:
@@ -143,6 +161,8 @@ class RunActs(Store):
             run_id: the run whose steps were charged.
             request_id: made by the client, unique among all its requests.
             digest: SHA-256 of the validated request, hexadecimal; made from the run's id as well.
+            max_attempts: how often this step may be begun; no bound by default. An attempt whose computation
+                succeeded and whose reply could not be stored is taken up again and does not count twice.
 
         Returns:
             The stored reply of this very request if there is one, which costs nothing and needs no writing; else
@@ -152,7 +172,8 @@ class RunActs(Store):
             GrantNotHeld: no such run of this client, the client is shut out, or the operator has stopped releases.
             RunFinished: all charged steps are used, or the operator has closed the run.
             RequestIdReused: the id stands for another request.
-            RequestInProgress: another thread computes this request now.
+            RequestInProgress: another thread, or another replica, computes this request now.
+            StepGivenUp: all attempts are used; nothing is written.
             LedgerUnavailable: retry later with the same id; nothing was consumed.
         """
         _check_request(request_id, digest)
@@ -163,19 +184,24 @@ class RunActs(Store):
             return stored
         self.serve()
         grant: StepGranted | None = None
+        held = False
         try:
             with self._transaction("begin_step") as transaction:
                 self._books.holder(client)
                 stored = answered(transaction.connection, client, run_id, request_id, digest)
                 if stored is not None:
                     return stored
-                self._not_in_progress(client, request_id)
-                grant = self._grant(transaction, client, run_id, request_id, digest)
+                self._not_in_progress(transaction, client, request_id)
+                held = True
+                grant = self._grant(transaction, client, run_id, request_id, digest, max_attempts)
                 # Marked before the commit ends the mutex: no other thread finds the step consumed and unmarked.
                 self._computing[client, request_id] = grant.attempt
+            self._unstored.pop((client, request_id), None)
         except BaseException:
             if grant is not None:
                 self.abandon_step(grant)
+            elif held:
+                self._database.release((client, request_id))
             raise
         return grant
 
@@ -193,6 +219,7 @@ class RunActs(Store):
 
         Raises:
             GrantNotHeld: the grant was ended before.
+            RequestInProgress: another replica took the step over while this one seemed dead; send nothing.
             InvalidValue: the audit record is not JSON.
             LedgerUnavailable: nothing is stored, send nothing; the grant is ended, a repeat of the request gets a
                 new attempt.
@@ -201,6 +228,7 @@ class RunActs(Store):
             with self._transaction("finish_step") as transaction:
                 if self._computing.get((grant.run.client, grant.request_id)) != grant.attempt:
                     raise GrantNotHeld("this grant has ended: its step is computed once")
+                self._not_taken_over(transaction, grant)
                 record = canonical_json({"audit": dict(audit), "salt": secrets.token_hex(16)}).decode("ascii")
                 entry = transaction.append(
                     Kind.STEP_ANSWERED,
@@ -218,6 +246,10 @@ class RunActs(Store):
                     "INSERT INTO replies (run_id, step, seq, reply, audit) VALUES (?, ?, ?, ?, ?)",
                     (grant.run.run_id, grant.step_number, entry.seq, bytes(reply), record),
                 )
+        except LedgerUnavailable:
+            # The disk's or the lock's fault, and no record's: the same attempt may store its reply later.
+            self._unstored[grant.run.client, grant.request_id] = grant.attempt
+            raise
         finally:
             self.abandon_step(grant)
         return StoredReply(reply=bytes(reply), receipt=Receipt.of(entry))
@@ -226,11 +258,27 @@ class RunActs(Store):
         """Ends a grant whose computation failed. The charge stays; a repeat of the request may compute the step."""
         mark = (grant.run.client, grant.request_id)
         if self._computing.get(mark) == grant.attempt:
+            self._database.release(mark)  # first: once the entry is gone, another thread may mark the step anew
             self._computing.pop(mark, None)
 
-    def _not_in_progress(self, client: str, request_id: str) -> None:
-        if (client, request_id) in self._computing:
+    def _not_in_progress(self, transaction: Transaction, client: str, request_id: str) -> None:
+        """Marks the step as this process's."""
+        mark = client, request_id
+        if mark in self._computing or not self._database.hold(transaction.connection, mark):
             raise RequestInProgress("this request is being computed; repeat it later with the same id")
+
+    @staticmethod
+    def _not_taken_over(transaction: Transaction, grant: StepGranted) -> None:
+        """Only the last attempt at a step may store a reply, however late an earlier one comes.
+
+        Otherwise two replicas would race for being stored, and which reply is released could depend on how long each
+        took. A replica whose connection broke seems dead to the others, and goes on computing.
+        """
+        (attempts,) = transaction.connection.execute(
+            "SELECT attempts FROM requests WHERE client = ? AND request_id = ?", (grant.run.client, grant.request_id)
+        ).fetchone()
+        if attempts != grant.attempt:
+            raise RequestInProgress("another curator has taken this step over; repeat the request later with its id")
 
     def _snapshot(self) -> Books:
         with self._reading():
@@ -284,7 +332,15 @@ class RunActs(Store):
         )
         return load_run(transaction.connection, self.accounting, run_id)
 
-    def _grant(self, transaction: Transaction, client: str, run_id: str, request_id: str, digest: str) -> StepGranted:
+    def _grant(
+        self,
+        transaction: Transaction,
+        client: str,
+        run_id: str,
+        request_id: str,
+        digest: str,
+        max_attempts: int | None,
+    ) -> StepGranted:
         """Consumes a step for a new request, or grants the step of an old one again."""
         connection = transaction.connection
         run = held_run(connection, self.accounting, client, run_id)
@@ -295,8 +351,15 @@ class RunActs(Store):
         row = connection.execute(
             "SELECT step, attempts FROM requests WHERE client = ? AND request_id = ?", (client, request_id)
         ).fetchone()
-        if row is not None:
+        if row is not None and self._unstored.get((client, request_id)) == row[1]:  # nobody took it over since
+            step, attempt = row
+        elif row is not None:
             step, attempt = row[0], row[1] + 1
+            if max_attempts is not None and attempt > max_attempts:
+                raise StepGivenUp(
+                    f"step {step} of this run failed {row[1]} times and is not computed again; it stays charged: go on "
+                    "with the run's next step under a new request id"
+                )
             transaction.append(Kind.STEP_RESUMED, {"run": run_id, "step": step, "attempt": attempt})
             connection.execute(
                 "UPDATE requests SET attempts = ? WHERE client = ? AND request_id = ?", (attempt, client, request_id)
@@ -320,6 +383,7 @@ class RunActs(Store):
 
 
 def _check_request(request_id: str, digest: str) -> None:
-    if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_REQUEST_ID_LENGTH:
-        raise InvalidValue(f"a request id has 1 to {MAX_REQUEST_ID_LENGTH} characters")
+    fits = isinstance(request_id, str) and 1 <= len(request_id) <= MAX_REQUEST_ID_LENGTH
+    if not fits or not request_id.isprintable():  # a NUL cannot be stored everywhere
+        raise InvalidValue(f"a request id has 1 to {MAX_REQUEST_ID_LENGTH} printable characters")
     hex_256(digest, "a request's digest")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 
+from private_curator.ledger.database import Session
 from shared.errors import LedgerCorrupt
 
 # "dpsw" in ASCII: lets `file` and SQLite tell a ledger from another database.
@@ -78,7 +79,7 @@ MIGRATIONS: tuple[str, ...] = (
 )
 
 
-def needs_migration(connection: sqlite3.Connection) -> bool:
+def needs_migration(connection: Session) -> bool:
     """Whether the file has an older schema, or none yet.
 
     Raises:
@@ -95,7 +96,7 @@ def needs_migration(connection: sqlite3.Connection) -> bool:
     return bool(version < len(MIGRATIONS))
 
 
-def migrate(connection: sqlite3.Connection) -> None:
+def migrate(connection: Session) -> None:
     """Brings the schema to the newest version, all or nothing, inside the caller's transaction."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     for migration in MIGRATIONS[version:]:
@@ -105,7 +106,7 @@ def migrate(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
-def layout(connection: sqlite3.Connection) -> dict[str, str]:
+def layout(connection: Session) -> dict[str, str]:
     """The text of every table, index and trigger: an audit compares it with a fresh ledger's."""
     rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
     return {name: " ".join(sql.split()) for name, sql in rows}

@@ -8,10 +8,9 @@ the beginning of each transaction, so another process may write as well, and a r
 from __future__ import annotations
 
 import contextlib
-import sqlite3
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,8 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator.ledger.accounting import Accounting
 from private_curator.ledger.budget import Books
-from private_curator.ledger.database import Database
+from private_curator.ledger.database import Place, Session, by_seq
 from private_curator.ledger.kinds import Kind
+from private_curator.ledger.witness import Witness
 from shared.errors import InvalidValue, LedgerCorrupt
 from shared.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
 
@@ -46,7 +46,7 @@ class Transaction:
     """One open transaction on the ledger.
 
     Args:
-        connection: inside ``BEGIN IMMEDIATE``.
+        connection: inside of `Database.write`.
         books: as of the last committed entry.
         key: signs the entries.
         clock: tells the time that entries state.
@@ -56,7 +56,7 @@ class Transaction:
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        connection: Session,
         books: Books,
         *,
         key: Ed25519PrivateKey,
@@ -70,6 +70,8 @@ class Transaction:
         self._clock = clock
         self._checkpoint = checkpoint
         self._operation = operation
+        self.last: SignedEntry | None = None
+        """The last entry that was appended here."""
 
     def append(self, kind: Kind, payload: Mapping[str, Any]) -> SignedEntry:
         """Signs and appends an entry; it exists once the transaction is committed.
@@ -94,6 +96,7 @@ class Transaction:
             (entry.seq, entry.kind, entry.statement, entry.signature),
         )
         self._checkpoint(f"{self._operation}:{kind.value}")
+        self.last = entry
         return entry
 
 
@@ -102,27 +105,31 @@ class Store:
 
     def __init__(
         self,
-        path: Path,
+        place: Place,
         *,
         key: Ed25519PrivateKey,
         accounting: Accounting,
         clock: Clock,
         checkpoint: Checkpoint,
         lock_timeout_s: float,
-        vfs: str | None = None,
+        witness: Witness | None,
     ) -> None:
-        self.path = path
+        self.place = place
+        self._witness = witness
         self.accounting = accounting
         self._key = key
         self._clock = clock
         self._checkpoint = checkpoint
         self._lock_timeout_s = lock_timeout_s
         self._books = Books(accounting)
-        self._last_seen = 0
-        self._database = Database(path, lock_timeout_s=lock_timeout_s, vfs=vfs)
+        self._last_seen: tuple[int, bytes] = (0, b"")
+        self._database = place.open(lock_timeout_s=lock_timeout_s)
         try:
             with self._database.read() as connection:
-                self._follow_the_chain(connection)
+                last = self._follow_the_chain(connection)
+                if witness is not None:
+                    witness.check(connection, place)
+                    witness.note(last)
                 self._refresh(connection)
         except BaseException:
             self._database.close()
@@ -161,7 +168,7 @@ class Store:
         with self._database.write() as connection:
             self._checkpoint(f"{operation}:begun")
             self._refresh(connection)
-            yield Transaction(
+            transaction = Transaction(
                 connection,
                 self._books,
                 key=self._key,
@@ -169,25 +176,32 @@ class Store:
                 checkpoint=self._checkpoint,
                 operation=operation,
             )
+            yield transaction
             self._checkpoint(f"{operation}:written")
+        if self._witness is not None and transaction.last is not None:
+            self._witness.note(transaction.last)
         self._checkpoint(f"{operation}:durable")
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _reading(self) -> Iterator[Session]:
         """A consistent view with books to match."""
         with self._database.read() as connection:
             self._refresh(connection)
             yield connection
 
-    def _refresh(self, connection: sqlite3.Connection) -> None:
+    def _refresh(self, connection: Session) -> None:
         """Brings the books up to the last committed entry."""
-        (length,) = connection.execute("SELECT coalesce(max(seq), 0) FROM entries").fetchone()
-        if length < self._last_seen:
+        seen, signature = self._last_seen
+        length, present = connection.execute(
+            "SELECT coalesce(max(seq), 0), (SELECT signature FROM entries WHERE seq = ?) FROM entries", (seen,)
+        ).fetchone()
+        if seen and present != signature:
+            says = f"ends at entry {length}" if length < seen else f"holds another entry {seen}"
             raise LedgerCorrupt(
-                f"{self.path} ends at entry {length}, but this process has seen entry {self._last_seen}: "
-                "the file was replaced by an older one; restart the curator after restoring a backup"
+                f"{self.place} {says}, but this process has seen entry {seen}: the ledger was replaced by an older one "
+                "or by another one; restart the curator after restoring a backup"
             )
-        if length == self._last_seen:
+        if length == seen:
             return
         rows = connection.execute(
             f"SELECT kind, statement, signature FROM entries WHERE seq > ? AND {_BESIDE_STEPS} ORDER BY seq",  # noqa: S608 a constant
@@ -195,39 +209,42 @@ class Store:
         )
         for kind, statement, signature in rows:
             self._books.apply(_entry(kind, statement, signature))
-        self._last_seen = length
+        (signature,) = connection.execute("SELECT signature FROM entries WHERE seq = ?", (length,)).fetchone()
+        self._last_seen = length, signature
 
-    def _follow_the_chain(self, connection: sqlite3.Connection) -> None:
+    def _follow_the_chain(self, connection: Session) -> SignedEntry:
         """Every link by hash and the last signature: a curator does not start on a damaged ledger.
 
         Checking every signature is `verify`'s; a forged entry before the last would also need a forged link.
+
+        Returns:
+            The last entry.
         """
         expected, previous, last = 1, GENESIS, None
         for entry in read_entries(connection):
             if entry.seq != expected or entry.previous != previous:
-                raise LedgerCorrupt(f"{self.path}: entry {entry.seq} does not follow entry {expected - 1}")
+                raise LedgerCorrupt(f"{self.place}: entry {entry.seq} does not follow entry {expected - 1}")
             expected, previous, last = expected + 1, entry.hash, entry
         if last is None or not last.signed_by(self.public_key):
             raise LedgerCorrupt(
-                f"{self.path}: the last of {expected - 1} entries is not signed by the given key: use the ledger's own "
-                "key, and look at `dpswd-curator ledger verify`"
+                f"{self.place}: the last of {expected - 1} entries is not signed by the given key: use the ledger's "
+                "own key, and look at `dpswd-curator ledger verify`"
             )
+        return last
 
 
-def read_entries(connection: sqlite3.Connection, *, after: int = 0, limit: int = -1) -> Iterator[SignedEntry]:
-    """Entries in order of the chain.
+def read_entries(connection: Session, *, after: int = 0, limit: int | None = None) -> Iterator[SignedEntry]:
+    """Entries in order of the chain, fetched page by page.
 
     Raises:
         LedgerCorrupt: one is not readable.
     """
-    rows = connection.execute(
-        "SELECT kind, statement, signature FROM entries WHERE seq > ? ORDER BY seq LIMIT ?", (after, limit)
-    )
-    for kind, statement, signature in rows:
+    rows = by_seq(connection, "SELECT seq, kind, statement, signature FROM entries", after=after, page=_PAGE)
+    for _, kind, statement, signature in itertools.islice(rows, limit):
         yield _entry(kind, statement, signature)
 
 
-def entry_at(connection: sqlite3.Connection, seq: int) -> SignedEntry:
+def entry_at(connection: Session, seq: int) -> SignedEntry:
     """The entry at one place of the chain.
 
     Raises:
@@ -239,7 +256,7 @@ def entry_at(connection: sqlite3.Connection, seq: int) -> SignedEntry:
     return _entry(*row)
 
 
-def head(connection: sqlite3.Connection) -> SignedEntry | None:
+def head(connection: Session) -> SignedEntry | None:
     """The last entry; None in a file that is being created."""
     row = connection.execute("SELECT kind, statement, signature FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
     return None if row is None else _entry(*row)

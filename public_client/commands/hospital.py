@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from public_client.commands.options import curator_options, echo_json, format_option
+from public_client.commands.options import connect, curator_options, echo_json, format_option
 
 
 @click.command()
@@ -15,9 +15,7 @@ from public_client.commands.options import curator_options, echo_json, format_op
 @format_option
 def describe(address: str, credentials: Path, output: str) -> None:
     """What a curator offers, and what is left of the budgets. Free."""
-    from public_client.curator import Curator
-
-    with Curator.connect(address, credentials=credentials) as curator:
+    with connect(address, credentials) as curator:
         description = curator.describe()
     if output == "json":
         echo_json(description.to_json())
@@ -43,10 +41,9 @@ def describe(address: str, credentials: Path, output: str) -> None:
 @format_option
 def plan(address: str, credentials: Path, output: str, **wishes: Any) -> None:
     """What a run would be and cost. Spends nothing."""
-    from public_client.curator import Curator
     from public_client.planning import plan_json
 
-    with Curator.connect(address, credentials=credentials) as curator:
+    with connect(address, credentials) as curator:
         made = curator.plan(**wishes)
     click.echo(plan_json(made) if output == "json" else made)
 

@@ -1,143 +1,267 @@
-"""``train``: one adaptation on known data, against a real curator or a rehearsal hospital on this machine."""
+"""``train``: one experiment, from a file or from options, against curators, rehearsal hospitals or mocks."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from public_client.commands.options import curator_options, device_option, echo_json, format_option
+from public_client.commands.options import echo_json, format_option
 from shared.errors import SettingsError
 
-_SOURCE_EPOCHS = {"digits": 40, "mnist-usps": 2, "usps-mnist": 16}  # about 900 updates each
+if TYPE_CHECKING:
+    from public_client.experiment_file import Experiment
+    from public_client.running import Result
+
+# Options that stand for one key of the experiment; an option that is not given leaves the file's value alone.
+_KEYS = {
+    "data": "data.task",
+    "geometry": "data.geometry",
+    "data_dir": "data.folder",
+    "method": "method.name",
+    "shared": "method.shared",
+    "epsilon": "privacy.epsilon",
+    "delta": "privacy.delta",
+    "budget": "privacy.budget",
+    "release": "privacy.release",
+    "parameters": "privacy.parameters",
+    "steps": "privacy.steps",
+    "batch_size": "privacy.batch_size",
+    "directions": "privacy.directions",
+    "adapter": "privacy.adapter",
+    "source_epochs": "source.epochs",
+    "seed": "seeds",
+    "device": "device",
+    "checkpoint": "output.checkpoint",
+    "resume": "output.resume",
+    "save": "output.save",
+    "log_dir": "output.log_dir",
+    "plots": "output.plots",
+    "dry_run": "dry_run.enabled",
+    "descriptions": "dry_run.descriptions",
+    "records": "dry_run.records",
+}
 
 
 @click.command()
-@click.option("--data", type=click.Choice(["digits", "mnist-usps", "usps-mnist"]), default="digits", show_default=True)
-@click.option("--geometry", type=click.Choice(["stretched", "framed"]), default="stretched", show_default=True)
+@click.option(
+    "--experiment",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TOML or YAML file; every other option replaces one of its keys.",
+)
+@click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Replaces any key, e.g. privacy.clip_norm=1."
+)
+@click.option("--print-experiment", is_flag=True, help="Prints the experiment with all its defaults as YAML, and ends.")
+@click.option("--print-schema", is_flag=True, help="Prints the file's JSON schema, and ends.")
+@click.option("--data", help="digits, mnist-usps or usps-mnist.  [default: digits]")
+@click.option("--geometry", type=click.Choice(["stretched", "framed"]), help="Of USPS.  [default: stretched]")
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    default=None,
     help="Folder with mnist.npz and usps16.npz.  [default: OpenML]",
 )
-@curator_options(required=False)
-@click.option("--epsilon", type=float, default=1.0, show_default=True, help="What the run may cost.")
-@click.option("--delta", type=float, default=1e-5, show_default=True, help="Of the rehearsal hospital's budget.")
-@click.option("--budget", type=float, default=None, help="Epsilon of the rehearsal hospital.  [default: --epsilon]")
-@click.option("--release", type=click.Choice(["quantiles", "rows"]), default="quantiles", show_default=True)
-@click.option("--parameters", type=click.Choice(["none", "adapters", "all"]), default=None, help="What is adapted.")
-@click.option("--steps", type=int, default=None, help="T.  [default: by the recipe]")
-@click.option("--batch", "batch_size", type=int, default=None, help="b.  [default: by the recipe]")
-@click.option("--directions", type=int, default=200, show_default=True, help="k.")
-@click.option("--source-epochs", type=int, default=None, help="Passes of source-only training.")
-@click.option("--non-private-steps", type=int, default=0, help="Also trains non-private SWD for so many steps.")
-@click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
-    "--checkpoint", type=click.Path(path_type=Path), default=None, help="Directory that survives a killed client."
+    "--curator",
+    "curators",
+    multiple=True,
+    metavar="[NAME=]HOST:PORT",
+    help="A hospital; give it several times to train for several.  [default: a rehearsal on this machine]",
 )
+@click.option(
+    "--credentials",
+    multiple=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory with ca.crt, client.crt, client.key; one for each --curator, in their order.",
+)
+@click.option("--method", help="How to adapt; see --list-methods.  [default: replay]")
+@click.option("--list-methods", is_flag=True, help="Prints the methods, and ends.")
+@click.option("--shared", is_flag=True, help="Several curators train one model instead of one each.")
+@click.option("--epsilon", type=float, help="What the run may cost at each curator.  [default: 1]")
+@click.option("--delta", type=float, help="Of a rehearsal hospital's budget.  [default: 1e-05]")
+@click.option("--budget", type=float, help="Epsilon of a rehearsal hospital.  [default: --epsilon]")
+@click.option("--release", type=click.Choice(["quantiles", "rows"]), help="Instead of the method's.")
+@click.option("--parameters", type=click.Choice(["none", "adapters", "all"]), help="Instead of the method's.")
+@click.option("--adapter", help="auto, warp, channels, features, low-rank or monotone.  [default: auto]")
+@click.option("--steps", type=int, help="T.  [default: by the recipe]")
+@click.option("--batch", "batch_size", type=int, help="b.  [default: by the recipe]")
+@click.option("--directions", type=int, help="k.  [default: 200]")
+@click.option("--source-epochs", type=int, help="Passes of source-only training.  [default: about 900 updates]")
+@click.option("--non-private-steps", type=int, default=0, help="Also trains non-private SWD for so many steps.")
+@click.option("--seed", type=int, multiple=True, help="Give it several times for several trainings.  [default: 0]")
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="Directory that survives a killed client.")
 @click.option("--resume", is_flag=True, help="Continues the run in --checkpoint, without spending a step twice.")
-@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Writes the adapted model.")
-@device_option
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Writes the adapted model.")
+@click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False), help="TensorBoard and CSV logs.")
+@click.option("--plots", type=click.Path(path_type=Path, file_okay=False), help="Directory for PNG plots.")
+@click.option("--dry-run", is_flag=True, help="Mock curators: no server, no certificate, nothing spent, no accuracy.")
+@click.option(
+    "--description",
+    "descriptions",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="For --dry-run: output of describe --format json, one for each curator.",
+)
+@click.option("--records", type=int, help="For --dry-run without --description: n.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute.  [default: auto]")
 @format_option
+@click.pass_context
 def train(
-    data: str,
-    geometry: str,
-    data_dir: Path | None,
-    address: str | None,
-    credentials: Path | None,
-    epsilon: float,
-    delta: float,
-    budget: float | None,
-    release: str,
-    parameters: str | None,
-    steps: int | None,
-    batch_size: int | None,
-    directions: int,
-    source_epochs: int | None,
+    context: click.Context,
+    /,
+    file: Path | None,
+    changes: tuple[str, ...],
+    print_experiment: bool,
+    print_schema: bool,
+    list_methods: bool,
+    curators: tuple[str, ...],
+    credentials: tuple[Path, ...],
     non_private_steps: int,
-    seed: int,
-    checkpoint: Path | None,
-    resume: bool,
-    save: Path | None,
-    device: str,
     output: str,
+    **options: Any,
 ) -> None:
-    """Adapts a digits network to a private target, by default in a rehearsal hospital on this machine.
+    """Adapts a model to private records: of curators, or of a rehearsal hospital on this machine.
 
     Without --curator the target's public original is given to a curator process that is started for this training,
     and accuracies are known. With --curator the hospital's own records are used.
     """
-    from public_client import experiment
-    from public_client.curator import Curator
-    from public_client.datasets import Geometry, load_task  # noqa: F401 - the type is for the reader
-    from public_client.rehearsal import RehearsalHospital
+    from public_client.experiment_file import Experiment, read_experiment
+    from public_client.methods import method, method_names
 
-    if (address is None) != (credentials is None):
-        raise SettingsError("--curator and --credentials belong together; give both, or neither for a rehearsal")
-    if resume and checkpoint is None:
-        raise SettingsError("--resume needs --checkpoint with the directory of the run")
-    if checkpoint is not None and (checkpoint / "run.json").exists() != resume:
-        state = "holds no run to resume" if resume else "holds a run already; continue it with --resume"
-        raise SettingsError(f"{checkpoint} {state}, or choose another directory")
-    task = load_task(data, geometry=geometry, data_dir=data_dir)  # type: ignore[arg-type]
-    rehearsal = address is None
-    progress = output == "text"
-    model = experiment.train_source_model(
-        task.source,
-        target=task.target if rehearsal else None,
-        epochs=_SOURCE_EPOCHS[data] if source_epochs is None else source_epochs,
-        seed=seed,
-        device=device,
-        batch_size=64 if data == "digits" else 128,
-        progress=progress,
-    )
-    wishes: dict[str, Any] = {
-        "epsilon": epsilon,
-        "release": release,
-        "parameters": parameters,
-        "directions": directions,
-    }
-    wishes |= {"steps": steps, "batch_size": batch_size}
-
-    def run(curator: Curator) -> experiment.Outcome:
-        if progress:
-            click.echo(curator.describe(), err=True)
-            click.echo(f"plan: {curator.plan(**wishes)}", err=True)
-        outcome, _ = experiment.adapt(
-            model, task, curator, wishes=wishes, seed=seed, device=device, evaluated=rehearsal,
-            checkpoint=checkpoint, save=save, progress=progress,
-        )  # fmt: skip
-        return outcome
-
-    if address is not None and credentials is not None:
-        with Curator.connect(address, credentials=credentials, run_directory=checkpoint) as curator:
-            outcome = run(curator)
-    else:
-        records = task.target.images.numpy()
-        with (
-            RehearsalHospital(
-                records, epsilon=budget or epsilon, delta=delta, name=data, device=device,
-                directory=None if checkpoint is None else checkpoint / "hospital",
-            ) as hospital,
-            hospital.connect(run_directory=checkpoint) as curator,
-        ):  # fmt: skip
-            outcome = run(curator)
-    figures = outcome.to_json()
-    if non_private_steps:
-        if not rehearsal:
-            raise SettingsError("--non-private-steps needs the target itself; it is for rehearsals without --curator")
-        figures["non_private"] = experiment.non_private(
-            model, task, steps=non_private_steps, seed=seed, device=device, progress=progress
-        )
-    if output == "json":
-        echo_json(figures)
+    if list_methods:
+        for name in method_names():
+            click.echo(f"{name:<12} {method(name).summary}")
         return
-    if not math.isnan(outcome.source_only):
-        click.echo(f"source-only  {outcome.source_only:.1f}%")
-        click.echo(f"adapted      {outcome.adapted:.1f}%")
+    if print_schema:
+        echo_json(Experiment.model_json_schema())
+        return
+    given = {
+        _KEYS[name]: list(value) if isinstance(value, tuple) else value
+        for name, value in options.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    given |= _curators(curators, credentials, dry_run=options["dry_run"])
+    wanted = read_experiment(file, given | _changes(changes))
+    method(wanted.method_name)  # an unknown name is refused before anything else happens
+    if print_experiment:
+        click.echo(wanted.to_yaml(), nl=False)
+        return
+    _run(wanted, non_private_steps, output)
+
+
+def _run(wanted: Experiment, non_private_steps: int, output: str) -> None:
+    from public_client import running
+
+    if non_private_steps and (wanted.curators or wanted.dry_run.enabled):
+        raise SettingsError("--non-private-steps needs the target itself; it is for rehearsals without --curator")
+    progress = output == "text"
+    results = running.run(wanted, progress=progress)
+    baselines = []
     if non_private_steps:
-        click.echo(f"non-private  {figures['non_private']:.1f}%")
-    click.echo(f"epsilon      {outcome.spent:.4f} spent, {outcome.remaining:.4f} left, delta {outcome.delta:g}")
+        swd = wanted.model_copy(
+            update={
+                "method": wanted.method.model_copy(update={"name": "swd", "steps": non_private_steps}),
+                "output": type(wanted.output)(),
+            }
+        )
+        baselines = running.run(swd, progress=progress)
+    if output == "json":
+        echo_json(_json(wanted, results, baselines))
+    else:
+        _text(wanted, results, baselines)
+
+
+def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_run: bool) -> dict[str, Any]:
+    """The options' curators as the file's key; nothing where none are given."""
+    if not addresses and not credentials:
+        return {}
+    if len(addresses) != len(credentials) and not (dry_run and not credentials):
+        raise SettingsError(
+            f"--curator is given {len(addresses)} times and --credentials {len(credentials)} times; they belong "
+            "together, one for each hospital, or neither for a rehearsal"
+        )
+    found = []
+    for index, word in enumerate(addresses):
+        name, _, address = word.rpartition("=")
+        # A dry run opens no connection and reads no key.
+        own = credentials[index] if credentials else Path()
+        found.append({"address": address, "credentials": own} | ({"name": name} if name else {}))
+    return {"curators": found}
+
+
+def _changes(words: tuple[str, ...]) -> dict[str, Any]:
+    """KEY=VALUE words; a value that is JSON is read as such."""
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise SettingsError(f"--set {word!r} must be KEY=VALUE, such as privacy.clip_norm=1.0")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value
+    return found
+
+
+def _text(wanted: Experiment, results: list[Result], baselines: list[Result]) -> None:
+    from public_client.running import mean_and_deviation
+
+    last = results[-1]
+    for name in last.accuracies:
+        reached = [result.accuracies[name] for result in results]
+        if not math.isnan(reached[0]):
+            label = "adapted" if len(last.accuracies) == 1 else name
+            click.echo(f"source-only  {mean_and_deviation([result.source_only for result in results])}")
+            click.echo(f"{label:<12} {mean_and_deviation(reached)}")
+    if baselines:
+        values = [accuracy for result in baselines for accuracy in result.accuracies.values()]
+        click.echo(f"non-private  {mean_and_deviation(values)}")
+    for report in last.trained.reports:
+        if report["state"] != "finished":
+            click.echo(
+                f"{report['site']} was {report['state']} after {report['steps']} of {report['planned_steps']} steps: "
+                f"{report['reason']}"
+            )
+    if wanted.dry_run.enabled:
+        click.echo("DRY RUN: no server was asked and nothing was spent. The records were synthetic, so accuracy is")
+        click.echo("meaningless and not shown. A real run would be charged:")
+        for name, charges in last.charges.items():
+            for charge in charges or ["nothing: no run was opened"]:
+                click.echo(f"  {name}: {charge}")
+        return
+    for name, budget in last.budgets.items():
+        label = "epsilon" if len(last.budgets) == 1 else name
+        delta = last.trained.plans[name].delta if name in last.trained.plans else wanted.privacy.delta
+        click.echo(
+            f"{label:<12} {math.ceil(budget['spent'] * 1e4) / 1e4:.4f} spent, "
+            f"{math.floor(budget['remaining'] * 1e4) / 1e4:.4f} left, delta {delta:g}"
+        )
+    for path in last.files:
+        click.echo(f"wrote        {path}")
+
+
+def _json(wanted: Experiment, results: list[Result], baselines: list[Result]) -> dict[str, Any]:
+    """One document; the figures of one seed at one site also stand at its top, by short names."""
+    found: dict[str, Any] = {
+        "experiment": wanted.name,
+        "task": wanted.data.task if wanted.data.source is None else wanted.data.source.stem,
+        "dry_run": wanted.dry_run.enabled,
+        "runs": [result.to_json() for result in results],
+    }
+    last = results[-1]
+    if len(results) == 1 and len(last.accuracies) == 1:
+        run = found["runs"][0]
+        found |= {"seed": last.seed, "source_only": run["source_only"], "seconds": last.seconds}
+        found["adapted"] = next(iter(run["accuracy"].values()))
+        for name, plan in last.trained.plans.items():
+            found |= {"release": plan.release, "parameters": plan.parameters, "steps": plan.steps}
+            found |= {"epsilon": plan.epsilon, "delta": plan.delta} | last.budgets.get(name, {})
+    if baselines:
+        values = [accuracy for result in baselines for accuracy in result.accuracies.values()]
+        found["non_private"] = values[0] if len(values) == 1 else values
+    return found

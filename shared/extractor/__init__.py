@@ -12,7 +12,7 @@ from shared.extractor.adapters import (
     MonotoneColumns,
     adapter_parameter_names,
 )
-from shared.extractor.adapting import adapt_for_target, adapter_size
+from shared.extractor.adapting import adapt_for_target, adapter_size, input_adapter, insert_adapter, source_knots
 from shared.extractor.building import Extractor, RowsDepend, check_row_independence, split_gradient
 from shared.extractor.graph import ExtractorGraph, Node
 from shared.extractor.lowering import Problem
@@ -41,7 +41,10 @@ __all__ = [
     "adapter_size",
     "check_row_independence",
     "check_weights",
+    "input_adapter",
+    "insert_adapter",
     "module_weights",
+    "source_knots",
     "split_gradient",
     "trace",
     "validate",

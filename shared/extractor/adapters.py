@@ -184,11 +184,15 @@ ADAPTERS: tuple[type[nn.Module], ...] = (
 """Every adapter; `adapter_parameter_names` finds a module's trainable adapter parameters by these types."""
 
 
+PREFIX = "target_adapter"
+"""Where adapters stand in an adapted module: `target_adapter.input_warp.theta` and so on."""
+
+
 def adapter_parameter_names(module: nn.Module) -> list[str]:
     """Names of the trainable parameters that belong to adapters, in the order of `module.named_parameters()`.
 
-    These are what a client declares when only the adapters shall receive a sanitized gradient. Adapters that were
-    frozen (requires_grad false) are left out.
+    These are what a client declares when only the adapters shall receive a sanitized gradient: the parameters of the
+    layers of this module, and of whatever stands below `PREFIX`. Frozen ones (requires_grad false) are left out.
     """
     owned = {
         f"{path}.{name}" if path else name
@@ -196,4 +200,8 @@ def adapter_parameter_names(module: nn.Module) -> list[str]:
         if type(child) in ADAPTERS
         for name, _ in child.named_parameters(recurse=False)
     }
-    return [name for name, parameter in module.named_parameters() if name in owned and parameter.requires_grad]
+    return [
+        name
+        for name, parameter in module.named_parameters()
+        if (name in owned or PREFIX in name.split(".")) and parameter.requires_grad
+    ]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
 from shared.errors import InvalidValue
-from shared.extractor.adapters import AffineWarp2d, ChannelAffine, FeatureAffine, adapter_parameter_names
+from shared.extractor.adapters import (
+    PREFIX,
+    AffineWarp2d,
+    ChannelAffine,
+    FeatureAffine,
+    LowRankAffine,
+    adapter_parameter_names,
+)
 from shared.extractor.tracing import VocabularyTracer, is_leaf, trace
-
-PREFIX = "target_adapter"
-"""Where the adapters stand in the adapted module: `target_adapter.input_warp.theta` and so on."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -35,20 +40,9 @@ def adapt_for_target(module: nn.Module, input_shape: Sequence[int]) -> nn.Module
         ExtractorUnsupported: the module cannot travel as data.
         InvalidValue: the module already has something called `target_adapter`.
     """
-    shape = tuple(input_shape)
-    trace(module, shape)
-    root = copy.deepcopy(module).eval()
-    if is_leaf(root):
-        root = nn.Sequential(root)
-    if hasattr(root, PREFIX):
-        raise InvalidValue(f"the module already has {PREFIX!r}; adapt the source-trained extractor itself")
-    for parameter in root.parameters():
-        parameter.requires_grad_(False)
-    graph = VocabularyTracer().trace(root)
-    adapters = nn.Module()
-    root.add_module(PREFIX, adapters)
+    root, graph, adapters = _frozen_copy(module, tuple(input_shape))
     record = next(node for node in graph.nodes if node.op == "placeholder")
-    for name, adapter in _input_adapters(shape):
+    for name, adapter in _input_adapters(tuple(input_shape)):
         adapters.add_module(name, adapter)
         _insert_after(graph, _last_input(graph, record), f"{PREFIX}.{name}")
     for node in list(graph.nodes):
@@ -63,10 +57,114 @@ def adapt_for_target(module: nn.Module, input_shape: Sequence[int]) -> nn.Module
     return adapted.eval()
 
 
+def insert_adapter(module: nn.Module, input_shape: Sequence[int], adapter: nn.Module) -> nn.Module:
+    """A copy of a source-trained extractor with one adapter before it; everything else frozen.
+
+    Args:
+        module: takes (b, *input_shape); unchanged.
+        input_shape: of one record.
+        adapter: records to records of the same shape, made of the closed vocabulary; every trainable parameter of a
+            copy of it is adapted.
+
+    Raises:
+        ExtractorUnsupported: one of the two cannot travel as data.
+        InvalidValue: the adapter changes the records' shape or has nothing to train.
+    """
+    shape = tuple(input_shape)
+    own = copy.deepcopy(adapter).eval()
+    if not any(parameter.requires_grad for parameter in own.parameters()):
+        raise InvalidValue("the adapter has no trainable parameters; nothing could be adapted")
+    with torch.no_grad():
+        try:
+            seen = tuple(own(torch.zeros(2, *shape)).shape[1:])
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise InvalidValue(f"the adapter cannot take records of shape {shape} ({error})") from error
+    if seen != shape:
+        raise InvalidValue(f"the adapter turns records of shape {shape} into {seen}; it must keep their shape")
+    root, graph, adapters = _frozen_copy(module, shape)
+    adapters.add_module("input", own)
+    _insert_after(graph, next(node for node in graph.nodes if node.op == "placeholder"), f"{PREFIX}.input")
+    graph.lint()
+    adapted = fx.GraphModule(root, graph, class_name="TargetAdapted").eval()
+    trace(adapted, shape)
+    return adapted
+
+
+def input_adapter(kind: str, input_shape: Sequence[int], *, rank: int = 4) -> nn.Module:
+    """A ready adapter by name, the identity at first.
+
+    Args:
+        kind: "warp" (affine resampling) for images (c, h, w); "channels" (a gain and a bias each) for images and
+            signals (c, l); "features" (a gain and a bias each) and "low-rank" (identity plus a product of two thin
+            matrices) for vectors (d,).
+        input_shape: of one record.
+        rank: of "low-rank", at most d.
+
+    Raises:
+        InvalidValue: there is none of this name for this shape.
+    """
+    shape = tuple(input_shape)
+    made: dict[tuple[str, int], Callable[[], nn.Module]] = {
+        ("warp", 3): AffineWarp2d,
+        ("channels", 2): lambda: ChannelAffine(shape[0]),
+        ("channels", 3): lambda: ChannelAffine(shape[0]),
+        ("features", 1): lambda: FeatureAffine(shape[0]),
+        ("low-rank", 1): lambda: LowRankAffine(shape[0], min(rank, shape[0])),
+    }
+    if (kind, len(shape)) not in made:
+        allowed = sorted(
+            {name for name, rank in made if rank == len(shape)} | ({"monotone"} if len(shape) == 1 else set())
+        )
+        raise InvalidValue(
+            f"there is no {kind!r} adapter for records of shape {shape}; allowed: {', '.join(['auto', *allowed])}"
+        )
+    return made[kind, len(shape)]()
+
+
+def source_knots(records: Tensor, count: int) -> Tensor:
+    """Knots of `MonotoneColumns` at quantiles of public records, pushed apart where a column has ties.
+
+    Args:
+        records: (m, d), public.
+        count: knots in each column, at least 2.
+
+    Returns:
+        (d, count), increasing in each row.
+
+    Raises:
+        InvalidValue: the records are not a finite table.
+    """
+    if records.dim() != 2 or not len(records) or not bool(torch.isfinite(records).all()):
+        raise InvalidValue(f"knots need finite records of shape (m, d), got {tuple(records.shape)}")
+    levels = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    knots = torch.quantile(records.to(torch.float64), levels, dim=0).T.contiguous()  # (d, count)
+    spread = (records.amax(dim=0) - records.amin(dim=0)).to(torch.float64).clamp(min=1e-3)
+    apart = spread / (10 * count)  # a binary column has two values; its inner knots stand close to one of them
+    for column in range(1, count):
+        knots[:, column] = torch.maximum(knots[:, column], knots[:, column - 1] + apart)
+    return knots.to(torch.float32)
+
+
 def adapter_size(module: nn.Module) -> int:
     """How many numbers the adapters hold: the dimension of the sanitized gradient."""
     parameters = dict(module.named_parameters())
     return sum(math.prod(parameters[name].shape) for name in adapter_parameter_names(module))
+
+
+def _frozen_copy(module: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, fx.Graph, nn.Module]:
+    """A frozen copy in eval mode, its graph, and the empty place for adapters in it."""
+    trace(module, shape)
+    root = copy.deepcopy(module).eval()
+    if is_leaf(root):
+        root = nn.Sequential(root)
+    if hasattr(root, PREFIX):
+        raise InvalidValue(f"the module already has {PREFIX!r}; adapt the source-trained extractor itself")
+    for parameter in root.parameters():
+        parameter.requires_grad_(False)
+    adapters = nn.Module()
+    graph = VocabularyTracer().trace(root)
+    root.add_module(PREFIX, adapters)
+    return root, graph, adapters
 
 
 def _input_adapters(shape: tuple[int, ...]) -> list[tuple[str, nn.Module]]:

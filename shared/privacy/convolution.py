@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import fft
-from scipy.signal import lfilter
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 UNIT_ROUNDOFF = 2.0**-53
@@ -101,7 +102,7 @@ class TiltedPower:
     def log_survival(self) -> NDArray[np.float64]:
         """Log of an upper bound of p^{*T}([x_i, window's end]) at every point x_i of the window, shape (N,)."""
         ratio = math.exp(-self.tilt * self.step)
-        sums = lfilter([1.0], [1.0, -ratio], self.weights[::-1])[::-1]  # A_i = sum_j>=i a_j e^{-theta (x_j - x_i)}
+        sums = _recursion([1.0], [1.0, -ratio], self.weights[::-1])[::-1]  # A_i = sum_j>=i a_j e^{-theta (x_j - x_i)}
         squares = -math.expm1(-2.0 * self.tilt * self.step)
         norm = math.sqrt(min(self.weights.size, 1.0 / squares if squares > 0.0 else math.inf))
         bound = sums * (1.0 + self._rounding) + norm * self.norm_error
@@ -125,8 +126,8 @@ class TiltedPower:
         h = self.step
         outer, inner = math.exp(-self.tilt * h), math.exp(-(self.tilt + 1.0) * h)
         reverse = self.weights[::-1]
-        b = lfilter([1.0], [1.0, -inner], reverse)  # B_i, tilt's scale taken out
-        d = lfilter([0.0, -math.expm1(-h) * outer], [1.0, -outer], b)  # D_i = outer (D_{i+1} + (1 - e^{-h}) B_{i+1})
+        b = _recursion([1.0], [1.0, -inner], reverse)  # B_i, tilt's scale taken out
+        d = _recursion([0.0, -math.expm1(-h) * outer], [1.0, -outer], b)  # D_i = outer (D_{i+1} + (1 - e^{-h}) B_{i+1})
         n = float(self.weights.size)
         q = -math.expm1(-2.0 * self.tilt * h)  # 1 - ratio^2
         plain = min(n, 1.0 / q if q > 0.0 else math.inf)  # sum of squared weights, each at most 1
@@ -187,3 +188,10 @@ def _full_norm(half: NDArray[np.complex128]) -> float:
     """Euclidean norm of a whole Hermitian spectrum of even length from its non-redundant half."""
     squares = half.real**2 + half.imag**2
     return math.sqrt(2.0 * float(squares.sum()) - float(squares[0]) - float(squares[-1]))
+
+
+def _recursion(b: Sequence[float], a: Sequence[float], x: NDArray[np.float64]) -> Any:
+    """scipy.signal's ``lfilter``: half a second to load, and most commands price nothing."""
+    from scipy.signal import lfilter
+
+    return lfilter(b, a, x)

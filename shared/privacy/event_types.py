@@ -24,19 +24,39 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from shared.errors import InvalidEvent
-from shared.privacy.curves import MAX_DIRECTIONS, MAX_FEATURE_DIMENSION, ShiftLaw
+from shared.privacy.curves import ShiftLaw
+from shared.privacy.event_parts import (
+    FIXED_PARTS,
+    MAX_RECORDS,
+    MAX_SIGMA,
+    MAX_STEPS,
+    MIN_SIGMA,
+    SLICED_PARTS,
+    BoundedSum,
+    FixedPart,
+    Part,
+    QuantileCoefficients,
+    RowProjections,
+    SanitizedGradient,
+    SlicedPart,
+    check_number,
+    check_whole,
+    fixed_shift,
+)
 
-MAX_RECORDS = 10_000_000_000
-"""Largest n; beyond it float64 could not hold n and b exactly in every expression."""
-
-MAX_STEPS = 1_000_000_000
-"""Largest number of steps of one run."""
-
-MAX_PARAMETERS = 10_000_000_000
-"""Largest number of released gradient values."""
-
-MIN_SIGMA, MAX_SIGMA = 1e-9, 1e12
-"""Noise standard deviations between which every formula keeps its precision."""
+__all__ = [
+    "ApproximateCharge",
+    "BoundedSum",
+    "Event",
+    "LaplaceRelease",
+    "NeighbouringRelation",
+    "Part",
+    "QuantileCoefficients",
+    "RowProjections",
+    "RunEvent",
+    "SanitizedGradient",
+    "StepEvent",
+]
 
 
 class NeighbouringRelation(enum.Enum):
@@ -44,86 +64,6 @@ class NeighbouringRelation(enum.Enum):
 
     REPLACE_ONE = "replace-one"
     """One record is replaced by another one; the number of records is public."""
-
-
-@dataclass(frozen=True)
-class RowProjections:
-    """b noisy rows F U + V, rows of F clipped to norm 1/2, U in R^{d x k} with iid uniform unit columns.
-
-    Squared shift: H / sigma^2 plus the grid's charge on k values (the replaced row).
-
-    Attributes:
-        feature_dimension: d, the dimension of the clipped rows.
-        directions: k, the number of columns of U.
-        sigma: standard deviation of V, absolute.
-        grid_step: g, absolute; 0 for a continuous release.
-    """
-
-    feature_dimension: int
-    directions: int
-    sigma: float
-    grid_step: float = 0.0
-
-    def __post_init__(self) -> None:
-        _whole("feature_dimension", self.feature_dimension, 1, MAX_FEATURE_DIMENSION)
-        _whole("directions", self.directions, 1, MAX_DIRECTIONS)
-        _noise(self)
-
-
-@dataclass(frozen=True)
-class QuantileCoefficients:
-    """L noisy cosine coefficients of the sorted projections in each direction (docs/privacy, 6).
-
-    Squared shift: min(1, (2L - 1)/b) H / sigma^2 plus the grid's charge on L k values. The weight is the smaller of
-    the L1 contraction's kappa/b, kappa = 1 + 2(L-1), and of an orthonormal basis' 1.
-
-    Attributes:
-        feature_dimension: d, the dimension of the rows, clipped to norm 1/2.
-        directions: k, the number of columns of U.
-        coefficients: L, from 1 to the batch size.
-        sigma: standard deviation of the noise on each coefficient, absolute.
-        grid_step: g, absolute; 0 for a continuous release.
-    """
-
-    feature_dimension: int
-    directions: int
-    coefficients: int
-    sigma: float
-    grid_step: float = 0.0
-
-    def __post_init__(self) -> None:
-        _whole("feature_dimension", self.feature_dimension, 1, MAX_FEATURE_DIMENSION)
-        _whole("directions", self.directions, 1, MAX_DIRECTIONS)
-        _whole("coefficients", self.coefficients, 1, MAX_RECORDS)
-        _noise(self)
-
-
-@dataclass(frozen=True)
-class SanitizedGradient:
-    """The sum over the sample of per-record gradients clipped to norm C, with Gaussian noise on the sum.
-
-    Squared shift: (2C + g sqrt(p))^2 / sigma^2. A record's gradient may depend on the record, on public values and
-    on the outputs of the earlier parts of the step, and on nothing else.
-
-    Attributes:
-        parameters: p, the number of values in the gradient.
-        clip_norm: C, absolute.
-        sigma: standard deviation of the noise on the sum, absolute.
-        grid_step: g, absolute; 0 for a continuous release.
-    """
-
-    parameters: int
-    clip_norm: float
-    sigma: float
-    grid_step: float = 0.0
-
-    def __post_init__(self) -> None:
-        _whole("parameters", self.parameters, 1, MAX_PARAMETERS)
-        _number(self, "clip_norm", MIN_SIGMA, MAX_SIGMA)
-        _noise(self)
-
-
-Part: TypeAlias = RowProjections | QuantileCoefficients | SanitizedGradient
 
 
 @dataclass(frozen=True)
@@ -143,21 +83,21 @@ class StepEvent:
     relation: NeighbouringRelation = NeighbouringRelation.REPLACE_ONE
 
     def __post_init__(self) -> None:
-        _whole("records", self.records, 1, MAX_RECORDS)
-        _whole("batch", self.batch, 1, self.records)
+        check_whole("records", self.records, 1, MAX_RECORDS)
+        check_whole("batch", self.batch, 1, self.records)
         if not isinstance(self.parts, tuple) or not self.parts:
             raise InvalidEvent("parts must be a tuple of at least one part")
         for part in self.parts:
-            if type(part) not in (RowProjections, QuantileCoefficients, SanitizedGradient):
+            if type(part) not in (*SLICED_PARTS, *FIXED_PARTS):
                 raise InvalidEvent(
-                    f"parts holds a {type(part).__name__}; allowed are RowProjections, QuantileCoefficients and "
-                    "SanitizedGradient, not nested"
+                    f"parts holds a {type(part).__name__}; allowed are RowProjections, QuantileCoefficients, "
+                    "SanitizedGradient and BoundedSum, not nested"
                 )
-        sliced = [part for part in self.parts if not isinstance(part, SanitizedGradient)]
+        sliced = [part for part in self.parts if isinstance(part, SLICED_PARTS)]
         if len(sliced) > 1:
             raise InvalidEvent(f"parts holds {len(sliced)} sliced parts; at most one can be priced, use a second step")
         if sliced and self.parts[0] is not sliced[0]:
-            raise InvalidEvent("the sliced part must be the first of parts: it is released before any gradient")
+            raise InvalidEvent("the sliced part must be the first of parts: it is released before any other")
         for part in sliced:
             if isinstance(part, QuantileCoefficients) and part.coefficients > self.batch:
                 raise InvalidEvent(f"coefficients is {part.coefficients}; it must be at most the batch {self.batch}")
@@ -169,15 +109,15 @@ class StepEvent:
         return self.batch / self.records
 
     @property
-    def sliced_part(self) -> RowProjections | QuantileCoefficients | None:
+    def sliced_part(self) -> SlicedPart | None:
         """The projections of this step, if it releases any."""
         first = self.parts[0]
-        return None if isinstance(first, SanitizedGradient) else first
+        return first if isinstance(first, SLICED_PARTS) else None
 
     @property
-    def gradient_parts(self) -> tuple[SanitizedGradient, ...]:
-        """The sanitized gradients of this step, in order of release."""
-        return tuple(part for part in self.parts if isinstance(part, SanitizedGradient))
+    def fixed_parts(self) -> tuple[FixedPart, ...]:
+        """The parts of fixed sensitivity (gradients, sums), in order of release."""
+        return tuple(part for part in self.parts if isinstance(part, FIXED_PARTS))
 
     @property
     def rows_add_up(self) -> bool:
@@ -210,7 +150,7 @@ class StepEvent:
     def shift(self) -> ShiftLaw:
         """The law of the squared shift of the whole step, in units of noise variance (one-record replacement)."""
         sliced = self.sliced_shift()
-        constant = sliced.constant + math.fsum(gradient_shift(part) for part in self.gradient_parts)
+        constant = sliced.constant + math.fsum(fixed_shift(part) for part in self.fixed_parts)
         return ShiftLaw(
             feature_dimension=sliced.feature_dimension,
             directions=sliced.directions,
@@ -234,7 +174,7 @@ class RunEvent:
     def __post_init__(self) -> None:
         if type(self.step) is not StepEvent:
             raise InvalidEvent(f"step is a {type(self.step).__name__}; it must be a StepEvent, runs do not nest")
-        _whole("steps", self.steps, 1, MAX_STEPS)
+        check_whole("steps", self.steps, 1, MAX_STEPS)
 
     @property
     def relation(self) -> NeighbouringRelation:
@@ -261,8 +201,8 @@ class LaplaceRelease:
     relation: NeighbouringRelation = NeighbouringRelation.REPLACE_ONE
 
     def __post_init__(self) -> None:
-        _number(self, "sensitivity", MIN_SIGMA, MAX_SIGMA)
-        _number(self, "scale", MIN_SIGMA, MAX_SIGMA)
+        check_number(self, "sensitivity", MIN_SIGMA, MAX_SIGMA)
+        check_number(self, "scale", MIN_SIGMA, MAX_SIGMA)
         if not isinstance(self.discrete, bool):
             raise InvalidEvent(f"discrete is {self.discrete!r}; it must be True or False")
         if self.discrete and not self.sensitivity.is_integer():
@@ -295,36 +235,12 @@ class ApproximateCharge:
     relation: NeighbouringRelation = NeighbouringRelation.REPLACE_ONE
 
     def __post_init__(self) -> None:
-        _number(self, "epsilon", 0.0, MAX_SIGMA)
-        _number(self, "delta", 0.0, math.nextafter(1.0, 0.0))
+        check_number(self, "epsilon", 0.0, MAX_SIGMA)
+        check_number(self, "delta", 0.0, math.nextafter(1.0, 0.0))
         _relation(self.relation)
 
 
 Event: TypeAlias = RunEvent | LaplaceRelease | ApproximateCharge
-
-
-def gradient_shift(part: SanitizedGradient) -> float:
-    """Squared shift (2C + g sqrt(p))^2 / sigma^2 of a sanitized gradient."""
-    return ((2.0 * part.clip_norm + part.grid_step * math.sqrt(part.parameters)) / part.sigma) ** 2
-
-
-def _whole(name: str, value: object, smallest: int, largest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= largest:
-        raise InvalidEvent(f"{name} is {value!r}; it must be a whole number from {smallest} to {largest}")
-
-
-def _number(event: object, name: str, smallest: float, largest: float) -> None:
-    """Check a float field; a whole number is accepted and stored as the float it equals."""
-    value = getattr(event, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not smallest <= value <= largest:
-        raise InvalidEvent(f"{name} is {value!r}; it must be a number from {smallest:g} to {largest:g}")
-    object.__setattr__(event, name, float(value))
-
-
-def _noise(part: Part) -> None:
-    _number(part, "sigma", MIN_SIGMA, MAX_SIGMA)
-    # A grid coarser than the noise would no longer be a Gaussian release in any useful sense.
-    _number(part, "grid_step", 0.0, part.sigma)
 
 
 def _relation(value: object) -> None:

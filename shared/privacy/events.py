@@ -1,25 +1,29 @@
 """Events and their canonical text, under one name: what the rest of dpswd imports.
 
-The classes stand in ``event_types``, their text in ``serialisation``; both say what must never change.
+The classes stand in ``event_parts`` and ``event_types``, their text in ``serialisation``; all say what must never
+change.
 """
 
-from shared.privacy.event_types import (
+from shared.privacy.event_parts import (
     MAX_PARAMETERS,
     MAX_RECORDS,
     MAX_SIGMA,
     MAX_STEPS,
     MIN_SIGMA,
+    BoundedSum,
+    Part,
+    QuantileCoefficients,
+    RowProjections,
+    SanitizedGradient,
+    fixed_shift,
+)
+from shared.privacy.event_types import (
     ApproximateCharge,
     Event,
     LaplaceRelease,
     NeighbouringRelation,
-    Part,
-    QuantileCoefficients,
-    RowProjections,
     RunEvent,
-    SanitizedGradient,
     StepEvent,
-    gradient_shift,
 )
 from shared.privacy.serialisation import event_from_json, event_to_json
 
@@ -30,6 +34,7 @@ __all__ = [
     "MAX_STEPS",
     "MIN_SIGMA",
     "ApproximateCharge",
+    "BoundedSum",
     "Event",
     "LaplaceRelease",
     "NeighbouringRelation",
@@ -41,5 +46,5 @@ __all__ = [
     "StepEvent",
     "event_from_json",
     "event_to_json",
-    "gradient_shift",
+    "fixed_shift",
 ]

@@ -13,16 +13,13 @@ from dataclasses import fields
 from typing import Any, NoReturn
 
 from shared.errors import InvalidEvent
+from shared.privacy.event_parts import BoundedSum, Part, QuantileCoefficients, RowProjections, SanitizedGradient
 from shared.privacy.event_types import (
     ApproximateCharge,
     Event,
     LaplaceRelease,
     NeighbouringRelation,
-    Part,
-    QuantileCoefficients,
-    RowProjections,
     RunEvent,
-    SanitizedGradient,
     StepEvent,
 )
 
@@ -34,6 +31,7 @@ _PARTS: dict[str, type[Part]] = {
     "row-projections": RowProjections,
     "quantile-coefficients": QuantileCoefficients,
     "sanitized-gradient": SanitizedGradient,
+    "bounded-sum": BoundedSum,
 }
 _PART_KINDS = {part: kind for kind, part in _PARTS.items()}
 _CHARGES: dict[str, type[LaplaceRelease] | type[ApproximateCharge]] = {

@@ -9,7 +9,7 @@ in docs/privacy/amplification.md; S is the law of the squared shift and m(theta)
 * linear shifts (rows without a grid):   T2 <= m(1) - 1, using that the rows lie in the ball of radius 1/2
 * any shifts, such as sorted ones:        + (sqrt 5 - 1) E (e^{S/2} - 1)^2
 * rows on a grid:                         + 4 sqrt(E (W - l)^2 E (W - 1)^2), W = e^{S/2}, l its lowest value
-* then a gradient of squared sensitivity D^2 that may depend on everything before it, w = e^{D^2/2}, M = m(1):
+* then a gradient or a sum of squared sensitivity D^2 that may depend on everything before it, w = e^{D^2/2}, M = m(1):
                                           T2' <= w T2 + 2 w (w-1) M + 2 (w-1) sqrt(t (M - t/2)), t = min(T2, M)
 * always:                                 T2 <= 4 (M_2 - 1) and T2 <= 2 M_2
 """
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.privacy.events import gradient_shift
+from shared.privacy.events import fixed_shift
 
 if TYPE_CHECKING:
     from shared.privacy.curves import ShiftLaw
@@ -43,8 +43,8 @@ def log_second_moment(step: StepEvent) -> float:
         return math.log(2.0) + log_m2
     sliced = step.sliced_shift()
     t2, m2 = (0.0, 1.0) if step.sliced_part is None else (_sliced(step, sliced), math.exp(_log_mgf(sliced)[0]))
-    for part in step.gradient_parts:
-        t2, m2 = _then_gaussian(t2, m2, gradient_shift(part))
+    for part in step.fixed_parts:
+        t2, m2 = _then_gaussian(t2, m2, fixed_shift(part))
     t2 = min(t2, 4.0 * math.expm1(log_m2), 2.0 * math.exp(log_m2)) * (1.0 + _ROUNDING)
     return math.log(t2) if t2 > 0.0 else -math.inf
 

@@ -10,6 +10,8 @@ MAX_DIRECTIONS = 20_000
 MAX_COEFFICIENTS = 512
 # Records in one sample; bounds the curator's memory, not privacy.
 MAX_BATCH_SIZE = 65_536
+# Records n of a data set that is evaluated as a whole; the largest number of this field on the wire.
+MAX_RECORDS = 2**32 - 1
 # Adapted parameters p; per-record gradients take batch * p floats, computed in chunks.
 MAX_ADAPTED_PARAMETERS = 4_000_000
 # Source features m of one step.
@@ -18,6 +20,10 @@ MAX_SOURCE_FEATURES = 65_536
 MAX_RELEASE_VALUES = 32_000_000
 # Steps of one run.
 MAX_STEPS = 10_000_000
+# Classes C of an evaluation; its confusion matrix has C * C cells.
+MAX_CLASSES = 1000
+# Bins B of an evaluation's confidences; finer ones would hold noise alone.
+MAX_BINS = 100
 # Dimensions of one array.
 MAX_RANK = 8
 # The grid step of a release is sigma * 2**-GRID_EXPONENT (docs/privacy/noise.md).

@@ -6,15 +6,31 @@ with the field's path; what a value may be for a given data set is the curator's
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from shared.errors import RequestInvalid
 from shared.protocol import arrays, limits
+from shared.protocol.checks import Violation, between, invalid, positive
+from shared.protocol.critics import Critic
+from shared.protocol.evaluations import Evaluation
 from shared.protocol.v1 import curator_pb2 as pb
+
+__all__ = [
+    "Critic",
+    "Evaluation",
+    "FloatVector",
+    "Gradient",
+    "PublicMap",
+    "Quantiles",
+    "Release",
+    "Rows",
+    "RunParameters",
+    "StepRelease",
+]
 
 FloatVector = npt.NDArray[np.float32]
 
@@ -42,7 +58,7 @@ class PublicMap:
         center = arrays.decode_floats(message.center, field=f"{field}.center", max_values=most)
         scale = arrays.decode_floats(message.scale, field=f"{field}.scale", max_values=most)
         if center.ndim != 1 or center.shape != scale.shape:
-            raise _invalid(
+            raise invalid(
                 field,
                 f"center {center.shape} and scale {scale.shape} must be one vector each, of equal length",
             )
@@ -88,6 +104,10 @@ class Gradient:
     sigma: float
 
 
+Release: TypeAlias = Rows | Quantiles | Evaluation | Critic
+"""What a run releases; evaluations and critics use no directions."""
+
+
 @dataclass(frozen=True)
 class RunParameters:
     """What a run declares before it starts; all of it is public.
@@ -95,10 +115,10 @@ class RunParameters:
     Attributes:
         graph_digest: SHA-256 of the extractor's graph.
         weights_digest: SHA-256 of the extractor's weights.
-        directions: k.
-        batch_size: b, records in each step's secret sample.
+        directions: k; 0 for evaluations and critics.
+        batch_size: b, records in each step's secret sample; n for evaluations.
         steps: T.
-        release: rows or quantiles.
+        release: rows, quantiles, an evaluation or a critic.
         gradient: the sanitized gradient on the same sample, or None.
         feature_map: the map of every step that brings none of its own, or None for the identity.
     """
@@ -108,7 +128,7 @@ class RunParameters:
     directions: int
     batch_size: int
     steps: int
-    release: Rows | Quantiles
+    release: Release
     gradient: Gradient | None = None
     feature_map: PublicMap | None = None
 
@@ -121,11 +141,16 @@ class RunParameters:
             batch_size=self.batch_size,
             steps=self.steps,
         )
-        if isinstance(self.release, Rows):
-            message.rows.sigma = self.release.sigma
-        else:
-            message.quantiles.coefficients = self.release.coefficients
-            message.quantiles.sigma = self.release.sigma
+        match self.release:
+            case Rows(sigma):
+                message.rows.sigma = sigma
+            case Quantiles(coefficients, sigma):
+                message.quantiles.coefficients = coefficients
+                message.quantiles.sigma = sigma
+            case Evaluation():
+                message.evaluation.CopyFrom(self.release.to_message())
+            case Critic():
+                message.critic.CopyFrom(self.release.to_message())
         if self.gradient is not None:
             message.gradient.parameters.extend(self.gradient.parameters)
             message.gradient.clip_norm = self.gradient.clip_norm
@@ -142,22 +167,29 @@ class RunParameters:
             RequestInvalid: every broken rule, in one error.
         """
         broken = list(_range_violations(message, field))
-        release: Rows | Quantiles
+        release: Release
         match message.WhichOneof("release"):
             case "rows":
                 release = Rows(sigma=message.rows.sigma)
-                broken += _positive(f"{field}.rows.sigma", release.sigma)
+                broken += positive(f"{field}.rows.sigma", release.sigma)
             case "quantiles":
                 release = Quantiles(message.quantiles.coefficients, message.quantiles.sigma)
-                broken += _positive(f"{field}.quantiles.sigma", release.sigma)
-                broken += _between(f"{field}.quantiles.coefficients", release.coefficients, limits.MAX_COEFFICIENTS)
+                broken += positive(f"{field}.quantiles.sigma", release.sigma)
+                broken += between(f"{field}.quantiles.coefficients", release.coefficients, limits.MAX_COEFFICIENTS)
+            case "evaluation":
+                release, rules = Evaluation.from_message(message.evaluation, field=f"{field}.evaluation")
+                broken += rules
+            case "critic":
+                release = Critic()
+                if not message.HasField("gradient"):
+                    broken.append((f"{field}.gradient", "is missing; a critic's run declares one"))
             case _:
-                raise _invalid(f"{field}.release", "is missing; declare rows or quantiles")
+                raise invalid(f"{field}.release", "is missing; declare rows or quantiles, an evaluation or a critic")
         gradient = None
         if message.HasField("gradient"):
             gradient = Gradient(tuple(message.gradient.parameters), message.gradient.clip_norm, message.gradient.sigma)
-            broken += _positive(f"{field}.gradient.clip_norm", gradient.clip_norm)
-            broken += _positive(f"{field}.gradient.sigma", gradient.sigma)
+            broken += positive(f"{field}.gradient.clip_norm", gradient.clip_norm)
+            broken += positive(f"{field}.gradient.sigma", gradient.sigma)
             if not gradient.parameters or len(set(gradient.parameters)) != len(gradient.parameters):
                 broken.append((f"{field}.gradient.parameters", "must name at least one parameter, each once"))
         if broken:
@@ -208,9 +240,9 @@ class StepRelease:
         try:
             message.ParseFromString(data)
         except Exception as error:
-            raise _invalid("step_release", "cannot be parsed") from error
+            raise invalid("step_release", "cannot be parsed") from error
         if len(message.directions_seed) != 32:
-            raise _invalid("step_release.directions_seed", f"has {len(message.directions_seed)} bytes; needs 32")
+            raise invalid("step_release.directions_seed", f"has {len(message.directions_seed)} bytes; needs 32")
         values, step = arrays.decode_grid(
             message.release, field="step_release.release", max_values=limits.MAX_RELEASE_VALUES
         )
@@ -231,9 +263,14 @@ class StepRelease:
 
 
 def _range_violations(message: pb.RunParameters, field: str) -> list[tuple[str, str]]:
-    broken = _between(f"{field}.directions", message.directions, limits.MAX_DIRECTIONS)
-    broken += _between(f"{field}.batch_size", message.batch_size, limits.MAX_BATCH_SIZE)
-    broken += _between(f"{field}.steps", message.steps, limits.MAX_STEPS)
+    if message.WhichOneof("release") in ("evaluation", "critic"):
+        broken = _unused(message, field)
+    else:
+        broken = between(f"{field}.directions", message.directions, limits.MAX_DIRECTIONS)
+    # An evaluation goes through all records in chunks: its size is the data set's and needs no other bound.
+    most = limits.MAX_RECORDS if message.WhichOneof("release") == "evaluation" else limits.MAX_BATCH_SIZE
+    broken += between(f"{field}.batch_size", message.batch_size, most)
+    broken += between(f"{field}.steps", message.steps, limits.MAX_STEPS)
     for name in ("graph_digest", "weights_digest"):
         value = getattr(message, name)
         if len(value) != 64 or any(c not in "0123456789abcdef" for c in value):
@@ -246,13 +283,13 @@ def _range_violations(message: pb.RunParameters, field: str) -> list[tuple[str, 
     return broken
 
 
-def _between(field: str, value: int, most: int) -> list[tuple[str, str]]:
-    return [] if 1 <= value <= most else [(field, f"is {value}; allowed are 1 to {most}")]
-
-
-def _positive(field: str, value: float) -> list[tuple[str, str]]:
-    return [] if math.isfinite(value) and value > 0 else [(field, f"is {value}; must be positive and finite")]
-
-
-def _invalid(field: str, text: str) -> RequestInvalid:
-    return RequestInvalid(((field, text),))
+def _unused(message: pb.RunParameters, field: str) -> list[Violation]:
+    """What evaluations and critics have no use for: a client that sends it expects something else."""
+    broken = []
+    if message.directions:
+        broken.append((f"{field}.directions", f"is {message.directions}; evaluations and critics use none, send 0"))
+    if message.HasField("feature_map"):
+        broken.append((f"{field}.feature_map", "is not used by evaluations and critics; leave it out"))
+    if message.HasField("gradient") and message.WhichOneof("release") == "evaluation":
+        broken.append((f"{field}.gradient", "is not released by an evaluation; leave it out"))
+    return broken

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from shared.errors import RequestInvalid
+from shared.privacy.evaluation_parts import calibration_part, confusion_part, correct_part
 from shared.privacy.events import (
+    Part,
     QuantileCoefficients,
     RowProjections,
     RunEvent,
@@ -11,7 +13,7 @@ from shared.privacy.events import (
     StepEvent,
 )
 from shared.protocol.limits import GRID_EXPONENT
-from shared.protocol.messages import Rows, RunParameters
+from shared.protocol.messages import Critic, Evaluation, Quantiles, Rows, RunParameters
 
 
 def grid_step(sigma: float) -> float:
@@ -35,27 +37,7 @@ def run_event(parameters: RunParameters, *, records: int, feature_dimension: int
         raise RequestInvalid(
             (("parameters.batch_size", f"is {parameters.batch_size}; the data set has {records} records"),)
         )
-    release = parameters.release
-    parts: list[RowProjections | QuantileCoefficients | SanitizedGradient] = []
-    if isinstance(release, Rows):
-        parts.append(
-            RowProjections(
-                feature_dimension=feature_dimension,
-                directions=parameters.directions,
-                sigma=release.sigma,
-                grid_step=grid_step(release.sigma),
-            )
-        )
-    else:
-        parts.append(
-            QuantileCoefficients(
-                feature_dimension=feature_dimension,
-                directions=parameters.directions,
-                coefficients=release.coefficients,
-                sigma=release.sigma,
-                grid_step=grid_step(release.sigma),
-            )
-        )
+    parts = _released(parameters, feature_dimension)
     if parameters.gradient is not None:
         parts.append(
             SanitizedGradient(
@@ -67,3 +49,53 @@ def run_event(parameters: RunParameters, *, records: int, feature_dimension: int
         )
     step = StepEvent(records=records, batch=parameters.batch_size, parts=tuple(parts))
     return RunEvent(step=step, steps=parameters.steps)
+
+
+def evaluation_event(declared: Evaluation, *, records: int, steps: int = 1) -> RunEvent:
+    """The event that prices an evaluation on all n records.
+
+    Args:
+        declared: classes, bins and noise.
+        records: n.
+        steps: how often it is released.
+    """
+    return RunEvent(StepEvent(records=records, batch=records, parts=tuple(_evaluated(declared))), steps)
+
+
+def _released(parameters: RunParameters, feature_dimension: int) -> list[Part]:
+    """What the run releases before any gradient."""
+    match parameters.release:
+        case Rows(sigma):
+            return [
+                RowProjections(
+                    feature_dimension=feature_dimension,
+                    directions=parameters.directions,
+                    sigma=sigma,
+                    grid_step=grid_step(sigma),
+                )
+            ]
+        case Quantiles(coefficients, sigma):
+            return [
+                QuantileCoefficients(
+                    feature_dimension=feature_dimension,
+                    directions=parameters.directions,
+                    coefficients=coefficients,
+                    sigma=sigma,
+                    grid_step=grid_step(sigma),
+                )
+            ]
+        case Evaluation():
+            return _evaluated(parameters.release)
+        case Critic():
+            return []  # the gradient is all that a critic's step releases
+
+
+def _evaluated(declared: Evaluation) -> list[Part]:
+    parts: list[Part] = [correct_part(sigma=declared.correct_sigma, grid_step=grid_step(declared.correct_sigma))]
+    if declared.confusion_sigma:
+        step = grid_step(declared.confusion_sigma)
+        parts.append(confusion_part(classes=declared.classes, sigma=declared.confusion_sigma, grid_step=step))
+    if declared.calibration_sigma:
+        step = grid_step(declared.calibration_sigma)
+        parts.append(calibration_part(bins=declared.bins, sigma=declared.calibration_sigma, grid_step=step))
+    return parts

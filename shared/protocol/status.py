@@ -49,6 +49,9 @@ REASONS: tuple[Reason, ...] = (
     Reason("REQUEST_ID_REUSED", grpc.StatusCode.ALREADY_EXISTS, errors.RequestIdReused),
     Reason("REQUEST_IN_PROGRESS", grpc.StatusCode.ABORTED, errors.RequestInProgress, retryable=True),
     Reason("LEDGER_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, errors.CuratorUnavailable, retryable=True),
+    Reason("EXTRACTION_STOPPED", grpc.StatusCode.UNAVAILABLE, errors.ExtractionStopped, retryable=True),
+    Reason("TOO_MANY_REQUESTS", grpc.StatusCode.UNAVAILABLE, errors.TooManyRequests, retryable=True),
+    Reason("STEP_GIVEN_UP", grpc.StatusCode.FAILED_PRECONDITION, errors.StepGivenUp),
     Reason("INTERNAL", grpc.StatusCode.INTERNAL, errors.CuratorFault),
 )
 _BY_REASON = {row.reason: row for row in REASONS}

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,18 @@ CLIENT = "ml-team"
 class CuratorProcess:
     """One curator's home and, between `start` and `stop`, its process."""
 
-    def __init__(self, directory: Path, records: np.ndarray, *, epsilon: float, delta: float = 1e-5) -> None:
+    def __init__(
+        self, directory: Path, records: np.ndarray, *, epsilon: float, delta: float = 1e-5, init: Sequence[object] = ()
+    ) -> None:
         self.directory = directory
         self.home = Home(directory / "home")
         self.log = directory / "curator.log"
         self.process: subprocess.Popen[bytes] | None = None
         np.savez(directory / "records.npz", records=records.astype(np.float32))
         self.command(
-            "init", "--records", directory / "records.npz", "--epsilon", epsilon, "--delta", delta, "--device", "cpu"
-        )
+            "init", "--records", directory / "records.npz", "--epsilon", epsilon, "--delta", delta, "--device", "cpu",
+            *init,
+        )  # fmt: skip
         self.command("client", "add", CLIENT, "--out", self.credentials(CLIENT))
 
     def credentials(self, name: str) -> Path:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import docker
+from debian_packages import CannotInstall, install
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE_IMAGE = "dpswd-base:bookworm"
@@ -23,14 +27,19 @@ PACKAGES = {
     "docker-compose": "docker-compose",
 }
 START_S = 60.0
+NO_NETWORK = ("NewConnectionError", "name resolution", "ConnectTimeout", "ReadTimeout", "ProxyError")
 
 
 class NoEngine(Exception):
     """No engine answers and none can be started; the text says why."""
 
 
+said: list[str] = []
+"""What took how long; the run's summary shows it, since a worker's own output is seen nowhere."""
+
+
 def say(text: str) -> None:
-    print(f"[containers {time.strftime('%H:%M:%S')}] {text}", flush=True)
+    said.append(text)
 
 
 @contextmanager
@@ -42,16 +51,32 @@ def engine() -> Iterator[str]:
         yield given
         return
     install_missing()
+    with started() as (address, _):
+        yield address
+
+
+@contextmanager
+def started(*, isolated: bool = False) -> Iterator[tuple[str, int]]:
+    """A Docker engine of our own, empty, which ends with all that it holds; its address and its process id.
+
+    Args:
+        isolated: in a network namespace of its own, which nothing leads out of.
+
+    Raises:
+        NoEngine: it does not start.
+    """
     directory = Path(tempfile.mkdtemp(prefix="dpswd-engine-"))
     address = f"unix://{directory}/docker.sock"
     with (directory / "log").open("wb") as log:
         daemon = subprocess.Popen(
             [
-                _program("dockerd"), "--host", address, "--data-root", str(directory / "data"),
+                *(["unshare", "--net"] if isolated else []),
+                str(_program("dockerd")), "--host", address, "--data-root", str(directory / "data"),
                 "--exec-root", str(directory / "exec"), "--pidfile", str(directory / "pid"),
             ],
             stdout=log,
             stderr=log,
+            preexec_fn=_end_with_parent,
         )  # fmt: skip
     try:
         deadline = time.monotonic() + START_S
@@ -60,7 +85,7 @@ def engine() -> Iterator[str]:
                 words = (directory / "log").read_text(errors="replace")[-800:]
                 raise NoEngine(f"dockerd did not start here (it needs root, cgroups and iptables): {words}")
             time.sleep(0.2)
-        yield address
+        yield address, daemon.pid
     finally:
         daemon.terminate()
         try:
@@ -69,6 +94,12 @@ def engine() -> Iterator[str]:
             daemon.kill()
             daemon.wait()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _end_with_parent() -> None:
+    """A daemon whose test run was killed gets SIGTERM, on which it stops its containers and ends."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 def install_missing() -> None:
@@ -80,40 +111,51 @@ def install_missing() -> None:
     missing = [package for program, package in PACKAGES.items() if _program(program) is None]
     if not missing:
         return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise NoEngine(f"missing: {', '.join(missing)}; as root on Debian they would be installed")
-    say(f"installing {', '.join(missing)}")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # The packages' own service must not start: these tests start and end their own engine.
-    policy = Path("/usr/sbin/policy-rc.d")
-    ours = not policy.exists()
-    if ours:
-        policy.write_text("#!/bin/sh\nexit 101\n")
-        policy.chmod(0o755)
+    begun = time.monotonic()
     try:
-        for arguments in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
-            done = subprocess.run(["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise NoEngine(f"apt-get {arguments[0]} failed: {done.stderr.strip()[-400:]}")
-    finally:
-        if ours:
-            policy.unlink()
+        install(missing)
+    except CannotInstall as error:
+        raise NoEngine(str(error)) from error
+    say(f"installing {', '.join(missing)}: {time.monotonic() - begun:.0f} s")
 
 
 def build_images(address: str) -> None:
     """The base image from Debian's packages and both sites' images from the wheelhouse, without an image registry."""
     environment = {**os.environ, "DOCKER_HOST": address, "PYTHON": _interpreter()}
     client = docker.DockerClient(base_url=address)
+    with ThreadPoolExecutor(2) as pool:  # each of the two mostly waits for the other end of a wire
+        base = pool.submit(_base_image, client, environment)
+        wheels = pool.submit(_wheelhouse, environment)
+    base.result()
+    wheels.result()
+    for target in ("curator", "client"):
+        # Without a network: the wheelhouse and the base image are all that a build may use.
+        command = ["build", "--quiet", "--network", "none", "--file", "deploy/images/Dockerfile", "--target", target]
+        command += ["--build-arg", f"BASE_IMAGE={BASE_IMAGE}", "--tag", f"dpswd-{target}:test", "."]
+        _timed(f"{target} image", [debian_docker(), *command], {**environment, "DOCKER_BUILDKIT": "1"})
+
+
+def _base_image(client: docker.DockerClient, environment: dict[str, str]) -> None:
     try:
         client.images.get(BASE_IMAGE)
     except docker.errors.ImageNotFound:
-        _timed("base image", ["bash", "deploy/images/base.sh", BASE_IMAGE], environment)
-    if not _wheelhouse_fits():
+        try:
+            _timed("base image", ["bash", "deploy/images/base.sh", BASE_IMAGE], environment)
+        except AssertionError as failure:
+            if "debootstrap failed" in str(failure):
+                raise NoEngine(f"Debian's packages cannot be had: {str(failure)[-600:]}") from failure
+            raise
+
+
+def _wheelhouse(environment: dict[str, str]) -> None:
+    if _wheelhouse_fits():
+        return
+    try:
         _timed("wheelhouse", ["bash", "deploy/airgap/wheelhouse.sh"], environment)
-    for target in ("curator", "client"):
-        command = ["build", "--quiet", "--file", "deploy/images/Dockerfile", "--target", target]
-        command += ["--build-arg", f"BASE_IMAGE={BASE_IMAGE}", "--tag", f"dpswd-{target}:test", "."]
-        _timed(f"{target} image", [_debian_docker(), *command], {**environment, "DOCKER_BUILDKIT": "1"})
+    except AssertionError as failure:
+        if any(words in str(failure) for words in NO_NETWORK):
+            raise NoEngine(f"the package index cannot be reached: {str(failure)[-600:]}") from failure
+        raise
 
 
 def compose_command() -> list[str]:
@@ -143,7 +185,7 @@ def _wheelhouse_fits() -> bool:
     return True
 
 
-def _debian_docker() -> str:
+def debian_docker() -> str:
     """Debian's client knows BuildKit by itself; others need a plug-in that may be missing."""
     own = Path("/usr/bin/docker")
     return str(own) if own.exists() else str(_program("docker"))

@@ -177,9 +177,11 @@ def test_a_renewed_certificate_replaces_the_old_one(hospital):
     with hospital.connect(name="renewer") as old:
         old.describe()
         hospital.command("client", "renew", "renewer", "--out", hospital.credentials("renewed"))
+        assert old.describe().client_name == "renewer"  # both count for now
+        hospital.command("client", "renew", "renewer", "--replace", "--out", hospital.credentials("renewed-again"))
         with pytest.raises(errors.CredentialsInvalid):
             old.describe()
-    with hospital.connect(name="renewed") as new:
+    with hospital.connect(name="renewed-again") as new:
         assert new.describe().client_name == "renewer"
 
 

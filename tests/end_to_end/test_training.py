@@ -79,7 +79,7 @@ def test_the_eight_line_session_adapts_and_the_spent_budget_refuses_also_after_a
         loaded.predict(task.target.images).numpy(), model.predict(task.target.images).cpu().numpy()
     )
     entries, findings = receipts.read_export((tmp_path / "run" / "receipts.jsonl").read_text().splitlines())
-    assert (len(entries), findings) == (40, [])
+    assert (len(entries), findings) == (41, [])  # the run's charge, and each of its steps
     assert all(entry.signed_by(key) for entry in entries)
 
 

@@ -15,14 +15,17 @@ from private_curator import admission, home, target
 from private_curator.admission import DataSetFacts, Operation, StepContent
 from private_curator.extraction import ExtractorCatalogue
 from private_curator.home import Home
-from private_curator.ledger import Run, StoredReply
+from private_curator.ledger import Ledger, Run, StoredReply
 from private_curator.release import ReleasePipeline, no_checkpoint
 from private_curator.settings import LimitSettings, RecordsSettings
 from private_curator.uploads import Kind, UploadStore
+from private_curator.worker.local import LocalEngine
+from private_curator.worker.sessions import Engine
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.mechanisms.noise import NoiseSource, SeededNoise
-from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, RunParameters
+from shared.protocol.digests import run_digest
+from shared.protocol.messages import Critic, Evaluation, Gradient, PublicMap, Quantiles, Release, RunParameters
 
 CLIENT = "ml-team"
 LIMITS = LimitSettings()
@@ -47,6 +50,10 @@ class Hospital:
         noise: NoiseSource | None = None,
         checkpoint: Callable[[str], None] = no_checkpoint,
         max_attempts: int = 16,
+        lock_timeout_s: float = 10.0,
+        labels: np.ndarray | None = None,
+        classes: int = 0,
+        engine: Engine | None = None,
     ) -> None:
         if not (directory / "home").exists():
             np.save(directory / "records.npy", records.astype(np.float32))
@@ -58,18 +65,21 @@ class Hospital:
                 names=["localhost"],
             )
         self.home = Home(directory / "home")
-        self.ledger = self.home.open_ledger()
+        self.ledger = Ledger.open(self.home.ledger, key=self.home.read_ledger_key(), lock_timeout_s=lock_timeout_s)
         if not self.ledger.clients():
             self.ledger.add_client(CLIENT, "ab" * 32)
         self.records = records.astype(np.float32)
         self.data = target.load(RecordsSettings(file=directory / "records.npy"), home=directory)
-        self.facts = DataSetFacts(records=len(records), record_shape=records.shape[1:])
+        self.facts = DataSetFacts(records=len(records), record_shape=records.shape[1:], classes=classes)
         self.uploads = UploadStore(self.home.uploads, max_bytes=1 << 30, max_objects=100)
         cpu = torch.device("cpu")
-        self.extractors = ExtractorCatalogue(self.uploads, approval="any", ledger=self.ledger, device=cpu)
+        self.engine = engine or LocalEngine(device=cpu)
+        self.extractors = ExtractorCatalogue(self.uploads, approval="any", ledger=self.ledger, engine=self.engine)
         self.pipeline = ReleasePipeline(
             ledger=self.ledger,
             data=self.data,
+            labels=labels,
+            engine=self.engine,
             noise=noise or SeededNoise(b"n" * 32),
             device=cpu,
             max_attempts=max_attempts,
@@ -89,7 +99,7 @@ class Hospital:
         self,
         module: nn.Module,
         *,
-        release: Rows | Quantiles,
+        release: Release,
         gradient: Gradient | None = None,
         batch_size: int,
         directions: int = 20,
@@ -112,7 +122,7 @@ class Hospital:
         return self.ledger.open_run(
             client=CLIENT,
             request_id=str(uuid.uuid4()),
-            digest=admission.run_digest(parameters),
+            digest=run_digest(parameters),
             event=event,
             parameters=parameters.to_message().SerializeToString(deterministic=True),
         )
@@ -128,6 +138,10 @@ class Hospital:
     ) -> StoredReply:
         if isinstance(parameters.release, Quantiles):
             operation = Operation.RELEASE_QUANTILES
+        elif isinstance(parameters.release, Evaluation):
+            operation = Operation.EVALUATE_MODEL
+        elif isinstance(parameters.release, Critic):
+            operation = Operation.RELEASE_CRITIC_GRADIENT
         else:
             operation = Operation.ALIGN_TARGET if parameters.gradient else Operation.RELEASE_PROJECTIONS
         content = StepContent(

@@ -10,6 +10,7 @@ from private_curator.admission import DataSetFacts, ExtractorFacts, Operation, S
 from private_curator.settings import LimitSettings
 from shared.errors import RequestInvalid
 from shared.privacy.events import QuantileCoefficients, RowProjections, SanitizedGradient
+from shared.protocol.digests import run_digest
 from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, RunParameters
 
 DATA = DataSetFacts(records=1000, record_shape=(8,))
@@ -74,6 +75,14 @@ def test_each_rule_is_enforced_by_name(changes, field):
     with pytest.raises(RequestInvalid) as caught:
         _run(**changes)
     assert field in [violation[0] for violation in caught.value.violations]
+
+
+def test_a_sample_that_would_fill_the_memory_is_refused_from_public_sizes():
+    small = LIMITS.model_copy(update={"max_sample_values": 8 * 99})
+    with pytest.raises(RequestInvalid, match="at most 99 in one sample"):
+        admission.admit_run(RUN, data_set=DATA, extractor=EXTRACTOR, limits=small)
+    enough = LIMITS.model_copy(update={"max_sample_values": 8 * 100})
+    assert admission.admit_run(RUN, data_set=DATA, extractor=EXTRACTOR, limits=enough).step.batch == 100
 
 
 def test_all_violations_are_told_at_once():
@@ -146,8 +155,8 @@ def test_the_digest_is_the_requests_meaning():
 
 
 def test_run_digests_differ_where_declarations_do():
-    assert admission.run_digest(RUN) == admission.run_digest(dataclasses.replace(RUN))
-    assert admission.run_digest(RUN) != admission.run_digest(dataclasses.replace(RUN, steps=8))
+    assert run_digest(RUN) == run_digest(dataclasses.replace(RUN))
+    assert run_digest(RUN) != run_digest(dataclasses.replace(RUN, steps=8))
 
 
 @pytest.mark.parametrize("value", ["", "abc", "A" * 36, "{12345678-1234-4234-8234-123456789abc}", "12345678" * 4])

@@ -99,7 +99,12 @@ def test_init_writes_what_it_was_told(bare):
 
 def test_the_life_of_a_client(operator, tmp_path):
     added = operator.json("client", "add", "ml-team", "--out", tmp_path / "a", "--epsilon", 1)
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["ca.crt", "client.crt", "client.key"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "ca.crt",
+        "client.crt",
+        "client.key",
+        "ledger.pub",
+    ]
     (listed,) = operator.json("client", "list")
     assert (listed["name"], listed["fingerprint"], listed["epsilon"]) == ("ml-team", added["fingerprint"], 1.0)
     operator.run("client", "share", "ml-team", "--epsilon", 0.5, "--reason", "less is enough")
@@ -116,7 +121,7 @@ def test_the_life_of_a_client(operator, tmp_path):
 def test_a_clients_key_never_comes_here(operator, tmp_path):
     request = make_identity("hospital-b", tmp_path / "b")
     shown = operator.json("client", "add", "hospital-b", "--request", request, "--out", tmp_path / "signed")
-    assert sorted(path.name for path in (tmp_path / "signed").iterdir()) == ["ca.crt", "client.crt"]
+    assert sorted(path.name for path in (tmp_path / "signed").iterdir()) == ["ca.crt", "client.crt", "ledger.pub"]
     assert "stays" in shown["key"]
     operator.run("client", "add", "other", "--request", request, "--out", tmp_path / "x", status=9)
     operator.run("client", "add", "other", "--request", tmp_path / "none.csr", "--out", tmp_path / "x", status=3)

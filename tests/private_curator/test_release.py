@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import uuid
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from private_curator.release import StepGivenUp
-from shared.errors import RequestIdReused, RunFinished
+from private_curator.ledger.sqlite import file_lock, write_lock
+from shared.errors import LedgerUnavailable, RequestIdReused, RunFinished, StepGivenUp
 from shared.mechanisms.clipping import clip_records
 from shared.mechanisms.directions import directions
 from shared.mechanisms.quantile_coefficients import cosine_basis
@@ -186,6 +187,51 @@ def test_how_often_a_step_may_fail_is_bounded(make_hospital, module):
             hospital.step(run, parameters, request_id=request)
         outcomes.append(caught.type)
     assert outcomes == [Fault, Fault, StepGivenUp, StepGivenUp]
+    assert _attempts_written(hospital) == [2]  # a step that is given up writes nothing more
+
+
+def _attempts_written(hospital):
+    return [entry.payload["attempt"] for entry in hospital.ledger.history() if entry.kind == "step-resumed"]
+
+
+def test_a_step_that_is_given_up_does_not_block_its_run(make_hospital, module):
+    failing = True
+
+    def checkpoint(name):
+        if failing and name == "extracted":
+            raise Fault
+
+    hospital = make_hospital(RECORDS, checkpoint=checkpoint, max_attempts=1)
+    run, parameters = _run(hospital, module, Rows(1.0), steps=2)
+    poisoned = str(uuid.uuid4())
+    with pytest.raises(Fault):
+        hospital.step(run, parameters, request_id=poisoned)
+    failing = False
+    with pytest.raises(StepGivenUp, match=r"step 1 of this run failed 1 times.*next step under a new request id"):
+        hospital.step(run, parameters, request_id=poisoned)
+    assert _decoded(hospital.step(run, parameters)).step == 2
+    with pytest.raises(RunFinished):
+        hospital.step(run, parameters)  # the step that was given up stays charged
+
+
+def test_a_reply_that_could_not_be_stored_does_not_count_as_a_failed_step(make_hospital, module):
+    """A full disk or a locked ledger says nothing about a record, and passes: the step must not be lost to it."""
+    locked = True
+
+    def checkpoint(name):
+        if locked and name == "sanitized":
+            holding.enter_context(file_lock(write_lock(hospital.home.ledger), timeout_s=0.0, held_by="this test"))
+
+    hospital = make_hospital(RECORDS, checkpoint=checkpoint, max_attempts=1, lock_timeout_s=0.01)
+    run, parameters = _run(hospital, module, Rows(1.0))
+    request = str(uuid.uuid4())
+    for _ in range(3):
+        with contextlib.ExitStack() as holding, pytest.raises(LedgerUnavailable):
+            hospital.step(run, parameters, request_id=request)
+    locked = False
+    assert _decoded(hospital.step(run, parameters, request_id=request)).step == 1
+    assert _attempts_written(hospital) == []
+    assert hospital.ledger.verify().ok
 
 
 @pytest.mark.parametrize("release", [Rows(1.0), Quantiles(2, 1.0)])

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import socket
 import threading
+import time
+import uuid
 
 import numpy as np
 import pytest
@@ -18,7 +22,7 @@ from public_client.curator import Curator
 from shared import errors
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.protocol.messages import Quantiles, RunParameters
+from shared.protocol.messages import Gradient, Quantiles, RunParameters
 
 CANARY = "patient-4711"
 RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
@@ -46,20 +50,33 @@ def serve(directory):
     """Starts a server and connects a client to it."""
     opened = []
 
+    def stop():
+        while opened:
+            thing = opened.pop()
+            (thing.close if isinstance(thing, Curator) else thing.stop)()
+
     def start(*, checkpoint=server.no_checkpoint, **overrides):
+        stop()  # a restart, where one served before
         made = home.Home(directory / "home")
         chosen = settings.load(
-            made.path, {"listen.host": "localhost", "listen.port": "0", "compute.device": "cpu", **overrides}
+            made.path,
+            {
+                "listen.host": "localhost",
+                "listen.port": "0",
+                "compute.device": "cpu",
+                "compute.isolation": "in-process",  # workers have tests of their own and take seconds to start
+                **overrides,
+            },
         )
         running = server.CuratorServer(made, chosen, checkpoint=checkpoint)
         opened.append(running)
+        start.running = running
         client = Curator.connect(running.start(), credentials=directory / "credentials", patience_s=0.2)
         opened.append(client)
         return client
 
     yield start
-    for thing in reversed(opened):
-        (thing.close if isinstance(thing, Curator) else thing.stop)()
+    stop()
 
 
 def _parameters(client, **changes):
@@ -175,7 +192,7 @@ def test_settings_that_cannot_work_are_refused_at_start(directory):
         server.CuratorServer(made, settings.load(made.path))
     np.save(directory / "records.npy", RECORDS)
     made.certificates.joinpath("server.crt").unlink()
-    broken = server.CuratorServer(made, settings.load(made.path))
+    broken = server.CuratorServer(made, settings.load(made.path, {"compute.isolation": "in-process"}))
     with pytest.raises(errors.SettingsError, match="certificate renew"):
         broken.start()
     broken.stop()
@@ -186,7 +203,11 @@ def test_a_port_in_use_is_said_so(directory):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         blocked = server.CuratorServer(
-            made, settings.load(made.path, {"listen.host": "127.0.0.1", "listen.port": str(port)})
+            made,
+            settings.load(
+                made.path,
+                {"listen.host": "127.0.0.1", "listen.port": str(port), "compute.isolation": "in-process"},
+            ),
         )
         with pytest.raises(errors.SettingsError, match=str(port)):
             blocked.start()
@@ -196,8 +217,126 @@ def test_a_port_in_use_is_said_so(directory):
 def test_a_second_curator_on_the_same_ledger_fails_at_its_start(serve, directory):
     serve()
     made = home.Home(directory / "home")
-    second = server.CuratorServer(made, settings.load(made.path, {"listen.host": "localhost", "listen.port": "0"}))
+    chosen = {"listen.host": "localhost", "listen.port": "0", "compute.isolation": "in-process"}
+    second = server.CuratorServer(made, settings.load(made.path, chosen))
     with pytest.raises(errors.LedgerUnavailable, match="another curator serves"):
         second.start()
     second.stop()
     assert made.address.exists()  # the first one still serves there
+
+
+def _again(client, pending, first):
+    """Sends a step's request again and compares everything that was paid for."""
+    repeated = client.send(pending)
+    assert (repeated.step, repeated.directions_seed) == (first.step, first.directions_seed)
+    np.testing.assert_array_equal(repeated.release, first.release)
+
+
+def test_a_paid_reply_is_sent_again_whatever_the_operator_has_decided_since(serve, directory):
+    """The reply was lost on its way: neither limits nor approvals nor a freeze may keep it from its client."""
+    client = serve()
+    parameters = _parameters(client)
+    opening = str(uuid.uuid4())
+    run = client.open_run(parameters, request_id=opening)
+    pending = client.prepare_step(run, kind="release_quantiles")
+    first = client.send(pending)
+    with home.Home(directory / "home").open_ledger() as ledger:
+        ledger.freeze(reason="a test")
+    client = serve(**{"extractors.approval": "listed", "limits.max_directions": "2", "limits.max_batch_size": "3"})
+    _again(client, pending, first)
+    assert client.open_run(parameters, request_id=opening).run_id == run.run_id
+    with pytest.raises(errors.ExtractorNotApproved):
+        client.release_quantiles(run)  # a new step is another matter
+    with pytest.raises(errors.ExtractorNotApproved):
+        client.open_run(parameters)
+
+
+def test_a_paid_reply_with_source_features_outlives_their_upload(serve, directory):
+    client = serve()
+    parameters = _parameters(client, gradient=Gradient(("weight",), 0.1, 1.0))
+    run = client.open_run(parameters)
+    digest = client.upload_source(np.ones((7, 4), np.float32))
+    pending = client.prepare_step(run, source=digest)
+    first = client.send(pending)
+    for kept in (directory / "home" / "uploads" / "objects").iterdir():
+        kept.unlink()
+    client = serve(**{"limits.max_source_features": "3"})
+    _again(client, pending, first)
+    with pytest.raises(errors.ExtractorUnknown):
+        client.send(client.prepare_step(run, source=digest))
+
+
+def test_one_client_cannot_take_all_threads(serve):
+    """Four requests of one client wait for a slow step; the fifth is told to wait, and the client comes back."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def checkpoint(name):
+        if name == "sampled":
+            entered.set()
+            go_on.wait(timeout=60)
+
+    client = serve(checkpoint=checkpoint, **{"limits.client_requests": "4"})
+    run = client.open_run(_parameters(client, steps=6))
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(client.release_quantiles(run))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert entered.wait(timeout=60)
+    turns = start_turns(serve)
+    while turns["ml-team"] < 4:
+        time.sleep(0.01)
+    with pytest.raises(errors.TooManyRequests, match="4 requests under way"):
+        client.describe()
+    go_on.set()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert sorted(answer.step for answer in answers) == [1, 2, 3, 4]
+    assert client.describe().records == 60
+    assert not turns  # nothing is remembered of a client that asks nothing
+
+
+def start_turns(serve):
+    return serve.running._service._parts.turns._under_way
+
+
+def test_a_worker_killed_in_mid_step_costs_no_step(serve, directory):
+    killing = True
+
+    def checkpoint(name):
+        if killing and name == "extracted":  # between the features and the gradients
+            os.kill(serve.running._engine.pids[0], signal.SIGKILL)
+
+    client = serve(checkpoint=checkpoint, **{"compute.isolation": "process"})
+    run = client.open_run(_parameters(client, gradient=Gradient(("weight",), 0.1, 1.0)))
+    pending = client.prepare_step(run, source=np.ones((7, 4), np.float32))
+    patient = client._patience
+    client._patience = dataclasses.replace(patient, total_s=0.0)
+    with pytest.raises(errors.ExtractionStopped, match="its process has ended; nothing was released"):
+        client.send(pending)
+    killing = False
+    client._patience = dataclasses.replace(patient, total_s=60.0)
+    assert client.send(pending).step == 1  # the same request, free, by a fresh worker
+    with home.Home(directory / "home").open_ledger() as ledger:
+        assert ledger.status().steps_used == 1
+        assert ledger.verify().ok
+    assert not (directory / "home" / "incidents.jsonl").exists()
+
+
+def test_a_run_whose_steps_would_exceed_the_workers_limits_is_refused_before_it_is_charged(serve):
+    client = serve(**{"compute.isolation": "process", "compute.worker_memory_bytes": str(32 << 20)})
+    torch.manual_seed(1)
+    wide = nn.Sequential(nn.Linear(5, 3000), nn.ReLU(), nn.Linear(3000, 40))
+    graph = trace(wide, (5,))
+    uploaded = client.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(wide, graph)))
+    hungry = dataclasses.replace(
+        _parameters(client),
+        graph_digest=uploaded.graph_digest,
+        weights_digest=uploaded.weights_digest,
+        batch_size=60,
+        gradient=Gradient(("2.weight",), 0.1, 1.0),  # 60 gradients of 120,000 numbers are 29 MB, and their sum of parts
+    )
+    with pytest.raises(errors.RequestInvalid, match=r"cannot be computed here.*worker_memory_bytes"):
+        client.open_run(hungry)
+    assert client.describe().data_set_budget.spent == 0.0
+    modest = client.open_run(dataclasses.replace(hungry, gradient=None))
+    assert client.release_quantiles(modest).step == 1

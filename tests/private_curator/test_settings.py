@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings
 
 from private_curator import settings
+from shared.configuration import HIDDEN, explain_error, settings_of, values_of
 from shared.errors import SettingsError
 
 MINIMAL = '[records]\nfile = "records.npz"\n'
@@ -73,7 +77,75 @@ def test_broken_toml_is_a_settings_error(home):
         settings.load(home)
 
 
-def test_every_setting_is_described(home):
-    rows = settings.describe(settings.load(home))
-    assert all(row["description"] for row in rows)
-    assert {"listen.port", "records.file", "limits.max_directions"} <= {row["name"] for row in rows}
+def test_every_setting_is_explained(home):
+    rows = settings_of(settings.CuratorSettings)
+    assert all(row.description and row.allowed for row in rows)
+    assert {"listen.port", "records.file", "limits.max_directions"} <= {row.name for row in rows}
+    assert values_of(settings.load(home)).keys() == {row.name for row in rows}
+    explained = {row.name: row for row in rows}
+    assert (explained["listen.shutdown_seconds"].unit, explained["listen.shutdown_seconds"].allowed) == (
+        "seconds",
+        "0 to 600",
+    )
+    assert explained["listen.port"].environment == "DPSWD_CURATOR_LISTEN__PORT"
+    assert explained["records.file"].required
+
+
+def test_every_number_that_counts_something_has_a_unit():
+    ports = {"listen.port", "metrics.port", "records.classes"}
+    for row in settings_of(settings.CuratorSettings):
+        number = re.match(r"[0-9]|at least|at most|more than|auto, or", row.allowed)
+        if number and "character" not in row.allowed and row.name not in ports:
+            assert row.unit, row.name
+
+
+def test_a_value_may_stand_in_a_file(home, tmp_path, monkeypatch):
+    (tmp_path / "port").write_text("1234\n")
+    monkeypatch.setenv("DPSWD_CURATOR_LISTEN__PORT_FILE", str(tmp_path / "port"))
+    assert settings.load(home).listen.port == 1234
+    monkeypatch.setenv("DPSWD_CURATOR_LISTEN__PORT", "1")
+    with pytest.raises(SettingsError, match="leave one out"):
+        settings.load(home)
+    monkeypatch.delenv("DPSWD_CURATOR_LISTEN__PORT")
+    monkeypatch.setenv("DPSWD_CURATOR_LISTEN__PORT_FILE", str(tmp_path / "none"))
+    with pytest.raises(SettingsError, match="cannot be read"):
+        settings.load(home)
+
+
+def test_a_setting_whose_name_ends_in_file_is_no_file_with_a_value(home, monkeypatch):
+    monkeypatch.setenv("DPSWD_CURATOR_RECORDS__FILE", "other.npy")
+    assert settings.load(home).records_file == home / "other.npy"
+
+
+def test_a_misspelt_variable_is_refused_and_those_of_kubernetes_are_not(home, monkeypatch):
+    monkeypatch.setenv("DPSWD_CURATOR_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("DPSWD_CURATOR_PORT_50051_TCP", "tcp://10.0.0.1:50051")
+    settings.load(home)
+    monkeypatch.setenv("DPSWD_CURATOR_LISTEN__PROT", "1")
+    with pytest.raises(SettingsError, match="DPSWD_CURATOR_LISTEN__PROT names no setting"):
+        settings.load(home)
+
+
+def test_lists_in_the_environment_are_json(home, monkeypatch):
+    monkeypatch.setenv("DPSWD_CURATOR_RECORDS__RECORD_SHAPE", "[1, 28, 28]")
+    assert settings.load(home).records.record_shape == (1, 28, 28)
+    monkeypatch.setenv("DPSWD_CURATOR_RECORDS__RECORD_SHAPE", "1,28")
+    with pytest.raises(SettingsError, match="record_shape"):
+        settings.load(home)
+
+
+class _Inner(BaseModel):
+    password: SecretStr | None = Field(default=None, min_length=8, description="A secret.")
+
+
+class _Tree(BaseSettings):
+    inner: _Inner = _Inner()
+
+
+def test_secrets_are_never_shown():
+    (row,) = settings_of(_Tree)
+    assert row.secret
+    assert values_of(_Tree(inner={"password": "correct horse"})) == {"inner.password": HIDDEN}
+    with pytest.raises(ValidationError) as caught:
+        _Tree(inner={"password": "horse"})
+    assert "horse" not in explain_error(caught.value, secrets=frozenset({"inner.password"}))

@@ -28,7 +28,8 @@ from grpc_status import rpc_status
 from shared import errors, receipts
 from shared.extractor import ExtractorGraph
 from shared.protocol import arrays
-from shared.protocol.messages import Quantiles, RunParameters
+from shared.protocol.digests import run_digest, step_digest
+from shared.protocol.messages import PublicMap, Quantiles, RunParameters
 from shared.protocol.status import to_status
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as rpc
@@ -54,6 +55,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
     steps_charged: int = 0
     forge_receipts: bool = False
     lose_open_answer: bool = False
+    before_step: object = None
 
     def __post_init__(self) -> None:
         self.key = Ed25519PrivateKey.generate()
@@ -114,9 +116,14 @@ class FakeCurator(rpc.CuratorServiceServicer):
             if parameters.gradient is not None and self.graph is not None:
                 shapes = self.graph.parameter_shapes
                 self.gradient_size = sum(math.prod(shapes[name]) for name in parameters.gradient.parameters)
+            payload = {
+                "run": "run-1", "client": "tester", "request_id": request.request_id,
+                "digest": run_digest(parameters), "steps": parameters.steps,
+            }  # fmt: skip
             self.stored[request.request_id] = pb.OpenRunResponse(
-                run_id="run-1", epsilon=cost, data_set_budget=self._budget(), client_budget=self._budget()
-            )
+                run_id="run-1", epsilon=cost, data_set_budget=self._budget(), client_budget=self._budget(),
+                receipt=self._signed(receipts.RUN_OPENED, payload),
+            )  # fmt: skip
             if self.lose_open_answer:
                 self.lose_open_answer = False
                 context.abort(grpc.StatusCode.UNAVAILABLE, "connection lost after the charge")
@@ -129,15 +136,18 @@ class FakeCurator(rpc.CuratorServiceServicer):
         self.spent, self.steps_charged, self.rng = 0.0, 0, np.random.default_rng(7)
 
     def AlignTarget(self, request, context):
-        return self._step("AlignTarget", request.input, pb.AlignTargetResponse, context)
+        return self._step("AlignTarget", request, pb.AlignTargetResponse, context)
 
     def ReleaseProjections(self, request, context):
-        return self._step("ReleaseProjections", request.input, pb.ReleaseProjectionsResponse, context)
+        return self._step("ReleaseProjections", request, pb.ReleaseProjectionsResponse, context)
 
     def ReleaseQuantiles(self, request, context):
-        return self._step("ReleaseQuantiles", request.input, pb.ReleaseQuantilesResponse, context)
+        return self._step("ReleaseQuantiles", request, pb.ReleaseQuantilesResponse, context)
 
-    def _step(self, method, step_input, reply_type, context):
+    def _step(self, method, request, reply_type, context):
+        step_input = request.input
+        if self.before_step is not None:
+            self.before_step()
         self._begin(method, context)
         self.request_ids.append(step_input.request_id)
         if step_input.request_id not in self.stored:
@@ -145,14 +155,15 @@ class FakeCurator(rpc.CuratorServiceServicer):
                 self._refuse(context, errors.RunFinished("all declared steps are used"))
             self.steps_charged += 1
             self.inputs.append(step_input)
-            reply = self._reply(step_input, reply_type)
+            reply = self._reply(method, request, reply_type)
             self.stored[step_input.request_id] = reply
         after = self.failures.get(method + ":after")
         if after and after.pop(0) is not None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "connection lost after the answer was stored")
         return self.stored[step_input.request_id]
 
-    def _reply(self, step_input, reply_type):
+    def _reply(self, method, request, reply_type):
+        step_input = request.input
         assert self.run is not None
         release = self.run.release
         rows = release.coefficients if isinstance(release, Quantiles) else self.run.batch_size
@@ -170,19 +181,37 @@ class FakeCurator(rpc.CuratorServiceServicer):
         released = message.SerializeToString()
         payload = {
             "run": step_input.run_id, "client": "tester", "request_id": step_input.request_id,
-            "digest": "0" * 64, "step": self.steps_charged,
+            "digest": self._digest(method, request), "step": self.steps_charged,
             "reply": "f" * 64 if self.forge_receipts else receipts.sha256(released),
         }  # fmt: skip
+        return reply_type(step_release=released, receipt=self._signed(receipts.STEP_ANSWERED, payload))
+
+    def _digest(self, method, request):
+        """What the real curator computes from a request that it has decoded."""
+        source = None
+        if method != "ReleaseProjections" and request.HasField("source"):
+            inline = request.source.WhichOneof("features") == "inline"
+            source = receipts.sha256(request.source.inline.data) if inline else request.source.digest
+        own_map = request.input.HasField("feature_map")
+        return step_digest(
+            operation=method,
+            run_id=request.input.run_id,
+            adapted=request.input.adapted_parameters,
+            feature_map=PublicMap.from_message(request.input.feature_map, field="map") if own_map else None,
+            source=source,
+        )
+
+    def _signed(self, kind, payload):
         statement = receipts.canonical_json(
             {
-                "format": receipts.FORMAT, "kind": receipts.STEP_ANSWERED, "payload": payload,
+                "format": receipts.FORMAT, "kind": kind, "payload": payload,
                 "previous": self.entries[-1].hash if self.entries else receipts.GENESIS,
                 "seq": len(self.entries) + 1, "time": "2026-01-31T12:00:00.000000Z",
             }
         )  # fmt: skip
         signature = self.key.sign(statement)
         self.entries.append(receipts.SignedEntry.parse(statement, signature))
-        return reply_type(step_release=released, receipt=pb.Receipt(statement=statement, signature=signature))
+        return pb.Receipt(statement=statement, signature=signature)
 
     def _begin(self, method, context):
         self.calls[method] += 1
@@ -252,17 +281,30 @@ def _certificate(subject, public_key, issuer, issuer_key, *, ca):
 
 
 @pytest.fixture
-def served(certificates):
-    """A running fake curator, stopped at the end."""
-    curator = FakeCurator()
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
-    rpc.add_CuratorServiceServicer_to_server(curator, server)
-    credentials = grpc.ssl_server_credentials(
-        [((certificates / "server.key").read_bytes(), (certificates / "server.crt").read_bytes())],
-        root_certificates=(certificates / "ca.crt").read_bytes(),
-        require_client_auth=True,
-    )
-    port = server.add_secure_port("localhost:0", credentials)
-    server.start()
-    yield Served(curator, f"localhost:{port}", certificates, server)
-    server.stop(grace=None).wait()
+def serve(certificates):
+    """Starts fake curators, each with its own settings, and stops them at the end."""
+    running = []
+
+    def start(**settings):
+        curator = FakeCurator(**settings)
+        server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
+        rpc.add_CuratorServiceServicer_to_server(curator, server)
+        credentials = grpc.ssl_server_credentials(
+            [((certificates / "server.key").read_bytes(), (certificates / "server.crt").read_bytes())],
+            root_certificates=(certificates / "ca.crt").read_bytes(),
+            require_client_auth=True,
+        )
+        port = server.add_secure_port("localhost:0", credentials)
+        server.start()
+        running.append(Served(curator, f"localhost:{port}", certificates, server))
+        return running[-1]
+
+    yield start
+    for served in running:
+        served.server.stop(grace=None).wait()
+
+
+@pytest.fixture
+def served(serve):
+    """One running fake curator."""
+    return serve()

@@ -113,7 +113,7 @@ def test_json_round_trip_and_text():
     text = str(plan)
     assert "epsilon 1.0000 at delta 1e-05" in text
     assert "leaves    about epsilon 3.0000 of the 4.0000" in text
-    assert "does NOT fit" in str(make_plan(HOSPITAL, epsilon=4.5))
+    assert "does NOT fit" in str(make_plan(HOSPITAL, epsilon=5.5))  # more than the whole budget
     with pytest.raises(InvalidValue, match="no field sigmas"):
         Plan.from_json(plan.to_json() | {"sigmas": 1})
 

@@ -229,6 +229,8 @@ class DescribeResponse(_message.Message):
     LEDGER_PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     CLIENT_NAME_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    CLASS_NAMES_FIELD_NUMBER: _builtins.int
     data_set: _builtins.str
     records: _builtins.int
     """The number of records n; public under replace-one neighbours."""
@@ -242,6 +244,8 @@ class DescribeResponse(_message.Message):
     """The name under which the operator knows the caller."""
     software_version: _builtins.str
     """The version of the curator's software."""
+    classes: _builtins.int
+    """The number of classes of the labels, declared by the operator; 0 where nothing can be evaluated."""
     @_builtins.property
     def record_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The shape of one record."""
@@ -254,10 +258,14 @@ class DescribeResponse(_message.Message):
 
     @_builtins.property
     def mechanisms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"rows", "quantiles", "gradient"."""
+        """"rows", "quantiles", "gradient", "critic", and "evaluation" where the records are labelled."""
 
     @_builtins.property
     def limits(self) -> Global___Limits: ...
+    @_builtins.property
+    def class_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the classes in order, where the operator declares them."""
+
     def __init__(
         self,
         *,
@@ -273,10 +281,12 @@ class DescribeResponse(_message.Message):
         ledger_public_key: _builtins.bytes = ...,
         client_name: _builtins.str = ...,
         software_version: _builtins.str = ...,
+        classes: _builtins.int = ...,
+        class_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "data_set_budget", b"data_set_budget", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "client_name", b"client_name", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "record_shape", b"record_shape", "records", b"records", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "record_shape", b"record_shape", "records", b"records", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -453,6 +463,66 @@ class GradientDeclaration(_message.Message):
 Global___GradientDeclaration: _TypeAlias = GradientDeclaration  # noqa: Y015
 
 @_typing.final
+class EvaluationDeclaration(_message.Message):
+    """Noised counts of a model's predictions on all labelled records (docs/privacy/evaluation.md). The uploaded graph
+    takes a record to one score for each class; batch_size is the number of records, directions is 0.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: _builtins.int
+    BINS_FIELD_NUMBER: _builtins.int
+    CORRECT_SIGMA_FIELD_NUMBER: _builtins.int
+    CONFUSION_SIGMA_FIELD_NUMBER: _builtins.int
+    CALIBRATION_SIGMA_FIELD_NUMBER: _builtins.int
+    classes: _builtins.int
+    """C, the number of classes."""
+    bins: _builtins.int
+    """B, bins of the confidence between 1/C and 1; 0 without calibration."""
+    correct_sigma: _builtins.float
+    """N(0, sigma^2) on the number of correct predictions."""
+    confusion_sigma: _builtins.float
+    """N(0, sigma^2) on each cell of the confusion matrix; 0: it is not released."""
+    calibration_sigma: _builtins.float
+    """N(0, sigma^2) on each of the 3 B calibration sums; 0: they are not released."""
+    def __init__(
+        self,
+        *,
+        classes: _builtins.int = ...,
+        bins: _builtins.int = ...,
+        correct_sigma: _builtins.float = ...,
+        confusion_sigma: _builtins.float = ...,
+        calibration_sigma: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bins", b"bins", "calibration_sigma", b"calibration_sigma", "classes", b"classes", "confusion_sigma", b"confusion_sigma", "correct_sigma", b"correct_sigma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationDeclaration: _TypeAlias = EvaluationDeclaration  # noqa: Y015
+
+@_typing.final
+class CriticDeclaration(_message.Message):
+    """The gradient of log(1 + exp(-z)) over a sample of target records, where the uploaded graph takes a record to one
+    logit z ("is the target's"); clipped and noised as the run's gradient declares (docs/privacy/critic-gradients.md).
+    directions is 0.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CriticDeclaration: _TypeAlias = CriticDeclaration  # noqa: Y015
+
+@_typing.final
 class RunParameters(_message.Message):
     """What a run declares before it starts; it is priced as a whole from these public values."""
 
@@ -465,6 +535,8 @@ class RunParameters(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     QUANTILES_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
+    CRITIC_FIELD_NUMBER: _builtins.int
     GRADIENT_FIELD_NUMBER: _builtins.int
     FEATURE_MAP_FIELD_NUMBER: _builtins.int
     graph_digest: _builtins.str
@@ -477,10 +549,14 @@ class RunParameters(_message.Message):
     @_builtins.property
     def quantiles(self) -> Global___QuantilesDeclaration: ...
     @_builtins.property
+    def evaluation(self) -> Global___EvaluationDeclaration: ...
+    @_builtins.property
+    def critic(self) -> Global___CriticDeclaration: ...
+    @_builtins.property
     def gradient(self) -> Global___GradientDeclaration: ...
     @_builtins.property
     def feature_map(self) -> Global___FeatureMap:
-        """The map of every step that does not bring its own."""
+        """The map of every step that does not bring its own; none for evaluations and critics."""
 
     def __init__(
         self,
@@ -492,14 +568,16 @@ class RunParameters(_message.Message):
         steps: _builtins.int = ...,
         rows: Global___RowsDeclaration | None = ...,
         quantiles: Global___QuantilesDeclaration | None = ...,
+        evaluation: Global___EvaluationDeclaration | None = ...,
+        critic: Global___CriticDeclaration | None = ...,
         gradient: Global___GradientDeclaration | None = ...,
         feature_map: Global___FeatureMap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map", "gradient", b"gradient", "quantiles", b"quantiles", "release", b"release", "rows", b"rows"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["critic", b"critic", "evaluation", b"evaluation", "feature_map", b"feature_map", "gradient", b"gradient", "quantiles", b"quantiles", "release", b"release", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "directions", b"directions", "feature_map", b"feature_map", "gradient", b"gradient", "graph_digest", b"graph_digest", "quantiles", b"quantiles", "release", b"release", "rows", b"rows", "steps", b"steps", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "critic", b"critic", "directions", b"directions", "evaluation", b"evaluation", "feature_map", b"feature_map", "gradient", b"gradient", "graph_digest", b"graph_digest", "quantiles", b"quantiles", "release", b"release", "rows", b"rows", "steps", b"steps", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_release: _TypeAlias = _typing.Literal["rows", "quantiles"]  # noqa: Y015
+    _WhichOneofReturnType_release: _TypeAlias = _typing.Literal["rows", "quantiles", "evaluation", "critic"]  # noqa: Y015
     _WhichOneofArgType_release: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_release) -> _WhichOneofReturnType_release | None: ...
 
@@ -543,6 +621,7 @@ class OpenRunResponse(_message.Message):
     CLIENT_BUDGET_FIELD_NUMBER: _builtins.int
     FITS_FIELD_NUMBER: _builtins.int
     STEPS_THAT_FIT_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Empty when validate_only was set."""
     epsilon: _builtins.float
@@ -555,6 +634,10 @@ class OpenRunResponse(_message.Message):
     def data_set_budget(self) -> Global___BudgetStatus: ...
     @_builtins.property
     def client_budget(self) -> Global___BudgetStatus: ...
+    @_builtins.property
+    def receipt(self) -> Global___Receipt:
+        """The signed charge; absent when validate_only was set."""
+
     def __init__(
         self,
         *,
@@ -564,10 +647,11 @@ class OpenRunResponse(_message.Message):
         client_budget: Global___BudgetStatus | None = ...,
         fits: _builtins.bool = ...,
         steps_that_fit: _builtins.int = ...,
+        receipt: Global___Receipt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "data_set_budget", b"data_set_budget"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "data_set_budget", b"data_set_budget", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "data_set_budget", b"data_set_budget", "epsilon", b"epsilon", "fits", b"fits", "run_id", b"run_id", "steps_that_fit", b"steps_that_fit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "data_set_budget", b"data_set_budget", "epsilon", b"epsilon", "fits", b"fits", "receipt", b"receipt", "run_id", b"run_id", "steps_that_fit", b"steps_that_fit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -685,7 +769,7 @@ Global___StepRelease: _TypeAlias = StepRelease  # noqa: Y015
 
 @_typing.final
 class Receipt(_message.Message):
-    """A signed statement of the ledger that a step was charged and answered (docs/ledger.md)."""
+    """A signed statement of the ledger: that a run was charged, or that one of its steps was answered (docs/ledger.md)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -850,3 +934,171 @@ class ReleaseQuantilesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseQuantilesResponse: _TypeAlias = ReleaseQuantilesResponse  # noqa: Y015
+
+@_typing.final
+class EvaluationRelease(_message.Message):
+    """What an evaluation releases. Everything here is charged or public."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    CORRECT_FIELD_NUMBER: _builtins.int
+    CONFUSION_FIELD_NUMBER: _builtins.int
+    CALIBRATION_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    step: _builtins.int
+    """1 for the first step of the run."""
+    @_builtins.property
+    def correct(self) -> Global___GridArray:
+        """The noised number of correct predictions (1)."""
+
+    @_builtins.property
+    def confusion(self) -> Global___GridArray:
+        """Noised counts (classes, classes): row the label, column the prediction; absent unless declared."""
+
+    @_builtins.property
+    def calibration(self) -> Global___GridArray:
+        """Noised sums (3, bins): correct, wrong, and a quarter of the confidence's place in its bin (-1/2 to 1/2); absent
+        unless declared.
+        """
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        step: _builtins.int = ...,
+        correct: Global___GridArray | None = ...,
+        confusion: Global___GridArray | None = ...,
+        calibration: Global___GridArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["calibration", b"calibration", "confusion", b"confusion", "correct", b"correct"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calibration", b"calibration", "confusion", b"confusion", "correct", b"correct", "run_id", b"run_id", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationRelease: _TypeAlias = EvaluationRelease  # noqa: Y015
+
+@_typing.final
+class EvaluateModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def input(self) -> Global___StepInput:
+        """Without adapted parameters and without a feature map."""
+
+    def __init__(
+        self,
+        *,
+        input: Global___StepInput | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateModelRequest: _TypeAlias = EvaluateModelRequest  # noqa: Y015
+
+@_typing.final
+class EvaluateModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVALUATION_RELEASE_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    evaluation_release: _builtins.bytes
+    """A serialized EvaluationRelease; its SHA-256 stands in the receipt."""
+    @_builtins.property
+    def receipt(self) -> Global___Receipt: ...
+    def __init__(
+        self,
+        *,
+        evaluation_release: _builtins.bytes = ...,
+        receipt: Global___Receipt | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation_release", b"evaluation_release", "receipt", b"receipt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateModelResponse: _TypeAlias = EvaluateModelResponse  # noqa: Y015
+
+@_typing.final
+class CriticRelease(_message.Message):
+    """What one step of a critic's run releases."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    GRADIENT_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    step: _builtins.int
+    """1 for the first step of the run."""
+    @_builtins.property
+    def gradient(self) -> Global___GridArray:
+        """The noised sum of clipped per-record gradients (p)."""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        step: _builtins.int = ...,
+        gradient: Global___GridArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient", "run_id", b"run_id", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CriticRelease: _TypeAlias = CriticRelease  # noqa: Y015
+
+@_typing.final
+class ReleaseCriticGradientRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def input(self) -> Global___StepInput:
+        """With the declared parameters of this step, and without a feature map."""
+
+    def __init__(
+        self,
+        *,
+        input: Global___StepInput | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseCriticGradientRequest: _TypeAlias = ReleaseCriticGradientRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseCriticGradientResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CRITIC_RELEASE_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    critic_release: _builtins.bytes
+    """A serialized CriticRelease; its SHA-256 stands in the receipt."""
+    @_builtins.property
+    def receipt(self) -> Global___Receipt: ...
+    def __init__(
+        self,
+        *,
+        critic_release: _builtins.bytes = ...,
+        receipt: Global___Receipt | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["critic_release", b"critic_release", "receipt", b"receipt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseCriticGradientResponse: _TypeAlias = ReleaseCriticGradientResponse  # noqa: Y015

@@ -70,6 +70,16 @@ class CuratorServiceStub:
                 request_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseQuantilesRequest.SerializeToString,
                 response_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseQuantilesResponse.FromString,
                 _registered_method=True)
+        self.EvaluateModel = channel.unary_unary(
+                '/dpswd.curator.v1.CuratorService/EvaluateModel',
+                request_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.EvaluateModelRequest.SerializeToString,
+                response_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.EvaluateModelResponse.FromString,
+                _registered_method=True)
+        self.ReleaseCriticGradient = channel.unary_unary(
+                '/dpswd.curator.v1.CuratorService/ReleaseCriticGradient',
+                request_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseCriticGradientRequest.SerializeToString,
+                response_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseCriticGradientResponse.FromString,
+                _registered_method=True)
 
 
 class CuratorServiceServicer:
@@ -126,6 +136,20 @@ class CuratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EvaluateModel(self, request, context):
+        """One step of a run that evaluates a model on all labelled records: noised counts of what is right.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseCriticGradient(self, request, context):
+        """One step of a run that releases the sanitized gradient of a client's domain critic (DANN).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CuratorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -163,6 +187,16 @@ def add_CuratorServiceServicer_to_server(servicer, server):
                     servicer.ReleaseQuantiles,
                     request_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseQuantilesRequest.FromString,
                     response_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseQuantilesResponse.SerializeToString,
+            ),
+            'EvaluateModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.EvaluateModel,
+                    request_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.EvaluateModelRequest.FromString,
+                    response_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.EvaluateModelResponse.SerializeToString,
+            ),
+            'ReleaseCriticGradient': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseCriticGradient,
+                    request_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseCriticGradientRequest.FromString,
+                    response_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseCriticGradientResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -355,6 +389,60 @@ class CuratorService:
             '/dpswd.curator.v1.CuratorService/ReleaseQuantiles',
             shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseQuantilesRequest.SerializeToString,
             shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseQuantilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvaluateModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dpswd.curator.v1.CuratorService/EvaluateModel',
+            shared_dot_protocol_dot_v1_dot_curator__pb2.EvaluateModelRequest.SerializeToString,
+            shared_dot_protocol_dot_v1_dot_curator__pb2.EvaluateModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseCriticGradient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dpswd.curator.v1.CuratorService/ReleaseCriticGradient',
+            shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseCriticGradientRequest.SerializeToString,
+            shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseCriticGradientResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,10 @@ class CuratorServiceStub:
     """One step of a run that releases noisy projections alone (DP-SWD, Algorithm 1)."""
     ReleaseQuantiles: _grpc.UnaryUnaryMultiCallable[_curator_pb2.ReleaseQuantilesRequest, _curator_pb2.ReleaseQuantilesResponse]
     """One step of a run that releases sliced quantile coefficients, alone or with the sanitized gradient."""
+    EvaluateModel: _grpc.UnaryUnaryMultiCallable[_curator_pb2.EvaluateModelRequest, _curator_pb2.EvaluateModelResponse]
+    """One step of a run that evaluates a model on all labelled records: noised counts of what is right."""
+    ReleaseCriticGradient: _grpc.UnaryUnaryMultiCallable[_curator_pb2.ReleaseCriticGradientRequest, _curator_pb2.ReleaseCriticGradientResponse]
+    """One step of a run that releases the sanitized gradient of a client's domain critic (DANN)."""
 
 @_typing.type_check_only
 class CuratorServiceAsyncStub(CuratorServiceStub):
@@ -77,6 +81,10 @@ class CuratorServiceAsyncStub(CuratorServiceStub):
     """One step of a run that releases noisy projections alone (DP-SWD, Algorithm 1)."""
     ReleaseQuantiles: _aio.UnaryUnaryMultiCallable[_curator_pb2.ReleaseQuantilesRequest, _curator_pb2.ReleaseQuantilesResponse]  # type: ignore[assignment]
     """One step of a run that releases sliced quantile coefficients, alone or with the sanitized gradient."""
+    EvaluateModel: _aio.UnaryUnaryMultiCallable[_curator_pb2.EvaluateModelRequest, _curator_pb2.EvaluateModelResponse]  # type: ignore[assignment]
+    """One step of a run that evaluates a model on all labelled records: noised counts of what is right."""
+    ReleaseCriticGradient: _aio.UnaryUnaryMultiCallable[_curator_pb2.ReleaseCriticGradientRequest, _curator_pb2.ReleaseCriticGradientResponse]  # type: ignore[assignment]
+    """One step of a run that releases the sanitized gradient of a client's domain critic (DANN)."""
 
 class CuratorServiceServicer(metaclass=_abc_1.ABCMeta):
     """The curator of one data set."""
@@ -138,5 +146,21 @@ class CuratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_curator_pb2.ReleaseQuantilesResponse, _abc.Awaitable[_curator_pb2.ReleaseQuantilesResponse]]:
         """One step of a run that releases sliced quantile coefficients, alone or with the sanitized gradient."""
+
+    @_abc_1.abstractmethod
+    def EvaluateModel(
+        self,
+        request: _curator_pb2.EvaluateModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_curator_pb2.EvaluateModelResponse, _abc.Awaitable[_curator_pb2.EvaluateModelResponse]]:
+        """One step of a run that evaluates a model on all labelled records: noised counts of what is right."""
+
+    @_abc_1.abstractmethod
+    def ReleaseCriticGradient(
+        self,
+        request: _curator_pb2.ReleaseCriticGradientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_curator_pb2.ReleaseCriticGradientResponse, _abc.Awaitable[_curator_pb2.ReleaseCriticGradientResponse]]:
+        """One step of a run that releases the sanitized gradient of a client's domain critic (DANN)."""
 
 def add_CuratorServiceServicer_to_server(servicer: CuratorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -12,6 +13,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator.ledger import Ledger, Run, StepGranted, StoredReply
+from private_curator.ledger.database import Place
+from private_curator.ledger.sqlite_file import SqliteFile
 
 # Helper modules of these tests; under importlib mode a test directory is no package.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -20,6 +23,7 @@ from toy_accounting import ToyAccounting, ToyBudget, toy_run
 
 DIGEST = "d" * 64
 FINGERPRINT = "f" * 64
+_SCHEMAS = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +34,25 @@ def key() -> Ed25519PrivateKey:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def new_schema(postgres) -> Place:
+    """A schema of PostgreSQL in which nothing stands yet."""
+    from private_curator.ledger.postgres_schema import PostgresSchema
+
+    return PostgresSchema(postgres.url(), schema=f"test_{next(_SCHEMAS)}")
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, path: Path) -> Place:
+    """Where `ledger` stands: the file at `path`; for tests that are parametrised so, a schema of PostgreSQL.
+
+    A module whose tests run on both says ``@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)``.
+    """
+    if getattr(request, "param", "sqlite") == "sqlite":
+        return SqliteFile(path)
+    return request.getfixturevalue("new_schema")
 
 
 @pytest.fixture
@@ -44,12 +67,12 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def reopen(path: Path, key: Ed25519PrivateKey) -> Iterator[Callable[..., Ledger]]:
-    """Opens the ledger at `path`; what is still open at the end is closed."""
+def reopen(place: Place, key: Ed25519PrivateKey) -> Iterator[Callable[..., Ledger]]:
+    """Opens the ledger at `place`; what is still open at the end is closed."""
     opened: list[Ledger] = []
 
     def open_ledger(**options: object) -> Ledger:
-        ledger = Ledger.open(path, key=key, accounting=ToyAccounting(), **options)
+        ledger = Ledger.open(place, key=key, accounting=ToyAccounting(), **options)
         opened.append(ledger)
         return ledger
 
@@ -59,9 +82,9 @@ def reopen(path: Path, key: Ed25519PrivateKey) -> Iterator[Callable[..., Ledger]
 
 
 @pytest.fixture
-def ledger(path: Path, key: Ed25519PrivateKey) -> Iterator[Ledger]:
+def ledger(place: Place, key: Ed25519PrivateKey) -> Iterator[Ledger]:
     """A data set of 100 records with epsilon 1 and the client "alice" without a share."""
-    with Ledger.create(path, key=key, records=100, budget=ToyBudget(1.0), accounting=ToyAccounting()) as ledger:
+    with Ledger.create(place, key=key, records=100, budget=ToyBudget(1.0), accounting=ToyAccounting()) as ledger:
         ledger.add_client("alice", FINGERPRINT)
         yield ledger
 

@@ -1,8 +1,9 @@
 """A curator and its client that are killed over and over: the process behind test_crashes.py.
 
-Started once with ``crash_driver.py LEDGER LOG``; reads one JSON line for each life, forks a curator for it (so that
-a life costs milliseconds), and prints how it ended. A life opens the ledger and goes on with the client's work: open
-runs, and take their steps. It dies by SIGKILL at the named point, or when this process kills it after a delay.
+Started once with ``crash_driver.py LEDGER LOG`` (LEDGER is a file, or URL#SCHEMA); reads one JSON line for each life,
+forks a curator for it (so that a life costs milliseconds), and prints how it ended. A life opens the ledger and goes on
+with the client's work: open runs, and take their steps. It dies by SIGKILL at the named point, or when this process
+kills it after a delay.
 
 LOG is what the world outside has seen; a line is written with one ``write``, so it survives the death of its writer:
 
@@ -27,7 +28,11 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from toy_accounting import ToyAccounting, toy_run
 
-from private_curator.ledger import Ledger, StepGranted
+from private_curator.ledger import Ledger, StepGranted, StoredReply
+from private_curator.ledger.database import Place
+from private_curator.ledger.postgres_schema import PostgresSchema
+from private_curator.ledger.sqlite_file import SqliteFile
+from shared.errors import RequestInProgress
 from shared.receipts import sha256
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
@@ -35,11 +40,16 @@ DIGEST = "d" * 64
 STEPS = 4  # of each run
 
 
+def place_of(text: str) -> Place:
+    url, _, schema = text.partition("#")
+    return PostgresSchema(url, schema=schema) if schema else SqliteFile(Path(url))
+
+
 class Life:
     """One life of the curator, and the client that talks to it."""
 
-    def __init__(self, ledger_path: str, log_path: str, order: dict[str, object]) -> None:
-        self.path = ledger_path
+    def __init__(self, place: Place, log_path: str, order: dict[str, object]) -> None:
+        self.place = place
         self.log_file = os.open(log_path, os.O_WRONLY | os.O_APPEND)
         self.log_path = Path(log_path)
         self.point, self.countdown = order.get("point"), int(order.get("occurrence", 1))
@@ -58,7 +68,7 @@ class Life:
         seen = [line.split() for line in self.log_path.read_text().splitlines()]
         opened = {words[2] for words in seen if words[0] == "opened"}
         received = {words[2] for words in seen if words[0] == "received"}
-        with Ledger.open(self.path, key=KEY, accounting=ToyAccounting(), checkpoint=self.checkpoint) as ledger:
+        with Ledger.open(self.place, key=KEY, accounting=ToyAccounting(), checkpoint=self.checkpoint) as ledger:
             for number in range(self.goal):
                 request = f"run-{number}"
                 steps = [f"{request}-step-{step}" for step in range(STEPS)]
@@ -73,7 +83,7 @@ class Life:
                         self.step(ledger, run.run_id, step)
 
     def step(self, ledger: Ledger, run_id: str, request: str) -> None:
-        stored = ledger.begin_step(client="alice", run_id=run_id, request_id=request, digest=DIGEST)
+        stored = self.begun(ledger, run_id, request)
         if isinstance(stored, StepGranted):
             self.log("computing", run_id, stored.step_number, request)
             self.checkpoint("compute")
@@ -82,15 +92,26 @@ class Life:
         self.checkpoint("answer")
         self.log("received", run_id, request, sha256(stored.reply))
 
+    def begun(self, ledger: Ledger, run_id: str, request: str) -> StepGranted | StoredReply:
+        """Asks until the server has noticed that the life before has ended."""
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                return ledger.begin_step(client="alice", run_id=run_id, request_id=request, digest=DIGEST)
+            except RequestInProgress:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+
 
 def main() -> None:
-    ledger_path, log_path = sys.argv[1:]
+    place, log_path = place_of(sys.argv[1]), sys.argv[2]
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()
         if pid == 0:
             try:
-                Life(ledger_path, log_path, order).live()
+                Life(place, log_path, order).live()
             except BaseException as error:
                 sys.stderr.write(f"{error!r}\n")
                 os._exit(1)

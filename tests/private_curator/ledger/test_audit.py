@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 
 import pytest
 from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger import Kind, Ledger, verify_file
+from private_curator.ledger.postgres import PostgresSession
 from private_curator.ledger.schema import layout
+from private_curator.ledger.sqlite_file import SqliteFile
 from shared.errors import LedgerCorrupt, LedgerUnavailable
 from shared.receipts import FORMAT, GENESIS, SignedEntry, Tampering, canonical_json, read_export, verify_receipts
 
 DIGEST = "d" * 64
+both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
 
 
 @pytest.fixture
@@ -28,27 +32,61 @@ def used(ledger, open_run, answer):
 
 
 @pytest.fixture
-def check(path, ledger):
+def check(place, ledger):
     def check(receipts=()):
-        return verify_file(path, public_key=ledger.public_key, accounting=ToyAccounting(), receipts=receipts)
+        return verify_file(place, public_key=ledger.public_key, accounting=ToyAccounting(), receipts=receipts)
 
     return check
 
 
+@contextlib.contextmanager
+def in_file(path, *, keep_triggers):
+    """Somebody who knows SQLite: the triggers are taken away and put back."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            connection.execute(f"DROP TRIGGER {name}")
+        yield connection
+        if keep_triggers:
+            for _, sql in triggers:
+                connection.execute(sql)
+
+
+@contextlib.contextmanager
+def in_server(server, schema, *, keep_triggers):
+    """Somebody who administers the server: triggers and references are off in this session."""
+    with server.administer() as connection:
+        connection.execute(f"SET search_path TO {schema}")
+        if not keep_triggers:
+            connection.execute("DROP TRIGGER entries_are_never_changed ON entries")
+        connection.execute("SET session_replication_role = replica")
+        yield PostgresSession(connection)
+
+
+def for_server(statement):
+    """SQLite's way to write bytes, as PostgreSQL writes it."""
+    statement = re.sub(r"x'([0-9a-f]*)'", r"'\\x\1'::bytea", statement)
+    return re.sub(
+        r"CAST\(replace\(statement, (.*?)\) AS BLOB\)",
+        r"convert_to(replace(convert_from(statement, 'UTF8'), \1), 'UTF8')",
+        statement,
+    )
+
+
 @pytest.fixture
-def tamper(path):
-    """Changes the file as somebody would who knows SQLite: the triggers are taken away and put back."""
+def tamper(request, place):
+    """Changes the tables behind the ledger's back."""
 
     def tamper(*statements, keep_triggers=True):
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
-            for name, _ in triggers:
-                connection.execute(f"DROP TRIGGER {name}")
+        if isinstance(place, SqliteFile):
+            session = in_file(place.path, keep_triggers=keep_triggers)
+        else:
+            session = in_server(request.getfixturevalue("postgres"), place.schema, keep_triggers=keep_triggers)
+            statements = [each for each in statements if each != "PRAGMA foreign_keys = OFF"]
+            statements = [for_server(each) if isinstance(each, str) else each for each in statements]
+        with session as connection:
             for statement in statements:
                 connection.execute(*((statement,) if isinstance(statement, str) else statement))
-            if keep_triggers:
-                for _, sql in triggers:
-                    connection.execute(sql)
 
     return tamper
 
@@ -57,11 +95,12 @@ def found(report):
     return {finding.tampering for finding in report.findings}
 
 
-def seqs(path, kind):
-    with contextlib.closing(sqlite3.connect(path)) as connection:
+def seqs(place, kind):
+    with place.reading() as connection:
         return [seq for (seq,) in connection.execute("SELECT seq FROM entries WHERE kind = ? ORDER BY seq", (kind,))]
 
 
+@both
 def test_a_sound_ledger_has_no_findings(used, check, reopen):
     report = check(used)
     assert report.ok
@@ -85,11 +124,12 @@ def test_sqlite_itself_refuses_changes_of_entries(used, path, statement):
         connection.execute(statement)
 
 
+@both
 class TestStranger:
     """Has the file, not the key."""
 
-    def test_edit(self, used, check, tamper, path, reopen):
-        seq = seqs(path, "run-opened")[1]
+    def test_edit(self, used, check, tamper, place, reopen):
+        seq = seqs(place, "run-opened")[1]
         tamper(f"UPDATE entries SET statement = CAST(replace(statement, '20000', '20001') AS BLOB) WHERE seq = {seq}")
         report = check()
         assert Tampering.EDITED in found(report)
@@ -101,22 +141,22 @@ class TestStranger:
         tamper("UPDATE entries SET statement = x'00ff' WHERE seq = 3")
         assert Tampering.UNREADABLE in found(check())
 
-    def test_edited_label(self, used, check, tamper, path, reopen):
-        seq = seqs(path, "run-opened")[1]
+    def test_edited_label(self, used, check, tamper, place, reopen):
+        seq = seqs(place, "run-opened")[1]
         tamper(f"UPDATE entries SET kind = 'step-consumed' WHERE seq = {seq}")
         assert Tampering.EDITED in found(check())
         with pytest.raises(LedgerCorrupt):
             reopen()
 
     @pytest.mark.parametrize("kind", ["step-answered", "step-consumed", "run-opened", "data-set-opened"])
-    def test_deletion(self, used, check, tamper, path, reopen, kind):
-        tamper("PRAGMA foreign_keys = OFF", f"DELETE FROM entries WHERE seq = {seqs(path, kind)[0]}")
+    def test_deletion(self, used, check, tamper, place, reopen, kind):
+        tamper("PRAGMA foreign_keys = OFF", f"DELETE FROM entries WHERE seq = {seqs(place, kind)[0]}")
         assert Tampering.MISSING in found(check())
         with pytest.raises(LedgerCorrupt):
             reopen()
 
-    def test_reordering(self, used, check, tamper, path):
-        one, two = seqs(path, "step-answered")[:2]
+    def test_reordering(self, used, check, tamper, place):
+        one, two = seqs(place, "step-answered")[:2]
         tamper(
             "PRAGMA foreign_keys = OFF",
             f"UPDATE entries SET seq = 9999 WHERE seq = {one}",
@@ -125,9 +165,9 @@ class TestStranger:
         )
         assert found(check()) & {Tampering.REORDERED, Tampering.MISSING}
 
-    def test_truncation_needs_receipts(self, used, check, tamper, path):
+    def test_truncation_needs_receipts(self, used, check, tamper, place):
         """The chain cannot show that its own end is gone; the tables and the receipts do."""
-        last = seqs(path, "step-answered")[-1]
+        last = seqs(place, "step-answered")[-1]
         where = f"WHERE seq >= {last - 1}"
         tamper(f"DELETE FROM replies {where}", f"DELETE FROM requests {where}", f"DELETE FROM entries {where}",
                "UPDATE runs SET steps_used = 1 WHERE steps = 20")  # fmt: skip
@@ -152,7 +192,7 @@ class TestStranger:
             "UPDATE requests SET request_id = 'free-again' WHERE request_id = 'step-1'",
             "UPDATE requests SET attempts = 5 WHERE step = 1",
             "DROP INDEX entries_beside_steps",
-            "CREATE TABLE more (x)",
+            "CREATE TABLE more (x INTEGER)",
         ],
     )
     def test_tables_that_disagree(self, used, check, tamper, statement):
@@ -163,39 +203,17 @@ class TestStranger:
         tamper(keep_triggers=False)
         assert found(check()) == {Tampering.INCONSISTENT}
 
-    def test_flipped_bits_of_the_file(self, used, check, path):
-        """Wherever a byte of the file is changed: verification says so, or the byte carried no content."""
 
-        def content_of_tables():
-            with contextlib.closing(sqlite3.connect(path)) as connection:
-                return list(connection.iterdump())
-
-        content, tables = path.read_bytes(), content_of_tables()
-        noticed, positions = 0, range(1, len(content), len(content) // 60)
-        for position in positions:
-            damaged = bytearray(content)
-            damaged[position] ^= 0x55
-            path.write_bytes(damaged)
-            try:
-                sound = check(used).ok
-            except (LedgerCorrupt, LedgerUnavailable):
-                sound = False
-            noticed += not sound
-            assert not sound or content_of_tables() == tables, position
-        path.write_bytes(content)
-        assert check(used).ok
-        assert noticed > len(positions) // 10
-
-
+@both
 class TestOperator:
     """Has the key, and can sign whatever it likes."""
 
     @pytest.fixture
-    def rewrite(self, path, key, tamper):
+    def rewrite(self, place, key, tamper):
         """Signs the whole chain anew after a change of its entries."""
 
         def rewrite(change):
-            with contextlib.closing(sqlite3.connect(path)) as connection:
+            with place.reading() as connection:
                 rows = connection.execute("SELECT statement FROM entries ORDER BY seq").fetchall()
             values = change([json.loads(statement) for (statement,) in rows])
             previous, statements = GENESIS, []
@@ -278,11 +296,36 @@ class TestOperator:
         rewrite(lambda values: [*values, values[-1]])
         assert Tampering.UNLAWFUL in found(check())
 
-    def test_another_key(self, used, path):
-        report = verify_file(path, public_key=b"\x01" * 32, accounting=ToyAccounting())
+    def test_another_key(self, used, place):
+        report = verify_file(place, public_key=b"\x01" * 32, accounting=ToyAccounting())
         assert {Tampering.EDITED, Tampering.FORGED} <= found(report)
 
 
+def test_flipped_bits_of_the_file(used, check, path):
+    """Wherever a byte of the file is changed: verification says so, or the byte carried no content."""
+
+    def content_of_tables():
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            return list(connection.iterdump())
+
+    content, tables = path.read_bytes(), content_of_tables()
+    noticed, positions = 0, range(1, len(content), len(content) // 60)
+    for position in positions:
+        damaged = bytearray(content)
+        damaged[position] ^= 0x55
+        path.write_bytes(damaged)
+        try:
+            sound = check(used).ok
+        except (LedgerCorrupt, LedgerUnavailable):
+            sound = False
+        noticed += not sound
+        assert not sound or content_of_tables() == tables, position
+    path.write_bytes(content)
+    assert check(used).ok
+    assert noticed > len(positions) // 10
+
+
+@both
 class TestExport:
     def test_is_checked_offline(self, used, reopen):
         ledger = reopen()
@@ -302,6 +345,7 @@ class TestExport:
         assert [entry.seq for entry in ledger.history()] == list(range(1, ledger.status().entries + 1))
 
 
+@both
 def test_verify_counts_clients_shares(ledger, open_run):
     ledger.add_client("bob", "b" * 64, ToyBudget(0.5))
     open_run(ledger, client="bob")
@@ -319,11 +363,12 @@ def test_layout_is_what_the_schema_says(ledger, path):
     assert {"entries", "runs", "requests", "replies", "entries_are_never_changed"} <= names
 
 
-def test_a_ledger_cannot_be_opened_with_an_unlawful_entry(ledger, key, path):
+@both
+def test_a_ledger_cannot_be_opened_with_an_unlawful_entry(ledger, key, place):
     """Charges beyond the budget do not stand in the books even when they are signed."""
     with ledger._transaction("test") as transaction:
         transaction.append(Kind.UNFROZEN, {"reason": "x"})
         transaction.append(Kind.CLIENT_REVOKED, {"client": "nobody", "reason": "x"})
     ledger.close()
     with pytest.raises(LedgerCorrupt, match="cannot stand"):
-        Ledger.open(path, key=key, accounting=ToyAccounting())
+        Ledger.open(place, key=key, accounting=ToyAccounting())

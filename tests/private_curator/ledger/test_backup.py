@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 
@@ -10,10 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting
 
 from private_curator.ledger import Ledger, restore, verify_file
+from private_curator.ledger.sqlite_file import SqliteFile
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable, RestoreRefused
 from shared.receipts import Tampering
 
 DIGEST = "d" * 64
+both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
 ACCEPTANCE = "The disk of 3 May is lost; the ethics board has accepted this, minutes of 5 May."
 
 
@@ -23,13 +26,36 @@ def copy(tmp_path):
 
 
 @pytest.fixture
-def bring_back(copy, path, key):
+def replaced(request, place, path):
+    """Where the ledger that a restore replaced stands."""
+    if isinstance(place, SqliteFile):
+        return SqliteFile(path.with_name("ledger.sqlite.replaced-1"))
+    return dataclasses.replace(place, schema=f"{place.schema}_replaced_1")
+
+
+@pytest.fixture
+def destroy(request, place):
+    """Takes the ledger away, as a lost disk would."""
+
+    def destroy():
+        if isinstance(place, SqliteFile):
+            place.path.unlink()
+            return
+        with request.getfixturevalue("postgres").administer() as administrator:
+            administrator.execute(f"DROP SCHEMA {place.schema} CASCADE")
+
+    return destroy
+
+
+@pytest.fixture
+def bring_back(copy, place, key):
     def bring_back(**options):
-        return restore(copy, path, key=key, accounting=ToyAccounting(), **options)
+        return restore(copy, place, key=key, accounting=ToyAccounting(), **options)
 
     return bring_back
 
 
+@both
 def test_backup_is_the_ledger_as_it_was(ledger, copy, open_run, answer, key):
     run = open_run(ledger)
     stored = answer(ledger, run, "step")
@@ -52,6 +78,7 @@ def test_backup_never_replaces_a_file(ledger, copy):
     assert not list(copy.parent.glob("*.draft-*"))
 
 
+@both
 def test_backup_while_the_curator_works(ledger, copy, open_run, answer):
     run = open_run(ledger, steps=60)
     worker = threading.Thread(target=lambda: [answer(ledger, run, f"step-{n}", bytes(20_000)) for n in range(60)])
@@ -65,20 +92,20 @@ def test_backup_while_the_curator_works(ledger, copy, open_run, answer):
         assert report.ok, report.findings
 
 
+@both
 class TestRestore:
-    def test_of_everything(self, ledger, copy, bring_back, open_run, reopen, path):
+    def test_of_everything(self, ledger, copy, bring_back, open_run, reopen, replaced):
         run = open_run(ledger)
         ledger.backup(copy)
         receipts = [ledger.head()]
         ledger.close()
-        path.write_bytes(path.read_bytes())  # another inode does not matter
         assert bring_back() is None
         again = reopen()
         last = list(again.history())[-1]
         assert (last.kind, last.payload["accepted"], last.payload["forgotten"]) == ("restored", None, [])
         assert again.verify(receipts=receipts).ok
         assert again.run(client="alice", run_id=run.run_id) == run
-        assert path.with_name("ledger.sqlite.replaced-1").exists()
+        assert replaced.exists()
 
     def test_that_forgets_is_refused(self, ledger, copy, bring_back, open_run, answer, reopen):
         open_run(ledger)
@@ -90,7 +117,7 @@ class TestRestore:
             bring_back()
         assert reopen().status().runs == 2  # nothing happened
 
-    def test_that_forgets_is_done_with_a_written_acceptance(self, ledger, copy, bring_back, open_run, reopen, path):
+    def test_that_forgets_is_done_with_a_written_acceptance(self, ledger, copy, bring_back, open_run, reopen, replaced):
         open_run(ledger)
         ledger.backup(copy)
         forgotten = open_run(ledger, request_id="later")
@@ -104,7 +131,8 @@ class TestRestore:
         report = again.verify(receipts=[forgotten.receipt.entry])
         # The client's receipt shows the loss for ever.
         assert {finding.tampering for finding in report.findings} == {Tampering.REWRITTEN}
-        assert Ledger.open(path.with_name("ledger.sqlite.replaced-1"), key=again._key, accounting=ToyAccounting())
+        with Ledger.open(replaced, key=again._key, accounting=ToyAccounting()) as kept:
+            assert kept.status().runs == 2
 
     @pytest.mark.parametrize("text", ["", "yes", "I accept."])
     def test_acceptance_takes_a_sentence(self, ledger, copy, bring_back, open_run, text):
@@ -121,37 +149,23 @@ class TestRestore:
         with pytest.raises(RestoreRefused, match="1 entries would be forgotten"):
             bring_back()
 
-    def test_receipts_count_when_the_ledger_is_gone(self, ledger, copy, bring_back, open_run, answer, path):
+    def test_receipts_count_when_the_ledger_is_gone(self, ledger, copy, bring_back, open_run, answer, destroy):
         run = open_run(ledger)
         ledger.backup(copy)
         receipt = answer(ledger, run, "step").receipt.entry
         ledger.close()
-        path.unlink()
+        destroy()
         with pytest.raises(RestoreRefused, match=r"1 entries would be forgotten.*no present ledger"):
             bring_back(receipts=[receipt])
         loss = bring_back(receipts=[receipt], accept_loss=ACCEPTANCE)
         assert loss.entries == (receipt.hash,)
 
-    def test_nobody_can_tell_without_a_present_ledger(self, ledger, copy, bring_back, path):
+    def test_nobody_can_tell_without_a_present_ledger(self, ledger, copy, bring_back, destroy):
         ledger.backup(copy)
         ledger.close()
-        path.unlink()
+        destroy()
         with pytest.raises(RestoreRefused, match="no present ledger"):
             bring_back()
-
-    @pytest.mark.parametrize("damage", ["scrambled", "half"])
-    def test_a_damaged_ledger_is_set_aside(self, ledger, copy, bring_back, open_run, path, reopen, damage):
-        open_run(ledger)
-        ledger.backup(copy)
-        ledger.close()
-        content = path.read_bytes()
-        broken = random.Random(1).randbytes(len(content)) if damage == "scrambled" else content[: len(content) // 2]
-        path.write_bytes(broken)
-        with pytest.raises(RestoreRefused, match="present ledger"):
-            bring_back()
-        bring_back(accept_loss=ACCEPTANCE)
-        assert reopen().status().runs == 1
-        assert path.with_name("ledger.sqlite.replaced-1").read_bytes() == broken
 
     def test_a_damaged_backup_is_refused(self, ledger, copy, bring_back, open_run):
         open_run(ledger)
@@ -164,14 +178,29 @@ class TestRestore:
         with pytest.raises(LedgerCorrupt, match="does not verify"):
             bring_back(accept_loss=ACCEPTANCE)
 
-    def test_another_ledgers_backup_is_refused(self, ledger, copy, path):
+    def test_another_ledgers_backup_is_refused(self, ledger, copy, place):
         ledger.backup(copy)
         ledger.close()
         with pytest.raises(LedgerCorrupt):
-            restore(copy, path, key=Ed25519PrivateKey.generate(), accounting=ToyAccounting(), accept_loss=ACCEPTANCE)
+            restore(copy, place, key=Ed25519PrivateKey.generate(), accounting=ToyAccounting(), accept_loss=ACCEPTANCE)
 
     def test_not_below_a_running_curator(self, ledger, copy, bring_back, open_run):
         ledger.backup(copy)
         open_run(ledger)  # claims the right to charge
         with pytest.raises(LedgerUnavailable, match="serves"):
             bring_back(accept_loss=ACCEPTANCE)
+
+
+@pytest.mark.parametrize("damage", ["scrambled", "half"])
+def test_a_damaged_ledger_is_set_aside(ledger, copy, bring_back, open_run, path, reopen, damage):
+    open_run(ledger)
+    ledger.backup(copy)
+    ledger.close()
+    content = path.read_bytes()
+    broken = random.Random(1).randbytes(len(content)) if damage == "scrambled" else content[: len(content) // 2]
+    path.write_bytes(broken)
+    with pytest.raises(RestoreRefused, match="present ledger"):
+        bring_back()
+    bring_back(accept_loss=ACCEPTANCE)
+    assert reopen().status().runs == 1
+    assert path.with_name("ledger.sqlite.replaced-1").read_bytes() == broken

@@ -1,4 +1,4 @@
-"""SIGKILL at every named point of charging and answering, and at random moments; real processes, real files."""
+"""SIGKILL at every named point of charging and answering, and at random moments; real processes, files and server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger import Ledger
+from private_curator.ledger.database import Place
+from private_curator.ledger.sqlite_file import SqliteFile
 from shared.receipts import sha256
 
 STEPS = 4
@@ -35,23 +37,20 @@ POINTS = [
     "finish_step:durable",
     "answer",
 ]
-ROUNDS = 7  # kills at each point
-RANDOM_KILLS = 60
 
 
 class World:
     """The driver, the log of what was seen outside, and the ledger after a death."""
 
-    def __init__(self, directory: Path, key: Ed25519PrivateKey) -> None:
-        self.path, self.log_path, self.key = directory / "ledger.sqlite", directory / "log", key
-        with Ledger.create(
-            self.path, key=key, records=100, budget=ToyBudget(10.0), accounting=ToyAccounting()
-        ) as ledger:
+    def __init__(self, place: Place, directory: Path, key: Ed25519PrivateKey) -> None:
+        self.place, self.log_path, self.key = place, directory / "log", key
+        with Ledger.create(place, key=key, records=100, budget=ToyBudget(10.0), accounting=ToyAccounting()) as ledger:
             ledger.add_client("alice", "f" * 64)
         self.log_path.touch()
         driver = Path(__file__).with_name("crash_driver.py")
+        where = str(place) if isinstance(place, SqliteFile) else f"{place.url}#{place.schema}"
         self.process = subprocess.Popen(
-            [sys.executable, driver, self.path, self.log_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, driver, where, self.log_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def live(self, **order: object) -> int:
@@ -66,7 +65,7 @@ class World:
 
     def check(self) -> None:
         """What must hold after every death."""
-        with Ledger.open(self.path, key=self.key, accounting=ToyAccounting()) as ledger:
+        with Ledger.open(self.place, key=self.key, accounting=ToyAccounting()) as ledger:
             entries = list(ledger.history())
             status = ledger.status()
         opened = {e.payload["request_id"]: e.payload["run"] for e in entries if e.kind == "run-opened"}
@@ -92,7 +91,7 @@ class World:
         assert self.live(runs=runs) == 0
         self.check()
         assert len(self.seen("received")) == runs * STEPS  # one release each, none twice
-        with Ledger.open(self.path, key=self.key, accounting=ToyAccounting()) as ledger:
+        with Ledger.open(self.place, key=self.key, accounting=ToyAccounting()) as ledger:
             report = ledger.verify()
             assert report.ok, report.findings
             assert (ledger.status().runs, ledger.status().steps_used) == (runs, runs * STEPS)
@@ -102,19 +101,21 @@ class World:
 
 
 @pytest.fixture
-def world(memory, key):
-    world = World(memory, key)
+def world(request, place, memory, key):
+    in_memory = SqliteFile(memory / "ledger.sqlite") if isinstance(place, SqliteFile) else place
+    world = World(in_memory, memory, key)
     yield world
     world.process.stdin.close()
     assert world.process.wait(timeout=10) == 0
     world.process.stdout.close()
 
 
-def test_killed_at_every_point(world):
+@pytest.mark.parametrize(("place", "rounds"), [("sqlite", 7), ("postgres", 2)], indirect=["place"])
+def test_killed_at_every_point(world, rounds):
     generator = random.Random(1)
     kills = dict.fromkeys(POINTS, 0)
     runs = 1
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for point in POINTS:
             # A filter is fixed once in a ledger's life, a resumption follows a death: the others come by themselves.
             occurrence = 1 if point.endswith(("filter-fixed", "step-resumed")) else generator.randint(1, 3)
@@ -130,20 +131,21 @@ def test_killed_at_every_point(world):
                 kills["begin_step:step-resumed"] += 1
                 world.check()
     assert all(kills[point] for point in POINTS), kills
-    assert sum(kills.values()) >= 100, kills
+    assert sum(kills.values()) >= 14 * rounds, kills
     world.finish(runs)
 
 
-def test_killed_at_random_moments(world):
+@pytest.mark.parametrize(("place", "lives"), [("sqlite", 60), ("postgres", 25)], indirect=["place"])
+def test_killed_at_random_moments(world, lives):
     generator = random.Random(2)
     killed, runs, reach_s = 0, 0, 0.08
-    for _ in range(RANDOM_KILLS):
+    for _ in range(lives):
         runs += 2
         hit = world.live(runs=runs, delay_s=generator.uniform(0.0, reach_s)) == -signal.SIGKILL
         killed += hit
         reach_s *= 1.1 if hit else 0.8  # a life takes as long as the machine is busy: the moments follow it
         world.check()
-    assert killed >= RANDOM_KILLS // 3
+    assert killed >= lives // 3
     world.finish(runs)
 
 
@@ -156,6 +158,8 @@ sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!
 from toy_accounting import *
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_curator.ledger import Ledger
+from private_curator.ledger.database import Place
+from private_curator.ledger.sqlite_file import SqliteFile
 die = lambda name: name == {point!r} and os.kill(os.getpid(), signal.SIGKILL)
 Ledger.create({str(tmp_path / "ledger.sqlite")!r}, key=Ed25519PrivateKey.generate(), records=1,
               budget=ToyBudget(1.0), accounting=ToyAccounting(), checkpoint=die)

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger import Ledger, StepGranted
-from private_curator.ledger.database import translate
+from private_curator.ledger.sqlite import translate
 from shared.errors import LedgerCorrupt, LedgerUnavailable
 
 DRIVER = Path(__file__).with_name("fault_driver.py")
@@ -230,18 +230,18 @@ def test_every_result_code_of_sqlite_has_a_meaning():
             assert type(translate(error, Path("x"))) is expected, name
 
 
-def test_a_locked_file_while_a_step_is_answered(ledger, open_run, reopen):
-    """The caller learns that nothing is stored, and a repeat computes the step in a new attempt."""
+def test_a_locked_file_while_a_step_is_answered(ledger, open_run, reopen, path):
+    """The caller learns that nothing is stored, and a repeat computes the step; the attempt does not count twice."""
     run = open_run(ledger)
     ledger.close()
     ledger = reopen(lock_timeout_s=0.1)
     grant = ledger.begin_step(client="alice", run_id=run.run_id, request_id="step", digest=DIGEST)
-    with contextlib.closing(sqlite3.connect(ledger.path, isolation_level=None)) as other:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LedgerUnavailable):
             ledger.finish_step(grant, reply=b"noise", audit={})
     again = ledger.begin_step(client="alice", run_id=run.run_id, request_id="step", digest=DIGEST)
     assert isinstance(again, StepGranted)
-    assert again.attempt == 2
+    assert again.attempt == 1
     ledger.finish_step(again, reply=b"noise", audit={})
     assert ledger.status().steps_used == 1

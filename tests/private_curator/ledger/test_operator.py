@@ -10,6 +10,8 @@ from shared.errors import BudgetExhausted, GrantNotHeld, InvalidValue, LedgerUna
 
 DIGEST = "d" * 64
 
+both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+
 
 def last(ledger):
     return list(ledger.history())[-1]
@@ -20,9 +22,10 @@ def begin(ledger, run, request_id="step"):
 
 
 class TestCreate:
-    def test_never_replaces_a_file(self, ledger, path, key):
+    @both
+    def test_never_replaces_a_ledger(self, ledger, place, key):
         with pytest.raises(LedgerUnavailable, match="exists already"):
-            Ledger.create(path, key=key, records=100, budget=ToyBudget(9.0), accounting=ledger.accounting)
+            Ledger.create(place, key=key, records=100, budget=ToyBudget(9.0), accounting=ledger.accounting)
         assert ledger.status().data_set.epsilon == 1.0
 
     def test_leaves_one_private_file(self, path, key, ledger):
@@ -40,11 +43,13 @@ class TestCreate:
         with pytest.raises(LedgerUnavailable):
             Ledger.create(path.parent / "no" / "x", key=key, records=1, budget=ToyBudget(1.0))
 
-    def test_opening_what_is_not_there(self, path, key):
+    @both
+    def test_opening_what_is_not_there(self, place, key):
         with pytest.raises(LedgerUnavailable, match="init"):
-            Ledger.open(path, key=key)
+            Ledger.open(place, key=key)
 
 
+@both
 class TestClients:
     def test_are_found_by_certificate(self, ledger):
         bob = ledger.add_client("bob", "b" * 64, ToyBudget(0.5))
@@ -104,6 +109,7 @@ class TestClients:
             ledger.add_client("bob", "b" * 64, ToyBudget(0.1, relation=Relation.ADD_REMOVE))
 
 
+@both
 class TestBudget:
     def test_lowering_below_what_is_spent_stops_new_runs_only(self, ledger, open_run, answer):
         run = open_run(ledger, steps=500)
@@ -152,6 +158,7 @@ class TestBudget:
                 act(reason=reason)
 
 
+@both
 class TestStates:
     def test_frozen_releases_nothing_new(self, ledger, open_run, answer, reopen):
         run = open_run(ledger)
@@ -201,6 +208,7 @@ class TestStates:
         assert ledger.status().entries == length
 
 
+@both
 class TestExtractors:
     def test_approval_and_withdrawal(self, ledger, reopen):
         ledger.approve_extractor("1" * 64)
@@ -219,6 +227,7 @@ class TestExtractors:
             ledger.approve_extractor("resnet")
 
 
+@both
 class TestPruning:
     def test_closes_the_run_and_keeps_the_charge(self, ledger, open_run, answer):
         run = open_run(ledger)

@@ -14,6 +14,7 @@ from recording_vfs import Disk, RecordingVfs
 from toy_accounting import ToyAccounting, toy_run
 
 from private_curator.ledger import Ledger, StepGranted, StoredReply
+from private_curator.ledger.sqlite_file import SqliteFile
 
 DIGEST = "d" * 64
 STATES = 150
@@ -37,7 +38,7 @@ def session(vfs, ledger, path, key):
     before = {NAME: bytearray(path.read_bytes())}
     generator = random.Random(3)
     for life in range(2):
-        with Ledger.open(path, key=key, accounting=ToyAccounting(), vfs=vfs.name) as curator:
+        with Ledger.open(SqliteFile(path, vfs=vfs.name), key=key, accounting=ToyAccounting()) as curator:
             for number in range(3):
                 request = f"run-{life}-{number}"
                 run = curator.open_run(

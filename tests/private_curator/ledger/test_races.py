@@ -17,6 +17,8 @@ from shared.errors import BudgetExhausted, GrantNotHeld, RequestInProgress, RunF
 DIGEST = "d" * 64
 CALLERS = 200
 
+both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+
 
 def race(act):
     """Calls ``act(number)`` in 200 threads at once; counts what came of it."""
@@ -40,6 +42,7 @@ def race(act):
     return outcomes
 
 
+@both
 def test_200_clients_race_for_the_last_steps(ledger, open_run, answer):
     run = open_run(ledger, steps=10)
     for number in range(3):
@@ -58,6 +61,7 @@ def test_200_clients_race_for_the_last_steps(ledger, open_run, answer):
     assert ledger.verify().ok
 
 
+@both
 def test_200_repeats_of_one_request_compute_it_once(ledger, open_run):
     run = open_run(ledger, steps=10)
     replies = set()
@@ -77,6 +81,7 @@ def test_200_repeats_of_one_request_compute_it_once(ledger, open_run):
     assert ledger.status().steps_used == 1
 
 
+@both
 def test_200_clients_race_for_the_rest_of_the_budget(ledger):
     for number in range(CALLERS):
         ledger.add_client(f"client-{number}", f"{number:064x}", ToyBudget(0.5))
@@ -121,15 +126,16 @@ class Interrupted(ToyAccounting):
 
 
 @pytest.fixture
-def interrupted(ledger, path, key, reopen):
+def interrupted(ledger, place, key, reopen):
     """A curator, the operator's program, and what happens while the curator prices its first run."""
     ledger.close()
     accounting = Interrupted()
-    with Ledger.open(path, key=key, accounting=accounting) as curator:
+    with Ledger.open(place, key=key, accounting=accounting) as curator:
         yield curator, reopen(), accounting.meanwhile
         assert curator.verify().ok
 
 
+@both
 class TestMeanwhile:
     def test_the_budget_is_lowered(self, interrupted, open_run):
         curator, operator, meanwhile = interrupted
@@ -186,7 +192,8 @@ class TestMeanwhile:
         assert curator.status().data_set.epsilon_spent == pytest.approx(0.8)
 
 
-def test_the_operators_programs_work_beside_the_curator(ledger, open_run, answer, path):
+@both
+def test_the_operators_programs_work_beside_the_curator(ledger, open_run, answer, place):
     """Eight processes of the operator write while the curator's threads do; no write is lost or torn."""
     run = open_run(ledger, steps=40)
     code = f"""
@@ -194,10 +201,13 @@ import sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!r}]
 from toy_accounting import ToyAccounting
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pathlib import PosixPath
 from private_curator.ledger import Ledger
+from private_curator.ledger.postgres_schema import PostgresSchema
+from private_curator.ledger.sqlite_file import SqliteFile
 key = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 for act in range(4):
-    with Ledger.open({str(path)!r}, key=key, accounting=ToyAccounting(), lock_timeout_s=60) as ledger:
+    with Ledger.open({place!r}, key=key, accounting=ToyAccounting(), lock_timeout_s=60) as ledger:
         ledger.approve_extractor(f"{{int(sys.argv[1]):02d}}{{act:062d}}")
         assert ledger.verify().ok
 """

@@ -32,8 +32,8 @@ JOINT = RunEvent(
 
 
 @pytest.fixture
-def real(path, key):
-    with Ledger.create(path, key=key, records=5000, budget=BUDGET) as ledger:
+def real(place, key):
+    with Ledger.create(place, key=key, records=5000, budget=BUDGET) as ledger:
         ledger.add_client("alice", "a" * 64)
         ledger.add_client("bob", "b" * 64, PrivacyBudget(epsilon=0.5, delta=1e-6))
         yield ledger
@@ -80,20 +80,21 @@ def test_the_budget_is_never_exceeded_and_what_fits_fits(real):
     assert real.status().data_set.epsilon_spent == filter_.epsilon(spent)
 
 
-def test_a_restart_knows_everything(real, path, key):
+@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+def test_a_restart_knows_everything(real, place, key):
     open_run(real, ROWS)
     open_run(real, JOINT, "joint", "bob")
     before = real.status()
     quote = real.price_run(client="bob", event=JOINT)
     real.close()
-    with Ledger.open(path, key=key) as again:
+    with Ledger.open(place, key=key) as again:
         assert again.status() == before
         assert again.price_run(client="bob", event=JOINT) == quote
         assert again.run(client="bob", run_id=again.runs()[1].run_id).event == JOINT
         report = again.verify()
         assert report.ok, report.findings
         assert report.epsilon_spent == before.data_set.epsilon_spent
-    assert verify_file(path, public_key=key.public_key().public_bytes_raw(), accounting=RenyiAccounting()).ok
+    assert verify_file(place, public_key=key.public_key().public_bytes_raw(), accounting=RenyiAccounting()).ok
 
 
 def test_a_share_refuses_its_client_only(real):
@@ -105,7 +106,7 @@ def test_a_share_refuses_its_client_only(real):
     assert data_set.epsilon_spent > 0
 
 
-def test_extension_keeps_orders_prices_and_sums(real, path, key):
+def test_extension_keeps_orders_prices_and_sums(real, place, key):
     admitted, _ = spend_all(real, ROWS)
     fixed = PrivacyFilter.from_json(next(e.payload["filter"] for e in real.history() if e.kind == "filter-fixed"))
     real.extend_budget(PrivacyBudget(epsilon=3.0, delta=2e-5), reason="second consent")
@@ -121,7 +122,7 @@ def test_extension_keeps_orders_prices_and_sums(real, path, key):
         spent = extended.admit(spent, extended.price(ROWS))
     assert extended.epsilon(spent) == real.status().data_set.epsilon_spent
     real.close()
-    with Ledger.open(path, key=key) as again:
+    with Ledger.open(place, key=key) as again:
         assert again.verify().ok
 
 

@@ -24,6 +24,8 @@ from shared.receipts import sha256
 
 DIGEST, OTHER = "d" * 64, "e" * 64
 
+both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+
 
 def kinds(ledger):
     return [entry.kind for entry in ledger.history()]
@@ -33,6 +35,7 @@ def begin(ledger, run, request_id="step", digest=DIGEST, client="alice"):
     return ledger.begin_step(client=client, run_id=run.run_id, request_id=request_id, digest=digest)
 
 
+@both
 class TestOpenRun:
     def test_charges_all_steps_at_once(self, ledger, open_run):
         run = open_run(ledger, steps=40)
@@ -108,7 +111,10 @@ class TestOpenRun:
         with pytest.raises(GrantNotHeld):
             open_run(ledger, client=client)
 
-    @pytest.mark.parametrize(("request_id", "digest"), [("", DIGEST), ("x" * 129, DIGEST), ("x", "D" * 64), ("x", "")])
+    @pytest.mark.parametrize(
+        ("request_id", "digest"),
+        [("", DIGEST), ("x" * 129, DIGEST), ("a\0b", DIGEST), ("\ud800", DIGEST), ("x", "D" * 64), ("x", "")],
+    )
     def test_malformed_ids_are_refused(self, ledger, open_run, request_id, digest):
         with pytest.raises(InvalidValue):
             open_run(ledger, request_id=request_id, digest=digest)
@@ -124,6 +130,7 @@ class TestOpenRun:
         assert '"plan_cost": 11' in fixed[1]["filter"]
 
 
+@both
 class TestPriceRun:
     def test_spends_nothing(self, ledger):
         before = ledger.status()
@@ -151,6 +158,7 @@ class TestPriceRun:
         assert (quote.steps_that_fit, quote.data_set.epsilon_remaining) == (0, 0.0)
 
 
+@both
 class TestSteps:
     def test_numbers_and_receipts(self, ledger, open_run, answer):
         run = open_run(ledger, steps=3)
@@ -270,14 +278,15 @@ class TestSteps:
         assert answer(ledger, run, "step", reply=b"") == begin(ledger, run)
         assert isinstance(begin(ledger, run), StoredReply)
 
-    def test_only_one_process_computes(self, ledger, open_run, reopen):
-        run = open_run(ledger)
-        second = reopen()
-        with pytest.raises(LedgerUnavailable, match="another curator"):
-            begin(second, run)
-        assert second.status().runs == 1  # reading is free to all
-        ledger.close()
-        assert isinstance(begin(second, run), StepGranted)
+
+def test_only_one_process_computes_for_a_file(ledger, open_run, reopen):
+    run = open_run(ledger)
+    second = reopen()
+    with pytest.raises(LedgerUnavailable, match="another curator"):
+        begin(second, run)
+    assert second.status().runs == 1  # reading is free to all
+    ledger.close()
+    assert isinstance(begin(second, run), StepGranted)
 
 
 def test_the_ledger_loads_neither_torch_nor_scipy():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shared.errors import InvalidEvent
 from shared.privacy.events import (
     ApproximateCharge,
+    BoundedSum,
     Event,
     LaplaceRelease,
     QuantileCoefficients,
@@ -33,6 +34,10 @@ def examples() -> list[tuple[Event, tuple[int, int, float, float] | None]]:
     on_grid = RowProjections(feature_dimension=100, directions=25, sigma=2.0, grid_step=0.01)
     quantiles = QuantileCoefficients(feature_dimension=64, directions=16, coefficients=2, sigma=0.5)
     gradient = SanitizedGradient(parameters=100, clip_norm=1.0, sigma=4.0, grid_step=0.01)
+    sums = (
+        BoundedSum(values=1, sensitivity=1.0, changed=1, sigma=4.0, grid_step=0.01),
+        BoundedSum(values=30, sensitivity=1.5, changed=4, sigma=2.0, grid_step=0.02),
+    )
     # on_grid: t = g sqrt(m) / sqrt(k/d) = 0.01 * 5 / 0.5 = 0.1; scale (1+t)/4, constant (1+10) * 1e-4 * 25 / 4
     return [
         (RunEvent(step=StepEvent(records=7438, batch=128, parts=(rows,)), steps=5900), (320, 200, 0.04, 0.0)),
@@ -48,6 +53,8 @@ def examples() -> list[tuple[Event, tuple[int, int, float, float] | None]]:
         (RunEvent(step=StepEvent(records=50, batch=5, parts=(gradient,)), steps=3), (1, 1, 0.0, 2.1**2 / 16)),
         (LaplaceRelease(sensitivity=2.0, scale=20.0, discrete=True), None),
         (ApproximateCharge(epsilon=0.25, delta=1e-7), None),
+        # (1 + 0.01)^2 / 16 and (1.5 + 0.02 * sqrt 4)^2 / 4
+        (RunEvent(step=StepEvent(records=90, batch=90, parts=sums), steps=1), (1, 1, 0.0, 1.01**2 / 16 + 1.54**2 / 4)),
     ]
 
 
@@ -143,6 +150,12 @@ STEP = StepEvent(records=10, batch=5, parts=(ROWS,))
         (lambda: RowProjections(1, 1, 1.0, 2.0), "grid_step"),
         (lambda: SanitizedGradient(1, math.inf, 1.0), "clip_norm"),
         (lambda: QuantileCoefficients(1, 1, 0, 1.0), "coefficients"),
+        (lambda: BoundedSum(0, 1.0, 1, 1.0), "values"),
+        (lambda: BoundedSum(3, 0.0, 1, 1.0), "sensitivity"),
+        (lambda: BoundedSum(3, 1.0, 4, 1.0), "changed"),
+        (lambda: BoundedSum(3, 1.0, 0, 1.0), "changed"),
+        (lambda: BoundedSum(3, 1.0, 2, 1.0, 1.5), "grid_step"),
+        (lambda: StepEvent(10, 5, (BoundedSum(3, 1.0, 2, 1.0), ROWS)), "first"),
         (lambda: StepEvent(10, 11, (ROWS,)), "batch"),
         (lambda: StepEvent(0, 1, (ROWS,)), "records"),
         (lambda: StepEvent(10, 5, ()), "at least one part"),

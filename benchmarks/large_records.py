@@ -1,0 +1,190 @@
+"""Resident memory of a curator that serves a file far larger than memory: ``python -m benchmarks.large_records``.
+
+Makes a sparse npy file (10 million records of 2048 floats, 82 GB, of which the disk holds a few), makes a curator for
+it with the operator's own commands, which reads all of it once, serves it, and takes steps over gRPC. Prints the peak
+resident memory (VmHWM) of each process, children included, and the time of each part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from public_client.curator import Curator
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.protocol.messages import Gradient, Quantiles, RunParameters
+
+COMMAND = (sys.executable, "-m", "private_curator.cli")
+WRITTEN = 64  # records with values of their own, spread over the file
+
+
+class Peak(threading.Thread):
+    """Samples the resident memory of a process and its children while it lives; the kernel keeps each one's peak."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid = pid
+        self._ended = threading.Event()
+        self.largest: dict[int, int] = {}
+        self.together = 0
+
+    def run(self) -> None:
+        while not self._ended.wait(0.05):
+            now = {pid: _status(pid) for pid in _family(self._pid)}
+            for pid, (_, high) in now.items():
+                self.largest[pid] = max(high, self.largest.get(pid, 0))
+            self.together = max(self.together, sum(resident for resident, _ in now.values()))
+
+    def end(self) -> dict[str, float]:
+        """Megabytes: the largest process's own peak, and the largest sum over all at one moment."""
+        self._ended.set()
+        self.join()
+        return {"largest_process_mb": max(self.largest.values()) / 1e6, "all_together_mb": self.together / 1e6}
+
+
+def _family(pid: int) -> list[int]:
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [inner for child in task.read_text().split() for inner in _family(int(child))]
+        except OSError:
+            continue
+    return found
+
+
+def _status(pid: int) -> tuple[int, int]:
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0, 0
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    return tuple(int(fields.get(name, "0 kB").split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
+
+
+def make_sparse(path: Path, *, records: int, values: int) -> None:
+    """Zeros that take no room, and a few records of noise."""
+    made = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(records, values))
+    generator = np.random.default_rng(0)
+    for row in np.linspace(0, records - 1, WRITTEN).astype(int):
+        made[row] = generator.normal(size=values)
+    made.flush()
+
+
+def measured(*arguments: str) -> dict[str, float]:
+    begun = time.monotonic()
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL)
+    peak = Peak(process.pid)
+    peak.start()
+    if process.wait() != 0:
+        raise SystemExit(f"dpswd-curator {arguments[0]} failed")
+    return {**peak.end(), "seconds": time.monotonic() - begun}
+
+
+def serve(home: Path, credentials: Path, *, values: int, batch: int, steps: int) -> dict[str, float]:
+    begun = time.monotonic()
+    (home / "address").unlink(missing_ok=True)
+    process = subprocess.Popen(
+        [
+            *COMMAND,
+            "serve",
+            "--home",
+            str(home),
+            "--address",
+            "localhost:0",
+            "--device",
+            "cpu",
+            "--log-level",
+            "warning",
+        ]
+    )
+    peak = Peak(process.pid)
+    peak.start()
+    try:
+        while not (home / "address").exists() or not (home / "address").read_text().strip():
+            if process.poll() is not None:
+                raise SystemExit("the curator did not start")
+            time.sleep(0.05)
+        started = time.monotonic() - begun
+        each = _steps((home / "address").read_text().strip(), credentials, values=values, batch=batch, steps=steps)
+    finally:
+        figures = peak.end()
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    return {**figures, "start_seconds": started, "median_step_seconds": each}
+
+
+def _steps(address: str, credentials: Path, *, values: int, batch: int, steps: int) -> float:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(values, 64), nn.ReLU(), nn.Linear(64, 32))
+    graph = trace(module, (values,))
+    times = []
+    with Curator.connect(address, credentials=credentials) as curator:
+        uploaded = curator.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(module, graph)))
+        common = {
+            "graph_digest": uploaded.graph_digest,
+            "weights_digest": uploaded.weights_digest,
+            "directions": 100,
+            "batch_size": batch,
+            "steps": steps // 2,
+        }
+        plain = curator.open_run(RunParameters(**common, release=Quantiles(2, 1.0)))
+        adapted = curator.open_run(
+            RunParameters(**common, release=Quantiles(2, 1.0), gradient=Gradient(("0.bias",), 1.0, 10.0))
+        )
+        source = np.random.default_rng(1).normal(size=(256, 32)).astype(np.float32)
+        for _ in range(steps // 2):
+            for run, given in ((plain, None), (adapted, source)):
+                begun = time.monotonic()
+                curator.release_quantiles(run, source=given)
+                times.append(time.monotonic() - begun)
+    return float(np.median(times))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=10_000_000)
+    parser.add_argument("--values", type=int, default=2048, help="floats of one record")
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--directory", type=Path, default=None, help="where the sparse file goes; removed at the end")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dpswd-large-", dir=chosen.directory) as name:
+        folder = Path(name)
+        path, home, credentials = folder / "records.npy", folder / "home", folder / "credentials"
+        make_sparse(path, records=chosen.records, values=chosen.values)
+        stat = path.stat()
+        figures = {
+            "command": f"python -m benchmarks.large_records --records {chosen.records} --values {chosen.values} "
+            f"--batch {chosen.batch} --steps {chosen.steps}",
+            "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, Python {platform.python_version()}",
+            "file_gb": stat.st_size / 1e9,
+            "on_disk_mb": stat.st_blocks * 512 / 1e6,
+            "init": measured(
+                "init", "--home", str(home), "--records", str(path), "--epsilon", "1", "--delta", "1e-9"
+            ),
+        }  # fmt: skip
+        subprocess.run(
+            [*COMMAND, "client", "add", "ml-team", "--home", str(home), "--out", str(credentials)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        figures["serve"] = serve(home, credentials, values=chosen.values, batch=chosen.batch, steps=chosen.steps)
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""One private adaptation of a small classifier of vectors, over the real service; what office and heart share.
+
+The team's extractor is a fixed public linear map of the source (standardised columns, or principal components), its
+classifier one linear layer. The hospital's one release is replayed with the client's default view of features: a gain
+and a bias for each, and the classes' frequencies, as probable as the release and the prior make them together.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from public_client import replay
+from public_client.adaptation import DomainAdaptation
+from public_client.datasets import Labelled
+from public_client.progress import reporting
+from public_client.rehearsal import RehearsalHospital
+from public_client.source import source_loader, train_source
+from public_client.views import FeatureView
+
+UPDATES = 1500  # of source-only training and, again, of tuning
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Records and labels of one site.
+
+    Attributes:
+        name: of the site.
+        records: (n, d) float32, prepared record by record with public numbers.
+        labels: (n,) classes from 0.
+    """
+
+    name: str
+    records: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+
+    def labelled(self) -> Labelled:
+        """The same as tensors."""
+        return Labelled(torch.from_numpy(self.records), torch.from_numpy(self.labels))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores (n, classes) of the target's records.
+
+    Attributes:
+        source_only: of the classifier as it was trained on the source.
+        trained_on: of the same classifier, tuned for as long as the adapted one without a view: the control.
+        adapted: after the private adaptation.
+        spent: epsilon that the curator's ledger charged.
+        seconds: of the private part.
+    """
+
+    source_only: Tensor
+    trained_on: Tensor
+    adapted: Tensor
+    spent: float
+    seconds: float
+
+
+def standardised(source: Domain) -> nn.Linear:
+    """A fixed map: each column less the source's mean, over its deviation."""
+    records = torch.from_numpy(source.records).double()
+    deviation = records.std(dim=0).clamp(min=1e-6)
+    return _fixed(torch.diag(1.0 / deviation), -records.mean(dim=0) / deviation)
+
+
+def principal_components(source: Domain, count: int) -> nn.Linear:
+    """A fixed map: the source's first components, all over one number that gives them mean square 1."""
+    records = torch.from_numpy(source.records).double()
+    mean = records.mean(dim=0)
+    _, singular, directions = torch.linalg.svd(records - mean, full_matrices=False)
+    kept = directions[: min(count, len(records) - 1)]
+    scale = singular[: len(kept)].square().mean().div(len(records)).sqrt()
+    return _fixed(kept / scale, -(kept @ mean) / scale)
+
+
+def _fixed(weight: Tensor, bias: Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    return layer.requires_grad_(False)
+
+
+def adapt(
+    extractor: nn.Module,
+    source: Domain,
+    target: Domain,
+    *,
+    epsilon: float,
+    delta: float,
+    seed: int,
+    wishes: Mapping[str, Any],
+) -> Scores:
+    """Trains on the source, opens a hospital with the target and a budget of `epsilon`, and adapts.
+
+    Args:
+        extractor: fixed, records to features.
+        source: public.
+        target: what the hospital holds; its labels are not looked at.
+        epsilon: the data set's whole budget, and the run's.
+        delta: of that budget.
+        seed: of the client's random choices.
+        wishes: for `Curator.plan`.
+    """
+    torch.manual_seed(seed)
+    data = source.labelled()
+    records = torch.from_numpy(target.records)
+    with torch.no_grad():
+        features = extractor(data.images)
+    classifier = nn.Linear(features.shape[1], int(data.labels.max()) + 1)
+    loader = source_loader(data, batch_size=_BATCH, seed=seed)
+    train_source(extractor, classifier, loader, epochs=-(-UPDATES // len(loader)))
+    before = copy.deepcopy(classifier)
+    begun = time.monotonic()
+    with (
+        RehearsalHospital(target.records, epsilon=epsilon, delta=delta, name="target", device="cpu") as hospital,
+        hospital.connect() as curator,
+    ):
+        plan = curator.plan(epsilon=epsilon, **{"tuning_steps": UPDATES, **wishes})
+        adaptation = DomainAdaptation(
+            copy.deepcopy(extractor), classifier, curator=curator, plan=plan, device="cpu", seed=seed, source_epochs=0
+        )
+        adaptation.fit(loader, progress=False)
+        spent = float(hospital.budget()["epsilon_spent"])
+    seconds = time.monotonic() - begun
+    with reporting("", plan.tuning_steps, shown=False) as bar:
+        _, longer = replay.tune(
+            extractor,
+            before,
+            FeatureView(torch.ones(features.shape[1])),
+            data,
+            steps=plan.tuning_steps,
+            generator=torch.Generator().manual_seed(seed),
+            bar=bar,
+        )
+    adapted = adaptation.model()
+    with torch.no_grad():
+        return Scores(
+            source_only=before(extractor(records)),
+            trained_on=longer(extractor(records)),
+            adapted=adapted.classifier(adapted.extractor(records)),
+            spent=spent,
+            seconds=seconds,
+        )

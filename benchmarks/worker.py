@@ -1,0 +1,143 @@
+"""What the confined worker process costs: the same remote steps with it and without it, alternating.
+
+    python -m benchmarks.worker --steps 60 --write docs/worker-cost.md
+
+starts two real curators on this machine, one with ``compute.isolation = process`` and one with ``in-process``, both
+without padding of reply times, and draws steps from them in turn, so that whatever else the machine does meets both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from public_client.curator import Curator
+from public_client.exchange import Run
+from public_client.rehearsal import RehearsalHospital
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.protocol.messages import Gradient, Quantiles, Rows, RunParameters
+
+_SHAPE = (1, 28, 28)
+_RECORDS = 2048
+_WARM_UP = 5  # steps that are not counted
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of step.
+
+    Attributes:
+        name: for the table.
+        batch: b.
+        release: what is released.
+        adapted: names of the adapted parameters; none for no gradient.
+    """
+
+    name: str
+    batch: int
+    release: Rows | Quantiles
+    adapted: tuple[str, ...] = ()
+
+
+CASES = (
+    Case("quantiles, batch 128", 128, Quantiles(8, 1.0)),
+    Case("quantiles, batch 1,024", 1024, Quantiles(8, 1.0)),
+    Case("rows, gradient of 25,050 parameters, batch 128", 128, Rows(1.0), ("3.weight", "3.bias")),
+    Case("rows, gradient of 256,320 parameters, batch 128", 128, Rows(1.0), ("7.weight", "7.bias")),
+)
+
+
+def lenet() -> nn.Module:
+    """The papers' digits extractor, with random weights: their values do not change the time."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(800, 320), nn.ReLU(),
+    )  # fmt: skip
+
+
+@contextmanager
+def hospital(isolation: str) -> Iterator[Curator]:
+    """A curator of its own, and a client of it."""
+    os.environ["DPSWD_CURATOR_COMPUTE__ISOLATION"] = isolation
+    os.environ["DPSWD_CURATOR_LIMITS__REPLY_QUANTUM_MS"] = "0"
+    records = np.random.default_rng(3).random((_RECORDS, *_SHAPE), dtype=np.float32)
+    with RehearsalHospital(records, epsilon=1e4, delta=1e-5, device="cpu") as running, running.connect() as curator:
+        yield curator
+
+
+def opened(curator: Curator, case: Case, steps: int) -> Run:
+    """A run of this case's steps."""
+    module = lenet()
+    graph = trace(module, _SHAPE)
+    uploaded = curator.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(module, graph)))
+    return curator.open_run(
+        RunParameters(
+            graph_digest=uploaded.graph_digest,
+            weights_digest=uploaded.weights_digest,
+            directions=200,
+            batch_size=case.batch,
+            steps=steps,
+            release=case.release,
+            gradient=Gradient(case.adapted, clip_norm=0.1, sigma=10.0) if case.adapted else None,
+        )
+    )
+
+
+def measured(curators: dict[str, Curator], case: Case, steps: int) -> dict[str, list[float]]:
+    """Seconds of each counted step, by isolation."""
+    runs = {name: opened(curator, case, steps + _WARM_UP) for name, curator in curators.items()}
+    source = np.random.default_rng(4).random((case.batch, 320), dtype=np.float32) if case.adapted else None
+    seconds: dict[str, list[float]] = {name: [] for name in curators}
+    for number in range(steps + _WARM_UP):
+        for name, curator in curators.items():
+            pending = curator.prepare_step(runs[name], source=source)
+            begun = time.perf_counter()
+            curator.send(pending)
+            if number >= _WARM_UP:
+                seconds[name].append(time.perf_counter() - begun)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--write", type=Path, help="a Markdown file for the table")
+    arguments = parser.parse_args()
+    lines = [
+        "| remote step | in-process, ms | worker, ms | ratio of medians |",
+        "|---|---|---|---|",
+    ]
+    with hospital("process") as confined, hospital("in-process") as plain:
+        for case in CASES:
+            seconds = measured({"in-process": plain, "process": confined}, case, arguments.steps)
+            without, within = (1000 * statistics.median(seconds[name]) for name in ("in-process", "process"))
+            lines.append(f"| {case.name} | {without:.1f} | {within:.1f} | {within / without:.2f} |")
+            print(lines[-1], flush=True)
+    if arguments.write is not None:
+        load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+        text = (
+            "# What the worker process costs\n\n"
+            f"Written by `python -m benchmarks.worker --steps {arguments.steps} --write {arguments.write}`: medians "
+            f"over {arguments.steps} steps of each kind, in turn from two curators that differ in `compute.isolation` "
+            "alone; the papers' LeNet-like extractor, random records of 28 x 28, 200 directions, no padding of reply "
+            f"times, loopback. Machine: {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load "
+            f"average at the end {load} (other work ran beside).\n\n"
+        )
+        arguments.write.write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""``dpswd-curator serve``, ``settings`` and ``preflight``: the commands around the serving process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from private_curator import settings as configuration
+from private_curator.cli.common import format_option, home_option, show
+from private_curator.home import Home
+from private_curator.settings import CuratorSettings
+from shared.configuration import help_lines, markdown, settings_of, values_of
+from shared.errors import SettingsError
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class ExplainsSettings(click.Command):
+    """A command whose ``--help`` explains every setting."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the settings below the options."""
+        super().format_epilog(ctx, formatter)
+        with formatter.section("Settings (curator.toml; DPSWD_CURATOR_SECTION__FIELD; --set section.field=value)"):
+            formatter.write_dl(help_lines(CuratorSettings), col_max=34)
+
+
+def set_option(command: _F) -> _F:
+    """``--set section.field=value``, repeated; arrives as `assignments`."""
+    return click.option(
+        "--set", "assignments", multiple=True, metavar="SECTION.FIELD=VALUE", help="Overrides any setting; repeat."
+    )(command)
+
+
+@click.command(cls=ExplainsSettings)
+@home_option
+@click.option(
+    "--address", default=None, help="host:port to listen on; port 0 takes a free one. Overrides the settings."
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), default=None, help="Overrides the settings.")
+@click.option(
+    "--log-level", type=click.Choice(["info", "warning", "error"]), default=None, help="Overrides the settings."
+)
+@set_option
+def serve(
+    home: Home, address: str | None, device: str | None, log_level: str | None, assignments: tuple[str, ...]
+) -> None:
+    """Serves until SIGTERM or Ctrl-C; prints one line, "listening on host:port", once it is ready."""
+    from private_curator import server  # torch takes seconds to load, and no other command needs it
+
+    overrides = dict(_assignment(text) for text in assignments)
+    overrides |= {f"listen.{name}": str(value) for name, value in parse_address(address).items()}
+    if device is not None:
+        overrides["compute.device"] = device
+    if log_level is not None:
+        overrides["log.level"] = log_level
+    server.serve(home, configuration.load(home.path, overrides))
+
+
+@click.command()
+@click.option(
+    "--home",
+    envvar="DPSWD_CURATOR_HOME",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Shows this curator's values; without it, the defaults.  [env: DPSWD_CURATOR_HOME]",
+)
+@set_option
+@click.option(
+    "--format",
+    "output",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    show_default=True,
+    help="text for people, json for programs, markdown for docs/settings.md.",
+)
+def settings(home: Path | None, assignments: tuple[str, ...], output: str) -> None:
+    """Every setting: its value now, its default, unit and range, and what it means."""
+    if output == "markdown":
+        click.echo(markdown(CuratorSettings))
+        return
+    values: dict[str, object] = {}
+    if home is not None:
+        values = values_of(configuration.load(home.resolve(), dict(_assignment(text) for text in assignments)))
+    rows = [
+        {
+            "name": setting.name,
+            **({"value": values[setting.name]} if values else {}),
+            "default": "required" if setting.required else setting.default,
+            "unit": setting.unit,
+            "allowed": setting.allowed,
+            "environment": setting.environment,
+            "description": setting.description,
+        }
+        for setting in settings_of(CuratorSettings)
+    ]
+    if output == "text":  # names of variables follow from names of settings
+        rows = [{name: value for name, value in row.items() if name != "environment"} for row in rows]
+    show(rows, output, title=f"Settings of {home}" if home is not None else "Settings and their defaults")
+
+
+@click.command()
+@home_option
+@set_option
+@format_option
+@click.pass_context
+def preflight(context: click.Context, home: Home, assignments: tuple[str, ...], output: str) -> None:
+    """Checks that this curator could serve, and says how to mend what it finds; exit code 3 if anything is wrong."""
+    from private_curator.preflight import check
+
+    findings = check(home, dict(_assignment(text) for text in assignments))
+    show(
+        [{"check": f.check, "ok": f.ok, "finding": f.text} for f in findings], output, title=f"Preflight of {home.path}"
+    )
+    if not all(finding.ok for finding in findings):
+        context.exit(3)
+
+
+def parse_address(text: str | None) -> dict[str, object]:
+    """The settings in [listen] that ``--address host:port`` gives.
+
+    Raises:
+        SettingsError: it is no host and port.
+    """
+    if text is None:
+        return {}
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise SettingsError(f"--address is {text!r}; write host:port, for example 127.0.0.1:50051")
+    return {"host": host.strip("[]"), "port": int(port)}
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise SettingsError(f"--set {text!r} assigns nothing; write section.field=value, for example listen.port=0")
+    return name, value

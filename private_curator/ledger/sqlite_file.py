@@ -1,0 +1,160 @@
+"""Where a ledger in a file stands: making it, reading it in whatever state, putting a backup in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from private_curator.ledger.database import LOCK_TIMEOUT_S, Session
+from private_curator.ledger.schema import layout, migrate
+from private_curator.ledger.sqlite import SqliteDatabase, file_lock, serving_lock, sync, translate, write_lock
+from shared.errors import LedgerError, LedgerUnavailable
+
+_COMPANIONS = ("", "-wal", "-shm", ".lock")
+
+
+@dataclass(frozen=True)
+class SqliteFile:
+    """A `private_curator.ledger.database.Place`.
+
+    Attributes:
+        path: the file.
+        vfs: the name of a registered SQLite file system layer; tests record writes with one.
+    """
+
+    path: Path
+    vfs: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def exists(self) -> bool:
+        """Whether a file stands there."""
+        return self.path.exists()
+
+    def open(self, *, lock_timeout_s: float) -> SqliteDatabase:
+        """See `Place.open`."""
+        if not self.path.is_file():
+            raise LedgerUnavailable(f"there is no ledger at {self.path}; `dpswd-curator init` makes one")
+        return SqliteDatabase(self.path, lock_timeout_s=lock_timeout_s, vfs=self.vfs)
+
+    def create(self, fill: Callable[[Session], None], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+        """See `Place.create`."""
+        path = self.path
+        draft = path.with_name(f"{path.name}.draft-{secrets.token_hex(4)}")
+        try:
+            # The database of a hospital: readable by its owner alone. SQLite gives its log the same mode.
+            os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            try:
+                _write(draft, fill, lock_timeout_s=lock_timeout_s)
+                # A hard link fails where a rename would replace an existing ledger.
+                os.link(draft, path)
+                sync(path.parent)
+            finally:
+                remove(draft)
+        except FileExistsError as error:
+            raise LedgerUnavailable(f"{path} exists already; open it, or choose another place") from error
+        except OSError as error:
+            raise LedgerUnavailable(f"the ledger {path} cannot be created: {error.strerror}") from error
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Session]:
+        """See `Place.reading`."""
+        if not self.path.is_file():
+            raise LedgerUnavailable(f"there is no ledger at {self.path}")
+        try:
+            with contextlib.closing(self._read_only()) as connection:
+                yield connection
+        except sqlite3.Error as error:
+            raise translate(error, self.path) from error
+
+    def defects(self, session: Session) -> list[str]:
+        """See `Place.defects`."""
+        texts = [f"SQLite: {text}" for (text,) in session.execute("PRAGMA integrity_check") if text != "ok"]
+        texts += [f"SQLite: a row of {row[0]} refers to nothing" for row in session.execute("PRAGMA foreign_key_check")]
+        with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
+            migrate(fresh)
+            expected = layout(fresh)
+        actual = layout(session)
+        return texts + [
+            f"the table, index or trigger {name!r} is not as the ledger made it"
+            for name in sorted(expected.keys() | actual.keys())
+            if expected.get(name) != actual.get(name)
+        ]
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """See `Place.alone`."""
+        held_by = "a curator serves this ledger, stop it first: it"
+        with file_lock(serving_lock(self.path), timeout_s=0.0, held_by=held_by):
+            yield
+
+    def replace(self, backup: Path, log: Callable[[Session], None]) -> None:
+        """See `Place.replace`. Whatever happens in between, a complete ledger stands at the path or none."""
+        into = self.path
+        draft = into.with_name(f"{into.name}.restoring-{os.getpid()}")
+        try:
+            shutil.copyfile(backup, draft)
+            draft.chmod(0o600)
+            _write(draft, log, lock_timeout_s=LOCK_TIMEOUT_S)
+            if into.exists():
+                _keep(into)
+            draft.replace(into)
+            sync(into.parent)
+        except OSError as error:
+            raise LedgerUnavailable(f"the backup could not be restored: {error}") from error
+        finally:
+            remove(draft)
+
+    def _read_only(self) -> sqlite3.Connection:
+        uri = f"{self.path.resolve().as_uri()}?mode=ro"
+        if not os.access(self.path.parent, os.W_OK):
+            # Nobody writes there, and SQLite cannot keep its index of the log there.
+            return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
+        with file_lock(write_lock(self.path), timeout_s=LOCK_TIMEOUT_S, held_by="another program"):
+            connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+            try:
+                connection.execute("BEGIN")
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the first read begins the view
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+
+def _write(path: Path, act: Callable[[Session], None], *, lock_timeout_s: float) -> None:
+    """Does one transaction on a file that nobody else knows of, and makes the file complete by itself."""
+    database = SqliteDatabase(path, lock_timeout_s=lock_timeout_s)
+    try:
+        with database.write() as session:
+            act(session)
+    finally:
+        database.close()
+    sync(path)
+
+
+def _keep(into: Path) -> None:
+    """Gives the present ledger a second name."""
+    # Folds the log into the file, so that it is whole by itself; what cannot be opened is kept byte for byte.
+    with contextlib.suppress(LedgerError):
+        SqliteDatabase(into).close()
+    number = 1
+    while (replaced := into.with_name(f"{into.name}.replaced-{number}")).exists():
+        number += 1
+    os.link(into, replaced)
+    for suffix in ("-wal", "-shm"):
+        rest = into.with_name(into.name + suffix)
+        if rest.exists():
+            rest.rename(replaced.with_name(replaced.name + suffix))
+
+
+def remove(draft: Path) -> None:
+    """Deletes a ledger's file that was never one, and what SQLite and the locks left beside it."""
+    for suffix in _COMPANIONS:
+        draft.with_name(draft.name + suffix).unlink(missing_ok=True)

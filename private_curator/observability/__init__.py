@@ -1,0 +1,1 @@
+"""Watching a curator: logs, metrics and traces of data-independent values only (docs/monitoring.md)."""

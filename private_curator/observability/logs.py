@@ -1,0 +1,89 @@
+"""The serving curator's log: lines of text, or JSON objects with a fixed set of fields.
+
+What is written is data-independent. Two rules see to that, whatever a caller or a library does: an exception's text and
+traceback are never written, because they may quote a record; and of a library's message only its place is, because
+nobody here has read what it may hold. This project's own messages are constant texts with public values, which a test
+checks in the source.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import sys
+from typing import TextIO
+
+from private_curator.settings import LogSettings
+
+FIELDS = (
+    "time",  # UTC, ISO 8601, whole seconds: when exactly a step failed would be the records'
+    "level",  # INFO, WARNING, ERROR
+    "logger",  # the module
+    "message",  # a constant text with public values; for a library's message the place where it was logged
+    "operation",  # the RPC
+    "client",  # the authenticated client's name
+    "outcome",  # OK or the reason of the refusal
+    "incident",  # the incident's number
+)
+"""All fields that a line can have, in their order; the first four are always there."""
+
+OPTIONAL = FIELDS[4:]
+OURS = ("private_curator", "shared")
+"""Packages whose messages are written in their own words."""
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, str]:
+    """The allowed fields of one record."""
+    time = dt.datetime.fromtimestamp(record.created, tz=dt.UTC).isoformat(timespec="seconds")
+    found = {
+        "time": time.replace("+00:00", "Z"),
+        "level": record.levelname,
+        "logger": record.name,
+        "message": _message(record),
+    }
+    for name in OPTIONAL:
+        value = getattr(record, name, "")
+        if value:
+            found[name] = str(value)
+    return found
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line; newlines inside are escaped by JSON."""
+        return json.dumps(fields_of(record), ensure_ascii=False, separators=(",", ":"))
+
+
+class PlainText(logging.Formatter):
+    """Time, level, module and message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        fields = fields_of(record)
+        message = fields["message"].replace("\n", " ")
+        return f"{fields['time']} {fields['level']} {fields['logger']}: {message}"
+
+
+def configure(settings: LogSettings, *, stream: TextIO | None = None) -> None:
+    """Sends everything that is logged in this process through the chosen format, and nowhere else.
+
+    Args:
+        settings: format and level.
+        stream: standard error by default.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if settings.format == "json" else PlainText())
+    root = logging.getLogger()
+    for earlier in list(root.handlers):
+        root.removeHandler(earlier)
+    root.addHandler(handler)
+    root.setLevel(settings.level.upper())
+
+
+def _message(record: logging.LogRecord) -> str:
+    if record.name.partition(".")[0] in OURS or record.name == "__main__":
+        return record.getMessage()
+    return f"a message of a library, withheld, from {record.module}:{record.lineno}"

@@ -1,0 +1,127 @@
+"""From the settings to an opened source, and what was checked about it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from private_curator.records.arrays import ArraySource
+from private_curator.records.batches import Array, Batch, Layout, Source
+from private_curator.records.formats import Format, format_of
+from private_curator.records.images import ImageSource
+from private_curator.records.problems import RecordsRefused
+from private_curator.records.tables import TableChoice, TableSource
+from private_curator.settings import RecordsSettings
+
+
+def open_source(path: Path, settings: RecordsSettings, *, home: Path) -> Source:
+    """Opens the records and checks all that can be told without reading them.
+
+    Args:
+        path: the file or folder.
+        settings: how the operator wants it read.
+        home: where paths of the settings that are not absolute start.
+
+    Raises:
+        RecordsRefused: it cannot be served as it is.
+        SettingsError: a library for this format is not installed.
+    """
+    kind = format_of(path)
+    _check_choice(kind, settings)
+    match kind:
+        case Format.NPY | Format.NPZ:
+            labels_file = None if settings.labels_file is None else home / settings.labels_file
+            return ArraySource(path, array=settings.array, labels=settings.labels_array, labels_file=labels_file)
+        case Format.IMAGES:
+            return ImageSource(path)
+        case _:
+            choice = TableChoice(
+                columns=settings.columns,
+                labels=settings.labels_array,
+                delimiter=settings.delimiter,
+                header=settings.header,
+            )
+            return TableSource(path, choice)
+
+
+def _check_choice(kind: Format, settings: RecordsSettings) -> None:
+    """A setting that this format does not know is a misunderstanding, and is not passed over."""
+    tables = kind in (Format.CSV, Format.PARQUET, Format.ARROW)
+    wrong = {
+        "array": settings.array is not None and kind not in (Format.NPZ, Format.NPY),
+        "columns": settings.columns is not None and not tables,
+        "delimiter": settings.delimiter is not None and kind is not Format.CSV,
+        "header": settings.header != "auto" and kind is not Format.CSV,
+        "labels_array": settings.labels_array is not None and not tables and kind is not Format.NPZ,
+        "labels_file": settings.labels_file is not None and kind not in (Format.NPZ, Format.NPY),
+    }
+    named = [f"records.{name}" for name, is_wrong in wrong.items() if is_wrong]
+    if named:
+        raise RecordsRefused(f"{', '.join(named)} {'have' if len(named) > 1 else 'has'} no meaning for {kind} records")
+
+
+class ContentDigest:
+    """SHA-256 of the records' values in order, whatever file they stand in.
+
+    Args:
+        layout: of the source.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        head = json.dumps({"type": layout.dtype.str, "shape": list(layout.shape)}, sort_keys=True)
+        self._hash = hashlib.sha256(head.encode() + b"\n")
+        self.count = 0
+
+    def add(self, records: Array) -> None:
+        """Takes the next records."""
+        self._hash.update(np.ascontiguousarray(records).data.cast("B"))
+        self.count += len(records)
+
+    def hexdigest(self) -> str:
+        """The digest of what was added."""
+        return self._hash.hexdigest()
+
+
+def digested(source: Source, digest: ContentDigest) -> Iterator[Batch]:
+    """The source's batches, each added to the digest; fewer than two records are refused at the end."""
+    for batch in source.batches():
+        digest.add(batch.records)
+        yield batch
+    if digest.count < 2:
+        raise RecordsRefused(f"the file holds {digest.count} records; needed are at least two")
+
+
+def gather(source: Source, digest: ContentDigest, *, limit: int) -> Array:
+    """All records in memory, (n, ...).
+
+    Args:
+        source: the opened file.
+        digest: takes the records as they are read.
+        limit: bytes that they may take.
+
+    Raises:
+        RecordsRefused: they take more, or the source refuses them.
+    """
+    parts: list[Array] = []
+    used = 0
+    layout = source.layout
+    if layout.count is not None:
+        _check_memory(layout.count * layout.record_bytes, limit)
+    for batch in digested(source, digest):
+        used += batch.records.nbytes
+        _check_memory(used, limit)
+        parts.append(batch.records)
+    return np.concatenate(parts)
+
+
+def _check_memory(needed: int, limit: int) -> None:
+    if needed > limit:
+        raise RecordsRefused(
+            f"the records take more than {needed >> 20} MiB of memory in this format, allowed are {limit >> 20} "
+            "(records.memory_bytes); convert them once with `dpswd-curator records convert`: an npy file is read from "
+            "its place and takes none"
+        )

@@ -1,0 +1,268 @@
+"""Parquet, Arrow and CSV: a row is a record, its columns in order are the record's values, as float32."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from private_curator.records.batches import Array, Batch, Layout, check_finite
+from private_curator.records.formats import Format
+from private_curator.records.problems import RecordsRefused
+from private_curator.records.text import CsvTable
+from shared.errors import SettingsError
+
+_BATCH_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class TableChoice:
+    """What the operator says of a table.
+
+    Attributes:
+        columns: the columns that make a record, in order; by default all but the labels.
+        labels: the labels' column, or None.
+        delimiter: between the cells of a CSV file; by default a comma, or a tab for .tsv.
+        header: whether a CSV file's first line names the columns: yes, no, or auto (yes unless it holds numbers
+            only, which is refused as it may be either).
+    """
+
+    columns: tuple[str, ...] | None = None
+    labels: str | None = None
+    delimiter: str | None = None
+    header: str = "auto"
+
+
+class TableSource:
+    """Records in a table.
+
+    A column is numbers, truth values or, if it is the only one, lists of numbers of one length.
+
+    Args:
+        path: the file.
+        choice: what the operator says of it.
+
+    Raises:
+        RecordsRefused: no such column, a column that is no number, or a file that cannot be read.
+        SettingsError: pyarrow is not installed.
+    """
+
+    def __init__(self, path: Path, choice: TableChoice) -> None:
+        arrow()
+        self._path = path
+        self._format = {".parquet": Format.PARQUET, ".pq": Format.PARQUET, ".csv": Format.CSV, ".tsv": Format.CSV}.get(
+            path.suffix.lower(), Format.ARROW
+        )
+        self._text = CsvTable(path, choice.delimiter, choice.header) if self._format is Format.CSV else None
+        with translated(path):
+            names, count = self._names_and_count()
+        self._columns = self._choose(names, choice)
+        self._labels = choice.labels
+        self._width = 0
+        self._width = self._measure()
+        self.layout = Layout(
+            format=self._format,
+            dtype=np.dtype(np.float32),
+            shape=(self._width,),
+            count=count,
+            columns=self._columns if self._width == len(self._columns) else (),
+            labels=choice.labels or "",
+            notes=self._text.notes if self._text is not None else (),
+        )
+
+    def batches(self) -> Iterator[Batch]:
+        """See `Source`."""
+        start = 0
+        wanted = [*self._columns, *([self._labels] if self._labels is not None else [])]
+        for table in self._tables(wanted):
+            if not len(table):
+                continue
+            columns = [self._values(table.column(i), name, start) for i, name in enumerate(self._columns)]
+            records = np.column_stack(columns) if columns[0].ndim == 1 else columns[0]
+            # From 64 to 32 bits a large number becomes infinite; that is found here as well.
+            with np.errstate(over="ignore"):
+                narrow = np.ascontiguousarray(records, dtype=np.float32)
+            check_finite(narrow, start=start, name=str(self._path), columns=self._columns)
+            labels = None if self._labels is None else self._label_values(table.column(len(columns)), start)
+            yield Batch(narrow, labels)
+            start += len(table)
+
+    def _names_and_count(self) -> tuple[list[str], int | None]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if self._text is not None:
+            return self._text.names, None
+        if self._format is Format.PARQUET:
+            with pq.ParquetFile(self._path) as file:
+                return list(file.schema_arrow.names), int(file.metadata.num_rows)
+        with pa.memory_map(str(self._path)) as source, _reader(source) as reader:
+            return list(reader.schema.names), None
+
+    def _choose(self, names: Sequence[str], choice: TableChoice) -> tuple[str, ...]:
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise RecordsRefused(f"{self._path} names the columns {twice} more than once; rename them")
+        wanted = choice.columns or tuple(name for name in names if name != choice.labels)
+        missing = [name for name in (*wanted, *([choice.labels] if choice.labels else [])) if name not in names]
+        if missing:
+            raise RecordsRefused(f"{self._path} has no columns {missing}; it has {list(names)}")
+        if not wanted or (choice.labels in wanted) or len(set(wanted)) != len(wanted):
+            raise RecordsRefused(
+                f"{self._path}: a record needs at least one column, each once, and the labels' is none of them; name "
+                "them in records.columns"
+            )
+        return wanted
+
+    def _measure(self) -> int:
+        """Values of one record: the number of columns, or the length of the lists in the only one."""
+        first = next((table for table in self._tables(list(self._columns)) if len(table)), None)
+        if first is None:
+            raise RecordsRefused(f"{self._path} has no rows; needed are at least two records")
+        found = [self._values(first.column(i), name, 0) for i, name in enumerate(self._columns)]
+        if len(found) > 1 and any(column.ndim > 1 for column in found):
+            raise RecordsRefused(
+                f"{self._path}: a column of lists stands for the whole record; name it alone in records.columns"
+            )
+        return len(found) if found[0].ndim == 1 else found[0].shape[1]
+
+    def _tables(self, columns: list[str]) -> Iterator[Any]:
+        """Record batches with these columns in this order."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        with translated(self._path):
+            if self._text is not None:
+                yield from self._text.batches(columns, labels=self._labels)
+            elif self._format is Format.PARQUET:
+                with pq.ParquetFile(self._path, memory_map=True) as file:
+                    for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+                        yield batch.select(columns)
+            else:
+                with pa.memory_map(str(self._path)) as source, _reader(source) as reader:
+                    for batch in _batches(reader):
+                        for start in range(0, len(batch), _BATCH_ROWS):
+                            yield batch.slice(start, _BATCH_ROWS).select(columns)
+
+    def _values(self, column: Any, name: str, start: int) -> Array:
+        """Numbers of one column, (m,), or of lists, (m, width)."""
+        import pyarrow as pa
+
+        kind = column.type
+        if column.null_count:
+            first = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            raise RecordsRefused(
+                f"{self._path}: a cell is empty; fill or drop those records first", place=_place(start + first, name)
+            )
+        if pa.types.is_boolean(kind):
+            return _numpy(column).astype(np.float32)
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            return _numpy(column)
+        if pa.types.is_decimal(kind):
+            return _numpy(column.cast(pa.float64()))
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            return self._list_values(column, name, start)
+        raise RecordsRefused(
+            f"{self._path}: column {name!r} holds {kind} and no numbers; name the columns that make a record in "
+            "records.columns, or the labels' in records.labels_array"
+        )
+
+    def _list_values(self, column: Any, name: str, start: int) -> Array:
+        import pyarrow as pa
+
+        lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False))
+        width = self._width or int(lengths[0])
+        other = np.flatnonzero(lengths != width)
+        if len(other) or width < 1:
+            place = _place(start + int(other[0]), name) if len(other) else ""
+            raise RecordsRefused(
+                f"{self._path}: the lists of column {name!r} are not all of one length (the first has {width} values)",
+                place=place,
+            )
+        flat = column.flatten()
+        if flat.null_count or not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
+            place = ""
+            if flat.null_count:
+                first = int(np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))[0])
+                place = _place(start + first // width, name)
+            raise RecordsRefused(
+                f"{self._path}: the lists of column {name!r} hold {flat.type} with {flat.null_count} empty places; "
+                "needed are numbers only",
+                place=place,
+            )
+        return _numpy(flat).reshape(len(column), width)
+
+    def _label_values(self, column: Any, start: int) -> Array:
+        import pyarrow as pa
+
+        name = self._labels or ""
+        if column.null_count:
+            first = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            raise RecordsRefused(f"{self._path}: a label is missing; add it", place=_place(start + first, name))
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+            return _numpy(column)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            return np.array(column.to_pylist())
+        raise RecordsRefused(
+            f"{self._path}: the labels' column {name!r} holds {column.type}; needed are whole numbers or texts"
+        )
+
+
+def arrow() -> None:
+    """Says what to install where pyarrow is missing.
+
+    Raises:
+        SettingsError: it is.
+    """
+    try:
+        import pyarrow as pa  # noqa: F401 - only whether it is there
+    except ImportError as error:
+        raise SettingsError("Parquet, Arrow and CSV need pyarrow; install dpswd[curator]") from error
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Arrow's own texts quote cells: only the error's type is told."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except RecordsRefused:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
+        kind = type(error).__name__
+    else:
+        return
+    raise RecordsRefused(f"{path} cannot be read as a table ({kind}); it is damaged, cut short, or of another format")
+
+
+def _reader(source: Any) -> Any:
+    """Arrow's file format (Feather 2) or its stream format."""
+    import pyarrow as pa
+
+    magic = source.read(6)
+    source.seek(0)
+    return pa.ipc.open_file(source) if magic == b"ARROW1" else pa.ipc.open_stream(source)
+
+
+def _batches(reader: Any) -> Iterator[Any]:
+    if hasattr(reader, "num_record_batches"):
+        for index in range(reader.num_record_batches):
+            yield reader.get_batch(index)
+    else:
+        yield from reader
+
+
+def _numpy(column: Any) -> Array:
+    values: Array = column.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _place(row: int, name: str) -> str:
+    return f"record {row}, counted from 0, column {name!r}"

@@ -1,0 +1,144 @@
+"""CSV: read as text first, so that a cell that is no number is found by its place and never quoted."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from private_curator.records.problems import RecordsRefused
+
+_BLOCK_BYTES = 4 << 20
+_MAX_FIRST_LINE = 8 << 20  # characters; a longer first line is no line of a table
+_EMPTY = ("", "NA", "N/A", "null", "NULL")
+
+
+class CsvTable:
+    """A CSV file whose columns are numbers, but for the labels'.
+
+    Args:
+        path: the file, UTF-8.
+        delimiter: one character, or None for a comma (a tab where the name ends in .tsv).
+        header: yes, no or auto.
+
+    Raises:
+        RecordsRefused: no text, or a first line that may be names or values.
+    """
+
+    def __init__(self, path: Path, delimiter: str | None, header: str) -> None:
+        self._path = path
+        self._delimiter = delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+        first = self._first_line()
+        numbers_only = all(_is_number(cell) for cell in first)
+        if header == "auto" and numbers_only:
+            raise RecordsRefused(
+                f"{path}: the first line holds numbers only and may be names or values; set records.header to yes or no"
+            )
+        self._has_header = header != "no"
+        self.names = first if self._has_header else [f"column_{i}" for i in range(len(first))]
+        if "" in self.names:
+            raise RecordsRefused(f"{path}: a column has no name in the first line; name every column")
+        self.notes = (
+            "the first line names the columns" if self._has_header else "no line of names: columns are counted from 0",
+        )
+
+    def batches(self, columns: list[str], *, labels: str | None) -> Iterator[Any]:
+        """Record batches with these columns: numbers, but for the labels', which are texts.
+
+        Raises:
+            RecordsRefused: a line of another number of cells, or a cell that is no number; with its place.
+        """
+        import pyarrow as pa
+        import pyarrow.csv as pc
+
+        offences: list[str] = []
+
+        def ragged(row: Any) -> str:
+            where = "" if row.number is None else f"line {row.number}, counted from 1, "
+            offences.append(f"{where}with {row.actual_columns} cells")
+            return "error"
+
+        try:
+            reader = pc.open_csv(
+                self._path,
+                # One thread: only then Arrow knows the number of a bad line.
+                read_options=pc.ReadOptions(
+                    use_threads=False,
+                    block_size=_BLOCK_BYTES,
+                    column_names=self.names,
+                    skip_rows=int(self._has_header),
+                ),
+                parse_options=pc.ParseOptions(
+                    delimiter=self._delimiter, invalid_row_handler=ragged, newlines_in_values=True
+                ),
+                convert_options=pc.ConvertOptions(
+                    include_columns=columns,
+                    column_types=dict.fromkeys(columns, pa.string()),
+                    null_values=list(_EMPTY),
+                    strings_can_be_null=True,
+                ),
+            )
+            start = 0
+            for batch in reader:
+                found = [
+                    batch.column(i) if name == labels else self._numbers(batch.column(i), name, start)
+                    for i, name in enumerate(columns)
+                ]
+                yield pa.record_batch(found, names=columns)
+                start += len(batch)
+        except pa.ArrowInvalid:
+            if not offences:
+                raise
+            place = offences[0]
+        else:
+            return
+        raise RecordsRefused(
+            f"{self._path}: a line has not as many cells as the first one, which has {len(self.names)}", place=place
+        )
+
+    def _numbers(self, column: Any, name: str, start: int) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        trimmed = pc.utf8_trim_whitespace(column)
+        try:
+            return pc.cast(trimmed, pa.float64())
+        except pa.ArrowInvalid:
+            first = next(i for i in range(len(trimmed)) if not _castable(trimmed[i]))
+        raise RecordsRefused(
+            f"{self._path}: column {name!r} holds text that is no number; correct it, name the columns that make a "
+            "record in records.columns, or the labels' in records.labels_array",
+            place=f"record {start + first}, counted from 0, column {name!r}",
+        )
+
+    def _first_line(self) -> list[str]:
+        try:
+            with self._path.open(encoding="utf-8-sig", newline="") as file:
+                line = file.readline(_MAX_FIRST_LINE)
+                first = next(csv.reader([line], delimiter=self._delimiter), [])
+        except (UnicodeDecodeError, csv.Error, OSError) as error:
+            kind = type(error).__name__
+        else:
+            if not first:
+                raise RecordsRefused(f"{self._path} is empty or begins with an empty line; needed are names and values")
+            return [cell.strip() for cell in first]
+        raise RecordsRefused(f"{self._path} is no CSV text in UTF-8 ({kind})")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _castable(scalar: Any) -> bool:
+    import pyarrow as pa
+
+    try:
+        scalar.cast(pa.float64())
+    except pa.ArrowInvalid:
+        return False
+    return True

@@ -1,0 +1,87 @@
+"""Which engine a curator's settings ask for, and whether its confinement holds on this machine."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+
+import torch
+
+from private_curator.settings import ComputeSettings
+from private_curator.worker.local import LocalEngine
+from private_curator.worker.pool import WorkerPool
+from private_curator.worker.process import WorkerSettings
+from private_curator.worker.sessions import Engine
+from shared.errors import SettingsError
+
+_log = logging.getLogger(__name__)
+
+
+def make_engine(settings: ComputeSettings, device: torch.device) -> Engine:
+    """The engine that the settings ask for; its workers are starting and not ready yet.
+
+    Raises:
+        SettingsError: a worker cannot be started.
+    """
+    if settings.isolation == "in-process":
+        return LocalEngine(device=device)
+    workers = WorkerSettings(
+        device=device.type,
+        threads=settings.torch_threads,
+        memory_bytes=settings.worker_memory_bytes,
+        seconds=settings.worker_seconds,
+    )
+    return WorkerPool(workers, places=settings.parallel_steps)
+
+
+def report(engine: Engine) -> None:
+    """Waits until the engine is ready and tells the operator's log how extractors are confined.
+
+    Raises:
+        SettingsError: a worker did not start.
+    """
+    if not isinstance(engine, WorkerPool):
+        _log.warning(
+            "extractors are evaluated in the curator's own process (compute.isolation is in-process): nothing stops "
+            "one that is slow, and nothing stands between its arithmetic and the curator's keys"
+        )
+        return
+    confinement = engine.ready()
+    _log.info("extraction worker: %s", confinement)
+    if not confinement.without_network:
+        _log.warning("the extraction worker has a network: this machine allows neither namespaces nor seccomp filters")
+    if not confinement.without_files:
+        _log.warning("the extraction worker can read this user's files: this kernel has no Landlock, or forbids it")
+
+
+def examine(settings: ComputeSettings, device: torch.device, *, secret: Path) -> str:
+    """Starts a worker and lets it try what it must not be able to do.
+
+    Args:
+        settings: of the curator.
+        device: that the worker will use.
+        secret: a file of the curator's that a worker must not read.
+
+    Raises:
+        SettingsError: a worker does not start, or could do something that it must not.
+    """
+    engine = make_engine(settings.model_copy(update={"parallel_steps": 1}), device)
+    try:
+        if not isinstance(engine, WorkerPool):
+            raise SettingsError(
+                "extractors run in the curator's own process, which nothing confines; set compute.isolation to process "
+                "unless every client is trusted"
+            )
+        confinement = engine.ready()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            could = engine.probe(port=listener.getsockname()[1], secret=str(secret))
+    finally:
+        engine.close()
+    broken = [name for name, worked in could.items() if worked]
+    if broken:
+        raise SettingsError(
+            f"the extraction worker can {', '.join(broken)} ({confinement}); run the curator on Linux 5.13 or later, "
+            "in a container whose policy allows seccomp filters and Landlock (Docker's and Podman's own do)"
+        )
+    return f"starts and cannot {', '.join(could)}: {confinement}"

@@ -1,0 +1,92 @@
+"""Extraction inside the curator's own process: what a worker is compared with, and what quick tests use.
+
+Nothing here can be stopped: a graph that takes long holds its step's place until it is done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from private_curator.denormals import flushed_denormals
+from private_curator.worker.loop import Refused, built, evaluated
+from private_curator.worker.pool import MAX_LOADED
+from private_curator.worker.sessions import ExtractorSource, FloatArray, Session
+from shared.errors import RequestInvalid
+from shared.extractor.building import Extractor, check_row_independence
+from shared.extractor.forward import ForwardPass
+
+
+class LocalEngine:
+    """See `sessions.Engine`.
+
+    Args:
+        device: where extractors are evaluated.
+    """
+
+    def __init__(self, *, device: torch.device) -> None:
+        self._device = device
+        self._built: OrderedDict[str, Extractor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def restarts(self) -> int:
+        """See `sessions.Engine`; there is nothing that could be restarted."""
+        return 0
+
+    @contextmanager
+    def session(self, source: ExtractorSource) -> Iterator[Session]:
+        """See `sessions.Engine`."""
+        with self._lock:
+            extractor = self._built.pop(source.key, None)
+        if extractor is None:
+            extractor = self._make(*source.read())
+        with self._lock:
+            self._built[source.key] = extractor
+            while len(self._built) > MAX_LOADED:
+                self._built.popitem(last=False)
+        yield _LocalSession(extractor)
+
+    def check(self, graph: bytes, weights: bytes) -> None:
+        """See `sessions.Engine`."""
+        with flushed_denormals():
+            check_row_independence(self._make(graph, weights))
+
+    def close(self) -> None:
+        """See `sessions.Engine`."""
+        self._built.clear()
+
+    def _make(self, graph: bytes, weights: bytes) -> Extractor:
+        try:
+            return built(graph, weights, device=self._device)
+        except Refused as refusal:
+            found = refusal.answer["refused"]
+            raise RequestInvalid(((found["field"], found["text"]),)) from refusal
+
+
+class _LocalSession:
+    """See `sessions.Session`."""
+
+    def __init__(self, extractor: Extractor) -> None:
+        self._extractor = extractor
+        self._forward: ForwardPass | None = None
+
+    def features(
+        self, records: FloatArray, *, adapted: FloatArray | None = None, names: tuple[str, ...] = ()
+    ) -> Tensor:
+        """See `sessions.Session`."""
+        flat = None if adapted is None else torch.from_numpy(adapted.copy())
+        outputs, self._forward = evaluated(self._extractor, torch.from_numpy(records), names, flat)
+        return outputs.cpu()
+
+    def gradients(self, cotangents: Tensor) -> Tensor:
+        """See `sessions.Session`."""
+        forward, self._forward = self._forward, None
+        if forward is None:
+            raise RuntimeError("gradients were asked for before their features")
+        return forward.gradients(cotangents)

@@ -1,0 +1,226 @@
+"""The worker's side: loads extractors, evaluates the records of one sample, answers.
+
+Messages and their answers (see `process` for the other side)::
+
+    load       graph and weights in a file      -> ok, or field and text of what is wrong with them
+    check      the same, kept by nobody         -> the same, after the test that no row sees another
+    begin      records in the arena             -> features in the arena
+    gradients  cotangents in the arena          -> per-record gradients in the arena
+    forget     ends a step before its gradients -> ok
+    probe      tries what is forbidden          -> what it could do
+
+An unexpected error is answered with its type and places, never with its text: that may quote a record.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from private_curator.worker import confinement
+from private_curator.worker.arena import Arena, Slot
+from private_curator.worker.channel import ChannelClosed, receive, send
+from shared.errors import InvalidValue
+from shared.extractor.building import Extractor, check_row_independence, split_gradient
+from shared.extractor.forward import ForwardPass
+from shared.extractor.graph import ExtractorGraph
+from shared.extractor.weights import weights_from_bytes
+
+Message = dict[str, Any]
+Operation = Callable[[Message, list[int]], Message]
+
+_MAX_ERRORS, _MAX_PLACES = 8, 40  # of an unexpected error's chain
+
+
+class Refused(Exception):
+    """A graph or weights that are not what they should be; made of a client's bytes and no record."""
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(text)
+        self.answer: Message = {"refused": {"field": field, "text": text}}
+
+
+def built(graph_bytes: bytes, weights_bytes: bytes, *, device: torch.device) -> Extractor:
+    """An extractor from a client's bytes.
+
+    Raises:
+        Refused: they are not valid; the text names the layer.
+    """
+    try:
+        graph = ExtractorGraph.from_bytes(graph_bytes)
+    except InvalidValue as error:
+        raise Refused("graph", str(error)) from error
+    try:
+        weights = weights_from_bytes(weights_bytes, graph.tensor_shapes)
+        return Extractor.from_graph(graph, weights, device=device)
+    except InvalidValue as error:
+        raise Refused("weights", str(error)) from error
+
+
+def evaluated(
+    extractor: Extractor, records: Tensor, names: tuple[str, ...], flat: Tensor | None
+) -> tuple[Tensor, ForwardPass | None]:
+    """Raw features (b, d) of each record by itself, and what its gradients will need if `names` are wanted.
+
+    Args:
+        extractor: the run's.
+        records: (b, *input_shape).
+        names: the adapted parameters whose gradients will be asked for, or none.
+        flat: the adapted parameters' values, one behind the other, or None for the uploaded ones.
+    """
+    values = {} if flat is None else split_gradient(flat, extractor.gradient_shapes(names))
+    if not names:
+        return extractor.features(records), None
+    forward = extractor.begin(records, names, parameters=values)
+    return forward.outputs, forward
+
+
+class Loop:
+    """Answers messages until the curator closes the channel.
+
+    Args:
+        channel: to the curator.
+        device: where extractors are evaluated.
+        operations: more messages than the module lists; tests run code inside a worker this way.
+    """
+
+    def __init__(
+        self, channel: socket.socket, *, device: torch.device, operations: Mapping[str, Operation] | None = None
+    ) -> None:
+        self._channel = channel
+        self._device = device
+        self._extractors: OrderedDict[str, Extractor] = OrderedDict()
+        self._arena: Arena | None = None
+        self._forward: ForwardPass | None = None
+        self._operations: dict[str, Operation] = {
+            "load": self._load,
+            "check": self._check,
+            "begin": self._begin,
+            "gradients": self._gradients,
+            "forget": self._forget,
+            "probe": lambda message, _: confinement.probe(port=message["port"], secret=message["secret"]),
+            **(operations or {}),
+        }
+
+    def run(self) -> None:
+        """Returns when the curator has closed the channel, or has gone."""
+        while True:
+            try:
+                message, files = receive(self._channel)
+                send(self._channel, self._answer(message, files))
+            except ChannelClosed:
+                return
+
+    def _answer(self, message: Message, files: list[int]) -> Message:
+        try:
+            return self._operations[message["op"]](message, files)
+        except Refused as refusal:
+            return refusal.answer
+        except Exception as error:  # noqa: BLE001 - the boundary: no text of an error leaves the worker
+            self._forward = None
+            if _out_of_memory(error):
+                return {"stopped": "memory"}
+            return {"failed": _chain(error)}
+
+    def _load(self, message: Message, files: list[int]) -> Message:
+        graph, weights = _read(files, message["graph"], message["weights"])
+        for key in message["drop"]:
+            self._extractors.pop(key, None)
+        self._extractors[message["key"]] = built(graph, weights, device=self._device)
+        return {}
+
+    def _check(self, message: Message, files: list[int]) -> Message:
+        graph, weights = _read(files, message["graph"], message["weights"])
+        check_row_independence(built(graph, weights, device=self._device))
+        return {}
+
+    def _begin(self, message: Message, files: list[int]) -> Message:
+        self._forward = None
+        if files:
+            if self._arena is not None:
+                self._arena.close()
+            self._arena = Arena.attach(files[0])
+        extractor, names = self._extractors[message["key"]], tuple(message["names"])
+        records = torch.from_numpy(self._array(message["records"]))
+        # The adapted values are copied: what autograd keeps must not lie in memory that the next step writes to.
+        flat = torch.from_numpy(self._array(message["adapted"]).copy()) if message["adapted"] else None
+        features, self._forward = evaluated(extractor, records, names, flat)
+        self._write(message["features"], features)
+        return {}
+
+    def _gradients(self, message: Message, _files: list[int]) -> Message:
+        forward, self._forward = self._forward, None
+        if forward is None:
+            raise RuntimeError("gradients were asked for before their features")
+        cotangents = torch.from_numpy(self._array(message["cotangents"]))
+        self._write(message["gradients"], forward.gradients(cotangents))
+        return {}
+
+    def _forget(self, _message: Message, _files: list[int]) -> Message:
+        self._forward = None
+        return {}
+
+    def _array(self, slot: list[Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        assert self._arena is not None
+        return self._arena.array(Slot(slot[0], tuple(slot[1])))
+
+    def _write(self, slot: list[Any], values: Tensor) -> None:
+        if values.numel() != prod(slot[1]):
+            raise RuntimeError("the extractor's values have another size than its graph states")
+        torch.from_numpy(self._array(slot)).copy_(values.reshape(slot[1]))
+
+
+def warm_up(device: torch.device) -> None:
+    """Evaluates and differentiates something, so that threads are started and libraries loaded before the limits."""
+    layer = torch.nn.Conv2d(1, 2, 3, device=device)
+    records = torch.randn(4, 1, 8, 8, device=device)
+    own = layer.weight.detach().expand(4, *layer.weight.shape).requires_grad_()
+
+    def one(record: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.conv2d(record[None], weight).flatten().tanh()
+
+    out = torch.func.vmap(one)(records, own)
+    torch.autograd.grad(out, own, torch.ones_like(out))
+    (records.flatten(1) @ records.flatten(1).T).sort(dim=0)
+
+
+def _read(files: list[int], graph: int, weights: int) -> tuple[bytes, bytes]:
+    """The two parts of a file in memory, which is then closed."""
+    (descriptor,) = files
+    try:
+        data = os.pread(descriptor, graph, 0)
+        parts, at = [], graph
+        while at < graph + weights:  # one call reads at most 2 GiB
+            parts.append(os.pread(descriptor, graph + weights - at, at))
+            at += len(parts[-1])
+    finally:
+        os.close(descriptor)
+    return data, b"".join(parts)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed; torch's CPU allocator says so in words only."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "bad_alloc" in str(error))
+
+
+def _chain(error: BaseException | None) -> list[Message]:
+    """Types and places, as the curator's incident book keeps them."""
+    chain: list[Message] = []
+    while error is not None and len(chain) < _MAX_ERRORS:
+        frames = traceback.extract_tb(error.__traceback__)[-_MAX_PLACES:]
+        places = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames]
+        chain.append({"type": f"{type(error).__module__}.{type(error).__qualname__}", "places": places})
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return chain

@@ -1,0 +1,246 @@
+"""Every way to train for a target, behind one interface: private ones, and local baselines for public stand-ins.
+
+::
+
+    trained = method("replay").train(Problem(extractor, classifier, loader, curator=hospital, wishes={"epsilon": 1.0}))
+    trained = method("coral").train(Problem(extractor, classifier, loader, target=stand_in))
+    trained.models["curator"].extractor
+
+A private method asks one curator or a `Federation`; a local baseline sees a public stand-in for the target. To plug in
+another method, write a module with a `Method` and add its place to `_PLACES`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from public_client.adaptation import DomainAdaptation
+from public_client.baselines import PENALTIES, train_local
+from public_client.course import HistoryPoint
+from public_client.curator import Curator
+from public_client.devices import resolve_device
+from public_client.evaluation import features
+from public_client.federation import Federation
+from public_client.logs import Recorder
+from public_client.loop import Evaluate
+from public_client.planning import Plan
+from public_client.progress import reporting
+from public_client.sites import ALONE, Model
+from public_client.source import Batches, collect
+from shared.errors import InvalidValue, SettingsError
+
+Needs = Literal["nothing", "curator", "target"]
+LOCAL = "stand-in"
+"""The name of the only model of a method that asks no curator."""
+
+
+@dataclass
+class Problem:
+    """What a method gets; it leaves the modules as they are.
+
+    Attributes:
+        extractor: source-trained.
+        classifier: source-trained.
+        source: labelled public batches.
+        curator: of the private target, for methods that need one; or several.
+        target: (n, ...) records of a public stand-in, for local baselines.
+        wishes: of `Curator.plan`, beside the method's own, which they replace.
+        shared: whether several sites train one model.
+        steps: updates of a local baseline.
+        seed: of the client's random choices.
+        device: "auto", "cpu" or "cuda".
+        evaluate: for curves, where labels of the target are at hand; by site where there are several.
+        checkpoint: directory of a run that can be resumed.
+        log: told of every step.
+        progress: whether bars are shown.
+    """
+
+    extractor: nn.Module
+    classifier: nn.Module
+    source: Batches
+    curator: Curator | Federation | None = None
+    target: Tensor | None = None
+    wishes: Mapping[str, Any] = field(default_factory=dict)
+    shared: bool = False
+    steps: int = 2000
+    seed: int = 0
+    device: str = "auto"
+    evaluate: Evaluate | Mapping[str, Evaluate] | None = None
+    checkpoint: Path | None = None
+    log: Recorder | None = None
+    progress: bool = True
+
+
+@dataclass
+class Trained:
+    """What a method made.
+
+    Attributes:
+        models: by site; `ALONE` for one curator, `LOCAL` where none was asked.
+        plans: by site; empty where nothing was private.
+        histories: by site.
+        reports: what was charged at each site, and how far it came.
+        adaptation: of a private method, to save its models or look at its runs.
+    """
+
+    models: dict[str, Model]
+    plans: dict[str, Plan] = field(default_factory=dict)
+    histories: dict[str, list[HistoryPoint]] = field(default_factory=dict)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    adaptation: DomainAdaptation | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to train.
+
+    Attributes:
+        name: on the command line.
+        summary: one line.
+        needs: a "curator", a public stand-in for the "target", or "nothing".
+        wishes: what it asks of a plan.
+        run: trains.
+    """
+
+    name: str
+    summary: str
+    needs: Needs
+    run: Callable[[Method, Problem], Trained]
+    wishes: Mapping[str, Any] = field(default_factory=dict)
+
+    def train(self, problem: Problem) -> Trained:
+        """Trains for the problem's target.
+
+        Raises:
+            SettingsError: the problem lacks what the method needs.
+        """
+        if self.needs == "curator" and problem.curator is None:
+            raise SettingsError(f"method {self.name} needs a curator; give one, or rehearse with a public stand-in")
+        if self.needs == "target" and problem.target is None:
+            raise SettingsError(
+                f"method {self.name} is a local baseline and needs the target's records: it is for public stand-ins, "
+                "never for a curator's"
+            )
+        return self.run(self, problem)
+
+
+def _private(method: Method, problem: Problem) -> Trained:
+    assert problem.curator is not None
+    plan = problem.curator.plan(**{**method.wishes, **problem.wishes})
+    adaptation = DomainAdaptation(
+        copy.deepcopy(problem.extractor),
+        copy.deepcopy(problem.classifier),
+        curator=problem.curator,
+        plan=plan,
+        shared=problem.shared,
+        device=problem.device,
+        seed=problem.seed,
+        source_epochs=0,
+    )
+    adaptation.fit(
+        problem.source,
+        evaluate=problem.evaluate,
+        checkpoint=problem.checkpoint,
+        log=problem.log,
+        progress=problem.progress,
+    )
+    return Trained(
+        models={name: adaptation.model(name) for name in adaptation.sites},
+        plans={name: site.plan for name, site in adaptation.sites.items()},
+        histories={name: site.history for name, site in adaptation.sites.items()},
+        reports=adaptation.reports,
+        adaptation=adaptation,
+    )
+
+
+def _local(method: Method, problem: Problem) -> Trained:
+    assert problem.target is not None
+    device = resolve_device(problem.device)
+    extractor, classifier = (copy.deepcopy(m).to(device) for m in (problem.extractor, problem.classifier))
+    torch.manual_seed(problem.seed)  # of a critic's first weights
+    generator = torch.Generator().manual_seed(problem.seed)
+    dimension = features(extractor, collect(problem.source, most=1).images.to(device)).shape[1]
+    penalty = PENALTIES[method.name](dimension, generator)
+    with reporting(f"non-private {method.name}", problem.steps, shown=problem.progress) as bar:
+        train_local(
+            extractor, classifier, problem.source, problem.target, penalty,
+            steps=problem.steps, generator=generator, device=device, bar=bar,
+        )  # fmt: skip
+    return Trained(models={LOCAL: Model(extractor, classifier)})
+
+
+def _nothing(_: Method, problem: Problem) -> Trained:
+    device = resolve_device(problem.device)
+    extractor, classifier = (copy.deepcopy(m).to(device) for m in (problem.extractor, problem.classifier))
+    return Trained(models={LOCAL: Model(extractor.eval(), classifier.eval())})
+
+
+_READY = (
+    Method("source-only", "no adaptation: the source-trained model as it is", "nothing", _nothing),
+    Method(
+        "replay",
+        "one release of quantile coefficients, replayed (the default)",
+        "curator",
+        _private,
+        {"release": "quantiles", "parameters": "none"},
+    ),
+    Method(
+        "adapter",
+        "a target-side adapter, trained by sanitized gradients",
+        "curator",
+        _private,
+        {"release": "quantiles", "parameters": "adapters"},
+    ),
+    Method(
+        "quantiles",
+        "quantile coefficients with all weights, both sides",
+        "curator",
+        _private,
+        {"release": "quantiles", "parameters": "all"},
+    ),
+    Method(
+        "rows",
+        "the DP-SWD paper's Algorithm 2: rows, all weights, both sides",
+        "curator",
+        _private,
+        {"release": "rows", "parameters": "all"},
+    ),
+    Method("swd", "local baseline, not private: sliced Wasserstein distance", "target", _local),
+    Method("dann", "local baseline, not private: domain-adversarial training", "target", _local),
+    Method("coral", "local baseline, not private: distance of covariances", "target", _local),
+)
+_PLACES: Mapping[str, tuple[str, str]] = {"dp-dann": ("public_client.dann", "METHOD")}
+"""Methods in modules of their own, (module, attribute); one that is not installed is not offered."""
+
+
+def method_names() -> tuple[str, ...]:
+    """Every method that can be trained here."""
+    return (*(m.name for m in _READY), *(name for name, (module, _) in _PLACES.items() if find_spec(module)))
+
+
+def method(name: str) -> Method:
+    """The method of this name.
+
+    Raises:
+        InvalidValue: there is none.
+    """
+    ready = {m.name: m for m in _READY}
+    if name in ready:
+        return ready[name]
+    if name in method_names():
+        module, attribute = _PLACES[name]
+        found: Method = getattr(import_module(module), attribute)
+        return found
+    raise InvalidValue(f"there is no method {name!r}; allowed: {', '.join(method_names())}")
+
+
+__all__ = ["ALONE", "LOCAL", "Method", "Problem", "Trained", "method", "method_names"]

@@ -1,0 +1,215 @@
+"""The three ways to train against curators, chosen by the plan's `parameters`.
+
+- *adapters*: the source-trained extractor and classifier stay as they are. A copy of the extractor with a few adapter
+  parameters is what private records go through; the sanitized gradient alone trains these.
+- *none*: nothing comes back through the target branch. The stored releases are replayed (`replay`): a small model of
+  how the target sees things is fitted to them, and all weights are fine-tuned on the source seen through it.
+- *all*: the paper's Algorithm 2. One extractor serves both sides; every step adds the class loss, the distance's
+  gradient through the source branch (autograd) and its sanitized gradient through the target branch.
+
+Each way trains a `Group`: one site alone, or several that share the model. `align` is the loop of the first and the
+third (`loop`).
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from public_client import replay
+from public_client.adapters import with_adapters
+from public_client.alignment import Alignment, Declarable, Seen
+from public_client.loop import PublicStep, Training, align, write_histories
+from public_client.misfit import Misfit
+from public_client.progress import reporting
+from public_client.sites import Group, Model, Site
+from public_client.source import collect
+from public_client.views import MixedViews, View
+from shared.mechanisms.feature_map import FeatureMap
+from shared.protocol.messages import StepRelease
+
+
+def begin_adapter(group: Group, training: Training) -> None:
+    """Opens the sites' runs for one adapter; the source side is fixed, so its features go up once."""
+    shape = group.live[0].curator.describe().record_shape
+    target = with_adapters(
+        training.model.extractor, shape, plan=group.live[0].plan, source=training.source, own=training.adapter
+    ).to(training.device)
+
+    _open(group, target, training)
+
+    def upload(site: Site) -> None:
+        site.source = site.run.upload(training.features)
+
+    group.each(upload)
+    _install(group, Model(target, training.model.classifier))  # only now: a refused run leaves the model as it was
+
+
+def fit_adapter(group: Group, training: Training) -> None:
+    """Trains the adapter."""
+    align(
+        group,
+        group.live[0].run.parameters,
+        lambda: PublicStep(training.features),
+        lambda answer: 1.0 / answer.scale,  # steps of comparable size, whatever is left of the distance
+        training,
+    )
+
+
+def begin_both(group: Group, training: Training) -> None:
+    """Opens the sites' runs for all weights."""
+    _open(group, training.model.extractor.eval(), training)
+    _install(group, training.model)
+
+
+def fit_both(group: Group, training: Training) -> None:
+    """Trains all weights on both sides, which the sites share: the source features change with each step."""
+    extractor, classifier = training.model.extractor, training.model.classifier
+    plan = group.live[0].plan
+    batches = _endless(training.source)
+
+    def public() -> PublicStep:
+        images, labels = _next_batch(group, batches)
+        features = extractor(images.to(training.device))  # (m, d)
+        class_loss = functional.cross_entropy(classifier(features), labels.to(training.device))
+        # Public statistics follow the weights; the map is a constant of the step, as it is at the curator.
+        feature_map = FeatureMap.from_source(features.detach(), target_norm=plan.target_norm)
+        return PublicStep(features, feature_map, class_loss)
+
+    trained = [*group.live[0].run.parameters, *classifier.parameters()]
+    align(group, trained, public, lambda _: plan.alignment_weight, training)
+
+
+def begin_view(group: Group, training: Training) -> None:
+    """Opens the sites' runs for the frozen extractor."""
+    _open(group, training.model.extractor, training)
+
+
+def fit_view(group: Group, training: Training) -> None:
+    """Replays releases: the private steps come first, all training after them is post-processing."""
+    extractor = copy.deepcopy(training.model.extractor).requires_grad_(False)
+    for site in group.live:
+        training.record(site, 0, math.nan)
+    releases = group.each(lambda site: _draw_all(site, training))
+    source = collect(training.source, most=replay.MOST_RECORDS).to(training.device)
+    generator = torch.Generator().manual_seed(training.seed)
+    views: list[View] = []
+    left: dict[str, float] = {}
+    for site in group.live:
+        alignment, own = site.run, releases[site.name]
+        with reporting(_title("fitting the view of", group, site), replay.VIEW_STEPS, shown=training.progress) as bar:
+            fitted = replay.find_view(
+                extractor,
+                source,
+                _misfit(alignment, own, training.features),
+                learning_rate=site.plan.learning_rate,
+                generator=generator,
+                bar=bar,
+            )
+        views.append(fitted.view)
+        left[site.name] = fitted.left
+        alignment.first = Seen(training.features, own[0], alignment.feature_map)
+        with torch.no_grad():
+            seen = fitted.view(extractor, source.images[: len(training.features)])
+        alignment.last = Seen(seen, own[-1], alignment.feature_map)
+    view = views[0] if len(views) == 1 else MixedViews(views, [site.weight for site in group.live], training.seed)
+    steps = group.live[0].plan.tuning_steps
+    with reporting(_title("tuning on that view", group), steps, shown=training.progress) as bar:
+        tuned = replay.tune(
+            extractor, training.model.classifier, view, source, steps=steps, generator=generator, bar=bar
+        )
+    _install(group, Model(*tuned))
+    for site in group.live:
+        site.steps = site.plan.steps
+        training.record(site, site.steps, left[site.name])
+    write_histories(group)
+
+
+def _misfit(alignment: Alignment, releases: Sequence[StepRelease], features: Tensor) -> Misfit:
+    plan = alignment.plan
+    assert plan.sigma is not None, "Alignment plans with noise"
+    return Misfit(
+        releases,
+        like=features,
+        feature_map=alignment.feature_map,
+        batch=plan.batch_size,
+        sigma=plan.sigma,
+        row_coefficients=plan.coefficients if plan.release == "rows" else None,
+    )
+
+
+def _open(group: Group, extractor: nn.Module, training: Training) -> None:
+    """Opens the sites' runs, which charges all of each, or continues those that the directories hold."""
+    shape = group.live[0].curator.describe().record_shape
+    declarable = Declarable.of(extractor, shape, group.live[0].plan)
+    # One site alone keeps its state beside its run; sites that share a model keep it above them.
+    applied = group.store.applied() if group.store is not None else None
+
+    def begin(site: Site) -> None:
+        site.alignment = Alignment(
+            site.curator, extractor, site.plan,
+            source_features=training.features, checkpoint=site.store, declarable=declarable, applied=applied,
+        )  # fmt: skip
+        site.plan = site.alignment.plan
+
+    group.each(begin)
+
+
+def _install(group: Group, model: Model) -> None:
+    for site in group.live:
+        site.model = model
+
+
+def _draw_all(site: Site, training: Training) -> list[StepRelease]:
+    title = f"private releases of {site.name}"
+    with reporting(title, site.plan.steps, shown=training.progress) as bar:
+        return replay.draw_all(site.run, site.store, bar)
+
+
+def _next_batch(group: Group, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The loader's next batch; for a step that was under way when the process ended, the batch it was asked with."""
+    waiting = any(site.run.has_pending and not site.stale for site in group.unfinished)
+    kept = group.store.read_batch() if group.store is not None and waiting else None
+    if kept is not None:
+        return kept
+    images, labels = next(batches)
+    if group.store is not None:
+        group.store.write_batch(images, labels)
+    return images, labels
+
+
+def _title(doing: str, group: Group, site: Site | None = None) -> str:
+    return f"{doing} {site.name if site is not None else group}"
+
+
+def _endless(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Passes over the source again and again, each in the loader's own order."""
+    return itertools.chain.from_iterable(itertools.repeat(batches))
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train a group.
+
+    Attributes:
+        begin: opens the runs; traces, so it never runs beside another training.
+        fit: trains; safe beside others.
+    """
+
+    begin: Callable[[Group, Training], None]
+    fit: Callable[[Group, Training], None]
+
+
+WAYS: Mapping[str, Way] = {
+    "adapters": Way(begin_adapter, fit_adapter),
+    "none": Way(begin_view, fit_view),
+    "all": Way(begin_both, fit_both),
+}
+"""The way of each value of a plan's `parameters`."""

@@ -1,0 +1,104 @@
+"""A request to renew a certificate, signed under the identity that it renews.
+
+The client makes a new key and a certificate request for it, and signs the request with the key of the certificate that
+it has. An operator who checks that signature knows that whoever holds the old key asks for the new certificate, without
+a second way to the client. The file is JSON; what must never change is the meaning of ``dpswd-renewal-1``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from shared.errors import InvalidValue
+
+FORMAT = "dpswd-renewal-1"
+MAX_BYTES = 256 * 1024  # a request and a certificate have about 500 bytes each
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """What a client asks for.
+
+    Attributes:
+        request: PKCS #10 request for the new key, PEM.
+        certificate: the certificate that it renews, PEM.
+        signature: ECDSA with SHA-256 under that certificate's key over `signed_bytes`, DER.
+    """
+
+    request: bytes
+    certificate: bytes
+    signature: bytes
+
+    @property
+    def signed_bytes(self) -> bytes:
+        """What the old key signs: the format's name keeps the signature from meaning anything else."""
+        return FORMAT.encode("ascii") + b"\n" + self.request
+
+    @classmethod
+    def make(cls, *, request: bytes, certificate: bytes, old_key: ec.EllipticCurvePrivateKey) -> Renewal:
+        """Signs a request under the old identity."""
+        unsigned = cls(request=request, certificate=certificate, signature=b"")
+        return cls(request, certificate, old_key.sign(unsigned.signed_bytes, ec.ECDSA(hashes.SHA256())))
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        return json.dumps(
+            {
+                "certificate": self.certificate.decode("ascii"),
+                "format": FORMAT,
+                "request": self.request.decode("ascii"),
+                "signature": self.signature.hex(),
+            },
+            indent=1,
+        ).encode("ascii")
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Renewal:
+        """Reads a file; nothing is verified yet.
+
+        Raises:
+            InvalidValue: it is no renewal.
+        """
+        if len(data) > MAX_BYTES:
+            raise InvalidValue(f"a renewal has at most {MAX_BYTES} bytes, this file has {len(data)}")
+        try:
+            value = json.loads(data)
+            stated = value["format"]
+            renewal = cls(
+                request=value["request"].encode("ascii"),
+                certificate=value["certificate"].encode("ascii"),
+                signature=bytes.fromhex(value["signature"]),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InvalidValue(
+                "the file is neither a certificate request nor a renewal; make one with `dpswd-client cert request` or "
+                "`dpswd-client cert renew`"
+            ) from error
+        if stated != FORMAT:
+            raise InvalidValue(f"the renewal has the format {stated!r}; this program reads {FORMAT}")
+        return renewal
+
+    def check_signature(self) -> x509.Certificate:
+        """The old certificate, once its key is proved to have signed the request.
+
+        Raises:
+            InvalidValue: the certificate cannot be read, or another key signed.
+        """
+        try:
+            certificate = x509.load_pem_x509_certificate(self.certificate)
+            key = certificate.public_key()
+        except ValueError as error:
+            raise InvalidValue("the renewal's old certificate cannot be read; make the renewal anew") from error
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise InvalidValue("the renewal's old certificate is not for an elliptic-curve key, as all of ours are")
+        try:
+            key.verify(self.signature, self.signed_bytes, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature as error:
+            raise InvalidValue("the renewal is not signed by the key of the certificate that it renews") from error
+        return certificate

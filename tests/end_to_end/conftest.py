@@ -1,0 +1,49 @@
+"""One engine, one pair of images and one pair of sites for all container tests of a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    """An engine that holds the base image and both sites' images."""
+    pytest.importorskip("docker", reason="NO CONTAINER TEST RAN: the Python package docker is not installed")
+    from engine import NoEngine, build_images, engine
+
+    try:
+        with engine() as found:
+            build_images(found)
+            yield found
+    except NoEngine as reason:
+        pytest.skip(f"NO CONTAINER TEST RAN: no Docker engine here and none can be started. {reason}")
+
+
+@pytest.fixture(scope="session")
+def sites(address):
+    """Both sites, after the story's end; the curator serves."""
+    import docker
+    from two_sites import Sites
+
+    made = Sites(docker.DockerClient(base_url=address, timeout=300), address, f"dpswdtest{os.getpid()}")
+    try:
+        made.story = made.tell("hospital-report")
+        yield made
+    finally:
+        made.compose("--profile", "two-hospitals", "down", "--volumes", "--timeout", "5")
+
+
+@pytest.fixture(autouse=True)
+def _say_how_long(request, record_property) -> Iterator[None]:
+    """What the engine and the stories took goes into the run's summary, with whichever test waited for them."""
+    yield
+    engine = sys.modules.get("engine")
+    while engine is not None and engine.said:
+        record_property("containers", engine.said.pop(0))

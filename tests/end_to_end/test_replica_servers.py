@@ -1,0 +1,170 @@
+"""Two curator processes on one ledger in PostgreSQL, as docs/replicas.md sets them up: one budget, any answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
+
+from curator_process import CLIENT, CuratorProcess, upload
+
+from private_curator.home import Home
+from public_client.curator import Curator
+from shared import errors
+from shared.protocol.messages import Gradient, Quantiles, RunParameters
+
+pytestmark = pytest.mark.end_to_end
+
+INPUTS, FEATURES, N, STEPS = 12, 6, 400, 6
+RNG = np.random.default_rng(12)
+RECORDS = RNG.normal(size=(N, INPUTS)).astype(np.float32)
+SOURCE = RNG.normal(size=(50, FEATURES)).astype(np.float32)
+
+
+class Replica(CuratorProcess):
+    """A second curator of the same data set: the same home, with the first one's uploads in its place."""
+
+    def __init__(self, first: CuratorProcess, directory: Path) -> None:
+        directory.mkdir()
+        self.directory = first.directory  # the client's credentials are the same
+        self.home = Home(directory / "home")
+        self.log = directory / "curator.log"
+        self.process = None
+        leave = shutil.ignore_patterns("uploads", "address", "ledger.witness", "incidents.jsonl")
+        shutil.copytree(first.home.path, self.home.path, ignore=leave)
+        self.home.uploads.symlink_to(first.home.uploads)
+
+
+@pytest.fixture(scope="module")
+def hospital(postgres, tmp_path_factory):
+    """Two replicas; the second was copied from the first. The first dies in its first step."""
+    tmp_path = tmp_path_factory.mktemp("hospital")
+    secret = tmp_path / "password"
+    secret.write_text(postgres.password)
+    url = postgres.url(tcp=True, sslmode="verify-full", sslrootcert=postgres.root_certificate)
+    ledger = ["--ledger-url", url, "--ledger-schema", "hospital", "--ledger-password-file", secret]
+    (tmp_path / "first").mkdir()
+    first = CuratorProcess(tmp_path / "first", RECORDS, epsilon=2.0, init=ledger)
+    first.home.uploads.mkdir(exist_ok=True)
+    second = Replica(first, tmp_path / "second")
+    first.start(stop_at=("sampled", "kill"))  # records were read, nothing was released
+    second.start()
+    yield first, second
+    first.stop()
+    second.stop()
+
+
+def connect(*replicas: CuratorProcess, patience_s: float = 60.0) -> Curator:
+    """One client that knows every replica's address and takes the first that answers."""
+    addresses = ",".join(f"127.0.0.1:{replica.address.rpartition(':')[2]}" for replica in replicas)
+    return Curator.connect(
+        f"ipv4:{addresses}",
+        credentials=replicas[0].credentials(CLIENT),
+        patience_s=patience_s,
+        server_name="localhost",
+    )
+
+
+def declare(curator: Curator, **changes: object) -> RunParameters:
+    torch.manual_seed(5)
+    uploaded = upload(curator, nn.Linear(INPUTS, FEATURES))
+    fields = {
+        "graph_digest": uploaded.graph_digest,
+        "weights_digest": uploaded.weights_digest,
+        "directions": 30,
+        "batch_size": 64,
+        "steps": STEPS,
+        "release": Quantiles(2, 4.0),
+        "gradient": Gradient(("weight",), 1.0, 100.0),
+    }
+    return RunParameters(**{**fields, **changes})
+
+
+def test_a_client_goes_on_at_the_second_replica_when_the_first_dies_in_mid_run(hospital):
+    first, second = hospital
+    with connect(first, second) as curator, connect(second) as elsewhere:
+        parameters = declare(curator)
+        run = curator.open_run(parameters)
+        spent = curator.describe().data_set_budget.spent
+        pendings = [curator.prepare_step(run, source=SOURCE) for _ in range(STEPS)]
+        replies = [curator.send(pendings[0])]
+        # The step was begun by the first replica, which is dead now, and answered by the second.
+        assert first.ended() == -signal.SIGKILL
+        assert replies[0].step == 1
+        first.start(stop_at=("extracted", "1.5"))
+        replies += [curator.send(pending) for pending in pendings[1:]]
+        assert [reply.step for reply in replies] == list(range(1, STEPS + 1))
+        # Whoever is asked has the same bytes.
+        for pending, reply in zip(pendings, replies, strict=True):
+            again = elsewhere.send(pending)
+            assert again.directions_seed == reply.directions_seed
+            np.testing.assert_array_equal(again.gradient, reply.gradient)
+        with connect(first) as back, pytest.raises(errors.RunFinished):
+            back.send(back.prepare_step(run, source=SOURCE))
+        assert elsewhere.describe().data_set_budget.spent == spent
+    with second.home.open_ledger() as ledger:
+        assert (ledger.status().steps_charged, ledger.status().steps_used) == (STEPS, STEPS)
+        kinds = [entry.kind for entry in ledger.history()]
+    assert (kinds.count("step-answered"), kinds.count("step-resumed")) == (STEPS, 1)
+    assert second.json("ledger", "verify")["ok"] is True
+
+
+def test_a_step_in_progress_at_one_replica_is_waited_for_at_the_other(hospital):
+    first, second = hospital
+    with connect(first) as here, connect(second) as there:
+        run = here.open_run(declare(here, steps=1))
+        pending = here.prepare_step(run, source=SOURCE)
+        answers = []
+        slow = threading.Thread(target=lambda: answers.append(here.send(pending)))
+        slow.start()
+        reached = first.home.path / "reached-extracted"
+        while not reached.exists():
+            slow.join(timeout=0.02)
+        answers.append(there.send(pending))  # REQUEST_IN_PROGRESS until the first replica has stored its reply
+        slow.join(timeout=60)
+    assert answers[0].directions_seed == answers[1].directions_seed
+    np.testing.assert_array_equal(answers[0].gradient, answers[1].gradient)
+    with second.home.open_ledger() as ledger:
+        assert ledger.run(client=CLIENT, run_id=run.run_id).steps_used == 1
+
+
+def test_two_replicas_never_overspend_one_budget(hospital):
+    first, second = hospital
+    with connect(first) as here, connect(second) as there:
+        plan = declare(here, release=Quantiles(2, 5.0), gradient=None, steps=10_000_000)
+        here.open_run(dataclasses.replace(plan, steps=1))
+        # The ledger's lanes are fixed now, so what still fits is exact.
+        fitting = here.price_run(plan).steps_that_fit
+        part = dataclasses.replace(plan, steps=fitting // 3)
+        outcomes = []
+
+        def spend(curator):
+            for _ in range(4):
+                try:
+                    curator.open_run(part)
+                    outcomes.append("charged")
+                except errors.BudgetExhausted:
+                    outcomes.append("refused")
+
+        threads = [threading.Thread(target=spend, args=(curator,)) for curator in (here, there)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=120)
+        told = there.describe().data_set_budget
+    assert sorted(outcomes) == ["charged"] * 3 + ["refused"] * 5
+    assert told.spent <= told.epsilon
+    with first.home.open_ledger() as ledger:
+        report = ledger.verify()
+    assert report.ok
+    assert report.epsilon_spent <= 2.0

@@ -1,0 +1,234 @@
+"""Real workers: what they compute, what they cannot do, and what happens when they are ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from private_curator.admission import ExtractorFacts
+from private_curator.worker.confinement import probe
+from private_curator.worker.local import LocalEngine
+from private_curator.worker.pool import MAX_LOADED, WorkerPool
+from private_curator.worker.process import WorkerFailed, WorkerProcess, WorkerSettings
+from private_curator.worker.sessions import ExtractorSource
+from shared.errors import ExtractionStopped, RequestInvalid, SettingsError
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+
+pytestmark = pytest.mark.end_to_end
+
+PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("worker_program.py")))
+SHAPE = (1, 12, 12)
+MEBIBYTE = 1 << 20
+RECORDS = np.random.default_rng(1).random((40, *SHAPE), dtype=np.float32)
+
+
+def source(module: nn.Module, shape: tuple[int, ...] = SHAPE, *, key: str = "small") -> ExtractorSource:
+    graph = trace(module, shape)
+    weights = weights_to_bytes(module_weights(module, graph))
+    facts = ExtractorFacts(graph.input_shape, graph.feature_dimension, graph.parameter_shapes)
+    return ExtractorSource(key=key, facts=facts, read=lambda: (graph.to_bytes(), weights))
+
+
+def small() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(75, 6), nn.Tanh())
+
+
+def settings(*, memory: int = 512, seconds: float = 60.0, program: tuple[str, ...] = PROGRAM) -> WorkerSettings:
+    return WorkerSettings(device="cpu", threads=1, memory_bytes=memory * MEBIBYTE, seconds=seconds, program=program)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    made = WorkerPool(settings(), places=1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def limited():
+    """Makes pools with narrow limits."""
+    made: list[WorkerPool] = []
+
+    def make(**limits):
+        made.append(WorkerPool(settings(**limits), places=1))
+        made[-1].ready()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def evaluate(engine, extractor, *, names=(), adapted=None, records=RECORDS):
+    with engine.session(extractor) as session:
+        features = session.features(records, names=names, adapted=adapted)
+        if not names:
+            return features, None
+        return features, session.gradients(torch.ones_like(features)).clone()
+
+
+def ask(pool, message, *, seconds=30.0):
+    """Runs one of this test's own operations inside a worker."""
+    with pool._taken() as place:
+        return place.ensure().ask(message, deadline=time.monotonic() + seconds)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_worker_computes_what_the_curator_would(pool, changed):
+    extractor, names = source(small()), ("4.weight", "4.bias")
+    adapted = np.linspace(-1, 1, 75 * 6 + 6, dtype=np.float32) if changed else None
+    here = evaluate(LocalEngine(device=torch.device("cpu")), extractor, names=names, adapted=adapted)
+    there = evaluate(pool, extractor, names=names, adapted=adapted)
+    torch.testing.assert_close(there[0], here[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(there[1], here[1], rtol=1e-4, atol=1e-6)
+    assert there[1].shape == (40, 456)
+    assert there[1].abs().sum() > 1.0
+
+
+def test_what_a_worker_must_not_do_it_cannot(pool, tmp_path):
+    secret = tmp_path / "ledger.key"
+    secret.write_text("secret")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        here = probe(port=port, secret=str(secret))
+        there = pool.probe(port=port, secret=str(secret))
+    assert here == dict.fromkeys(here, True)  # the attempts are real: outside of a worker each succeeds
+    assert there == dict.fromkeys(here, False)
+
+
+def test_code_inside_a_worker_finds_no_way_out(pool):
+    confinement = pool.ready()
+    if not all(confinement.layers.values()):
+        pytest.skip(f"this machine confines less: {confinement}")
+    could = ask(pool, {"op": "escape", "curator": os.getpid()})
+    assert [name for name, worked in could.items() if worked] == []
+    assert len(could) > 15
+    evaluate(pool, source(small()))  # it still computes
+
+
+def test_a_worker_inherits_no_secrets(pool, monkeypatch):
+    monkeypatch.setenv("DPSWD_CURATOR_SECRET", "hush")
+    fresh = WorkerPool(settings(), places=1)
+    try:
+        found = ask(fresh, {"op": "environment"})["environment"]
+    finally:
+        fresh.close()
+    assert not [name for name in found if "DPSWD" in name]
+    assert set(found) <= {"PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "OMP_NUM_THREADS",
+                          "CUDA_VISIBLE_DEVICES", "SYSTEMROOT", "LC_CTYPE"}  # fmt: skip
+
+
+def test_a_graph_that_takes_too_long_is_ended_and_the_next_request_gets_a_fresh_worker(limited):
+    pool = limited(seconds=0.5)
+    slow = source(
+        nn.Sequential(
+            *[nn.Conv2d(1 if i == 0 else 48, 48, 5, padding=2) for i in range(12)], nn.Conv2d(48, 1, 1), nn.Flatten()
+        ),
+        (1, 64, 64),
+        key="slow",
+    )
+    before = pool.pids
+    with pytest.raises(ExtractionStopped, match=r"longer than 0\.5 seconds .*nothing was released, repeat"):
+        evaluate(pool, slow, records=np.zeros((64, 1, 64, 64), np.float32))
+    with pytest.raises(ProcessLookupError):
+        os.kill(before[0], 0)
+    pool.ready()
+    features, _ = evaluate(pool, source(small()))
+    assert features.shape == (40, 6)
+    assert pool.pids != before
+
+
+def test_a_graph_that_eats_memory_is_ended_and_the_next_request_gets_a_fresh_worker(limited):
+    pool = limited(memory=64)
+    hungry = source(nn.Sequential(nn.Flatten(), nn.Linear(144, 3000)), key="hungry")
+    before = pool.pids
+    with pytest.raises(ExtractionStopped, match=r"more than 67108864 bytes \(compute\.worker_memory_bytes\)"):
+        evaluate(pool, hungry, names=("1.weight",))  # 40 gradients of 432,000 numbers are 69 MB
+    features, _ = evaluate(pool, source(small()), names=("4.bias",))
+    assert features.shape == (40, 6)
+    assert pool.pids != before
+
+
+def test_an_upload_that_exceeds_a_limit_leaves_the_steps_worker_alone(limited):
+    pool = limited(memory=64)
+    evaluate(pool, source(small()))
+    steps = pool.pids[0]
+    graph, weights = source(nn.Sequential(nn.Flatten(), nn.Linear(144, 60_000)), key="large").read()
+    with pytest.raises(ExtractionStopped):
+        pool.check(graph, weights)  # 35 MB of weights, twice
+    pool.check(*source(small()).read())
+    assert pool.pids[0] == steps
+
+
+def test_bad_weights_are_refused_by_name_and_the_worker_goes_on(pool):
+    graph, _ = source(small()).read()
+    _, other = source(nn.Sequential(nn.Flatten(), nn.Linear(144, 2))).read()
+    pool.check(graph, source(small()).read()[1])
+    before = pool.pids
+    with pytest.raises(RequestInvalid, match="weights"):
+        pool.check(graph, other)
+    assert pool.pids == before
+
+
+@pytest.mark.parametrize("message", [{"op": "die"}, {"op": "sleep", "seconds": 60}])
+def test_a_worker_that_dies_in_mid_step_is_replaced(pool, message):
+    before = pool.pids[0]
+    with pytest.raises(ExtractionStopped):
+        ask(pool, message, seconds=0.5 if message["op"] == "sleep" else 30.0)
+    features, _ = evaluate(pool, source(small()))
+    assert features.shape == (40, 6)
+    assert pool.pids[0] != before
+
+
+def test_a_worker_that_dies_between_steps_is_not_noticed(pool):
+    evaluate(pool, source(small()))
+    os.kill(pool.pids[0], signal.SIGKILL)
+    while pool._places[0].worker.alive:
+        time.sleep(0.01)
+    features, _ = evaluate(pool, source(small()))
+    assert features.shape == (40, 6)
+
+
+def test_an_unexpected_error_leaves_a_worker_without_its_words(pool):
+    with pytest.raises(WorkerFailed) as caught:
+        ask(pool, {"op": "quote", "canary": "patient-4711"})
+    assert "patient-4711" not in repr(caught.value.chain) + str(caught.value)
+    assert caught.value.chain[0]["type"] == "builtins.ValueError"
+    assert any("quote" in place for place in caught.value.chain[0]["places"])
+
+
+def test_a_worker_that_cannot_start_says_why(limited):
+    broken = WorkerProcess(settings(program=(sys.executable, "-c", "raise SystemExit('no torch here')")))
+    with pytest.raises(SettingsError, match=r"did not start \(no torch here\)"):
+        broken.ready()
+
+
+def test_many_steps_take_no_more_memory_than_few(pool):
+    """Several extractors in turn, so that loading and dropping them counts as well."""
+    extractors = [source(small(), key=f"small {i}") for i in range(MAX_LOADED + 2)]
+
+    def steps(count):
+        for number in range(count):
+            evaluate(pool, extractors[number % len(extractors)], names=("4.weight",))
+        return resident(pool.pids[0])
+
+    steps(60)
+    pid, before = pool.pids[0], resident(pool.pids[0])
+    after = steps(240)
+    assert pool.pids[0] == pid
+    assert after - before < 4 * MEBIBYTE, (before, after)  # one step's gradients alone are 72 kB
+
+
+def resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,138 @@
+"""Both sites in containers, as docker-compose.yml makes them, for the tests of this directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from dataclasses import dataclass, field
+
+import docker
+from engine import ROOT, compose_command
+
+CURATOR, CLIENT = "dpswd-curator:test", "dpswd-client:test"
+STORY_S, TRAINING_S = 600, 240
+CONNECT = "--curator curator:50051 --credentials credentials"
+STEPS = 40
+TRAIN = f"train {CONNECT} --epsilon 1 --source-epochs 1 --parameters adapters --steps {STEPS} --batch 256"
+UNIT = {"HOME": "/var/lib/dpswd", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass
+class Sites:
+    """The running project.
+
+    Attributes:
+        docker: the engine's client.
+        address: of the engine.
+        project: compose's name for it.
+        story: what the first hospital's report printed.
+        seconds: how long each of the stories took, by the service that ends it.
+    """
+
+    docker: docker.DockerClient
+    address: str
+    project: str
+    story: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """docker-compose with the project's name, on this engine, with the images under test."""
+        command = [*compose_command(), "--project-name", self.project, "--file", str(ROOT / "docker-compose.yml")]
+        environment = {
+            **os.environ, "DOCKER_HOST": self.address, "DPSWD_VERSION": "test", "COMPOSE_HTTP_TIMEOUT": "300",
+        }  # fmt: skip
+        return subprocess.run(
+            [*command, *arguments],
+            env=environment, cwd=ROOT, capture_output=True, text=True, timeout=STORY_S, check=False,
+        )  # fmt: skip
+
+    def tell(self, report: str, *profile: str) -> str:
+        """Runs everything that this report depends on, in order, and then the report; what it printed."""
+        begun = time.monotonic()
+        told = self.compose(*profile, "run", "--rm", report)
+        self.seconds[report] = time.monotonic() - begun
+        if told.returncode != 0:
+            logs = self.compose(*profile, "logs", "--no-color").stdout
+            raise AssertionError(f"{told.stdout[-2000:]}\n{told.stderr[-2000:]}\n{logs[-6000:]}")
+        return told.stdout
+
+    def container(self, service: str):
+        found = self.docker.containers.list(all=True, filters={"label": self.labels(service)})
+        assert found, f"the service {service} has no container"
+        return found[0]
+
+    def labels(self, service: str) -> list[str]:
+        return [f"com.docker.compose.project={self.project}", f"com.docker.compose.service={service}"]
+
+    def name(self, short: str) -> str:
+        """A network's or volume's name in the engine."""
+        return f"{self.project}_{short}"
+
+    def words(self, service: str) -> str:
+        return self.container(service).logs().decode()
+
+    def operator(self, *command: str, home: str = "hospital-home", handed: str | None = None) -> str:
+        """One of an operator's commands, on its hospital's files and without a network.
+
+        `handed` is a volume through which files are handed over, at /exchange.
+        """
+        volumes = {self.name(home): {"bind": "/var/lib/dpswd", "mode": "rw"}}
+        if handed is not None:
+            volumes[handed] = {"bind": "/exchange", "mode": "rw"}
+        return self.docker.containers.run(
+            CURATOR, list(command), remove=True, network_mode="none", read_only=True, volumes=volumes
+        ).decode()
+
+    def team(self, command: str | list[str], *, volumes: dict | None = None, entrypoint: str | None = None):
+        """One of the ML team's commands, started as the service `client` is."""
+        return self.docker.containers.run(
+            CLIENT, command, entrypoint=entrypoint, detach=True, network=self.name("crossing"), read_only=True,
+            cap_drop=["ALL"], security_opt=["no-new-privileges:true"], tmpfs={"/tmp": "mode=1777"}, environment=UNIT,
+            volumes=volumes or {self.name("team-home"): {"bind": "/var/lib/dpswd", "mode": "rw"}},
+        )  # fmt: skip
+
+    def budget(self, home: str = "hospital-home") -> dict:
+        return json.loads(self.operator("budget", "show", "--format", "json", home=home))
+
+    def leave(self, epsilon: float) -> None:
+        """The operator of the first hospital sets its budget to so much above what is spent."""
+        now = self.budget()
+        wanted = now["epsilon_spent"] + epsilon
+        change = "extend" if wanted > now["epsilon"] else "lower"
+        self.operator("budget", change, "--epsilon", str(wanted), "--reason", "next study")
+
+    def health(self, service: str = "curator") -> str:
+        return self.container(service).attrs["State"]["Health"]["Status"]
+
+    @property
+    def answers(self) -> int:
+        """Steps with quantile coefficients that the first curator has answered, by its log."""
+        return self.words("curator").count("ReleaseQuantiles for ml-team: OK")
+
+
+def finish(container) -> str:
+    """Waits for a container's end; its whole output, which must be one of success."""
+    try:
+        status = container.wait(timeout=TRAINING_S)["StatusCode"]
+        words = container.logs().decode()
+        assert status == 0, words[-3000:]
+        return words
+    finally:
+        container.remove(force=True)
+
+
+def wait(what: str, condition, *, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.2)
+
+
+def percentage(words: str) -> float:
+    """What a hospital found when it tried the delivered model."""
+    found = re.search(r"own records: ([0-9.]+)% right", words)
+    assert found, words
+    return float(found[1])

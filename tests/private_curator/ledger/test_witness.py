@@ -1,0 +1,140 @@
+"""A database that was put back to an older state past `restore`: the curator's own note shows it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+
+import pytest
+from toy_accounting import ToyAccounting
+
+from private_curator.ledger import Ledger, restore
+from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.witness import Witness
+from shared.errors import LedgerCorrupt, RestoreRefused
+
+DIGEST = "d" * 64
+ACCEPTANCE = "The disk of 3 May is lost; the ethics board has accepted this, minutes of 5 May."
+
+pytestmark = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture
+def note(tmp_path):
+    return tmp_path / "home" / "ledger.witness"
+
+
+@pytest.fixture
+def serve(place, key, ledger, note):
+    """Opens the ledger as a curator does that keeps a note."""
+    note.parent.mkdir()
+    ledger.close()
+
+    def serve():
+        return Ledger.open(place, key=key, accounting=ToyAccounting(), witness=note)
+
+    return serve
+
+
+@pytest.fixture
+def snapshot(request, place, tmp_path):
+    """Takes the database as it is, and gives a function that puts this state back, as an administrator would."""
+
+    def snapshot():
+        if isinstance(place, SqliteFile):
+            shutil.copyfile(place.path, tmp_path / "snapshot")
+            return lambda: shutil.copyfile(tmp_path / "snapshot", place.path)
+        server = request.getfixturevalue("postgres")
+        dump = tmp_path / "dump.sql"
+        server.run("pg_dump", "--schema", place.schema, "--file", str(dump))
+
+        def put_back():
+            with server.administer() as administrator:
+                administrator.execute(f"DROP SCHEMA {place.schema} CASCADE")
+            server.run("psql", "--quiet", "--set", "ON_ERROR_STOP=1", "--file", str(dump))
+
+        return put_back
+
+    return snapshot
+
+
+def test_an_older_state_is_not_served(serve, snapshot, note, open_run, answer):
+    with serve() as ledger:
+        run = open_run(ledger)
+    put_back = snapshot()
+    with serve() as ledger:
+        answer(ledger, run, "step")
+    put_back()
+    with pytest.raises(LedgerCorrupt, match=r"lacks entry 6.*older state"):
+        serve()
+
+
+def test_neither_is_another_history_of_the_same_length(serve, snapshot, open_run, place, key):
+    with serve():
+        pass
+    put_back = snapshot()
+    with serve() as ledger:
+        ledger.approve_extractor("1" * 64)
+    put_back()
+    with Ledger.open(place, key=key, accounting=ToyAccounting()) as forgetful:  # a replica without a note
+        forgetful.approve_extractor("2" * 64)
+    with pytest.raises(LedgerCorrupt, match="lacks entry 3"):
+        serve()
+
+
+def test_a_loss_that_was_accepted_in_writing_is_served(serve, snapshot, note, open_run, place, key, tmp_path):
+    put_back = snapshot()
+    with serve() as ledger:
+        lost = open_run(ledger)
+    put_back()
+    with Ledger.open(place, key=key, accounting=ToyAccounting()) as older:
+        older.backup(tmp_path / "backup")
+    noted = Witness(note).entry()
+    assert noted == lost.receipt.entry
+    bring_back = {"key": key, "accounting": ToyAccounting(), "receipts": [noted]}
+    with pytest.raises(RestoreRefused, match="charges of 1 runs"):
+        restore(tmp_path / "backup", place, **bring_back)
+    restore(tmp_path / "backup", place, accept_loss=ACCEPTANCE, **bring_back)
+    with serve() as ledger:
+        assert ledger.status().runs == 0
+        assert Witness(note).entry() == ledger.head()
+
+
+def test_newer_states_are_served(serve, open_run, place, key, note):
+    with serve() as ledger:
+        open_run(ledger)
+    with Ledger.open(place, key=key, accounting=ToyAccounting()) as another:
+        another.approve_extractor("1" * 64)
+    with serve() as ledger:
+        assert Witness(note).entry() == ledger.head()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "\xff"])
+def test_a_note_in_pieces_is_not_used(serve, note, content):
+    with serve():
+        note.write_text(content, encoding="latin-1")
+    with serve() as ledger:
+        assert Witness(note).entry() == ledger.head()
+
+
+def test_a_note_that_cannot_be_written_stops_nothing(serve, note, open_run, answer):
+    with serve() as ledger:
+        shutil.rmtree(note.parent)
+        answer(ledger, open_run(ledger), "step")
+        assert ledger.verify().ok
+
+
+def test_many_threads_note(serve, note, open_run, answer):
+    with serve() as ledger:
+        run = open_run(ledger, steps=40)
+        workers = [
+            threading.Thread(target=lambda n=n: [answer(ledger, run, f"{n}-{step}") for step in range(10)])
+            for n in range(4)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(timeout=60)
+        assert ledger.status().steps_used == 40
+        assert Witness(note).entry() == ledger.head()
+        assert [file.name for file in note.parent.iterdir()] == [note.name]

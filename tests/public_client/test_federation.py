@@ -1,0 +1,225 @@
+"""Several curators: who drops out is reported, the rest trains on, and each budget is charged once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from public_client import DomainAdaptation
+from public_client.datasets import Labelled
+from public_client.federation import Federation
+from public_client.networks import digits_network
+from public_client.source import source_loader
+from shared import errors
+from shared.errors import InvalidValue, SettingsError
+
+STEPS = 6
+WAYS = [{"parameters": "adapters"}, {"release": "rows"}, {"parameters": "none"}]
+
+
+@pytest.fixture
+def sites(serve):
+    south = serve(records=500)
+    south.curator.rng = np.random.default_rng(8)  # another hospital, other answers
+    return {"north": serve(), "south": south}
+
+
+@pytest.fixture
+def connect(sites, tmp_path):
+    opened = []
+
+    def make(names=("north", "south"), **options):
+        federation = Federation.connect(
+            {name: sites[name].address for name in names},
+            credentials={name: sites[name].credentials for name in names},
+            patience_s=0.0,
+            run_directory=tmp_path / "run",
+            **options,
+        )
+        opened.append(federation)
+        return federation
+
+    yield make
+    for federation in opened:
+        federation.close()
+
+
+def data(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(96, 1, 8, 8, generator=generator) * 2 - 1
+    return Labelled(images, torch.randint(10, (96,), generator=generator))
+
+
+def model(federation, *, shared=False, **wishes):
+    torch.manual_seed(3)
+    extractor, classifier = digits_network((1, 8, 8))
+    chosen = {"epsilon": 1.0, "steps": STEPS, "batch_size": 16, "directions": 8, "source_records": 64}
+    plans = federation.plan(**chosen | {"tuning_steps": 20} | wishes)
+    return DomainAdaptation(
+        extractor, classifier, curator=federation, plan=plans, shared=shared, source_epochs=1, device="cpu"
+    )
+
+
+def fit(adaptation, **arguments):
+    return adaptation.fit(source_loader(data(), batch_size=32), progress=False, **arguments)
+
+
+def weights(model):
+    return [value.clone() for module in (model.extractor, model.classifier) for value in module.state_dict().values()]
+
+
+def states(adaptation):
+    return {report["site"]: report["state"] for report in adaptation.reports}
+
+
+@pytest.mark.parametrize("wishes", WAYS)
+def test_every_site_is_charged_its_own_run_and_every_way_can_share_a_model(connect, sites, wishes, tmp_path):
+    adaptation = fit(model(connect(), shared=True, **wishes))
+    assert {name: served.curator.steps_charged for name, served in sites.items()} == {"north": STEPS, "south": STEPS}
+    assert adaptation.model("north") is adaptation.model("south")
+    assert states(adaptation) == {"north": "finished", "south": "finished"}
+    assert adaptation.save(tmp_path / "adapted.safetensors") == [tmp_path / "adapted.safetensors"]
+
+
+@pytest.mark.parametrize("wishes", [{"parameters": "adapters"}, {"parameters": "none"}])
+def test_by_default_each_site_has_a_model_and_a_file_of_its_own(connect, wishes, tmp_path):
+    adaptation = fit(model(connect(), **wishes))
+    north, south = weights(adaptation.model("north")), weights(adaptation.model("south"))
+    assert any(not torch.equal(a, b) for a, b in zip(north, south, strict=True))
+    files = adaptation.save(tmp_path / "adapted.safetensors")
+    assert [file.name for file in files] == ["adapted-north.safetensors", "adapted-south.safetensors"]
+    images = data(5).images
+    for name in ("north", "south"):
+        assert adaptation.predict(images, site=name).shape == (96,)
+    with pytest.raises(InvalidValue, match="the sites are north, south"):
+        adaptation.predict(images, site="east")
+
+
+def test_a_site_alone_and_a_site_among_others_end_alike(connect, sites):
+    """Sites with models of their own do not feel each other."""
+    alone = fit(model(connect(["north"]), parameters="adapters"))
+    sites["north"].curator.restart()
+    together = fit(model(connect(), parameters="adapters"))
+    for a, b in zip(weights(alone.model("north")), weights(together.model("north")), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_requests_of_a_step_are_under_way_at_the_same_time(connect, sites):
+    """Each site's answer waits until the other site's request has arrived: asked in turn, both would wait for ever."""
+    barrier = threading.Barrier(2, timeout=20)
+    for served in sites.values():
+        served.curator.before_step = barrier.wait
+    adaptation = fit(model(connect(), shared=True, parameters="adapters"))
+    assert states(adaptation) == {"north": "finished", "south": "finished"}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("wishes", WAYS)
+def test_a_site_that_fails_in_mid_training_is_reported_and_resumed_later(
+    connect, sites, shared, wishes, tmp_path, caplog
+):
+    method = "AlignTarget" if "release" in wishes else "ReleaseQuantiles"
+    sites["south"].curator.failures[method] = [None, None, errors.CuratorUnavailable("gone")]
+    with caplog.at_level(logging.WARNING):
+        adaptation = fit(model(connect(), shared=shared, **wishes), checkpoint=tmp_path / "run")
+    assert states(adaptation) == {"north": "finished", "south": "set aside"}
+    report = adaptation.reports[1]
+    assert report["charged_epsilon"] == 1.0
+    assert "CuratorUnavailable: gone" in report["reason"]
+    assert "south" in caplog.text
+    assert sites["south"].curator.steps_charged == 2
+
+    again = fit(model(connect(), shared=shared, **wishes), checkpoint=tmp_path / "run")
+    assert states(again) == {"north": "finished", "south": "finished"}
+    assert [served.curator.steps_charged for served in sites.values()] == [STEPS, STEPS]
+    assert [served.curator.spent for served in sites.values()] == [1.0, 1.0]
+    if wishes == {"parameters": "adapters"} and not shared:  # the replay tunes on batches in the loader's own order
+        for a, b in zip(weights(adaptation.model("north")), weights(again.model("north")), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_exhausted_site_is_left_out_and_spends_nothing(connect, sites, shared):
+    federation = connect()
+    adaptation = model(federation, shared=shared, parameters="adapters")
+    sites["south"].curator.spent = 4.5  # somebody else was faster
+    fit(adaptation)
+    assert states(adaptation) == {"north": "finished", "south": "refused"}
+    assert adaptation.reports[1]["charged_epsilon"] == 0.0
+    assert "BudgetExhausted" in adaptation.reports[1]["reason"]
+    assert sites["south"].curator.spent == 4.5
+
+
+def test_a_run_that_the_operator_closes_in_the_middle_ends_for_that_site_alone(connect, sites):
+    sites["south"].curator.failures["ReleaseQuantiles"] = [None, None, errors.RunFinished("closed by the operator")]
+    adaptation = fit(model(connect(), shared=True, parameters="adapters"))
+    assert states(adaptation) == {"north": "finished", "south": "set aside"}
+    assert sites["north"].curator.steps_charged == STEPS
+
+
+def test_when_no_site_is_left_the_first_error_says_so(connect, sites):
+    federation = connect()
+    adaptation = model(federation, parameters="adapters")
+    for served in sites.values():
+        served.curator.spent = 4.5
+    with pytest.raises(errors.BudgetExhausted):
+        fit(adaptation)
+    for served in sites.values():
+        served.curator.spent = 0.0
+        served.curator.failures["ReleaseQuantiles"] = [None, errors.CuratorUnavailable("gone")]
+    with pytest.raises(errors.CuratorUnavailable) as ended:
+        fit(adaptation)
+    assert any("gone" in note for note in ended.value.__notes__)
+
+
+def test_sites_may_have_budgets_and_lengths_of_their_own(connect, sites):
+    adaptation = fit(
+        model(connect(), shared=True, parameters="adapters", epsilon={"north": 1.0, "south": 2.0},
+              steps={"north": STEPS, "south": 2})
+    )  # fmt: skip
+    assert {name: served.curator.steps_charged for name, served in sites.items()} == {"north": STEPS, "south": 2}
+    assert [report["charged_epsilon"] for report in adaptation.reports] == [1.0, 2.0]
+
+
+def test_a_site_that_does_not_answer_at_first_is_left_out(sites, certificates, caplog):
+    addresses = {"north": sites["north"].address, "south": "localhost:1"}
+    with Federation.connect(
+        addresses, credentials=dict.fromkeys(addresses, certificates), patience_s=0.0
+    ) as federation:
+        assert list(federation) == ["north"]
+        assert "south is left out" in caplog.text
+        assert list(federation.plan(epsilon={"north": 1.0, "south": 1.0})) == ["north"]
+        with pytest.raises(InvalidValue, match="epsilon names west"):
+            federation.plan(epsilon={"north": 1.0, "west": 1.0})
+    with pytest.raises(errors.CuratorUnavailable):
+        Federation.connect({"south": "localhost:1"}, credentials={"south": certificates}, patience_s=0.0)
+    with pytest.raises(SettingsError, match="no credentials for south"):
+        Federation.connect(addresses, credentials={"north": certificates})
+
+
+def test_the_weights_of_sites_enter_the_loss_of_ones_own_loop(connect, sites):
+    """loss = sum of shares times each site's own loss; the gradient reaches the features and the adapted weights."""
+    federation = connect(weights={"north": 3.0, "south": 1.0})
+    federation.plan(epsilon=1.0, steps=2, batch_size=16, directions=8, release="rows", parameters="all")
+    extractor, _ = digits_network((1, 8, 8))
+    features = extractor.eval()(data().images)
+    loss = federation.alignment_loss(extractor, features)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in extractor.parameters())
+    ((_, group),) = federation._groups.values()
+    singles = {site.name: site.run.last for site in group.sites}
+    expected = sum(
+        share * site.run.distance(features.detach(), singles[site.name].release)
+        for site, share in zip(group.sites, (0.75, 0.25), strict=True)
+    )
+    torch.testing.assert_close(loss.detach(), expected)
+    sites["south"].curator.failures["AlignTarget"] = [errors.CuratorUnavailable("gone")]
+    federation.alignment_loss(extractor, features.detach())  # north alone
+    with pytest.raises(errors.RunFinished):
+        federation.alignment_loss(extractor, features.detach())
+    with pytest.raises(SettingsError, match="positive"):
+        Federation(federation.curators, weights={"north": 0.0})
