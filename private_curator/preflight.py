@@ -226,10 +226,10 @@ def _device(site: _Site) -> str:
 
 def _worker(site: _Site) -> str:
     from private_curator.server import choose_device
-    from private_curator.worker.choice import examine
+    from private_curator.worker.choice import examine, make_engine
 
-    compute = site.settings.compute
-    return examine(compute, choose_device(compute.device), secret=site.home.ledger_key)
+    compute = site.settings.compute.model_copy(update={"parallel_steps": 1})
+    return examine(make_engine(compute, choose_device(compute.device)), secret=site.home.ledger_key)
 
 
 def _disk(site: _Site) -> str:
