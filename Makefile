@@ -5,16 +5,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Extra arguments for the tests, for example: make test ARGS="-k ledger"
 ARGS ?=
+# Test processes; the container tests are all in one of them, and so are those on PostgreSQL.
+WORKERS ?= 2
 
 # The networks here are small: two threads that wait for each other on a busy machine are slower than one.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-containers set-up lint types format proto lock settings-page accountant-table clean
+.PHONY: help demo test test-quick test-containers set-up lint types format proto lock settings-page accountant-table clean
 
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
-	@echo "make test              lint, types, import directions and all tests"
+	@echo "make test              lint, types, import directions and all tests, those in containers included"
+	@echo "make test-quick        the same without containers"
 	@echo "make test-containers   the two sites in containers, on an engine of its own if none is given"
 	@echo "make accountant-table  write docs/accountant.md"
 	@echo "make settings-page     write docs/settings.md from both parties' settings"
@@ -32,10 +35,14 @@ set-up: $(VENV)/.ready
 demo: set-up
 	$(BIN)/dpswd-client demo --output demo-output
 
+# The container tests start an engine of their own (root and Debian), or use the one in DOCKER_HOST; where there can be
+# none they are skipped, and the summary says so.
 test: set-up lint types
-	$(BIN)/pytest -m "not containers" $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
 
-# Needs root and Debian, or a Docker engine in DOCKER_HOST; about ten minutes from nothing.
+test-quick: set-up lint types
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup -m "not containers" $(ARGS)
+
 test-containers: set-up
 	$(BIN)/pytest -m containers $(ARGS)
 

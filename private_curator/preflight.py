@@ -168,17 +168,20 @@ def _key_files(site: _Site) -> str:
 
 def _permissions(site: _Site) -> str:
     path = site.home.path
-    status = path.stat()
-    if stat.S_IMODE(status.st_mode) & 0o002:
-        raise SettingsError(f"everybody can write to {path}; run chmod o-w {path}")
-    if status.st_uid != os.geteuid():
-        raise SettingsError(
-            f"{path} belongs to user {status.st_uid}, this is user {os.geteuid()}; run as its owner, or chown -R it"
-        )
     for entry in (path, site.home.certificates):
-        if not os.access(entry, os.W_OK | os.X_OK):
-            raise SettingsError(f"this user cannot write to {entry}; run chmod u+wx {entry}")
-    return f"{path} belongs to this user, and only it writes there"
+        status = entry.stat()
+        if stat.S_IMODE(status.st_mode) & 0o002:
+            raise SettingsError(f"everybody can write to {entry}; run chmod o-w {entry}")
+        if os.access(entry, os.W_OK | os.X_OK):
+            continue
+        # A volume may belong to root and be written to by this user's group; only what cannot be written is wrong.
+        if status.st_uid != os.geteuid():
+            raise SettingsError(
+                f"{entry} belongs to user {status.st_uid}, and user {os.geteuid()}, who runs this, cannot write there; "
+                "run as its owner, or chown -R it"
+            )
+        raise SettingsError(f"this user cannot write to {entry}; run chmod u+wx {entry}")
+    return f"this user can write to {path}, and not everybody can"
 
 
 def _clock(site: _Site) -> str:
@@ -223,10 +226,10 @@ def _device(site: _Site) -> str:
 
 def _worker(site: _Site) -> str:
     from private_curator.server import choose_device
-    from private_curator.worker.choice import examine
+    from private_curator.worker.choice import examine, make_engine
 
-    compute = site.settings.compute
-    return examine(compute, choose_device(compute.device), secret=site.home.ledger_key)
+    compute = site.settings.compute.model_copy(update={"parallel_steps": 1})
+    return examine(make_engine(compute, choose_device(compute.device)), secret=site.home.ledger_key)
 
 
 def _disk(site: _Site) -> str:

@@ -125,10 +125,13 @@ class Dann:
     def __call__(self, source: Tensor, target: Tensor, progress: float) -> Tensor:
         """The critic's loss; its gradient reaches the extractor reversed."""
         weight = self._weight * (2.0 / (1.0 + math.exp(-10.0 * progress)) - 1.0)
+        self._critic.to(source.device)
         features: Tensor = _Reversal.apply(torch.cat((source, target)), weight)  # type: ignore[no-untyped-call]
-        self._critic.to(features.device)
-        domains = torch.cat((torch.zeros(len(source)), torch.ones(len(target)))).to(features)
-        return functional.binary_cross_entropy_with_logits(self._critic(features).squeeze(1), domains)
+        logits = self._critic(features).squeeze(1)
+        # Each domain counts half, whatever the sizes of the two batches.
+        return 0.5 * (
+            functional.softplus(logits[: len(source)]).mean() + functional.softplus(-logits[len(source) :]).mean()
+        )
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """The critic's."""

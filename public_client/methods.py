@@ -90,6 +90,7 @@ class Trained:
         histories: by site.
         reports: what was charged at each site, and how far it came.
         adaptation: of a private method, to save its models or look at its runs.
+        save: writes the models of a private method without an `adaptation`, and returns the files.
     """
 
     models: dict[str, Model]
@@ -97,6 +98,7 @@ class Trained:
     histories: dict[str, list[HistoryPoint]] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)
     adaptation: DomainAdaptation | None = None
+    save: Callable[[Path], list[Path]] | None = None
 
 
 @dataclass(frozen=True)

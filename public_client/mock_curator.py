@@ -231,6 +231,10 @@ class MockCurator(Curator):
                 run.answers[pending.request_id] = self._computed(run, pending)
         return StepRelease.from_bytes(run.answers[pending.request_id])
 
+    def synthetic(self, count: int) -> Tensor:
+        """Records (count, *record_shape) that nobody has; a subclass may imitate a data set better."""
+        return torch.randn((count, *self._described.record_shape), generator=self._records) * _BRIGHTNESS
+
     def _priced(self, parameters: RunParameters) -> tuple[PrivacyFilter, Spent, RunEvent]:
         parameters = RunParameters.from_message(parameters.to_message())  # what the wire refuses is refused here
         graph = self._graphs.get(parameters.graph_digest)
@@ -285,8 +289,7 @@ class MockCurator(Curator):
         """A step as the curator computes it (the same order of events), from records that nobody has."""
         request = _REQUESTS[pending.kind].FromString(pending.message)
         declared, step = run.parameters, request.input
-        shape = (declared.batch_size, *self._described.record_shape)
-        records = torch.randn(shape, generator=self._records) * _BRIGHTNESS
+        records = self.synthetic(declared.batch_size)
         own_map = PublicMap.from_message(step.feature_map, field="map") if step.HasField("feature_map") else None
         mapped = _feature_map(own_map or declared.feature_map, run.extractor.graph.feature_dimension)
         adapted = _adapted(step.adapted_parameters, declared, run.extractor.graph)

@@ -1,7 +1,7 @@
 """Pictures of a finished training: what was charged over its steps, and source and target features before and after.
 
-Everything drawn is the client's own or was released: of the target that is an ellipse, estimated from the released
-means and spreads along the step's directions, never a record.
+Everything drawn is the client's own or was released: of the target that is an ellipse, whose centre and size are
+estimated from the released means and spreads along the step's directions, never a record.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from shared.mechanisms.quantile_coefficients import source_coefficients
 
 _SHOWN = 1500  # source records in a scatter plot
 _WIDTH = 2.0  # standard deviations that an ellipse covers
+_LEAST_SPREAD = 1e-3  # of the source's variance: noise may push an estimate below zero
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ class PlaneEstimate:
 def target_in_plane(seen: Seen, plan: Plan, plane: Tensor) -> PlaneEstimate:
     """What a release says of the target in a plane of feature space; post-processing of public values.
 
-    The mean minimises the squared misfit to the released means along the directions, with the source's mean as prior;
-    the covariance is the source's plus the best correction inside the plane and equally in all directions.
+    The mean minimises the squared misfit to the released means along the directions, with the source's mean as prior.
+    Of the covariance only its size is estimated, from the released spreads; its shape is the source's: a step's few
+    hundred noisy numbers do not tell more.
 
     Args:
         seen: at one step.
@@ -62,14 +64,10 @@ def target_in_plane(seen: Seen, plan: Plan, plane: Tensor) -> PlaneEstimate:
     shift = torch.linalg.solve(system, U @ gaps)  # (d,)
     covariance = torch.cov((source @ plane).T)
     if spreads is not None:
-        covariance = covariance + _correction(
-            spreads - _source_spreads(source, U, seen, plan), U.T @ plane, float(covariance.trace()) / 2
-        )
-    values, vectors = torch.linalg.eigh(covariance)
-    floor = 1e-3 * values.abs().max().clamp(min=1e-12)
-    return PlaneEstimate(
-        mean=(own_mean + shift) @ plane, covariance=vectors @ torch.diag(values.clamp(min=floor)) @ vectors.T
-    )
+        own = _source_spreads(source, U, seen, plan)
+        factor = float((spreads @ own) / (own @ own).clamp(min=1e-12))  # spreads = factor * own, by least squares
+        covariance = max(factor, _LEAST_SPREAD) * covariance
+    return PlaneEstimate(mean=(own_mean + shift) @ plane, covariance=covariance)
 
 
 def _moments(seen: Seen, plan: Plan) -> tuple[Tensor, Tensor | None]:
@@ -92,25 +90,6 @@ def _source_spreads(source: Tensor, U: Tensor, seen: Seen, plan: Plan) -> Tensor
     count = len(seen.release.release)
     own = source_coefficients(projections, batch=plan.batch_size, coefficients=count)
     return own[1:].square().sum(dim=0) / plan.batch_size
-
-
-def _correction(gaps: Tensor, along: Tensor, prior: float) -> Tensor:
-    """(2, 2): the change of covariance inside the plane that explains the gaps, beside an isotropic one.
-
-    Least squares with a Gaussian prior on the plane's part: with few or noisy directions nothing is claimed.
-
-    Args:
-        gaps: (k,) of variances along the directions.
-        along: (k, 2), the directions' components in the plane.
-        prior: deviation of each entry of the change, about the source's own variance.
-    """
-    x, y = along[:, 0], along[:, 1]
-    design = torch.stack((x * x, 2 * x * y, y * y, torch.ones_like(x)), dim=1)  # (k, 4)
-    residual = gaps - design @ torch.linalg.lstsq(design, gaps[:, None]).solution[:, 0]
-    noise = float(residual.square().sum()) / max(1, len(gaps) - 4)
-    penalty = torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=gaps.dtype, device=gaps.device))
-    found = torch.linalg.solve(design.T @ design + noise / max(prior, 1e-12) ** 2 * penalty, design.T @ gaps)
-    return torch.stack((found[0] + found[3], found[1], found[1], found[2] + found[3])).reshape(2, 2)
 
 
 def principal_plane(features: Tensor) -> Tensor:
@@ -141,7 +120,10 @@ def plot_features(path: Path, alignment: Alignment, *, title: str) -> None:
         own = PlaneEstimate(points.mean(dim=0), torch.cov(points.T))
         _ellipse(axis, own, color="C0", label="source, two deviations")
         _ellipse(
-            axis, target_in_plane(seen, alignment.plan, plane), color="C3", label="target, estimated from the release"
+            axis,
+            target_in_plane(seen, alignment.plan, plane),
+            color="C3",
+            label="target: centre and size, from the release",
         )
         axis.set_title(when)
         axis.set_xlabel("first principal direction")

@@ -99,6 +99,7 @@ def plot(path: Path, *, title: str, curves: Sequence[Curve], levels: Sequence[tu
     left.set_xlabel("share of the run's steps (%)")
     right.set_xlabel("epsilon that the steps so far cost (replace one record)")
     left.set_ylabel("accuracy on the private target (%)")
+    left.set_xlim(0, 105)
     right.set_xlim(left=0)
     left.legend(fontsize=8, loc="best")
     for axis in (left, right):

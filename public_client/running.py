@@ -299,6 +299,8 @@ def _save(wanted: Experiment, trained: Trained, seed: int, task: Task) -> list[P
         path = path.with_stem(f"{path.stem}-seed-{seed}")
     if trained.adaptation is not None:
         return trained.adaptation.save(path)
+    if trained.save is not None:
+        return trained.save(path)
     raise SettingsError(
         f"output.save keeps models that curators paid for; {task.name} was adapted by a local method, without a plan"
     )
@@ -313,7 +315,7 @@ def _plots(wanted: Experiment, result: Result, seed: int) -> list[Path]:
     dry = " (dry run: synthetic records)" if wanted.dry_run.enabled else ""
     title = f"{wanted.name}: {result.method}{dry}"
     written = [directory / f"epsilon{ending}.png"]
-    drawn = {name: points for name, points in trained.histories.items() if points}
+    drawn = {name: points for name, points in trained.histories.items() if points and name in trained.plans}
     if not drawn:
         return []
     plots.plot_epsilon(written[0], drawn, trained.plans, title=title)
@@ -321,8 +323,8 @@ def _plots(wanted: Experiment, result: Result, seed: int) -> list[Path]:
         written.append(directory / f"accuracy{ending}.png")
         curves = [report.Curve(name, points) for name, points in drawn.items()]
         report.plot(written[-1], title=title, curves=curves, levels=[("source-only", result.source_only)])
-    assert trained.adaptation is not None
-    for name, site in trained.adaptation.sites.items():
+    sites = trained.adaptation.sites if trained.adaptation is not None else {}
+    for name, site in sites.items():
         if site.alignment is not None and site.alignment.first is not None:
             written.append(directory / f"features{'' if name == ALONE else '-' + name}{ending}.png")
             plots.plot_features(written[-1], site.alignment, title=f"{title}, {name}")

@@ -15,6 +15,9 @@ from private_curator.worker.process import WorkerSettings
 from private_curator.worker.sessions import Engine
 from shared.errors import SettingsError
 
+TOLERATED = frozenset({"read the curator's files"})
+"""What a worker may turn out to be able to do without the curator being unfit to serve."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -55,33 +58,35 @@ def report(engine: Engine) -> None:
         _log.warning("the extraction worker can read this user's files: this kernel has no Landlock, or forbids it")
 
 
-def examine(settings: ComputeSettings, device: torch.device, *, secret: Path) -> str:
-    """Starts a worker and lets it try what it must not be able to do.
+def examine(engine: Engine, *, secret: Path) -> str:
+    """Lets a worker try what it must not be able to do, and ends the engine.
 
     Args:
-        settings: of the curator.
-        device: that the worker will use.
+        engine: as `make_engine` makes it.
         secret: a file of the curator's that a worker must not read.
 
     Raises:
         SettingsError: a worker does not start, or could do something that it must not.
     """
-    engine = make_engine(settings.model_copy(update={"parallel_steps": 1}), device)
+    if not isinstance(engine, WorkerPool):
+        raise SettingsError(
+            "extractors run in the curator's own process, which nothing confines; set compute.isolation to process "
+            "unless every client is trusted"
+        )
     try:
-        if not isinstance(engine, WorkerPool):
-            raise SettingsError(
-                "extractors run in the curator's own process, which nothing confines; set compute.isolation to process "
-                "unless every client is trusted"
-            )
         confinement = engine.ready()
         with socket.create_server(("127.0.0.1", 0)) as listener:
             could = engine.probe(port=listener.getsockname()[1], secret=str(secret))
     finally:
         engine.close()
-    broken = [name for name, worked in could.items() if worked]
+    # Without Landlock (an old kernel, an old container engine) a worker reads what its user may; it cannot send it.
+    broken = [name for name, worked in could.items() if worked and name not in TOLERATED]
     if broken:
         raise SettingsError(
             f"the extraction worker can {', '.join(broken)} ({confinement}); run the curator on Linux 5.13 or later, "
             "in a container whose policy allows seccomp filters and Landlock (Docker's and Podman's own do)"
         )
-    return f"starts and cannot {', '.join(could)}: {confinement}"
+    cannot = f"starts and cannot {', '.join(name for name, worked in could.items() if not worked)}: {confinement}"
+    if any(could.values()):
+        cannot += "; it can read the curator's files, run on Linux 5.13 or later with an engine that allows Landlock"
+    return cannot

@@ -138,8 +138,9 @@ def source_knots(records: Tensor, count: int) -> Tensor:
         raise InvalidValue(f"knots need finite records of shape (m, d), got {tuple(records.shape)}")
     levels = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     knots = torch.quantile(records.to(torch.float64), levels, dim=0).T.contiguous()  # (d, count)
-    spread = (records.amax(dim=0) - records.amin(dim=0)).to(torch.float64).clamp(min=1e-3)
-    apart = spread / (10 * count)  # a binary column has two values; its inner knots stand close to one of them
+    low, high = records.amin(dim=0).to(torch.float64), records.amax(dim=0).to(torch.float64)
+    # A binary column has two values; its inner knots stand close to one of them. Float32 must still tell them apart.
+    apart = torch.maximum((high - low).clamp(min=1e-3) / (10 * count), 1e-6 * torch.maximum(low.abs(), high.abs()))
     for column in range(1, count):
         knots[:, column] = torch.maximum(knots[:, column], knots[:, column - 1] + apart)
     return knots.to(torch.float32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -44,19 +43,21 @@ def test_a_client_that_is_killed_and_resumed_spends_nothing_twice(sites):
 
 
 _RACE = """
-import sys, time, torch
+import signal, sys, threading, torch
 from public_client.curator import Curator
 from public_client.networks import digits_network
 from shared.errors import BudgetExhausted
 
-epsilon, start = float(sys.argv[1]), float(sys.argv[2])
+start = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: start.set())
+epsilon = float(sys.argv[1])
 torch.manual_seed(0)
 extractor, _ = digits_network((1, 8, 8))
 with Curator.connect("curator:50051", credentials="credentials") as curator:
     plan = curator.plan(epsilon=epsilon, parameters="none", directions=20)
     features = extractor(torch.zeros(64, 1, 8, 8)).detach()
-    assert time.time() < start, "not ready when the race began"
-    time.sleep(start - time.time())
+    print("READY", flush=True)
+    start.wait()
     try:
         curator.alignment_loss(extractor, features, plan=plan)
         print("ADMITTED")
@@ -88,10 +89,9 @@ def test_two_clients_that_race_for_the_rest_of_one_budget_cannot_both_have_it(si
     # Three quarters of what is left in zero-concentrated terms: one such run fits, two do not.
     left = _rho(before["epsilon"]) - _rho(before["epsilon_spent"])
     epsilon = _epsilon(0.75 * left)
-    start = time.time() + 45
     racers = [
         sites.team(
-            ["-c", _RACE, str(epsilon), str(start)],
+            ["-c", _RACE, str(epsilon)],
             entrypoint="python",
             volumes={volume.name: {"bind": "/var/lib/dpswd", "mode": "rw"}},
         )
@@ -99,12 +99,14 @@ def test_two_clients_that_race_for_the_rest_of_one_budget_cannot_both_have_it(si
     ]
     try:
         for racer in racers:
-            racer.wait(timeout=TRAINING_S)
+            wait("a client at the start", lambda racer=racer: b"READY" in racer.logs(), seconds=TRAINING_S)
+        for racer in racers:
+            racer.kill("SIGUSR1")
         words = [finish(racer) for racer in racers]
     finally:
         for volume in volumes.values():
             volume.remove(force=True)
-    assert sorted(word.split()[0] for word in words) == ["ADMITTED", "REFUSED"], words
+    assert sorted(word.split()[1] for word in words) == ["ADMITTED", "REFUSED"], words
     assert "does not allow this run" in "".join(words)
     after = sites.budget()
     assert after["runs"] == before["runs"] + 1

@@ -21,7 +21,10 @@ from shared.extractor import (
     adapt_for_target,
     adapter_parameter_names,
     adapter_size,
+    input_adapter,
+    insert_adapter,
     module_weights,
+    source_knots,
     trace,
     validate,
 )
@@ -168,3 +171,91 @@ def test_what_cannot_travel_is_not_adapted(digits):
     adapted = adapt_for_target(digits.module, digits.input_shape)
     with pytest.raises(InvalidValue, match="already"):
         adapt_for_target(adapted, digits.input_shape)
+
+
+READY = [
+    ("warp", (1, 8, 8)),
+    ("channels", (2, 8, 8)),
+    ("channels", (2, 9)),
+    ("features", (6,)),
+    ("low-rank", (6,)),
+    ("monotone", (6,)),
+]
+
+
+class Own(nn.Module):
+    """A user's own adapter: a few layers of the vocabulary, none of them an adapter type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(6, 6)
+        nn.init.eye_(self.mix.weight)
+        nn.init.zeros_(self.mix.bias)
+
+    def forward(self, x):
+        return self.mix(x)
+
+
+def extractor_for(shape):
+    torch.manual_seed(0)
+    size = torch.Size(shape).numel()
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, 5), nn.Tanh())
+
+
+def made(kind, shape):
+    if kind == "own":
+        return Own()
+    if kind == "monotone":
+        return MonotoneColumns(source_knots(torch.randn(200, *shape, generator=torch.Generator().manual_seed(1)), 4))
+    return input_adapter(kind, shape, rank=2)
+
+
+@pytest.mark.parametrize(("kind", "shape"), [*READY, ("own", (6,))])
+def test_every_ready_adapter_travels_starts_as_the_identity_and_has_gradients(kind, shape):
+    extractor = extractor_for(shape)
+    adapted = insert_adapter(extractor, shape, made(kind, shape))
+    assert validate(adapted, shape) == []
+    records = torch.randn(7, *shape, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(records), extractor(records), rtol=1e-4, atol=1e-5)
+    names = adapter_parameter_names(adapted)
+    assert names
+    assert all(name.startswith("target_adapter.input.") for name in names)
+    assert [name for name, p in adapted.named_parameters() if p.requires_grad] == names
+    adapted(records).square().sum().backward()
+    parameters = dict(adapted.named_parameters())
+    found = [float(parameters[name].grad.abs().sum()) for name in names]
+    # A low-rank map starts with left = 0, so right has no gradient until left has moved; all others have one.
+    assert sum(value > 0 for value in found) >= (len(found) - 1 if kind == "low-rank" else len(found))
+    graph = trace(adapted, shape)
+    rebuilt = Extractor.from_graph(graph, module_weights(adapted, graph))
+    own = rebuilt.per_record_gradients(records, lambda f: 2 * f, names)
+    assert own.shape == (7, adapter_size(adapted))
+    torch.testing.assert_close(
+        own.sum(dim=0), torch.cat([parameters[name].grad.reshape(-1) for name in names]), rtol=1e-3, atol=1e-4
+    )
+
+
+@given(
+    st.integers(2, 9),
+    st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=1, max_size=30),
+)
+@settings(max_examples=40, deadline=None)
+def test_knots_increase_whatever_the_columns(count, rows):
+    MonotoneColumns(source_knots(torch.tensor(rows), count))
+
+
+def test_an_adapter_that_does_not_fit_is_refused():
+    extractor = extractor_for((6,))
+    with pytest.raises(InvalidValue, match=r"no 'warp' adapter for records of shape \(6,\); allowed: auto, features"):
+        input_adapter("warp", (6,))
+    with pytest.raises(InvalidValue, match=r"turns records of shape \(6,\) into \(4,\)"):
+        insert_adapter(extractor, (6,), nn.Linear(6, 4))
+    with pytest.raises(InvalidValue, match="cannot take records"):
+        insert_adapter(extractor, (6,), nn.Linear(5, 6))
+    with pytest.raises(InvalidValue, match="no trainable parameters"):
+        insert_adapter(extractor, (6,), nn.Tanh())
+    with pytest.raises(ExtractorUnsupported, match="Softmax"):
+        insert_adapter(extractor, (6,), nn.Sequential(nn.Linear(6, 6), nn.Softmax(dim=1)))
+    with pytest.raises(InvalidValue, match="finite records"):
+        source_knots(torch.tensor([[float("nan")]]), 3)

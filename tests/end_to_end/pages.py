@@ -1,0 +1,145 @@
+"""Runs the console blocks of documentation pages as written: real programs, in order, in one directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 90.0
+COMMAND_S = 240.0
+
+
+@dataclass
+class Command:
+    """One line after ``$``.
+
+    Attributes:
+        line: as written, without a comment.
+        expected: the lines that follow it on the page; ``...`` stands for anything.
+        code: the exit code that the page names, else 0.
+    """
+
+    line: str
+    expected: list[str] = field(default_factory=list)
+    code: int = 0
+
+
+@dataclass
+class Meanwhile:
+    """What somebody else does between two commands: ``<!-- meanwhile: NAME -->``, invisible on the page."""
+
+    name: str
+
+
+def steps(page: Path) -> list[Command | Meanwhile]:
+    """The commands and what happens between them, in order."""
+    found: list[Command | Meanwhile] = []
+    inside = False
+    for raw in page.read_text().splitlines():
+        line = raw.strip()
+        if mark := re.fullmatch(r"<!-- meanwhile: (.+) -->", line):
+            found.append(Meanwhile(mark[1]))
+        elif line.startswith("```"):
+            inside = line == "```console"
+        elif inside and line.startswith("$ "):
+            text, _, comment = line[2:].partition("   # ")
+            code = re.search(r"exit code (\d+)", comment)
+            found.append(Command(text, code=int(code[1]) if code else 0))
+        elif inside and line:
+            last = found[-1]
+            assert isinstance(last, Command), f"{page.name}: output before any command: {line}"
+            last.expected.append(line)
+    return found
+
+
+class Shell:
+    """One person at one machine.
+
+    Args:
+        directory: where the commands run.
+        port: takes the place of the pages' 50051.
+    """
+
+    def __init__(self, directory: Path, *, port: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.port = port
+        self.ran: list[str] = []
+        self.serving: subprocess.Popen[str] | None = None
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.environment = {**os.environ, "PATH": path, "COLUMNS": "200"}
+
+    def read(
+        self,
+        page: Path,
+        meanwhile: Mapping[str, Callable[[], None]] | None = None,
+        known: Mapping[str, Callable[[], str]] | None = None,
+    ) -> None:
+        """Does what the page says.
+
+        Args:
+            page: a Markdown file.
+            meanwhile: what others do, by name.
+            known: what a reader puts in the place of a word in capitals.
+        """
+        for step in steps(page):
+            if isinstance(step, Meanwhile):
+                (meanwhile or {})[step.name]()
+            else:
+                self.do(step, known or {}, where=page.name)
+
+    def do(self, command: Command, known: Mapping[str, Callable[[], str]], *, where: str) -> str:
+        """One command: its exit code and its output must be the page's."""
+        line = command.line.replace("50051", str(self.port))
+        for word, value in known.items():
+            if re.search(rf"\b{word}\b", line):
+                line = re.sub(rf"\b{word}\b", value(), line)
+        self.ran.append(line)
+        if line.startswith("bash deploy/set-up.sh "):
+            # The environment that these tests run in was made by this very command; it is not made twice.
+            (self.directory / line.split()[-1]).symlink_to(sys.prefix)
+            return ""
+        if " serve " in f"{line} ":
+            output = self._serve(line)
+        else:
+            done = subprocess.run(
+                ["bash", "-c", line], cwd=self.directory, env=self.environment, text=True, timeout=COMMAND_S,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+            )  # fmt: skip
+            output = done.stdout
+            assert done.returncode == command.code, f"{where}: {line}: exit code {done.returncode}\n{output[-3000:]}"
+        if command.expected:
+            expected = "\n".join(command.expected).replace("50051", str(self.port))
+            pattern = ".*".join(map(re.escape, expected.split("...")))
+            told = "\n".join(text.strip() for text in output.splitlines() if text.strip())
+            assert re.fullmatch(pattern.replace(r"\ ", " +"), told, re.DOTALL), f"{where}: {line}\n{output[-3000:]}"
+        return output
+
+    def _serve(self, line: str) -> str:
+        self.stop()
+        log = (self.directory / "serve.log").open("w+")
+        self.serving = subprocess.Popen(
+            ["bash", "-c", f"exec {line}"], cwd=self.directory, env=self.environment, text=True, stdout=log,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        deadline = time.monotonic() + START_S
+        while "listening" not in (told := (self.directory / "serve.log").read_text()):
+            assert self.serving.poll() is None, f"{line}: ended with {self.serving.returncode}"
+            assert time.monotonic() < deadline, f"{line}: does not serve"
+            time.sleep(0.1)
+        return told
+
+    def stop(self) -> None:
+        """Ctrl-C where the curator serves."""
+        if self.serving is not None:
+            self.serving.send_signal(signal.SIGINT)
+            assert self.serving.wait(timeout=60) == 0
+            self.serving = None

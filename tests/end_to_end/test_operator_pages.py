@@ -1,0 +1,175 @@
+"""The operator's and the ML team's pages, run as written: every command, every exit code, the output that is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
+
+from pages import ROOT, Command, Shell, steps
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+
+OPERATOR = ROOT / "docs" / "operator"
+TEAM_PAGE = ROOT / "docs" / "ml-team-first-hour.md"
+TRAIN = (
+    "dpswd-client train --data digits --curator localhost:50051 --credentials {credentials} --epsilon 0.5 "
+    "--method adapter --steps 3 --batch 256 --directions 50 --source-epochs 1 --checkpoint {run}"
+)
+
+
+class Hour:
+    """Both sites on one machine; the pages are read one after the other and go on where the last one stopped."""
+
+    def __init__(self, directory: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.operator = Shell(directory / "hospital-site", port=port)
+        self.team = Shell(directory / "team-site", port=port)
+        self.done = set()
+
+    @property
+    def home(self) -> Path:
+        return self.operator.directory / "hospital"
+
+    def asks(self, line: str) -> list[dict]:
+        return json.loads(self.operator.do(Command(f"{line} --home hospital --format json"), {}, where="test"))
+
+    def train(self, run: str, credentials: str = "client") -> None:
+        self.team.do(Command(TRAIN.format(run=run, credentials=credentials)), {}, where="test")
+
+    def hand_over(self, file: str, name: str) -> None:
+        shutil.copy(self.team.directory / file, self.operator.directory / name)
+
+    def receive(self, folder: str, into: str) -> None:
+        for path in (self.operator.directory / folder).iterdir():
+            shutil.copy(path, self.team.directory / into)
+
+
+@pytest.fixture(scope="module")
+def hour(tmp_path_factory):
+    made = Hour(tmp_path_factory.mktemp("pages"))
+    yield made
+    made.operator.stop()
+
+
+def test_the_first_hour_of_both(hour):
+    parts = iter(range(2))
+
+    def request_and_pause() -> None:
+        """The team's page begins; where the operator is needed, the operator's page goes on, and then the rest."""
+        hour.hand_over("client/client.csr", "ml-team.csr")
+        hour.operator.read(OPERATOR / "first-hour.md", {"the team trains": the_rest})
+
+    def the_rest() -> None:
+        assert next(parts) == 0
+        hour.receive("for-ml-team", "client")
+        for step in remaining:
+            if isinstance(step, Command):
+                hour.team.do(step, {}, where=TEAM_PAGE.name)
+            else:
+                assert step.name == "the operator exports the ledger"
+                view = hour.operator.directory / "view.jsonl"
+                hour.operator.do(
+                    Command("dpswd-curator ledger export --client ml-team --home hospital --out view.jsonl"),
+                    {},
+                    where="test",
+                )
+                shutil.copy(view, hour.team.directory)
+
+    page = steps(TEAM_PAGE)
+    pause = next(i for i, step in enumerate(page) if not isinstance(step, Command))
+    remaining = page[pause + 1 :]
+    for step in page[:pause]:
+        hour.team.do(step, {}, where=TEAM_PAGE.name)
+    request_and_pause()
+    assert next(parts) == 1  # the team's page was read to its end
+    spent = hour.asks("dpswd-curator budget show")
+    assert spent["runs"] == 1
+    assert 0.9 < spent["epsilon_spent"] <= 1.01
+    assert spent["epsilon"] == 3.0
+    hour.done.add("first hour")
+
+
+def test_the_upgrade(hour):
+    assert "first hour" in hour.done, "the pages go on from one another; run the whole file"
+    before = hour.asks("dpswd-curator budget show")
+    # The upgrade's last step is the team's.
+    page = steps(OPERATOR / "upgrade.md")
+    for step in page:
+        who = hour.team if step.line.startswith("dpswd-client") else hour.operator
+        who.do(step, {}, where="upgrade.md")
+    assert hour.asks("dpswd-curator budget show")["ledger_head"] == before["ledger_head"]
+
+
+def test_backup_and_restore(hour):
+    assert "first hour" in hour.done, "the pages go on from one another; run the whole file"
+
+    def train_and_stop() -> None:
+        hour.train("after-monday")
+        hour.operator.stop()
+
+    def lose_the_disk() -> None:
+        shutil.rmtree(hour.home)
+        hour.home.mkdir(mode=0o700)
+        hour.hand_over("after-monday/receipts.jsonl", "receipts.jsonl")
+
+    hour.operator.read(
+        OPERATOR / "backup.md", {"the team trains once more": train_and_stop, "the disk is lost": lose_the_disk}
+    )
+    status = hour.asks("dpswd-curator budget show")
+    assert (status["runs"], status["epsilon"]) == (1, 2.0)
+
+
+def test_incidents(hour):
+    assert "first hour" in hour.done, "the pages go on from one another; run the whole file"
+    fingerprints = []
+
+    def new_key() -> None:
+        fingerprints.append(hour.asks("dpswd-curator cert list")[0]["fingerprint"])
+        hour.team.do(Command("dpswd-client init ml-team --out client-again"), {}, where="test")
+        hour.hand_over("client-again/client.csr", "new.csr")
+
+    def edit_the_ledger() -> None:
+        hour.operator.do(Command("dpswd-curator ledger backup last-night.db --home hospital"), {}, where="test")
+        hour.hand_over("run/receipts.jsonl", "receipts.jsonl")
+        with closing(sqlite3.connect(hour.home / "ledger.db")) as database:
+            (name,) = database.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'trigger' AND sql LIKE '%UPDATE ON entries%'"
+            ).fetchone()
+            database.execute(f"DROP TRIGGER {name}")
+            database.execute(
+                "UPDATE entries SET statement = "
+                "CAST(replace(CAST(statement AS TEXT), 'third study', 'first study') AS BLOB)"
+            )
+            database.commit()
+
+    hour.operator.read(
+        OPERATOR / "incidents.md",
+        {"the team makes a new key": new_key, "somebody edits the ledger": edit_the_ledger},
+        {
+            "FINGERPRINT": lambda: fingerprints[0],
+            "RUN": lambda: hour.asks("dpswd-curator run list")[-1]["run_id"],
+        },
+    )
+    assert hour.asks("dpswd-curator budget show")["state"] == "ended"
+
+
+def test_every_operator_page_is_run() -> None:
+    tested = Path(__file__).read_text()
+    for page in OPERATOR.glob("*.md"):
+        assert f'"{page.name}"' in tested
+        for step in steps(page):
+            if isinstance(step, Command):
+                assert re.match(
+                    r"(dpswd-curator|dpswd-client|next/bin/dpswd-curator|bash|python|tar|chmod|cp) ", step.line
+                )
