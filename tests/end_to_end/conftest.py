@@ -30,11 +30,14 @@ def address() -> Iterator[str]:
 def sites(address):
     """Both sites, after the story's end; the curator serves."""
     import docker
+    from engine import say
     from two_sites import Sites
 
     made = Sites(docker.DockerClient(base_url=address, timeout=300), address, f"dpswdtest{os.getpid()}")
     try:
         made.story = made.tell("hospital-report")
+        made.told = made.budget()
+        say(f"story: {made.seconds['hospital-report']:.0f} s")
         yield made
     finally:
         made.compose("--profile", "two-hospitals", "down", "--volumes", "--timeout", "5")

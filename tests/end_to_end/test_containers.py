@@ -40,7 +40,7 @@ def test_the_story_is_told_to_its_end(sites):
     # Source-only training gets 54%, chance 10%; the adapted model 82% to 96% over seeds.
     assert percentage(sites.words("hospital-trial")) > 70
     assert "The ledger verifies" in sites.story
-    assert sites.budget()["epsilon_spent"] == pytest.approx(spent, abs=1e-3)
+    assert sites.told["epsilon_spent"] == pytest.approx(spent, abs=1e-3)
 
 
 def test_a_request_beyond_the_budget_is_refused_as_the_user_sees_it(sites):
@@ -48,7 +48,7 @@ def test_a_request_beyond_the_budget_is_refused_as_the_user_sees_it(sites):
     assert "the data set's privacy budget does not allow this run: it would cost epsilon" in team
     assert re.search(r"spent so far [0-9.]+, remaining [0-9.]+", team)
     assert "exit code 8" in team
-    assert sites.budget()["runs"] == 1  # nothing was charged for it
+    assert sites.told["runs"] == 1  # nothing was charged for it
 
 
 def test_a_curator_that_is_killed_in_mid_run_goes_on_where_it_was(more_budget):

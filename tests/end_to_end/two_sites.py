@@ -8,6 +8,7 @@ import re
 import subprocess
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import docker
 from engine import ROOT, compose_command
@@ -29,6 +30,7 @@ class Sites:
         address: of the engine.
         project: compose's name for it.
         story: what the first hospital's report printed.
+        told: the first hospital's budget when the story had ended.
         seconds: how long each of the stories took, by the service that ends it.
     """
 
@@ -36,6 +38,7 @@ class Sites:
     address: str
     project: str
     story: str = ""
+    told: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
