@@ -122,6 +122,8 @@ def _stored(
     digest = ContentDigest(source.layout)
     if mapped is None:
         return gather(source, digest, limit=settings.memory_bytes), digest.hexdigest()
+    if evidence is not None:
+        _log.info("the records' file has changed since it was checked; all of it is read once more")
     for _ in digested(source, digest):
         pass
     return mapped, digest.hexdigest()

@@ -106,14 +106,25 @@ def gather(source: Source, digest: ContentDigest, *, limit: int) -> Array:
     Raises:
         RecordsRefused: they take more, or the source refuses them.
     """
-    parts: list[Array] = []
-    used = 0
     layout = source.layout
     if layout.count is not None:
         _check_memory(layout.count * layout.record_bytes, limit)
+        # Filled in place: joining parts at the end would take the memory twice.
+        whole = np.empty((layout.count, *layout.shape), dtype=layout.dtype)
+        start = 0
+        for batch in digested(source, digest):
+            end = start + len(batch.records)
+            if end <= layout.count:
+                whole[start:end] = batch.records
+            start = end
+        if start != layout.count:
+            raise RecordsRefused(f"the file holds {start} records and says that it holds {layout.count}; write it anew")
+        return whole
+    parts: list[Array] = []
+    used = 0
     for batch in digested(source, digest):
         used += batch.records.nbytes
-        _check_memory(used, limit)
+        _check_memory(2 * used, limit)
         parts.append(batch.records)
     return np.concatenate(parts)
 
@@ -121,7 +132,7 @@ def gather(source: Source, digest: ContentDigest, *, limit: int) -> Array:
 def _check_memory(needed: int, limit: int) -> None:
     if needed > limit:
         raise RecordsRefused(
-            f"the records take more than {needed >> 20} MiB of memory in this format, allowed are {limit >> 20} "
-            "(records.memory_bytes); convert them once with `dpswd-curator records convert`: an npy file is read from "
-            "its place and takes none"
+            f"the records take more than the {limit >> 20} MiB of memory that are allowed for a format that is read as "
+            "a whole (records.memory_bytes); convert them once with `dpswd-curator records convert`: an npy file is read "
+            "from its place and takes none"
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from private_curator.records.batches import Array, Batch, Layout, check_finite
+from private_curator.records.batches import Array, Batch, Layout, check_finite, rows_per_batch
 from private_curator.records.formats import Format
 from private_curator.records.problems import RecordsRefused
 from private_curator.records.text import CsvTable
@@ -140,7 +140,7 @@ class TableSource:
                 yield from self._text.batches(columns, labels=self._labels)
             elif self._format is Format.PARQUET:
                 with pq.ParquetFile(self._path, memory_map=True) as file:
-                    for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+                    for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=columns):
                         yield batch.select(columns)
             else:
                 with pa.memory_map(str(self._path)) as source, _reader(source) as reader:
@@ -249,6 +249,12 @@ def _reader(source: Any) -> Any:
     magic = source.read(6)
     source.seek(0)
     return pa.ipc.open_file(source) if magic == b"ARROW1" else pa.ipc.open_stream(source)
+
+
+def _batch_rows(metadata: Any) -> int:
+    """Rows of a Parquet file that make a batch of bounded size, by what its row groups say of themselves."""
+    size = sum(metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
+    return min(_BATCH_ROWS, rows_per_batch(size // max(1, metadata.num_rows)))
 
 
 def _batches(reader: Any) -> Iterator[Any]:

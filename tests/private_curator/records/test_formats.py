@@ -17,6 +17,7 @@ from PIL import Image
 
 from private_curator.records import batches
 from private_curator.records.conversion import convert
+from private_curator.records.formats import Format
 from private_curator.records.opening import ContentDigest, gather, open_source
 from private_curator.records.problems import RecordsRefused
 from private_curator.records.schema import inspect
@@ -273,6 +274,20 @@ def test_memory_is_limited_and_convert_is_the_remedy(tmp_path):
         opened = source(tmp_path / f"r.{kind}")
         with pytest.raises(RecordsRefused, match="records convert"):
             gather(opened, ContentDigest(opened.layout), limit=100_000)
+
+
+@pytest.mark.parametrize("said", [2, 4])
+def test_a_file_that_miscounts_its_records_is_refused(said):
+    class Miscounts:
+        layout = batches.Layout(format=Format.PARQUET, dtype=np.dtype(np.float32), shape=(2,), count=said)
+
+        def batches(self):
+            yield batches.Batch(np.ones((1, 2), np.float32))
+            yield batches.Batch(np.ones((2, 2), np.float32))
+
+    opened = Miscounts()
+    with pytest.raises(RecordsRefused, match=f"holds 3 records and says that it holds {said}"):
+        gather(opened, ContentDigest(opened.layout), limit=LIMIT)
 
 
 def _image(path, size=(6, 4), mode="RGB", seed=0):
