@@ -133,6 +133,6 @@ def _check_memory(needed: int, limit: int) -> None:
     if needed > limit:
         raise RecordsRefused(
             f"the records take more than the {limit >> 20} MiB of memory that are allowed for a format that is read as "
-            "a whole (records.memory_bytes); convert them once with `dpswd-curator records convert`: an npy file is read "
-            "from its place and takes none"
+            "a whole (records.memory_bytes); convert them once with `dpswd-curator records convert`: an npy file is "
+            "read from its place and takes none"
         )
