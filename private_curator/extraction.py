@@ -13,6 +13,7 @@ from collections import OrderedDict
 from private_curator.admission import ExtractorFacts
 from private_curator.ledger import Ledger
 from private_curator.uploads import Kind, UploadStore
+from private_curator.worker.process import LimitReached
 from private_curator.worker.sessions import Engine, ExtractorSource
 from shared.errors import ExtractorNotApproved, ExtractorUnknown, InvalidValue, RequestInvalid
 from shared.extractor.graph import ExtractorGraph
@@ -43,14 +44,18 @@ class ExtractorCatalogue:
         """Builds an uploaded extractor and proves on synthetic records that no row of it sees another.
 
         Raises:
-            RequestInvalid: the graph or the weights are not what they should be; the layer's path is named.
-            ExtractionStopped: building and testing it exceeds the operator's limits of time or memory.
+            RequestInvalid: the graph or the weights are not what they should be (the layer's path is named), or
+                exceed the operator's limits of time or memory.
+            ExtractionStopped: the process that checks it has ended; the upload may be repeated.
         """
         facts = _facts(graph)
         if facts.input_shape != record_shape:
             text = f"takes records of shape {facts.input_shape}; this data set's have {record_shape}"
             raise RequestInvalid((("graph", text),))
-        self._engine.check(graph, weights)
+        try:
+            self._engine.check(graph, weights)
+        except LimitReached as error:
+            raise RequestInvalid((("graph", f"cannot be checked here, use a smaller extractor: {error}"),)) from error
         return facts
 
     def get(self, parameters: RunParameters, *, client: str) -> ExtractorSource:

@@ -35,6 +35,7 @@ from private_curator.randomness import fresh_seed
 from private_curator.rehearsal import Records, Rehearsals, SyntheticRecords, rehearsed_step
 from private_curator.sampling import sample_without_replacement
 from private_curator.target import Target
+from private_curator.worker.process import LimitReached
 from private_curator.worker.sessions import Engine, ExtractorSource, Session
 from shared.errors import DpswdError, ExtractionStopped, RequestInvalid
 from shared.mechanisms.directions import directions
@@ -193,7 +194,7 @@ class ReleasePipeline:
 
         try:
             seconds = self._rehearsals.seconds(parameters, once)
-        except ExtractionStopped as error:
+        except LimitReached as error:
             text = f"declare steps that cannot be computed here, as synthetic records show: {error}"
             raise RequestInvalid((("parameters", text),)) from error
         if seconds > REHEARSED_SHARE * self._most_seconds:

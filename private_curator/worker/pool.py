@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -77,6 +78,10 @@ class WorkerPool:
 
     def __init__(self, settings: WorkerSettings, *, places: int) -> None:
         self._settings = settings
+        # Four synthetic records take a small part of a step, and one client's upload makes the others' wait.
+        self._for_uploads = replace(
+            settings, seconds=settings.seconds / 5, time_limit="a fifth of compute.worker_seconds"
+        )
         self._idle: queue.LifoQueue[_Place] = queue.LifoQueue()
         self._places = [_Place(settings) for _ in range(places)]
         for place in self._places:
@@ -123,10 +128,11 @@ class WorkerPool:
         """See `sessions.Engine`."""
         with self._uploads_lock:
             if self._uploads is None:
-                self._uploads = _Place(self._settings)
+                self._uploads = _Place(self._for_uploads)
             worker = self._uploads.ensure()
             try:
-                _send_extractor(worker, {"op": "check"}, graph, weights, deadline=self._deadline())
+                deadline = time.monotonic() + self._for_uploads.seconds
+                _send_extractor(worker, {"op": "check"}, graph, weights, deadline=deadline)
             finally:
                 if not worker.alive and not self._closed:
                     self._uploads.replace()

@@ -30,6 +30,10 @@ _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICE
 _log = logging.getLogger(__name__)
 
 
+class LimitReached(ExtractionStopped):
+    """The worker exceeded its time or its memory, and not by accident: the same again would do so again."""
+
+
 class WorkerFailed(Exception):
     """An unexpected error inside a worker.
 
@@ -51,6 +55,7 @@ class WorkerSettings:
         threads: of torch's arithmetic; 0 leaves torch's choice.
         memory_bytes: that a worker may allocate beyond what it needs to start.
         seconds: that one message may take: an extractor's loading, an upload's check, a sample's features or gradients.
+        time_limit: the setting that `seconds` come from, for the client's words.
         program: what is started; tests start workers that can do more.
     """
 
@@ -58,6 +63,7 @@ class WorkerSettings:
     threads: int
     memory_bytes: int
     seconds: float
+    time_limit: str = "compute.worker_seconds"
     program: tuple[str, ...] = PROGRAM
 
 
@@ -177,7 +183,8 @@ class WorkerProcess:
             deadline: on the monotonic clock.
 
         Raises:
-            ExtractionStopped: the worker exceeded its time or its memory, or ended.
+            LimitReached: the worker exceeded its time or its memory.
+            ExtractionStopped: it ended.
             RequestInvalid: the graph or the weights are not valid.
             WorkerFailed: an unexpected error.
         """
@@ -230,10 +237,11 @@ class WorkerProcess:
     def _stopped(self, cause: str) -> ExtractionStopped:
         """The client's words: made of settings alone."""
         _log.warning("an extraction worker was stopped: %s (status %s)", cause, self._process.returncode)
+        own = self._settings
         limit = {
-            "time": f"took longer than {self._settings.seconds:g} seconds (compute.worker_seconds) and was stopped",
-            "memory": f"needed more than {self._settings.memory_bytes} bytes (compute.worker_memory_bytes) and was "
-            "stopped",
+            "time": f"took longer than {own.seconds:g} seconds ({own.time_limit}) and was stopped",
+            "memory": f"needed more than {own.memory_bytes} bytes (compute.worker_memory_bytes) and was stopped",
             "ended": "was cut off: its process has ended",
         }[cause]
-        return ExtractionStopped(f"the extraction {limit}; nothing was released, repeat the request with its id")
+        kind = ExtractionStopped if cause == "ended" else LimitReached
+        return kind(f"the extraction {limit}; nothing was released, repeat the request with its id")
