@@ -220,6 +220,7 @@ class CuratorServer:
 def serve(home: Home, settings: CuratorSettings) -> None:
     """Serves until SIGTERM or SIGINT."""
     logs.configure(settings.log)
+    logs.close_side_doors()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold records and keys
     run_until_signal(CuratorServer(home, settings))
 

@@ -12,6 +12,7 @@ import datetime as dt
 import json
 import logging
 import sys
+import threading
 from typing import TextIO
 
 from private_curator.settings import LogSettings
@@ -31,6 +32,9 @@ FIELDS = (
 OPTIONAL = FIELDS[4:]
 OURS = ("private_curator", "shared")
 """Packages whose messages are written in their own words."""
+
+
+_log = logging.getLogger(__name__)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, str]:
@@ -81,6 +85,20 @@ def configure(settings: LogSettings, *, stream: TextIO | None = None) -> None:
         root.removeHandler(earlier)
     root.addHandler(handler)
     root.setLevel(settings.level.upper())
+
+
+def close_side_doors() -> None:
+    """Sends Python's warnings and the ends of threads through the log as well, their texts left out.
+
+    Both would else be printed to standard error as they are.
+    """
+    logging.captureWarnings(capture=True)
+    threading.excepthook = _thread_ended
+
+
+def _thread_ended(arguments: threading.ExceptHookArgs) -> None:
+    if arguments.exc_type is not SystemExit:
+        _log.error("a thread was ended by %s", arguments.exc_type.__qualname__)
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -6,6 +6,8 @@ import ast
 import io
 import json
 import logging
+import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,27 @@ def test_the_level_is_a_setting(written):
     assert stream.getvalue() == ""
 
 
+def test_warnings_and_dying_threads_go_through_the_log_without_their_texts(written, monkeypatch, capsys):
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # put back at the end
+    stream = written(format="json")
+    logs.close_side_doors()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            logging.captureWarnings(capture=True)
+            warnings.warn(f"cannot use {CANARY}", stacklevel=1)
+        dying = threading.Thread(target=lambda: int(f"x{CANARY}"))
+        dying.start()
+        dying.join()
+    finally:
+        logging.captureWarnings(capture=False)
+    messages = [json.loads(line)["message"] for line in stream.getvalue().splitlines()]
+    assert len(messages) == 2
+    assert "withheld" in messages[0]
+    assert messages[1] == "a thread was ended by ValueError"
+    assert CANARY not in stream.getvalue() + "".join(capsys.readouterr())
+
+
 def _calls():
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -97,7 +120,7 @@ def _calls():
 def test_every_message_of_ours_is_a_constant_text():
     found = 0
     for path, call in _calls():
-        if call.func.attr in ("getLogger", "StreamHandler"):
+        if call.func.attr in ("getLogger", "StreamHandler", "captureWarnings"):
             continue
         found += 1
         where = f"{path}:{call.lineno}"
