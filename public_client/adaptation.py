@@ -29,6 +29,7 @@ from public_client.checkpoint import Checkpoint
 from public_client.course import HistoryPoint
 from public_client.curator import Curator
 from public_client.devices import resolve_device
+from public_client.distributed import Ranks, SharedCheckpoint, SharedCurator
 from public_client.federation import Federation
 from public_client.logs import NoLog, Recorder
 from public_client.loop import Evaluate, Training
@@ -143,7 +144,14 @@ class DomainAdaptation:
         """
         torch.manual_seed(self.seed)
         self._source = source_loader
-        store = Checkpoint(Path(checkpoint)) if checkpoint is not None else None
+        ranks = Ranks.current()
+        progress = progress and ranks.first
+        if ranks.size > 1 and (len(self.sites) > 1 or not isinstance(self._first.curator, SharedCurator)):
+            raise SettingsError("in several processes train against one SharedCurator (public_client.distributed)")
+        ranks.synchronise(self.extractor, self.classifier)
+        store = None
+        if checkpoint is not None:
+            store = (SharedCheckpoint if ranks.size > 1 else Checkpoint)(Path(checkpoint))
         before = {name: site.model for name, site in self.sites.items()}
         self.sites = self._fresh_sites(store)
         for name, model in before.items():
@@ -154,8 +162,8 @@ class DomainAdaptation:
         start = store.read_start() if store is not None else None
         if start is None:
             self._train_source(source_loader, progress=progress)
-            source = collect(source_loader, most=self.plan.source_records)
-            features = evaluation.features(self.extractor, source.images.to(self.device))
+            source = collect(source_loader, most=max(1, self.plan.source_records // ranks.size))
+            features = ranks.gather(evaluation.features(self.extractor, source.images.to(self.device)))
             self._write_start(store, features)
         else:
             self._restore(start)
@@ -172,7 +180,7 @@ class DomainAdaptation:
             else dict.fromkeys(self.sites, evaluate)
             if evaluate is not None
             else {},
-            log=log or NoLog(),
+            log=log if log is not None and ranks.first else NoLog(),
             adapter=self.adapter,
         )
         way = WAYS[self.plan.parameters]
@@ -290,14 +298,19 @@ class DomainAdaptation:
 
         everybody.each(ask, [site for site in new if site.lost is None])
 
+    def _evaluations(self, evaluate: Evaluate | Mapping[str, Evaluate] | None) -> Mapping[str, Evaluate]:
+        if evaluate is None:
+            return {}
+        return evaluate if isinstance(evaluate, Mapping) else dict.fromkeys(self.sites, evaluate)
+
     def _train_source(self, source_loader: Batches, *, progress: bool) -> None:
         epochs = self.source_epochs
         if epochs is None:
             epochs = min(_MOST_EPOCHS, max(2, math.ceil(_SOURCE_UPDATES / count_batches(source_loader))))
         with reporting("training on the source", epochs, shown=progress and epochs > 0) as bar:
             train_source(
-                self.extractor,
-                self.classifier,
+                Ranks.current().parallel(self.extractor),
+                Ranks.current().parallel(self.classifier),
                 source_loader,
                 epochs=epochs,
                 device=self.device,

@@ -39,10 +39,15 @@ class Checkpoint:
 
     Args:
         directory: made when it is missing.
+
+    Attributes:
+        writes: whether this process writes files here.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.writes = True
+        self._batch = "batch.pt"
         directory.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -105,11 +110,11 @@ class Checkpoint:
 
     def write_batch(self, images: Tensor, labels: Tensor) -> None:
         """Stores the public batch of the next request, before that request is written."""
-        self._save("batch.pt", {"images": images, "labels": labels})
+        self._save(self._batch, {"images": images, "labels": labels})
 
     def read_batch(self) -> tuple[Tensor, Tensor] | None:
         """What `write_batch` stored last, or None."""
-        batch = self._load("batch.pt")
+        batch = self._load(self._batch)
         return None if batch is None else (batch["images"], batch["labels"])
 
     def applied(self) -> frozenset[str]:
@@ -119,7 +124,7 @@ class Checkpoint:
 
     def site(self, name: str) -> Checkpoint:
         """The directory of one curator of several."""
-        return Checkpoint(self.directory / "sites" / name)
+        return type(self)(self.directory / "sites" / name)
 
     def _save(self, name: str, value: Mapping[str, Any]) -> None:
         temporary = self.directory / (name + ".new")

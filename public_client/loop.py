@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from public_client.alignment import AlignmentStep
 from public_client.course import Average, HistoryPoint, detached, write_history
+from public_client.distributed import Ranks
 from public_client.logs import NoLog, Recorder
 from public_client.progress import reporting
 from public_client.sites import Group, Model, Site
@@ -41,6 +42,7 @@ class Training:
         evaluate: by site, where labels of the target are at hand.
         log: told of every step.
         adapter: a module of the caller's own in the place of the plan's adapter, or None.
+        ranks: the processes that train together.
     """
 
     model: Model
@@ -52,6 +54,7 @@ class Training:
     evaluate: Mapping[str, Evaluate] = field(default_factory=dict)
     log: Recorder = field(default_factory=NoLog)
     adapter: nn.Module | None = None
+    ranks: Ranks = field(default_factory=Ranks.current)
 
     def record(self, site: Site, step: int, distance: float) -> None:
         """Adds a point to a site's course: costs, and accuracy where it can be known."""
@@ -114,6 +117,7 @@ def align(
             if loss.requires_grad:
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
+                training.ranks.average_gradients(parameters)
                 optimizer.step()
             schedule.step()
             average.update(parameters)
@@ -217,7 +221,7 @@ def _status(group: Group) -> str:
 def write_histories(group: Group) -> None:
     """Writes each site's course beside its run, where it has a directory."""
     for site in group.sites:
-        if site.store is not None:
+        if site.store is not None and site.store.writes:
             write_history(site.history, site.store.directory / "history.csv")
 
 

@@ -13,6 +13,7 @@ import hashlib
 import math
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, cast
 
@@ -134,12 +135,19 @@ class MockCurator(Curator):
     Args:
         description: of the data set that is imitated, from `mock_description`, or one that a curator gave.
         seed: of the synthetic records.
+        randomness: where seeds of directions and noise come from.
 
     Attributes:
         charges: the runs that a real curator would have charged, in order.
     """
 
-    def __init__(self, description: Description, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        description: Description,
+        *,
+        seed: int = 0,
+        randomness: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
         super().__init__(cast("grpc.Channel", _NoChannel()))
         if description.remaining <= 0.0:
             raise InvalidValue(f"nothing is left of the budget of {description.data_set!r}; every run is refused")
@@ -151,6 +159,7 @@ class MockCurator(Curator):
         )
         self._filter: PrivacyFilter | None = None
         self._spent: Spent | None = None
+        self._randomness = randomness
         self._records = torch.Generator().manual_seed(seed)
         self._graphs: dict[str, ExtractorGraph] = {}
         self._weights: dict[str, bytes] = {}
@@ -295,8 +304,8 @@ class MockCurator(Curator):
         adapted = _adapted(step.adapted_parameters, declared, run.extractor.graph)
         raw = run.extractor.features(records, adapted)
         features = mapped.clipped(raw)
-        seed = secrets.token_bytes(32)
-        noise = SeededNoise(secrets.token_bytes(32), purpose="mock release")  # protects nothing: nothing is here
+        seed = self._randomness(32)
+        noise = SeededNoise(self._randomness(32), purpose="mock release")  # protects nothing: nothing is here
         U = directions(seed, features.shape[1], declared.directions)
         if isinstance(declared.release, Rows):
             values = release_rows(features, U, sigma=declared.release.sigma, noise=noise)

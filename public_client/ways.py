@@ -26,6 +26,7 @@ from torch.nn import functional
 from public_client import replay
 from public_client.adapters import with_adapters
 from public_client.alignment import Alignment, Declarable, Seen
+from public_client.datasets import Labelled
 from public_client.loop import PublicStep, Training, align, write_histories
 from public_client.misfit import Misfit
 from public_client.progress import reporting
@@ -77,8 +78,9 @@ def fit_both(group: Group, training: Training) -> None:
 
     def public() -> PublicStep:
         images, labels = _next_batch(group, batches)
-        features = extractor(images.to(training.device))  # (m, d)
-        class_loss = functional.cross_entropy(classifier(features), labels.to(training.device))
+        own = extractor(images.to(training.device))  # (m, d), of this process
+        class_loss = functional.cross_entropy(classifier(own), labels.to(training.device))
+        features = training.ranks.gather(own)
         # Public statistics follow the weights; the map is a constant of the step, as it is at the curator.
         feature_map = FeatureMap.from_source(features.detach(), target_norm=plan.target_norm)
         return PublicStep(features, feature_map, class_loss)
@@ -98,7 +100,8 @@ def fit_view(group: Group, training: Training) -> None:
     for site in group.live:
         training.record(site, 0, math.nan)
     releases = group.each(lambda site: _draw_all(site, training))
-    source = collect(training.source, most=replay.MOST_RECORDS).to(training.device)
+    source = collect(training.source, most=replay.MOST_RECORDS // training.ranks.size).to(training.device)
+    source = Labelled(training.ranks.gather(source.images), training.ranks.gather(source.labels))
     generator = torch.Generator().manual_seed(training.seed)
     views: list[View] = []
     left: dict[str, float] = {}
@@ -125,6 +128,7 @@ def fit_view(group: Group, training: Training) -> None:
         tuned = replay.tune(
             extractor, training.model.classifier, view, source, steps=steps, generator=generator, bar=bar
         )
+    training.ranks.synchronise(*tuned)  # every rank computed the same, up to what processors differ in
     _install(group, Model(*tuned))
     for site in group.live:
         site.steps = site.plan.steps
