@@ -19,8 +19,9 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from private_curator.ledger.budget import CLIENT, DATA_SET, Books, Charge
-from private_curator.ledger.kinds import DataSetState, Kind, Quote, Run, StepGranted, StoredReply, hex_256
+from private_curator.ledger.budget import Books
+from private_curator.ledger.charging import Request, bind, charge
+from private_curator.ledger.kinds import Kind, Quote, Run, StepGranted, StoredReply, hex_256
 from private_curator.ledger.lookup import answered, held_run, load_run, opened_before
 from private_curator.ledger.store import Store, Transaction
 from shared.errors import (
@@ -28,8 +29,6 @@ from shared.errors import (
     InvalidValue,
     LedgerUnavailable,
     RequestInProgress,
-    RunFinished,
-    StepGivenUp,
 )
 from shared.receipts import Receipt, canonical_json, sha256
 
@@ -106,7 +105,14 @@ class RunActs(Store):
                 transaction.books.holder(client)
                 run = opened_before(transaction.connection, self.accounting, client, request_id, digest)
                 if run is None and transaction.books.admits(client, charges):
-                    run = self._charge(transaction, client, request_id, digest, event, parameters, charges)
+                    run = charge(
+                        transaction,
+                        self.accounting,
+                        request=Request(client=client, request_id=request_id, digest=digest),
+                        event=event,
+                        parameters=parameters,
+                        charges=charges,
+                    )
         return run
 
     def opened_run(self, *, client: str, request_id: str, digest: str) -> Run | None:
@@ -193,7 +199,14 @@ class RunActs(Store):
                     return stored
                 self._not_in_progress(transaction, client, request_id)
                 held = True
-                grant = self._grant(transaction, client, run_id, request_id, digest, max_attempts)
+                grant = bind(
+                    transaction,
+                    self.accounting,
+                    run_id=run_id,
+                    request=Request(client=client, request_id=request_id, digest=digest),
+                    max_attempts=max_attempts,
+                    unstored=self._unstored.get((client, request_id)),
+                )
                 # Marked before the commit ends the mutex: no other thread finds the step consumed and unmarked.
                 self._computing[client, request_id] = grant.attempt
             self._unstored.pop((client, request_id), None)
@@ -283,103 +296,6 @@ class RunActs(Store):
     def _snapshot(self) -> Books:
         with self._reading():
             return self._books.snapshot()
-
-    def _charge(
-        self,
-        transaction: Transaction,
-        client: str,
-        request_id: str,
-        digest: str,
-        event: Any,
-        parameters: bytes,
-        charges: tuple[Charge, ...],
-    ) -> Run:
-        event_json = self.accounting.event_to_json(event)
-        for charge in charges:
-            if charge.fresh:
-                holder = client if charge.scope == CLIENT else None
-                payload = {
-                    "scope": charge.scope,
-                    "client": holder,
-                    "filter": charge.filter.to_json(),
-                    "plan": event_json,
-                }
-                transaction.append(Kind.FILTER_FIXED, payload)
-        prices = {charge.scope: charge.price.to_json() for charge in charges}
-        run_id = secrets.token_hex(16)
-        entry = transaction.append(
-            Kind.RUN_OPENED,
-            {
-                "run": run_id,
-                "client": client,
-                "request_id": request_id,
-                "digest": digest,
-                "event": event_json,
-                "steps": event.steps,
-                "parameters": sha256(parameters),
-                "prices": {DATA_SET: prices[DATA_SET], CLIENT: prices.get(CLIENT)},
-            },
-        )
-        transaction.connection.execute(
-            "INSERT INTO runs (run_id, client, request_id, digest, event, parameters, steps, steps_used, pruned, seq) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, ?)",
-            (run_id, client, request_id, digest, event_json, bytes(parameters), event.steps, entry.seq),
-        )
-        transaction.connection.execute(
-            "INSERT INTO requests (client, request_id, digest, run_id, step, attempts, seq) "
-            "VALUES (?, ?, ?, ?, 0, 0, ?)",
-            (client, request_id, digest, run_id, entry.seq),
-        )
-        return load_run(transaction.connection, self.accounting, run_id)
-
-    def _grant(
-        self,
-        transaction: Transaction,
-        client: str,
-        run_id: str,
-        request_id: str,
-        digest: str,
-        max_attempts: int | None,
-    ) -> StepGranted:
-        """Consumes a step for a new request, or grants the step of an old one again."""
-        connection = transaction.connection
-        run = held_run(connection, self.accounting, client, run_id)
-        if transaction.books.state is not DataSetState.OPEN:
-            raise GrantNotHeld(f"the operator has {transaction.books.state.value} this data set: nothing is released")
-        if run.pruned:
-            raise RunFinished("the operator has closed this run; open another run")
-        row = connection.execute(
-            "SELECT step, attempts FROM requests WHERE client = ? AND request_id = ?", (client, request_id)
-        ).fetchone()
-        if row is not None and self._unstored.get((client, request_id)) == row[1]:  # nobody took it over since
-            step, attempt = row
-        elif row is not None:
-            step, attempt = row[0], row[1] + 1
-            if max_attempts is not None and attempt > max_attempts:
-                raise StepGivenUp(
-                    f"step {step} of this run failed {row[1]} times and is not computed again; it stays charged: go on "
-                    "with the run's next step under a new request id"
-                )
-            transaction.append(Kind.STEP_RESUMED, {"run": run_id, "step": step, "attempt": attempt})
-            connection.execute(
-                "UPDATE requests SET attempts = ? WHERE client = ? AND request_id = ?", (attempt, client, request_id)
-            )
-        else:
-            if run.steps_used >= run.steps:
-                raise RunFinished(f"all {run.steps} steps of this run are used; open another run")
-            step, attempt = run.steps_used + 1, 1
-            entry = transaction.append(
-                Kind.STEP_CONSUMED,
-                {"run": run_id, "step": step, "client": client, "request_id": request_id, "digest": digest},
-            )
-            connection.execute("UPDATE runs SET steps_used = ? WHERE run_id = ?", (step, run_id))
-            connection.execute(
-                "INSERT INTO requests (client, request_id, digest, run_id, step, attempts, seq) "
-                "VALUES (?, ?, ?, ?, ?, 1, ?)",
-                (client, request_id, digest, run_id, step, entry.seq),
-            )
-            run = load_run(connection, self.accounting, run_id)
-        return StepGranted(run=run, step_number=step, request_id=request_id, digest=digest, attempt=attempt)
 
 
 def _check_request(request_id: str, digest: str) -> None:
