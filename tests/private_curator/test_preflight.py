@@ -7,6 +7,7 @@ import datetime as dt
 import errno
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -159,6 +160,14 @@ def test_a_device_that_is_not_there_or_does_not_compute(made, monkeypatch):
     assert "compute.device to cpu" in only(made, "device")
     monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(3))
     assert "wrong sums" in only(made, "device")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_cuda_device_is_named_with_its_free_memory(made):
+    text = preflight.CHECKS["device"](preflight._Site(made, {"compute.device": "cuda"}))
+    assert torch.cuda.get_device_name() in text
+    assert re.search(r"[1-9][0-9]* MiB free", text)
 
 
 def test_a_full_or_read_only_disk(made, monkeypatch):
