@@ -96,7 +96,7 @@ def to_status(error: errors.DpswdError) -> status_pb2.Status:
     if row is None:
         raise KeyError(type(error).__name__)
     info = error_details_pb2.ErrorInfo(reason=row.reason, domain=DOMAIN)
-    status = status_pb2.Status(code=row.code.value[0], message=str(error))
+    status = status_pb2.Status(code=row.code.value[0], message=_sendable(str(error)))
     if isinstance(error, errors.BudgetExhausted):
         info.metadata["requested"] = repr(error.requested)
         info.metadata["spent"] = repr(error.spent)
@@ -107,9 +107,14 @@ def to_status(error: errors.DpswdError) -> status_pb2.Status:
     if isinstance(error, errors.RequestInvalid):
         bad = error_details_pb2.BadRequest()
         for field, text in error.violations:
-            bad.field_violations.add(field=field, description=text)
+            bad.field_violations.add(field=_sendable(field), description=_sendable(text))
         _add(status, bad)
     return status
+
+
+def _sendable(text: str) -> str:
+    """A text that quotes a request may hold lone surrogates (from JSON), which UTF-8 cannot spell."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def from_rpc_error(error: grpc.RpcError) -> errors.DpswdError:

@@ -98,3 +98,8 @@ def test_grpcs_own_limits_are_no_budget(details, error):
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
 
     assert type(from_rpc_error(failed_call(handler))) is error
+
+
+def test_a_text_that_quotes_a_lone_surrogate_is_sent():
+    status = to_status(errors.RequestInvalid((("graph.\ud83d", "the name '\udd4f' is unknown"),)))
+    assert "\\udd4f" in status.message

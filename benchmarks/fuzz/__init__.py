@@ -1,0 +1,1 @@
+"""Structure-aware fuzzing of every RPC of the curator."""

@@ -1,0 +1,131 @@
+"""Sends mutated requests of every RPC to a whole curator and holds each answer against what must be true of it.
+
+    python -m benchmarks.fuzz [--inputs 1000000] [--seed 0] [--isolation in-process] [--write docs/fuzzing.md]
+
+After every single request: the answer is of the RPC's type or a refusal with a known reason and a text (never an
+incident), it came within 20 s, the budget changed only if a run was opened, and never beyond what the operator set. A
+request that breaks one of these is written to --findings with the RPC's name, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.fuzz import seeds
+from benchmarks.fuzz.mutation import Mutator
+from benchmarks.fuzz.site import METHODS, Finding, Site
+
+SHARES = {"Describe": 1, "UploadExtractor": 5, "UploadSource": 4, "OpenRun": 4, "AlignTarget": 5, "ReleaseQuantiles": 5,
+          "ReleaseProjections": 4, "EvaluateModel": 3, "ReleaseCriticGradient": 4}  # fmt: skip
+"""How often each RPC is drawn. A run of new parameters takes up to a second, other requests about a millisecond."""
+
+_REPORT_S = 30.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--isolation", choices=("in-process", "process"), default="in-process")
+    parser.add_argument("--directory", type=Path, default=Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
+    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
+    parser.add_argument("--write", type=Path, help="a page to write the table to")
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="dpswd-fuzz-", dir=options.directory) as directory,
+        Site(Path(directory), isolation=options.isolation) as site,
+    ):
+        campaign = Campaign(site, options.seed, options.findings)
+        campaign.run(options.inputs)
+    isolation = "" if options.isolation == "in-process" else f" --isolation {options.isolation}"
+    page = campaign.page(f"python -m benchmarks.fuzz --inputs {options.inputs} --seed {options.seed}{isolation}")
+    print(page)
+    if options.write:
+        options.write.write_text(page, encoding="utf-8")
+    return 1 if campaign.findings else 0
+
+
+class Campaign:
+    """One sequence of requests against one site."""
+
+    def __init__(self, site: Site, seed: int, findings: Path | None = None) -> None:
+        rng = random.Random(seed)
+        self._site = site
+        self._mutator = Mutator(seeds.make(site), rng)
+        self._rng = rng
+        self._directory = findings
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        self.slowest: dict[str, float] = {}
+        self.opened = 0
+        self.findings: list[str] = []
+        self.seconds = 0.0
+        self.memory = [0, 0]
+
+    def run(self, inputs: int) -> None:
+        """Sends as many requests."""
+        begun = told = time.monotonic()
+        weights = [SHARES[method] for method in METHODS]
+        for number in range(inputs):
+            (method,) = self._rng.choices(METHODS, weights)
+            data = self._mutator.request(method)
+            try:
+                outcome = self._site.send(method, data)
+            except Finding as finding:
+                self._keep(method, data, str(finding))
+                continue
+            self.outcomes[method, outcome.reason] += 1
+            self.opened += outcome.spent
+            self.slowest[method] = max(self.slowest.get(method, 0.0), outcome.seconds)
+            if number == inputs // 10:
+                self.memory[0] = _resident()
+            if time.monotonic() - told > _REPORT_S:
+                told = time.monotonic()
+                print(f"{number + 1:,} of {inputs:,}, {len(self.findings)} findings", file=sys.stderr, flush=True)
+        self.seconds, self.memory[1] = time.monotonic() - begun, _resident()
+
+    def _keep(self, method: str, data: bytes, text: str) -> None:
+        self.findings.append(f"{method}: {text}")
+        if self._directory is not None:
+            self._directory.mkdir(exist_ok=True)
+            (self._directory / f"{len(self.findings):04d}-{method}.bin").write_bytes(data)
+            print(f"finding {len(self.findings)}: {text[:400]}", file=sys.stderr, flush=True)
+
+    def page(self, command: str) -> str:
+        """The table of outcomes as Markdown."""
+        sent = f"{sum(self.outcomes.values()):,} mutated requests in {self.seconds:,.0f} s"
+        early, late = (f"{size / 2**20:,.0f} MiB" for size in self.memory)
+        lines = [
+            "# Fuzzing the curator",
+            "",
+            f"Written by `{command}`. {sent}; {len(self.findings)} broke a promise.",
+            f"{self.opened:,} opened a run and were charged for it; no other changed the budget.",
+            f"Resident memory: {early} after a tenth of them, {late} at the end.",
+            "",
+            "| RPC | answered | refused | undecodable | slowest | refusals by reason |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for method in METHODS:
+            reasons = Counter({r: n for (m, r), n in self.outcomes.items() if m == method})
+            answered, broken = reasons.pop("OK", 0), reasons.pop("UNDECODABLE", 0)
+            by_reason = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
+            lines.append(
+                f"| {method} | {answered:,} | {reasons.total():,} | {broken:,} | "
+                f"{1e3 * self.slowest.get(method, 0.0):,.0f} ms | {by_reason} |"
+            )
+        return "\n".join([*lines, "", *(f"- {finding}" for finding in self.findings), ""]).rstrip() + "\n"
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

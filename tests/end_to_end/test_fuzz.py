@@ -1,0 +1,101 @@
+"""A fixed corpus of mutated requests, to a whole curator in this process and to a real one over mutual TLS.
+
+The corpus is drawn from fixed seeds; `python -m benchmarks.fuzz` sends a million of the same kind.
+"""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+import numpy as np
+import pytest
+from curator_process import CLIENT, CuratorProcess
+
+from benchmarks.fuzz import seeds
+from benchmarks.fuzz.__main__ import Campaign
+from benchmarks.fuzz.mutation import Mutator
+from benchmarks.fuzz.site import METHODS, SERVICE, Finding, Site
+from shared.errors import CuratorUnavailable
+from shared.protocol.status import REASONS, from_rpc_error
+from shared.protocol.v1 import curator_pb2 as pb
+
+CORPUS = {"in-process": (20261121, 1200), "process": (7, 150)}
+
+
+@pytest.mark.parametrize("isolation", CORPUS)
+def test_the_corpus_breaks_no_promise(isolation, tmp_path):
+    seed, inputs = CORPUS[isolation]
+    with Site(tmp_path, isolation=isolation) as site:
+        campaign = Campaign(site, seed)
+        campaign.run(inputs)
+    assert campaign.findings == []
+    # The corpus reaches what it is for: every RPC is both answered and refused, and for several reasons.
+    answered = {method for method, reason in campaign.outcomes if reason == "OK"}
+    reasons = {reason for _, reason in campaign.outcomes}
+    if isolation == "in-process":
+        assert answered == set(METHODS)
+        assert {"UNDECODABLE", "REQUEST_INVALID", "REQUEST_ID_REUSED", "GRANT_NOT_HELD"} <= reasons
+        assert campaign.opened > 0
+
+
+@pytest.mark.parametrize("defect", ["an escaping error", "an incident", "a charge that was refused", "a wrong reply"])
+def test_a_defect_is_found(defect, tmp_path, monkeypatch):
+    with Site(tmp_path) as site:
+        valid = seeds.make(site)["OpenRun"][0]
+        data = valid.SerializeToString()
+        service = site._service
+        if defect == "an escaping error":
+            monkeypatch.setattr(service, "_answer", lambda *_: 1 / 0)
+        elif defect == "an incident":
+            monkeypatch.setattr(service, "_budgets", lambda *_: 1 / 0)
+        elif defect == "a wrong reply":
+            monkeypatch.setattr(type(service), "OpenRun", lambda *_: pb.DescribeResponse())
+        else:
+            ask = service._opened
+
+            def refused_after_the_charge(*arguments):
+                ask(*arguments)
+                raise CuratorUnavailable("a refusal that comes too late")
+
+            monkeypatch.setattr(service, "_opened", refused_after_the_charge)
+            fresh = pb.OpenRunRequest.FromString(data)
+            fresh.request_id = "8d9f4c1e-0f0e-4c55-8f53-0c1a32c6b2aa"
+            data = fresh.SerializeToString()
+        with pytest.raises(Finding):
+            site.send("OpenRun", data)
+
+
+@pytest.mark.end_to_end
+def test_a_real_curator_survives_bytes_from_the_wire(tmp_path):
+    rng = np.random.default_rng(0)
+    hospital = CuratorProcess(tmp_path, rng.random((200, 1, 8, 8)), epsilon=5.0)
+    hospital.start()
+    try:
+        before = hospital.json("budget", "show")
+        folder = hospital.credentials(CLIENT)
+        credentials = grpc.ssl_channel_credentials(
+            *((folder / name).read_bytes() for name in ("ca.crt", "client.key", "client.crt"))
+        )
+        (tmp_path / "model").mkdir()
+        with Site(tmp_path / "model") as site:  # its requests name runs that the real curator does not know
+            mutator = Mutator(seeds.make(site), random.Random(3))
+        strange = []
+        known = {row.error for row in REASONS if row.reason != "INTERNAL"}
+        with grpc.secure_channel(hospital.address, credentials) as channel:
+            for number in range(250):
+                method = METHODS[number % len(METHODS)]
+                call = channel.unary_unary(f"/{SERVICE.full_name}/{method}")
+                try:
+                    call(mutator.request(method), timeout=60)
+                except grpc.RpcError as error:
+                    undecodable = error.code() is grpc.StatusCode.INTERNAL and "deserializing" in error.details()
+                    if not undecodable and type(from_rpc_error(error)) not in known:
+                        strange.append(f"{method}: {error}")
+        assert strange == []
+        with hospital.connect() as curator:
+            assert curator.describe().records == 200
+        assert hospital.json("budget", "show") == before
+        assert not hospital.home.incidents.exists()
+    finally:
+        hospital.stop()
