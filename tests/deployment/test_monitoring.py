@@ -131,7 +131,8 @@ def test_the_teams_network_does_not_reach_the_metrics():
     base = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     members = {name for name, service in base["services"].items() if "monitoring" in (service.get("networks") or [])}
     assert members == set()  # the override alone puts services there
-    assert COMPOSE["networks"]["monitoring"] == {"internal": True}
+    assert COMPOSE["networks"]["monitoring"] == base["networks"]["hospital"]  # sealed like the hospital's own
+    assert COMPOSE["networks"]["monitoring"]["internal"] is True
     for name in ("prometheus", "grafana"):
         assert not {"crossing", "team"} & set(COMPOSE["services"][name]["networks"])
     assert COMPOSE["services"]["grafana"]["ports"] == ["127.0.0.1:${GRAFANA_PORT:-3000}:3000"]
