@@ -68,14 +68,40 @@ def lenet() -> nn.Module:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Running:
+    """A curator process, and a client of it.
+
+    Attributes:
+        curator: the client's connection.
+        pid: of the curator; its workers are its children.
+    """
+
+    curator: Curator
+    pid: int
+
+    def cpu_seconds(self) -> float:
+        """Of the curator and its workers together, so far."""
+        ticks = 0
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = status.read_text(encoding="utf-8").rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            if int(status.parent.name) == self.pid or int(fields[1]) == self.pid:
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def hospital(isolation: str) -> Iterator[Curator]:
+def hospital(isolation: str) -> Iterator[Running]:
     """A curator of its own, and a client of it."""
     os.environ["DPSWD_CURATOR_COMPUTE__ISOLATION"] = isolation
     os.environ["DPSWD_CURATOR_LIMITS__REPLY_QUANTUM_MS"] = "0"
     records = np.random.default_rng(3).random((_RECORDS, *_SHAPE), dtype=np.float32)
     with RehearsalHospital(records, epsilon=1e4, delta=1e-5, device="cpu") as running, running.connect() as curator:
-        yield curator
+        pid = int((running.home.parent / "curator.pid").read_text(encoding="ascii"))
+        yield Running(curator, pid)
 
 
 def opened(curator: Curator, case: Case, steps: int) -> Run:
@@ -96,19 +122,25 @@ def opened(curator: Curator, case: Case, steps: int) -> Run:
     )
 
 
-def measured(curators: dict[str, Curator], case: Case, steps: int) -> dict[str, list[float]]:
-    """Seconds of each counted step, by isolation."""
-    runs = {name: opened(curator, case, steps + _WARM_UP) for name, curator in curators.items()}
+def measured(sites: dict[str, Running], case: Case, steps: int) -> dict[str, tuple[float, float]]:
+    """Median seconds of a step and mean CPU seconds of a step, by isolation."""
+    runs = {name: opened(site.curator, case, steps + _WARM_UP) for name, site in sites.items()}
     source = np.random.default_rng(4).random((case.batch, 320), dtype=np.float32) if case.adapted else None
-    seconds: dict[str, list[float]] = {name: [] for name in curators}
-    for number in range(steps + _WARM_UP):
-        for name, curator in curators.items():
-            pending = curator.prepare_step(runs[name], source=source)
+    seconds: dict[str, list[float]] = {name: [] for name in sites}
+    before = dict.fromkeys(sites, 0.0)
+    for number in range(-_WARM_UP, steps):
+        if number == 0:
+            before = {name: site.cpu_seconds() for name, site in sites.items()}
+        for name, site in sites.items():
+            pending = site.curator.prepare_step(runs[name], source=source)
             begun = time.perf_counter()
-            curator.send(pending)
-            if number >= _WARM_UP:
+            site.curator.send(pending)
+            if number >= 0:
                 seconds[name].append(time.perf_counter() - begun)
-    return seconds
+    return {
+        name: (statistics.median(seconds[name]), (site.cpu_seconds() - before[name]) / steps)
+        for name, site in sites.items()
+    }
 
 
 def main() -> None:
@@ -117,24 +149,28 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="a Markdown file for the table")
     arguments = parser.parse_args()
     lines = [
-        "| remote step | in-process, ms | worker, ms | ratio of medians |",
-        "|---|---|---|---|",
+        "| remote step | in-process, ms | worker, ms | ratio | CPU in-process, ms | CPU worker, ms | ratio |",
+        "|---|---|---|---|---|---|---|",
     ]
     with hospital("process") as confined, hospital("in-process") as plain:
         for case in CASES:
-            seconds = measured({"in-process": plain, "process": confined}, case, arguments.steps)
-            without, within = (1000 * statistics.median(seconds[name]) for name in ("in-process", "process"))
-            lines.append(f"| {case.name} | {without:.1f} | {within:.1f} | {within / without:.2f} |")
+            found = measured({"in-process": plain, "process": confined}, case, arguments.steps)
+            cells = []
+            for kind in (0, 1):
+                without, within = (1000 * found[name][kind] for name in ("in-process", "process"))
+                cells.append(f"{without:.1f} | {within:.1f} | {within / without:.2f}")
+            lines.append(f"| {case.name} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
     if arguments.write is not None:
         load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
         text = (
             "# What the worker process costs\n\n"
-            f"Written by `python -m benchmarks.worker --steps {arguments.steps} --write {arguments.write}`: medians "
-            f"over {arguments.steps} steps of each kind, in turn from two curators that differ in `compute.isolation` "
-            "alone; the papers' LeNet-like extractor, random records of 28 x 28, 200 directions, no padding of reply "
-            f"times, loopback. Machine: {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load "
-            f"average at the end {load} (other work ran beside).\n\n"
+            f"Written by `python -m benchmarks.worker --steps {arguments.steps} --write {arguments.write}`: medians of "
+            f"the wall clock, and means of CPU time (curator and worker together), over {arguments.steps} steps "
+            "of each kind, in turn from two curators that differ in `compute.isolation` alone; the papers' LeNet-like "
+            "extractor, random records of 28 x 28, 200 directions, no padding of reply times, loopback. Machine: "
+            f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load average at the end {load} "
+            "(other work ran beside).\n\n"
         )
         arguments.write.write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
 
