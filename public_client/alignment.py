@@ -216,6 +216,7 @@ class Alignment:
         self.first: Seen | None = None
         self.last: Seen | None = None
         self._pending: PendingStep | None = None
+        self.steps_lost = 0  # charged steps that the curator has given up
         uploaded = curator.upload_extractor(ready.graph.to_bytes(), ready.weights)
         if checkpoint is not None and checkpoint.begun:
             self.run = self._resume(checkpoint, uploaded, checkpoint.applied() if applied is None else applied)
@@ -270,6 +271,7 @@ class Alignment:
         try:
             return self._curator.send(pending), pending.request_id
         except StepGivenUp as error:
+            self.steps_lost += 1
             _log.warning("a step of run %s is lost, going on with the next: %s", self.run.run_id, error)
             return self.draw(source, feature_map=feature_map)
         except (CuratorUnavailable, RequestInProgress, CuratorFault):

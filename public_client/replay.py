@@ -77,7 +77,7 @@ def draw_all(alignment: Alignment, store: Checkpoint | None, bar: Reporter) -> l
     releases = [] if store is None else [_from_state(entry) for entry in (store.read_state() or {}).get("releases", [])]
     for release in releases:
         bar.advance(f"step {release.step}")
-    while len(releases) < alignment.plan.steps:
+    while len(releases) + alignment.steps_lost < alignment.plan.steps:
         release, request_id = alignment.draw()
         releases.append(release)
         if store is not None:

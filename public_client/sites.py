@@ -126,7 +126,7 @@ class Group:
     @property
     def unfinished(self) -> list[Site]:
         """Those that take part and have steps left."""
-        return [site for site in self.live if site.steps < site.plan.steps]
+        return [site for site in self.live if site.steps + site.run.steps_lost < site.plan.steps]
 
     def shares(self, sites: Sequence[Site]) -> dict[str, float]:
         """Each site's part of a sum over these sites."""

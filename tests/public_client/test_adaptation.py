@@ -158,6 +158,26 @@ def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, serve
     assert answered == list(range(1, STEPS + 1))
 
 
+@pytest.mark.parametrize("wishes", [{"parameters": "adapters"}, {"release": "rows"}, {"parameters": "none"}])
+def test_a_step_that_the_curator_gives_up_is_left_out(connect, served, tmp_path, wishes):
+    """It is charged and gone; the training goes on with the run's next step, also where the request was resumed."""
+    method = "AlignTarget" if wishes.get("release") == "rows" else "ReleaseQuantiles"
+    served.curator.failures[method] = [None, None, errors.CuratorFault("an attempt failed"), errors.StepGivenUp("lost")]
+
+    def charge():
+        served.curator.steps_charged += served.curator.calls[method] == 3  # the step that will be lost, once
+
+    served.curator.before_step = charge
+    with pytest.raises(errors.CuratorFault):
+        fit(model(connect(), **wishes), checkpoint=tmp_path / "run")
+    adaptation = fit(model(connect(), **wishes), checkpoint=tmp_path / "run")
+    assert served.curator.steps_charged == STEPS
+    assert adaptation.history[-1].step in (STEPS - 1, STEPS)
+    kept = [SignedEntry.from_json(line) for line in (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()]
+    answered = [entry.payload["step"] for entry in kept if entry.kind == STEP_ANSWERED]
+    assert answered == [1, 2, 4, 5, 6]
+
+
 def test_a_resumed_adapter_ends_where_an_uninterrupted_one_does(connect, served, tmp_path):
     served.curator.failures["ReleaseQuantiles:after"] = [None, None, None, 1]
     with pytest.raises(errors.CuratorUnavailable):
