@@ -1,0 +1,269 @@
+"""The attacks: what the data sets hold, what the client declares and uploads, how it scores a release.
+
+D holds n records of value 1; in D' one of them, the canary, is -10,000. The extractor is linear in the record and so
+large that every feature vector is clipped: the canary's features are v/2 in D and -v/2 in D', a replaced record of the
+largest norm that the price allows for. The other records are known to the attacker (they are 1), as the promise allows.
+
+Scores are log-likelihood ratios of what was released, D' against D, for the honest mechanism, given the directions U
+that the release publishes. Where a fault needs another statistic, an attack of its own has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from benchmarks.audit.faults import KNOWN_SEED
+from public_client.exchange import UploadedExtractor
+from shared.mechanisms.clipping import RECORD_NORM, clip_records
+from shared.mechanisms.directions import directions
+from shared.mechanisms.quantile_coefficients import cosine_basis
+from shared.mechanisms.quantile_cotangents import QuantileCotangent
+from shared.privacy.calibration import calibrate_sigma
+from shared.privacy.events import RunEvent
+from shared.protocol.messages import Gradient, Quantiles, Rows, RunParameters, StepRelease
+from shared.protocol.pricing import run_event
+
+OUTLIER = -1e4
+_GAIN = 4.0  # norm of the features of a record of value 1: eight times the clip norm
+_FREE_SIGMA = 1e4  # noise of a release that is to cost nothing, where only the gradient is attacked
+
+Score = Callable[["Attack", Sequence[StepRelease]], float]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One attack; its trials are runs of `steps` steps, or single steps of one long run where `steps` is 1.
+
+    Attributes:
+        name: for the report.
+        what: one line for the report.
+        records: n.
+        batch: b.
+        features: d.
+        directions: k.
+        steps: T of one trial.
+        gradient: whether the trial declares a gradient, and attacks it.
+        attacks_release: whether the release carries information (else its noise is so large that it is free).
+        coefficients: L, or None for rows.
+        scores: by name; each gives a bound of its own.
+        clip_norm: C of the gradient.
+        knows_directions: whether the extractor is made for the directions that the client would have asked for.
+        epsilon: what one trial is to cost.
+    """
+
+    name: str
+    what: str
+    records: int
+    batch: int
+    features: int
+    directions: int
+    steps: int
+    coefficients: int | None
+    scores: dict[str, Score]
+    gradient: bool = False
+    attacks_release: bool = True
+    clip_norm: float = 0.02
+    knows_directions: bool = False
+    epsilon: float = 1.5
+
+    def data(self, *, neighbour: bool) -> NDArray[np.float32]:
+        """The records of D or D', (n, 1)."""
+        values = np.ones((self.records, 1), dtype=np.float32)
+        if neighbour:
+            values[-1] = OUTLIER
+        return values
+
+    @property
+    def v(self) -> Tensor:
+        """The unit vector (d,) along which the records' features lie."""
+        if self.knows_directions:
+            # Whoever knows U before choosing the weights turns k/d into the largest squared singular value of U.
+            left = torch.linalg.svd(directions(KNOWN_SEED, self.features, self.directions).to(torch.float64))[0]
+            return left[:, 0]
+        return torch.full((self.features,), self.features**-0.5, dtype=torch.float64)
+
+    def module(self) -> nn.Module:
+        """The extractor: x -> gain x v, or x -> 0 where only the gradient is attacked."""
+        made = nn.Linear(1, self.features, bias=False)
+        weight = _GAIN * self.v if self.attacks_release else torch.zeros(self.features)
+        made.weight.data = weight.to(torch.float32)[:, None]
+        return made
+
+    def source(self) -> NDArray[np.float32] | None:
+        """Public source features: one row of zeros, which scales every cotangent to norm 1."""
+        return np.zeros((1, self.features), dtype=np.float32) if self.gradient else None
+
+    def parameters(self, uploaded: UploadedExtractor, *, sigma: float, steps: int) -> RunParameters:
+        """The declaration of a run."""
+        noise = sigma if self.attacks_release else _FREE_SIGMA
+        return RunParameters(
+            graph_digest=uploaded.graph_digest,
+            weights_digest=uploaded.weights_digest,
+            directions=self.directions,
+            batch_size=self.batch,
+            steps=steps,
+            release=Rows(noise) if self.coefficients is None else Quantiles(self.coefficients, noise),
+            gradient=Gradient(("weight",), self.clip_norm, self._gradient_sigma(sigma)) if self.gradient else None,
+        )
+
+    def event(self, sigma: float, *, steps: int | None = None) -> RunEvent:
+        """What is priced for one trial."""
+        nothing = UploadedExtractor("0" * 64, "0" * 64, self.features)
+        declared = self.parameters(nothing, sigma=sigma, steps=steps or self.steps)
+        return run_event(
+            declared,
+            records=self.records,
+            feature_dimension=self.features,
+            gradient_parameters=self.features if self.gradient else 0,
+        )
+
+    def calibrated(self, *, epsilon: float, delta: float) -> float:
+        """The sigma at which one trial costs epsilon."""
+        return calibrate_sigma(self.event, epsilon=epsilon, delta=delta)
+
+    def _gradient_sigma(self, sigma: float) -> float:
+        """Both parts of a joint release get about the same share of the price."""
+        if not self.attacks_release:
+            return sigma
+        shift = (self.directions / self.features) ** 0.5  # of one record, in the features' units
+        weight = 1.0 if self.coefficients is None else ((2 * self.coefficients - 1) / self.batch) ** 0.5
+        return sigma * 2.0 * self.clip_norm / (shift * weight)
+
+
+def of_coefficients(attack: Attack, releases: Sequence[StepRelease]) -> float:
+    """Sum over steps of the exact log-likelihood ratio of the coefficients of a full batch."""
+    return sum(_coefficients(attack, one) for one in releases)
+
+
+def of_gradients(attack: Attack, releases: Sequence[StepRelease]) -> float:
+    """Sum over steps of the exact log-likelihood ratio of the gradients, given the releases before them."""
+    return sum(_gradient(attack, one) for one in releases)
+
+
+def of_both(attack: Attack, releases: Sequence[StepRelease]) -> float:
+    """Coefficients and gradients of the same steps."""
+    return of_coefficients(attack, releases) + of_gradients(attack, releases)
+
+
+def of_rows(attack: Attack, releases: Sequence[StepRelease]) -> float:
+    """Rows of a full batch in secret order: the canary is each row with the same probability."""
+    return sum(_log_mean_exp(_rows(attack, one)) for one in releases)
+
+
+def of_fresh_samples(attack: Attack, releases: Sequence[StepRelease]) -> float:
+    """Rows of samples: in each step the canary is in the sample with probability b/n, independently."""
+    total = 0.0
+    gamma = attack.batch / attack.records
+    for one in releases:
+        total += float(np.logaddexp(np.log1p(-gamma), np.log(gamma) + _log_mean_exp(_rows(attack, one))))
+    return total
+
+
+def of_one_sample(attack: Attack, releases: Sequence[StepRelease]) -> float:
+    """The same where the canary is in all samples of the run or in none: what a reused sample would mean."""
+    gamma = attack.batch / attack.records
+    inside = sum(_log_mean_exp(_rows(attack, one)) for one in releases)
+    return float(np.logaddexp(np.log1p(-gamma), np.log(gamma) + inside))
+
+
+def _U(attack: Attack, release: StepRelease) -> Tensor:
+    return directions(release.directions_seed, attack.features, attack.directions).to(torch.float64)
+
+
+def _clipped(attack: Attack, *, neighbour: bool) -> Tensor:
+    """The features (n, d) as the honest curator clips them."""
+    values = torch.from_numpy(attack.data(neighbour=neighbour)).to(torch.float64)
+    raw = values * (_GAIN * attack.v)[None, :] if attack.attacks_release else values * torch.zeros(attack.features)
+    return clip_records(raw, RECORD_NORM)
+
+
+SIGMAS: dict[str, tuple[float, float]] = {}
+"""Noise of release and gradient of the runs that are being scored, by attack."""
+
+
+def _coefficients(attack: Attack, release: StepRelease) -> float:
+    U, (sigma, _) = _U(attack, release), SIGMAS[attack.name]
+    basis = cosine_basis(attack.batch, attack.coefficients or 1)
+    means = [
+        basis.T @ (_clipped(attack, neighbour=which) @ U).sort(dim=0).values for which in (False, True)
+    ]  # two (L, k)
+    observed = torch.from_numpy(release.release.astype(np.float64))
+    return float(((observed - means[0]).square() - (observed - means[1]).square()).sum()) / (2.0 * sigma**2)
+
+
+def _gradient(attack: Attack, release: StepRelease) -> float:
+    """The gradient of each record is known but for the canary's: cotangents are functions of public values."""
+    assert release.gradient is not None
+    U, (_, sigma) = _U(attack, release), SIGMAS[attack.name]
+    source = torch.zeros(1, attack.features, dtype=torch.float64)
+    released = torch.from_numpy(release.release.astype(np.float64))
+    cotangent = QuantileCotangent.from_release(released, source, U, batch=attack.batch)
+    sums = []
+    for neighbour in (False, True):
+        values = torch.from_numpy(attack.data(neighbour=neighbour)).to(torch.float64)
+        features = _clipped(attack, neighbour=neighbour)
+        pulled = cotangent.batch(features)
+        if attack.attacks_release:  # on the sphere of clipped rows only what is tangential moves them
+            along = (pulled * attack.v).sum(dim=1, keepdim=True) * attack.v
+            pulled = (pulled - along) * (RECORD_NORM / (values.abs() * _GAIN))
+        sums.append(clip_records(values * pulled, attack.clip_norm).sum(dim=0))
+    observed = torch.from_numpy(release.gradient.astype(np.float64))
+    return float(((observed - sums[0]).square() - (observed - sums[1]).square()).sum()) / (2.0 * sigma**2)
+
+
+def _rows(attack: Attack, release: StepRelease) -> NDArray[np.float64]:
+    """(b,): log density of each row at the canary's place in D' against every record's place in D."""
+    U, (sigma, _) = _U(attack, release), SIGMAS[attack.name]
+    place = (RECORD_NORM * attack.v) @ U  # (k,)
+    observed = torch.from_numpy(release.release.astype(np.float64))  # (b, k)
+    return (-2.0 * (observed @ place) / sigma**2).numpy()
+
+
+def _log_mean_exp(values: NDArray[np.float64]) -> float:
+    return float(np.logaddexp.reduce(values) - np.log(len(values)))
+
+
+ATTACKS: tuple[Attack, ...] = (
+    Attack(
+        name="rows",
+        what="one release of noisy rows, full batch of 2 in secret order",
+        records=2, batch=2, features=8, directions=8, steps=1, coefficients=None,
+        scores={"likelihood ratio": of_rows},
+    ),
+    Attack(
+        name="coefficients",
+        what="one release of L = 2 quantile coefficients, full batch of 16",
+        records=16, batch=16, features=8, directions=8, steps=1, coefficients=2,
+        scores={"likelihood ratio": of_coefficients},
+    ),
+    Attack(
+        name="gradient",
+        what="one sanitized gradient, full batch of 16; the coefficients beside it carry nothing",
+        records=16, batch=16, features=8, directions=8, steps=1, coefficients=1,
+        scores={"likelihood ratio": of_gradients}, gradient=True, attacks_release=False, clip_norm=0.5,
+    ),
+    Attack(
+        name="guessed directions",
+        what="coefficients; the extractor lies along the strongest direction of a U that the client asked for",
+        records=16, batch=16, features=64, directions=16, steps=1, coefficients=1,
+        scores={"likelihood ratio": of_coefficients}, knows_directions=True,
+    ),
+    Attack(
+        name="run of joint releases",
+        what="4 steps of coefficients and gradient, full batch of 16",
+        records=16, batch=16, features=8, directions=8, steps=4, coefficients=1,
+        scores={"likelihood ratio": of_both}, gradient=True,
+    ),
+    Attack(
+        name="run of samples",
+        what="8 steps of rows, each from a sample of 1 of 8 records",
+        records=8, batch=1, features=64, directions=64, steps=8, coefficients=None,
+        scores={"fresh samples": of_fresh_samples, "one sample": of_one_sample},
+    ),
+)  # fmt: skip

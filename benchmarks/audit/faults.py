@@ -1,0 +1,126 @@
+"""Curators with one deliberate fault each, made here by patching; the product has no switch for any of them.
+
+Each fault is one that has been published or nearly shipped somewhere (docs/privacy, 5). A patch replaces a name of
+`private_curator.release` or `private_curator.server` for as long as the context is open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from private_curator import release, sampling
+from private_curator.randomness import SystemNoise
+from shared.mechanisms.clipping import neutralise
+from shared.mechanisms.feature_map import FeatureMap
+from shared.mechanisms.noise import GridArray, grid_step
+
+HONEST = "honest"
+KNOWN_SEED = hashlib.sha256(b"directions that the client asked for").digest()
+
+
+class HalvedNoise(SystemNoise):
+    """Noise of half the declared standard deviation, on the declared grid."""
+
+    def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> np.ndarray:
+        return super().grid_gaussian(shape, sigma=sigma / 2.0, step=step)
+
+
+class BatchMaximumMap(FeatureMap):
+    """Rows divided by twice the largest norm of the batch, as the papers write it, in the place of clipping."""
+
+    def clipped(self, features: Tensor) -> Tensor:
+        mapped = neutralise(self.apply(features))
+        return mapped / (2.0 * torch.linalg.vector_norm(mapped, dim=1).max())
+
+
+def plain_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, noise: object) -> GridArray:  # noqa: ARG001
+    """The sum as it is: no clipping, no noise."""
+    step = grid_step(sigma)
+    limit = np.iinfo(np.int32).max
+    total = (neutralise(per_record).to(torch.float64).sum(dim=0) / step).round().clamp(-limit, limit)
+    return GridArray(values=total.cpu().numpy().astype(np.int32), step=step)
+
+
+@contextmanager
+def _noise_halved() -> Iterator[None]:
+    with mock.patch("private_curator.server.SystemNoise", HalvedNoise):
+        yield
+
+
+@contextmanager
+def _batch_maximum() -> Iterator[None]:
+    original = release._feature_map
+
+    def broken(*arguments: object, **options: object) -> FeatureMap:
+        made = original(*arguments, **options)  # type: ignore[arg-type]
+        return BatchMaximumMap(center=made.center, scale=made.scale)
+
+    with mock.patch.object(release, "_feature_map", broken):
+        yield
+
+
+@contextmanager
+def _plain_gradient() -> Iterator[None]:
+    with mock.patch.object(release, "release_gradient", plain_gradient):
+        yield
+
+
+@contextmanager
+def _directions_of_the_client() -> Iterator[None]:
+    with mock.patch.object(release, "fresh_seed", return_value=KNOWN_SEED):
+        yield
+
+
+@contextmanager
+def _sample_reused() -> Iterator[None]:
+    """One sample for all steps of a run."""
+    running = threading.local()
+    kept: dict[str, np.ndarray] = {}
+    answer = release.ReleasePipeline.answer
+
+    def remember(self: release.ReleasePipeline, *arguments: object, content: object, **options: object) -> object:
+        running.run = content.run_id  # type: ignore[attr-defined]
+        try:
+            return answer(self, *arguments, content=content, **options)  # type: ignore[arg-type]
+        finally:
+            running.run = None
+
+    def sample(records: int, batch: int) -> np.ndarray:
+        fresh = sampling.sample_without_replacement(records, batch)
+        run = getattr(running, "run", None)  # none while a rehearsal on synthetic records measures the time
+        return fresh if run is None else kept.setdefault(run, fresh)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(release.ReleasePipeline, "answer", remember))
+        stack.enter_context(mock.patch.object(release, "sample_without_replacement", sample))
+        yield
+
+
+@contextmanager
+def _honest() -> Iterator[None]:
+    yield
+
+
+FAULTS: dict[str, Callable[[], object]] = {
+    HONEST: _honest,
+    "noise halved": _noise_halved,
+    "batch maximum in the place of clipping": _batch_maximum,
+    "target gradient unsanitized": _plain_gradient,
+    "directions chosen by the client": _directions_of_the_client,
+    "sample reused across steps": _sample_reused,
+}
+
+
+@contextmanager
+def fault(name: str) -> Iterator[None]:
+    """Within, every curator of this process has this fault."""
+    with FAULTS[name]():  # type: ignore[attr-defined]
+        yield

@@ -1,0 +1,153 @@
+"""docs/audit.md from findings."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.audit.attacks import Attack
+from benchmarks.audit.faults import HONEST
+from benchmarks.audit.trials import Finding
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the audit was run.
+
+    Attributes:
+        command: what was typed.
+        delta: of all figures.
+        alpha: probability of a false alarm among all rows of one curator.
+        minutes: it took.
+        process: whether the honest curators were processes of their own.
+    """
+
+    command: str
+    delta: float
+    alpha: float
+    minutes: float
+    process: bool
+
+
+def page(findings: Mapping[str, Sequence[Finding]], attacks: Sequence[Attack], setup: Setup) -> str:
+    """The whole page."""
+    where = "the honest ones as processes of their own" if setup.process else "in the auditor's process"
+    cores, python = os.cpu_count(), platform.python_version()
+    machine = f"{cores} CPUs ({platform.machine()}, shared with other work), Python {python}, torch {torch.__version__}"
+    parts = [
+        _HEAD.format(
+            command=setup.command,
+            delta=f"{setup.delta:g}",
+            confidence=f"{100 * (1 - setup.alpha):g}",
+            minutes=f"{setup.minutes:.0f}",
+            where=where,
+            machine=machine,
+        ),
+        "## The attacks\n",
+        _table(
+            ("attack", "one trial", "n", "b", "d", "k", "T"),
+            [(a.name, a.what, a.records, a.batch, a.features, a.directions, a.steps) for a in attacks],
+        ),
+        "## The honest curator\n",
+        _findings(findings[HONEST]) if HONEST in findings else "",
+        _HONEST,
+    ]
+    broken = {name: found for name, found in findings.items() if name != HONEST}
+    if broken:
+        rows = []
+        for name, found in broken.items():
+            caught = [one for one in found if one.caught]
+            best = max(found, key=lambda one: max(one.free.epsilon, one.noise) - one.claim.ledger)
+            rows.append(
+                (
+                    name,
+                    "**caught**" if caught else "NOT CAUGHT",
+                    ", ".join(dict.fromkeys(f"{one.attack} ({one.score})" for one in caught)) or "-",
+                    f"{best.claim.ledger:.2f}",
+                    f"{best.free.epsilon:.2f}",
+                    f"{best.noise:.2f}",
+                )
+            )
+        parts += [
+            "## Curators with one fault each\n",
+            _table(("fault", "", "by", "claimed (best row)", "proved", "proved, noise's law"), rows),
+            "Every row of every broken curator:\n",
+        ]
+        for name, found in broken.items():
+            parts += [f"### {name[0].upper()}{name[1:]}\n", _findings(found)]
+    return "\n".join(parts) + _TAIL
+
+
+def _findings(found: Sequence[Finding]) -> str:
+    rows = [
+        (
+            one.attack,
+            one.score,
+            one.trials,
+            f"{one.claim.ledger:.3f}",
+            f"{one.claim.exact:.3f}",
+            f"{one.free.epsilon:.2f}",
+            f"{one.noise:.2f}",
+            "-" if one.dependence is None else f"{one.dependence:.2g}",
+            "**caught**" if one.caught else "no",
+        )
+        for one in found
+    ]
+    heads = (
+        "attack", "score", "trials (each side)", "claimed by the ledger", "exact", "proved", "proved, noise's law",
+        "p, steps independent", "refuted",
+    )  # fmt: skip
+    return _table(heads, rows)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+_HEAD = """# Audit by canary attacks
+
+Written by `{command}` in {minutes} minutes on {machine}. Nothing here is seeded: the curator's noise, samples and
+directions come from the operating system, so another run gives other figures within the stated confidence.
+
+For each attack two live curators ran ({where}; gRPC with mutual TLS over loopback, a real
+ledger that verified afterwards), one on D and one on D'. D holds n records of value 1; in D' the last one is -10,000. A
+client uploads a linear extractor that puts the canary's features at opposite ends of the clipping ball, takes many
+releases from both, and scores each by the exact log-likelihood ratio of the honest mechanism given the published
+directions. On a quarter of the trials the threshold is chosen; the rest give Clopper-Pearson limits of its two error
+rates.
+
+- *claimed by the ledger*: epsilon at delta = {delta} that a fresh ledger quotes for one trial; *exact*: of the exact
+  profile or the privacy loss distribution.
+- *proved*: lower bound on epsilon at that delta, whatever the mechanism is. A correct claim lies above it.
+- *proved, noise's law*: the same if the mechanism is the declared one but for the size of its noise.
+- *p, steps independent*: permutation test that two halves of a run share nothing but the data set.
+- *refuted*: a bound above the ledger's claim, or p below its part of the error. All rows of one curator together are
+  right with {confidence} % confidence; the error is split evenly over the rows, and over the three figures of each.
+"""
+
+_HONEST = """
+No bound may lie above its claim here. How far below it stays is the price of few trials (without any false positive
+among N, no bound can exceed about log(N/7)), of the secret order of rows, and of what the price does not credit.
+"""
+
+_TAIL = """
+## What the faults are
+
+Each is made by `benchmarks/audit/faults.py`, which replaces a name of the curator's modules while it runs; the product
+has no such switch. *Noise halved*: half the declared standard deviation. *Batch maximum*: rows divided by twice the
+largest norm of the batch, as the papers write it. *Target gradient unsanitized*: the plain sum. *Directions chosen by
+the client*: the seed of U is one that the client knew when it chose the extractor. *Sample reused*: one sample for all
+steps of a run, which voids the amplification by sampling that the price counts on.
+
+## Limits
+
+An audit proves faults, never their absence: these attacks are the worst that we know, for linear extractors and the
+release's own likelihood ratio. Single releases are steps of one long run; each draws a fresh sample, directions and
+noise, so trials are independent. `tests/benchmarks/test_audit.py` runs a small version with every test.
+"""

@@ -1,0 +1,136 @@
+"""The audit in small: its statistics, and every broken curator caught by it on a live service.
+
+False alarms: the honest curator's rows are wrong with probability at most 1e-3 in all (`ALPHA`), whatever the curator's
+randomness, which no seed fixes. Misses: each broken curator leaves its threshold by at least four standard deviations
+of its statistic at these numbers of trials, so a miss has probability below 1e-3 as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from benchmarks.audit import bounds
+from benchmarks.audit.attacks import ATTACKS
+from benchmarks.audit.faults import FAULTS, HONEST
+from benchmarks.audit.report import Setup, page
+from benchmarks.audit.trials import Audit
+from shared.privacy import pld
+from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
+
+ALPHA = 1e-3
+BY_NAME = {attack.name: attack for attack in ATTACKS}
+# A promise of epsilon 3 is refuted with fewer trials than one of 1.5.
+COEFFICIENTS = dataclasses.replace(BY_NAME["coefficients"], epsilon=3.0)
+GRADIENT = BY_NAME["gradient"]
+GUESSED = dataclasses.replace(BY_NAME["guessed directions"], epsilon=2.0)
+SAMPLES = dataclasses.replace(BY_NAME["run of samples"], records=4, epsilon=6.0)
+
+
+@pytest.fixture(scope="module")
+def audit():
+    return Audit(alpha=ALPHA, process=False, say=lambda _: None)
+
+
+@pytest.mark.statistical
+@pytest.mark.end_to_end
+class TestLiveCurators:
+    def test_no_bound_lies_above_the_honest_claim(self, audit):
+        found = audit.audit(HONEST, [COEFFICIENTS, GRADIENT], trials=lambda _: 120)
+        assert not any(one.caught for one in found)
+        assert all(1.0 < one.claim.exact <= one.claim.ledger < 1.3 * one.claim.exact for one in found)
+        text = page({HONEST: found}, [COEFFICIENTS, GRADIENT], Setup("test", 0.02, ALPHA, 0.1, process=False))
+        assert text.count("| no |") == len(found)
+
+    @pytest.mark.parametrize(
+        ("fault", "attack", "trials"),
+        [
+            ("noise halved", COEFFICIENTS, 300),
+            ("batch maximum in the place of clipping", COEFFICIENTS, 120),
+            ("target gradient unsanitized", GRADIENT, 100),
+            ("directions chosen by the client", GUESSED, 200),
+        ],
+        ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
+    )
+    def test_a_broken_curator_is_caught(self, audit, fault, attack, trials):
+        (found,) = audit.audit(fault, [attack], trials=lambda _: trials)
+        assert found.caught, found
+
+    def test_a_reused_sample_is_caught_and_a_fresh_one_is_not(self, audit):
+        reused = audit.audit("sample reused across steps", [SAMPLES], trials=lambda _: 70)
+        assert any(one.caught for one in reused), reused
+        fresh = audit.audit(HONEST, [SAMPLES], trials=lambda _: 20)
+        assert not any(one.caught for one in fresh), fresh
+
+
+def test_every_fault_is_tested_here():
+    tested = {HONEST, "sample reused across steps"}
+    for mark in TestLiveCurators.test_a_broken_curator_is_caught.pytestmark:
+        if mark.name == "parametrize":
+            tested |= {case[0] for case in mark.args[1]}
+    assert tested == set(FAULTS)
+
+
+class TestBounds:
+    @pytest.mark.parametrize(("hits", "trials"), [(0, 50), (1, 50), (25, 50), (50, 50), (3, 1000)])
+    @pytest.mark.parametrize("alpha", [0.05, 1e-4])
+    def test_limits_hold_with_their_confidence(self, hits, trials, alpha):
+        """Clopper-Pearson by its definition: at the limit the tail has exactly the probability alpha."""
+        from scipy.stats import binom
+
+        low, high = bounds.lower_limit(hits, trials, alpha), bounds.upper_limit(hits, trials, alpha)
+        assert low <= hits / trials <= high
+        assert hits == 0 or binom.sf(hits - 1, trials, low) == pytest.approx(alpha, rel=1e-6)
+        assert hits == trials or binom.cdf(hits, trials, high) == pytest.approx(alpha, rel=1e-6)
+
+    @pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
+    def test_a_gaussian_mechanism_is_bounded_from_below_and_never_above(self, mu):
+        """Scores of a mechanism whose epsilon is known. 200 audits at alpha 0.01: more than 9 wrong has p < 1e-4."""
+        generator = np.random.default_rng(int(10 * mu))
+        delta = 0.02
+        event = _gaussian(mu)
+        exact = pld.epsilon(event.step, 1, delta)
+        best, wrong = 0.0, 0
+        for _ in range(200):
+            null, other = generator.normal(size=400), generator.normal(mu, size=400)
+            found = bounds.evidence(null, other, delta=delta, alpha=0.01)
+            wrong += found.epsilon > exact
+            best = max(best, found.epsilon)
+        assert wrong <= 9
+        assert best > 0.2 * exact or mu < 1.0
+        found = bounds.evidence(null, other, delta=delta, alpha=0.01, centred=True)
+        lower = bounds.noise_bound(found, lambda factor: bounds.divided(event, factor), delta)
+        assert 0.3 * exact < lower <= exact or mu < 1.0
+
+    def test_scores_that_are_smaller_for_the_neighbour_count_as_well(self):
+        null, other = np.full(200, 5.0), np.full(200, -5.0)
+        found = bounds.evidence(null, other, delta=0.02, alpha=0.01)
+        assert found.epsilon > 2.0
+        same = bounds.evidence(null, null, delta=0.02, alpha=0.01)
+        assert same.epsilon == 0.0
+
+    def test_dependence_is_seen_only_where_it_is(self):
+        generator = np.random.default_rng(3)
+        first, second, common = generator.normal(size=(3, 60))
+        assert bounds.dependence(first, second, seed=1, permutations=2000) > 0.01
+        assert bounds.dependence(first + 2 * common, second + 2 * common, seed=1, permutations=2000) < 0.002
+
+    def test_the_family_of_the_declared_mechanism_is_its_own_profile(self):
+        """Rates that lie on the exact trade-off curve of noise factor 2 give that factor's epsilon."""
+        event = _gaussian(0.7)
+        rate = 0.1
+        reached = norm.sf(norm.isf(rate) - 1.4)  # half the noise: twice the shift
+        found = bounds.Evidence(0.0, 0.02, rate, reached, 1, 0.01)
+        expected = pld.epsilon(_gaussian(1.4).step, 1, 0.02)
+        lower = bounds.noise_bound(found, lambda factor: bounds.divided(event, factor), 0.02)
+        assert expected * 0.93 < lower <= expected * 1.001
+
+
+def _gaussian(mu: float) -> RunEvent:
+    part = SanitizedGradient(parameters=1, clip_norm=0.5, sigma=1.0 / mu, grid_step=0.0)
+    assert math.isclose(2 * part.clip_norm / part.sigma, mu)
+    return RunEvent(step=StepEvent(records=10, batch=10, parts=(part,)), steps=1)
