@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import platform
 import statistics
 import time
@@ -25,15 +24,20 @@ from typing import Any
 
 import torch
 
-from public_client import experiment
+from benchmarks.records import append, mean_and_deviation, on_file, read
+from public_client import experiment, replay
 from public_client.adaptation import DomainAdaptation
 from public_client.datasets import Task, load_task
+from public_client.devices import resolve_device
 from public_client.evaluation import accuracy
 from public_client.networks import digits_network
+from public_client.progress import reporting
 from public_client.rehearsal import RehearsalHospital
-from public_client.source import source_loader
+from public_client.source import collect, source_loader
+from public_client.views import view_for
 
 DELTA = 1e-5
+TUNING_STEPS = 1500  # the default plan's
 RESULTS = Path(__file__).parent / "results" / "digits.json"
 PAGE = Path(__file__).parents[1] / "docs" / "results-digits.md"
 SOURCE_EPOCHS = {"mnist-usps": 2, "usps-mnist": 16}  # about 900 updates each
@@ -56,11 +60,16 @@ class Method:
 
 METHODS = {
     "source-only": Method("source-only"),
+    "varied": Method("source-only, tuned as the default but without a release"),
     "non-private": Method("non-private SWD, all weights, both branches"),
     "replay": Method("quantile coefficients, one release replayed (default)"),
     "adapter": Method("quantile coefficients, target-side adapter", {"parameters": "adapters"}),
     "rows": Method("the paper's rows, all weights", {"release": "rows"}),
 }
+
+
+LOCAL = ("source-only", "varied", "non-private")
+"""Methods that need no curator."""
 
 
 def main() -> None:
@@ -91,12 +100,6 @@ def main() -> None:
     arguments.page.write_text(page(read(arguments.results)), encoding="utf-8")
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The runs on file, none if there is no file."""
-    runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return runs
-
-
 def _run_task(name: str, arguments: argparse.Namespace) -> None:
     task = load_task(name, geometry=arguments.geometry, data_dir=arguments.data_dir)
     methods = arguments.methods.split(",")
@@ -109,7 +112,7 @@ def _run_task(name: str, arguments: argparse.Namespace) -> None:
     for seed in (int(seed) for seed in arguments.seeds.split(",")):
         wanted = []
         for key in methods:
-            private = key not in ("source-only", "non-private")
+            private = key not in LOCAL
             for epsilon in epsilons if private else [math.inf]:
                 settings = {"task": name, "geometry": arguments.geometry, "method": key, "seed": seed}
                 if private:
@@ -117,7 +120,7 @@ def _run_task(name: str, arguments: argparse.Namespace) -> None:
                 elif key == "non-private":
                     settings["steps"] = arguments.steps or 2000
                 wanted.append(settings)
-        wanted = [settings for settings in wanted if not _on_file(settings, read(arguments.results))]
+        wanted = [settings for settings in wanted if not on_file(settings, read(arguments.results))]
         if not wanted:
             continue
         begun = time.monotonic()
@@ -125,7 +128,7 @@ def _run_task(name: str, arguments: argparse.Namespace) -> None:
         source_seconds = time.monotonic() - begun
         for settings in wanted:
             figures = _train(settings, model, task, source_seconds=source_seconds, device=arguments.device)
-            _append(arguments.results, settings | figures | {"source_only": model.target} | _machine())
+            append(arguments.results, settings | figures | {"source_only": model.target} | _machine())
             print(json.dumps(settings | figures), flush=True)
 
 
@@ -135,6 +138,8 @@ def _train(
     if settings["method"] == "source-only":
         return {"accuracy": model.target, "seconds": source_seconds}
     begun = time.monotonic()
+    if settings["method"] == "varied":
+        return {"accuracy": _varied(model, task, settings["seed"], device), "seconds": time.monotonic() - begun}
     if settings["method"] == "non-private":
         reached = experiment.non_private(
             model, task, steps=settings["steps"], seed=settings["seed"], device=device, progress=False
@@ -170,6 +175,21 @@ def _train(
     }
 
 
+def _varied(model: experiment.SourceModel, task: Task, seed: int, device: str) -> float:
+    """The control: the default's tuning, with its random variation, but with nothing known of the target."""
+    place = resolve_device(device)
+    extractor, classifier = model.copies()
+    source = collect(model.loader, most=replay.MOST_RECORDS).to(place)
+    with torch.no_grad():
+        view = view_for(source.images, extractor(source.images[:2]))
+    with reporting("", TUNING_STEPS, shown=False) as bar:
+        tuned = replay.tune(
+            extractor, classifier, view, source,
+            steps=TUNING_STEPS, generator=torch.Generator().manual_seed(seed), bar=bar,
+        )  # fmt: skip
+    return accuracy(*tuned, task.target.to(place))
+
+
 def _source_model(name: str, task: Task, seed: int, arguments: argparse.Namespace) -> experiment.SourceModel:
     """The source-trained model of a seed, from the folder that keeps them if one is given."""
     kept = None if arguments.sources is None else arguments.sources / f"{name}-{arguments.geometry}-{seed}.pt"
@@ -193,18 +213,6 @@ def _source_model(name: str, task: Task, seed: int, arguments: argparse.Namespac
     return experiment.SourceModel(
         extractor.eval(), classifier.eval(), source_loader(task.source, seed=seed), target=weights[2]
     )
-
-
-def _on_file(settings: dict[str, Any], runs: Sequence[dict[str, Any]]) -> bool:
-    return any(all(run.get(name) == value for name, value in settings.items()) for run in runs)
-
-
-def _append(path: Path, run: dict[str, Any]) -> None:
-    """Adds one run; the file is replaced as a whole, so a kill leaves the old or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{os.getpid()}.tmp")
-    fresh.write_text(json.dumps([*read(path), run], indent=1) + "\n", encoding="utf-8")
-    fresh.replace(path)
 
 
 def _machine() -> dict[str, Any]:
@@ -275,7 +283,7 @@ def _section(task: str, geometry: str, runs: Sequence[dict[str, Any]]) -> list[s
             METHODS[first["method"]].title,
             f"{max(run['spent'] for run in group):.4g}" if private else "",
             _settings(first),
-            _mean(accuracies),
+            mean_and_deviation(accuracies),
             _gap(gaps) if private and len(gaps) == len(group) else "",
             ", ".join(f"{value:.1f}" for value in accuracies),
             f"{statistics.mean(run['seconds'] for run in group):.0f}",
@@ -302,12 +310,6 @@ def _settings(run: dict[str, Any]) -> str:
     shown = {name: value for name, value in run.get("wishes", {}).items() if name not in ("parameters", "release")}
     shown.setdefault("steps", run.get("steps"))
     return ", ".join(f"{name} {value}" for name, value in sorted(shown.items()) if value is not None)
-
-
-def _mean(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.1f} (one seed)"
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Heart disease: Cleveland is public, three other hospitals are private; AUC over the real service.
+"""Heart disease: Cleveland is public, three other hospitals are private; AUC.
 
     python -m benchmarks.heart --data-dir ../shared/data --seeds 0,1,2,3,4
 
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--epsilons", default="1")
+    parser.add_argument("--service", action="store_true", help="over a curator process with mutual TLS and a ledger")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -40,7 +41,7 @@ def main() -> None:
     for seed in (int(seed) for seed in arguments.seeds.split(",")):
         for epsilon in (float(epsilon) for epsilon in arguments.epsilons.split(",")):
             for target in TARGETS:
-                _run(domains[SOURCE], domains[target], epsilon, seed, arguments.results)
+                _run(domains[SOURCE], domains[target], epsilon, seed, arguments)
 
 
 def load(path: Path) -> dict[str, Domain]:
@@ -74,11 +75,13 @@ def auc(scores: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> float
     return float(100.0 * (above + 0.5 * ties))
 
 
-def _run(source: Domain, target: Domain, epsilon: float, seed: int, results: Path) -> None:
-    settings = {"target": target.name, "epsilon": epsilon, "delta": DELTA, "seed": seed}
-    if records.on_file(settings, records.read(results)):
+def _run(source: Domain, target: Domain, epsilon: float, seed: int, arguments: argparse.Namespace) -> None:
+    settings = {"target": target.name, "epsilon": epsilon, "delta": DELTA, "seed": seed, "service": arguments.service}
+    if records.on_file(settings, records.read(arguments.results)):
         return
-    scores = adapt(standardised(source), source, target, epsilon=epsilon, delta=DELTA, seed=seed, wishes={})
+    scores = adapt(
+        standardised(source), source, target, epsilon=epsilon, delta=DELTA, seed=seed, service=arguments.service
+    )
     figures = {
         name: auc((value[:, 1] - value[:, 0]).double().numpy(), target.labels)
         for name, value in (
@@ -87,8 +90,8 @@ def _run(source: Domain, target: Domain, epsilon: float, seed: int, results: Pat
             ("auc", scores.adapted),
         )
     }
-    run = settings | figures | {"spent": scores.spent, "records": len(target.labels), "seconds": scores.seconds}
-    records.append(results, run)
+    run = settings | figures | {"spent": scores.spent, "records": len(target.labels)}
+    records.append(arguments.results, run)
     print(json.dumps(run), flush=True)
 
 

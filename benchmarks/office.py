@@ -1,4 +1,4 @@
-"""Office-Caltech10 with SURF features, all twelve pairs, over the real service.
+"""Office-Caltech10 with SURF features, all twelve pairs.
 
     python -m benchmarks.office --data-dir ../shared/data --seeds 0,1,2
 
@@ -30,6 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--service", action="store_true", help="over a curator process with mutual TLS and a ledger")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -39,7 +40,7 @@ def main() -> None:
             for target in SITES:
                 epsilons = (8.0, 1.0) if len(domains[target].labels) > MANY else (8.0,)
                 for epsilon in epsilons if source != target else ():
-                    _run(domains[source], domains[target], epsilon, seed, arguments.results)
+                    _run(domains[source], domains[target], epsilon, seed, arguments)
 
 
 def load(path: Path) -> dict[str, Domain]:
@@ -53,12 +54,19 @@ def _prepared(name: str, counts: np.ndarray, labels: np.ndarray) -> Domain:  # t
     return Domain(name, np.sqrt(shares).astype(np.float32), labels.astype(np.int64))
 
 
-def _run(source: Domain, target: Domain, epsilon: float, seed: int, results: Path) -> None:
-    settings = {"source": source.name, "target": target.name, "epsilon": epsilon, "delta": DELTA, "seed": seed}
-    if records.on_file(settings, records.read(results)):
+def _run(source: Domain, target: Domain, epsilon: float, seed: int, arguments: argparse.Namespace) -> None:
+    settings = {
+        "source": source.name,
+        "target": target.name,
+        "epsilon": epsilon,
+        "delta": DELTA,
+        "seed": seed,
+        "service": arguments.service,
+    }
+    if records.on_file(settings, records.read(arguments.results)):
         return
     extractor = principal_components(source, COMPONENTS)
-    scores = adapt(extractor, source, target, epsilon=epsilon, delta=DELTA, seed=seed, wishes={})
+    scores = adapt(extractor, source, target, epsilon=epsilon, delta=DELTA, seed=seed, service=arguments.service)
     truth = torch.from_numpy(target.labels)
     figures = {
         name: 100.0 * float((value.argmax(dim=1) == truth).float().mean())
@@ -68,8 +76,8 @@ def _run(source: Domain, target: Domain, epsilon: float, seed: int, results: Pat
             ("accuracy", scores.adapted),
         )
     }
-    run = settings | figures | {"spent": scores.spent, "records": len(truth), "seconds": scores.seconds}
-    records.append(results, run)
+    run = settings | figures | {"spent": scores.spent, "records": len(truth)}
+    records.append(arguments.results, run)
     print(json.dumps(run), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""One private adaptation of a small classifier of vectors, over the real service; what office and heart share.
+"""One private adaptation of a small classifier of vectors; what office and heart share.
 
 The team's extractor is a fixed public linear map of the source (standardised columns, or principal components), its
 classifier one linear layer. The hospital's one release is replayed with the client's default view of features: a gain
@@ -8,25 +8,24 @@ and a bias for each, and the classes' frequencies, as probable as the release an
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from benchmarks.local import released
 from public_client import replay
 from public_client.adaptation import DomainAdaptation
 from public_client.datasets import Labelled
 from public_client.progress import reporting
 from public_client.rehearsal import RehearsalHospital
-from public_client.source import source_loader, train_source
+from public_client.source import Batches, source_loader, train_source
 from public_client.views import FeatureView
 
 UPDATES = 1500  # of source-only training and, again, of tuning
+RATE = 0.03  # the default plan's
 _BATCH = 64
 
 
@@ -57,15 +56,13 @@ class Scores:
         source_only: of the classifier as it was trained on the source.
         trained_on: of the same classifier, tuned for as long as the adapted one without a view: the control.
         adapted: after the private adaptation.
-        spent: epsilon that the curator's ledger charged.
-        seconds: of the private part.
+        spent: epsilon that the curator's ledger charged, or that the accountant gave the release.
     """
 
     source_only: Tensor
     trained_on: Tensor
     adapted: Tensor
     spent: float
-    seconds: float
 
 
 def standardised(source: Domain) -> nn.Linear:
@@ -101,9 +98,9 @@ def adapt(
     epsilon: float,
     delta: float,
     seed: int,
-    wishes: Mapping[str, Any],
+    service: bool,
 ) -> Scores:
-    """Trains on the source, opens a hospital with the target and a budget of `epsilon`, and adapts.
+    """Trains on the source, has the target's release made, and adapts.
 
     Args:
         extractor: fixed, records to features.
@@ -112,7 +109,7 @@ def adapt(
         epsilon: the data set's whole budget, and the run's.
         delta: of that budget.
         seed: of the client's random choices.
-        wishes: for `Curator.plan`.
+        service: whether a curator process makes the release; otherwise this one does, by the same mechanism.
     """
     torch.manual_seed(seed)
     data = source.labelled()
@@ -123,34 +120,64 @@ def adapt(
     loader = source_loader(data, batch_size=_BATCH, seed=seed)
     train_source(extractor, classifier, loader, epochs=-(-UPDATES // len(loader)))
     before = copy.deepcopy(classifier)
-    begun = time.monotonic()
-    with (
-        RehearsalHospital(target.records, epsilon=epsilon, delta=delta, name="target", device="cpu") as hospital,
-        hospital.connect() as curator,
-    ):
-        plan = curator.plan(epsilon=epsilon, **{"tuning_steps": UPDATES, **wishes})
-        adaptation = DomainAdaptation(
-            copy.deepcopy(extractor), classifier, curator=curator, plan=plan, device="cpu", seed=seed, source_epochs=0
-        )
-        adaptation.fit(loader, progress=False)
-        spent = float(hospital.budget()["epsilon_spent"])
-    seconds = time.monotonic() - begun
-    with reporting("", plan.tuning_steps, shown=False) as bar:
+    if service:
+        adapted, spent = _over_the_service(extractor, classifier, loader, target, epsilon, delta, seed)
+    else:
+        adapted, spent = _here(extractor, classifier, data, target, epsilon, delta, seed), epsilon
+    with reporting("", UPDATES, shown=False) as bar:
         _, longer = replay.tune(
             extractor,
             before,
             FeatureView(torch.ones(features.shape[1])),
             data,
-            steps=plan.tuning_steps,
+            steps=UPDATES,
             generator=torch.Generator().manual_seed(seed),
             bar=bar,
         )
-    adapted = adaptation.model()
     with torch.no_grad():
         return Scores(
             source_only=before(extractor(records)),
             trained_on=longer(extractor(records)),
-            adapted=adapted.classifier(adapted.extractor(records)),
+            adapted=adapted(extractor(records)),
             spent=spent,
-            seconds=seconds,
         )
+
+
+def _over_the_service(
+    extractor: nn.Module,
+    classifier: nn.Module,
+    loader: Batches,
+    target: Domain,
+    epsilon: float,
+    delta: float,
+    seed: int,
+) -> tuple[nn.Module, float]:
+    with (
+        RehearsalHospital(target.records, epsilon=epsilon, delta=delta, name="target", device="cpu") as hospital,
+        hospital.connect() as curator,
+    ):
+        plan = curator.plan(epsilon=epsilon, tuning_steps=UPDATES)
+        adaptation = DomainAdaptation(
+            copy.deepcopy(extractor), classifier, curator=curator, plan=plan, device="cpu", seed=seed, source_epochs=0
+        )
+        adaptation.fit(loader, progress=False)
+        return adaptation.model().classifier, float(hospital.budget()["epsilon_spent"])
+
+
+def _here(
+    extractor: nn.Module,
+    classifier: nn.Module,
+    source: Labelled,
+    target: Domain,
+    epsilon: float,
+    delta: float,
+    seed: int,
+) -> nn.Module:
+    with torch.no_grad():
+        seen, features = extractor(torch.from_numpy(target.records)), extractor(source.images)
+    misfit = released(seen, features, epsilon=epsilon, delta=delta)
+    generator = torch.Generator().manual_seed(seed)
+    with reporting("", replay.VIEW_STEPS + UPDATES, shown=False) as bar:
+        fitted = replay.find_view(extractor, source, misfit, learning_rate=RATE, generator=generator, bar=bar)
+        _, tuned = replay.tune(extractor, classifier, fitted.view, source, steps=UPDATES, generator=generator, bar=bar)
+    return tuned

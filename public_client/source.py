@@ -18,6 +18,9 @@ Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
 """Anything that can be iterated again and again for (images, labels), such as a DataLoader."""
 
 
+_MANY_BATCHES = 50
+
+
 class _Pairs(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, data: Labelled) -> None:
         self._data = data.to(torch.device("cpu"))
@@ -31,8 +34,10 @@ class _Pairs(Dataset[tuple[Tensor, Tensor]]):
 
 def source_loader(data: Labelled, *, batch_size: int = 128, seed: int = 0) -> DataLoader[tuple[Tensor, Tensor]]:
     """A shuffling loader with its own seeded generator."""
+    # A small source loses too much with its last, incomplete batch; one record alone is no batch for a batch norm.
+    drop_last = len(data) > _MANY_BATCHES * batch_size or len(data) % batch_size == 1
     shuffled = torch.Generator().manual_seed(seed)
-    return DataLoader(_Pairs(data), batch_size=batch_size, shuffle=True, drop_last=True, generator=shuffled)
+    return DataLoader(_Pairs(data), batch_size=batch_size, shuffle=True, drop_last=drop_last, generator=shuffled)
 
 
 def train_source(

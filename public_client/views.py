@@ -61,6 +61,7 @@ class ImageView(View):
     Args:
         channels: c.
         background: what lies outside the image; None repeats its border.
+        variation: of each image while the classes are learned again.
 
     Attributes:
         warp: where it looks.
@@ -70,8 +71,9 @@ class ImageView(View):
         affine: gain and bias of each channel.
     """
 
-    def __init__(self, channels: int, background: float | None = None) -> None:
+    def __init__(self, channels: int, background: float | None = None, variation: Variation = VARIATION) -> None:
         super().__init__()
+        self.variation = variation
         self.warp = AffineWarp2d()
         self.blur = nn.Parameter(torch.zeros(()))
         self.stroke = nn.Parameter(torch.zeros(()))
@@ -81,7 +83,7 @@ class ImageView(View):
 
     def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Features (m, d) of images (m, c, h, w) in [-1, 1]."""
-        drawn = None if generator is None else draw_variation(VARIATION, records, generator)
+        drawn = None if generator is None else draw_variation(self.variation, records, generator)
         features: Tensor = extractor(self.see(records, drawn))
         return features
 
@@ -111,7 +113,7 @@ class ImageView(View):
         """Views that look through random warps: from the identity alone a turn is fitted as a shear."""
         views: list[View] = []
         for theta in SEARCH.draw(count, generator):
-            view = ImageView(self.affine.channels, self._background).to(self.warp.theta.device)
+            view = ImageView(self.affine.channels, self._background, self.variation).to(self.warp.theta.device)
             with torch.no_grad():
                 view.warp.theta.copy_(theta)
             views.append(view)
