@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from public_client import settings
 from public_client.curator import Curator
 from public_client.datasets import Task
 from public_client.description import Description
@@ -38,10 +39,13 @@ def connected_parties(wanted: Experiment, task: Task) -> Iterator[Curator | Fede
             yield connected
         return
     store = wanted.output.checkpoint
+    own = settings.load()
+    patience = {"timeout_s": own.connection.timeout_seconds, "patience_s": own.connection.patience_seconds}
     if len(wanted.curators) == 1:
         only = wanted.curators[0]
+        name = only.server_name or own.curator.server_name
         with Curator.connect(
-            only.address, credentials=only.credentials, run_directory=store, server_name=only.server_name
+            only.address, credentials=only.credentials, run_directory=store, server_name=name, **patience
         ) as curator:
             yield curator
         return
@@ -52,6 +56,7 @@ def connected_parties(wanted: Experiment, task: Task) -> Iterator[Curator | Fede
         weights=_weights(wanted),
         run_directory=store,
         server_names={name: curator.server_name for name, curator in named.items()},
+        **patience,
     ) as federation:
         yield federation
 

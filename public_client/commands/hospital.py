@@ -38,12 +38,18 @@ def describe(address: str, credentials: Path, output: str) -> None:
 )
 @click.option("--features", "feature_dimension", type=int, default=None, help="d; with --adapted, shows the noise.")
 @click.option("--adapted", "gradient_parameters", type=int, default=None, help="Number of adapted parameters.")
+@click.option("--ask", is_flag=True, help="Asks the ledger whether it fits, with the ready network for these records.")
 @format_option
-def plan(address: str, credentials: Path, output: str, **wishes: Any) -> None:
+def plan(address: str, credentials: Path, ask: bool, output: str, **wishes: Any) -> None:
     """What a run would be and cost. Spends nothing."""
     from public_client.planning import plan_json
 
     with connect(address, credentials) as curator:
+        if ask:
+            from public_client.labelled_files import ready_network
+
+            description = curator.describe()
+            wishes["extractor"], _ = ready_network(description.record_shape, max(1, description.classes))
         made = curator.plan(**wishes)
     click.echo(plan_json(made) if output == "json" else made)
 

@@ -7,11 +7,14 @@ import torch
 
 from public_client import Curator, DomainAdaptation
 from public_client.adapted import load_adapted
+from public_client.checkpoint import Checkpoint
 from public_client.datasets import Labelled
 from public_client.networks import digits_network
 from public_client.source import source_loader
 from shared import errors
 from shared.errors import InvalidValue
+from shared.protocol.arrays import decode_floats
+from shared.protocol.v1 import curator_pb2 as pb
 from shared.receipts import STEP_ANSWERED, SignedEntry
 
 STEPS = 6
@@ -187,6 +190,19 @@ def test_a_resumed_adapter_ends_where_an_uninterrupted_one_does(connect, served,
     straight = fit(model(connect(), parameters="adapters"))
     for a, b in zip(weights(resumed), weights(straight), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_resumed_step_is_scored_with_the_batch_that_it_was_asked_with(connect, served, tmp_path):
+    """All weights: each request holds its own batch's features; the loader begins anew, its first batch is another."""
+    served.curator.failures["AlignTarget:after"] = [None, None, 1]
+    with pytest.raises(errors.CuratorUnavailable):
+        fit(model(connect(), release="rows"), checkpoint=tmp_path / "run")
+    pending = Checkpoint(tmp_path / "run").read_pending()
+    asked = pb.AlignTargetRequest.FromString(pending.message).source.inline
+    resumed = fit(model(connect(), release="rows"), checkpoint=tmp_path / "run")
+    scored = resumed.sites["curator"].run.first.source_features
+    torch.testing.assert_close(scored, torch.from_numpy(decode_floats(asked, field="source", max_values=10**6)))
+    assert served.curator.steps_charged == STEPS
 
 
 def test_a_checkpoint_of_another_plan_is_refused(connect, tmp_path):

@@ -61,6 +61,10 @@ def test_describe_and_plan_read_a_curator(served):
     assert plan["sigma"] > 0
     assert served.curator.spent == 0
     assert "does NOT fit" in invoke("plan", *there, "--epsilon", "6").stdout
+    asked = invoke("plan", *there, "--epsilon", "2", "--parameters", "none", "--ask").stdout
+    assert "the curator would admit it now" in asked
+    assert "noise" in asked
+    assert served.curator.spent == 0
 
 
 def test_an_unreachable_curator_has_its_own_exit_code(certificates):
