@@ -45,11 +45,13 @@ class PostgresServer:
     everybody does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parent: Path | None = None) -> None:
+        """Makes the cluster in a new directory under `parent`, by default in memory, and starts its server."""
         self._programs = _programs()
         self._user = _user()
         memory = Path("/dev/shm")
-        parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+        if parent is None and memory.is_dir() and os.access(memory, os.W_OK):
+            parent = memory
         self.directory = Path(tempfile.mkdtemp(prefix="dpswd-postgres-", dir=parent))
         self.data = self.directory / "data"
         self.password = secrets.token_hex(8)

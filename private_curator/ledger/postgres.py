@@ -150,7 +150,7 @@ class PostgresDatabase:
         """See `Database.write`."""
         with self._guard():
             connection = self._begun(
-                "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SELECT version FROM ledger FOR UPDATE"
+                "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT version FROM ledger FOR UPDATE"
             )
             try:
                 yield PostgresSession(connection)
@@ -209,7 +209,7 @@ class PostgresDatabase:
                 self._drop_if_broken()
                 raise translate(error, self._place) from error
 
-    def _begun(self, *statements: str) -> Connection:
+    def _begun(self, statements: str) -> Connection:
         """A connection after these statements; repeats them when another program or a restart came in between.
 
         Nothing has been read or written before them, so repeating them loses nothing.
@@ -218,8 +218,7 @@ class PostgresDatabase:
         while True:
             connection = self._connected()
             try:
-                for statement in statements:
-                    connection.execute(statement.encode())
+                connection.execute(statements.encode())
             except psycopg.Error as error:
                 self._rollback(connection)
                 again = error.sqlstate in _AFTER_NOTHING or self._connection is None

@@ -192,8 +192,10 @@ class Store:
     def _refresh(self, connection: Session) -> None:
         """Brings the books up to the last committed entry."""
         seen, signature = self._last_seen
-        length, present = connection.execute(
-            "SELECT coalesce(max(seq), 0), (SELECT signature FROM entries WHERE seq = ?) FROM entries", (seen,)
+        length, present, newest = connection.execute(
+            "SELECT coalesce(max(seq), 0), (SELECT signature FROM entries WHERE seq = ?), "
+            "(SELECT signature FROM entries ORDER BY seq DESC LIMIT 1) FROM entries",
+            (seen,),
         ).fetchone()
         if seen and present != signature:
             says = f"ends at entry {length}" if length < seen else f"holds another entry {seen}"
@@ -209,8 +211,7 @@ class Store:
         )
         for kind, statement, signature in rows:
             self._books.apply(_entry(kind, statement, signature))
-        (signature,) = connection.execute("SELECT signature FROM entries WHERE seq = ?", (length,)).fetchone()
-        self._last_seen = length, signature
+        self._last_seen = length, newest
 
     def _follow_the_chain(self, connection: Session) -> SignedEntry:
         """Every link by hash and the last signature: a curator does not start on a damaged ledger.
