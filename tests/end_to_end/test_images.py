@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
+from engine import ROOT
 from two_sites import CLIENT, CURATOR
 
 pytestmark = [
@@ -57,3 +58,35 @@ def test_every_container_is_an_ordinary_user_on_a_read_only_root(sites):
     assert re.search(r"^NoNewPrivs:\t1$", status, re.MULTILINE)
     for path in ("/opt/dpswd/bin/x", "/usr/bin/x", "/records/x", "/etc/x"):
         assert curator.exec_run(["touch", path]).exit_code != 0, path
+
+
+def test_what_is_installed_is_what_the_lock_says(sites):
+    listing = "from importlib.metadata import distributions as d; [print(x.metadata['Name'], x.version) for x in d()]"
+    for name, locks in ((CURATOR, ["curator"]), (CLIENT, ["curator", "client"])):
+        printed = sites.docker.containers.run(
+            name, ["-c", listing], entrypoint=["python"], remove=True, network_mode="none"
+        ).decode()
+        installed = {_canonical(line.split()[0]): line.split()[1] for line in printed.splitlines()}
+        locked = {}
+        for lock in locks:
+            text = (ROOT / "deploy" / "images" / f"{lock}.lock").read_text()
+            locked |= {_canonical(n): v for n, v in re.findall(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", text, re.MULTILINE)}
+        assert locked
+        # torch is no line of the lock: which build of it is installed depends on the accelerator.
+        torch = re.search(r"ARG TORCH_VERSION=(\S+)", (ROOT / "deploy" / "images" / "Dockerfile").read_text())[1]
+        assert installed.pop("torch").split("+")[0] == torch
+        installed.pop("dpswd")
+        assert installed == locked
+
+
+def test_the_programs_start_without_a_shell(sites):
+    for name in (CURATOR, CLIENT):
+        config = sites.docker.images.get(name).attrs["Config"]
+        commands = [config["Entrypoint"], config["Cmd"], config.get("Healthcheck", {}).get("Test") or []]
+        assert not {"sh", "/bin/sh", "bash", "CMD-SHELL"} & {word for command in commands for word in command}
+    process = sites.container("curator").exec_run(["cat", "/proc/1/cmdline"]).output.split(b"\0")
+    assert process[0].endswith(b"python") or process[0].endswith(b"python3")
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
