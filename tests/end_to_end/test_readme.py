@@ -22,7 +22,12 @@ from public_client.rehearsal import RehearsalHospital
 from public_client.source import source_loader
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "operator").glob("*.md")),
+    ROOT / "deploy" / "kubernetes" / "README.md",
+]
 PROGRAMS: dict[str, click.Group] = {"dpswd-curator": curator_cli, "dpswd-client": client_cli}
 
 
