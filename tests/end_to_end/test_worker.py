@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -108,6 +109,7 @@ def test_what_a_worker_must_not_do_it_cannot(pool, tmp_path):
 
 
 def test_code_inside_a_worker_finds_no_way_out(pool):
+    evaluate(pool, source(small()))  # it holds shared memory now
     confinement = pool.ready()
     if not all(confinement.layers.values()):
         pytest.skip(f"this machine confines less: {confinement}")
@@ -198,6 +200,39 @@ def test_a_worker_that_dies_between_steps_is_not_noticed(pool):
         time.sleep(0.01)
     features, _ = evaluate(pool, source(small()))
     assert features.shape == (40, 6)
+
+
+def test_workers_end_with_their_curator_however_it_ends(tmp_path):
+    """SIGKILL leaves no time to tidy up: an idle worker sees its channel close, a busy one its lifeline."""
+    program = f"""
+import threading, time
+from private_curator.worker.pool import WorkerPool
+from private_curator.worker.process import WorkerSettings
+made = WorkerPool(WorkerSettings("cpu", 1, 1 << 29, 600.0, program={PROGRAM!r}), places=2)
+made.ready()
+busy = made._idle.get().worker
+threading.Thread(target=busy.ask, args=({{"op": "sleep", "seconds": 600}},), kwargs={{"deadline": 1e9}}).start()
+print(*made.pids, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as curator:
+        try:
+            pids = [int(word) for word in curator.stdout.readline().split()]
+            assert len(pids) == 2
+            assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+        finally:
+            curator.kill()
+    deadline = time.monotonic() + 60.0
+    while any(_runs(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a worker outlives its curator"
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
 
 
 def test_an_unexpected_error_leaves_a_worker_without_its_words(pool):

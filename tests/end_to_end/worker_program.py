@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -26,6 +28,13 @@ def attempts(curator: int) -> dict[str, object]:
         if os.fork() == 0:
             os._exit(0)
 
+    def shrink():
+        for descriptor in range(3, 64):  # among them the memory that the curator reads
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
+                return
+        raise OSError(errno.EPERM, "none of them can be shrunk")
+
     x86 = os.uname().machine == "x86_64"
     return {
         "TCP over IPv6": lambda: socket.socket(socket.AF_INET6, socket.SOCK_STREAM),
@@ -42,6 +51,7 @@ def attempts(curator: int) -> dict[str, object]:
         "a directory": lambda: Path("/tmp/dpswd-test").mkdir(),
         "another mode": lambda: Path("/tmp").chmod(0o1777),
         "its own name": overwrite,
+        "shrinking shared memory": shrink,
         "the curator's memory": lambda: Path(f"/proc/{curator}/mem").open("rb"),
         "the curator's environment": lambda: Path(f"/proc/{curator}/environ").read_bytes(),
         "a signal to the curator": lambda: os.kill(curator, signal.SIGCONT),
