@@ -51,7 +51,7 @@ _DIRECTIONS = 200
 
 
 def million() -> nn.Module:
-    """Two convolutions and a wide layer: 1,008,052 parameters."""
+    """Two convolutions and a wide layer: 1,007,396 parameters."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
