@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from public_client.adaptation import DomainAdaptation
     from public_client.curator import Curator
+    from public_client.federation import Federation
     from public_client.planning import Plan
 
-__all__ = ["Curator", "DomainAdaptation", "Plan"]
+__all__ = ["Curator", "DomainAdaptation", "Federation", "Plan"]
 
 _HOMES = {
     "Curator": "public_client.curator",
     "DomainAdaptation": "public_client.adaptation",
+    "Federation": "public_client.federation",
     "Plan": "public_client.planning",
 }
 

@@ -226,7 +226,7 @@ class DomainAdaptation:
                 file,
                 extractor=model.extractor,
                 classifier=model.classifier,
-                record_shape=one.curator.describe().record_shape,
+                record_shape=one.record_shape or one.curator.describe().record_shape,
                 plan=one.plan,
                 statistics=self._statistics(model),
             )

@@ -54,6 +54,7 @@ class Site:
         weight: its share in a model that several sites train together, before it is divided by the sum of all.
         store: its directory, or None.
         model: what was trained for it; None before its run is open.
+        record_shape: of one of its records, once its run is open.
         alignment: its run, once it is open.
         source: source features that the curator holds, where they stay fixed.
         steps: that were drawn and applied.
@@ -68,6 +69,7 @@ class Site:
     weight: float = 1.0
     store: Checkpoint | None = None
     model: Model | None = None
+    record_shape: tuple[int, ...] | None = None
     alignment: Alignment | None = None
     source: PublicSource | None = None
     steps: int = 0

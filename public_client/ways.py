@@ -161,7 +161,7 @@ def _open(group: Group, extractor: nn.Module, training: Training) -> None:
             site.curator, extractor, site.plan,
             source_features=training.features, checkpoint=site.store, declarable=declarable, applied=applied,
         )  # fmt: skip
-        site.plan = site.alignment.plan
+        site.plan, site.record_shape = site.alignment.plan, shape
 
     group.each(begin)
 

@@ -61,6 +61,8 @@ def main(out: Path, way: str) -> None:
     plan = curator.plan(epsilon=2.0, directions=8, source_records=BATCH * BATCHES, **WAYS[way])
     model = DomainAdaptation(extractor, classifier, curator=curator, plan=plan, source_epochs=2, device="cpu")
     model.fit(Shards(ranks), checkpoint=out / "run", progress=False)
+    if ranks.first:
+        model.save(out / "adapted.safetensors")  # rank 0 alone: it must not wait for the others
     refused = False
     try:
         greedy = curator.plan(epsilon=3.9, directions=8, steps=500, batch_size=300, release="rows", parameters="none")

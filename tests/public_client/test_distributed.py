@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from public_client.adapted import load_adapted
 from public_client.distributed import Ranks, SharedCurator, _packed, _unpacked
 from public_client.mock_curator import MockCurator, mock_description
 from shared import errors
@@ -46,6 +47,7 @@ def test_two_processes_end_where_one_ends_and_are_charged_the_same(tmp_path, way
             torch.testing.assert_close(value, second[part][name], rtol=0, atol=0)  # ranks agree to the bit
             if way != "none":  # the replay draws its batches from the gathered records, in another order
                 torch.testing.assert_close(value, alone[part][name], rtol=1e-3, atol=1e-4)
+    assert load_adapted(tmp_path / "two" / "adapted.safetensors", device="cpu").plan["epsilon"] == 2.0
     assert first_report["charges"] == pytest.approx(report["charges"], rel=1e-9)
     assert len(first_report["charges"]) == 1
     assert second_report["charges"] == []  # rank 1 talks to nobody
