@@ -1,0 +1,174 @@
+"""Evaluations and a critic's training against a curator process, through the client's own commands."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from public_client.adapted import save_adapted
+from public_client.cli import main
+from public_client.methods import Problem, method
+from public_client.private_evaluation import EvaluationIds
+from public_client.rehearsal import RehearsalHospital
+from shared.adapted import read_adapted
+from shared.errors import BudgetExhausted, InvalidValue, RequestIdReused, RequestInvalid
+from shared.protocol.messages import Evaluation, Quantiles, RunParameters
+
+pytestmark = pytest.mark.end_to_end
+torch.set_num_threads(1)
+
+N, WIDTH, CLASSES = 400, 6, 3
+RNG = np.random.default_rng(21)
+CENTRES = RNG.normal(size=(CLASSES, WIDTH)) * 1.5
+LABELS = RNG.integers(CLASSES, size=N)
+RECORDS = (CENTRES[LABELS] + RNG.normal(size=(N, WIDTH))).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A delivered file."""
+    extractor, classifier = _nearest_centre()
+    path = tmp_path_factory.mktemp("model") / "adapted.safetensors"
+    save_adapted(path, extractor=extractor, classifier=classifier, record_shape=(WIDTH,), plan={})
+    return path
+
+
+@pytest.fixture(scope="module")
+def hospital(tmp_path_factory):
+    with RehearsalHospital(
+        RECORDS, epsilon=4.0, delta=1e-5, device="cpu", labels=LABELS, classes=CLASSES,
+        directory=tmp_path_factory.mktemp("hospital"),
+    ) as running:  # fmt: skip
+        yield running
+
+
+def _truth():
+    scores = RECORDS @ CENTRES.T - 0.5 * (CENTRES**2).sum(axis=1)
+    return float((scores.argmax(axis=1) == LABELS).mean())
+
+
+def test_the_command_prices_evaluates_and_repeats_for_free(hospital, model, tmp_path):
+    """One evaluation, its price before, its figures, its receipts, its repeat; then what is refused."""
+    common = ["evaluate", str(model), "--curator", hospital.address, "--credentials", str(hospital.credentials)]
+
+    def run(*arguments, status=0):
+        done = CliRunner().invoke(main, [*common, *map(str, arguments)])
+        assert done.exit_code == status, done.output
+        return done.output
+
+    with hospital.connect() as curator:
+        before = curator.describe()
+        assert (before.classes, "evaluation" in before.mechanisms) == (CLASSES, True)
+        priced = json.loads(run("--epsilon", 1.0, "--price", "--format", "json"))
+        assert priced["quote"]["fits"] is True
+        assert curator.describe().spent == before.spent == 0.0
+        kept = tmp_path / "evaluation"
+        report = json.loads(run("--epsilon", 1.0, "--directory", kept, "--format", "json"))
+        # The interval misses by chance in 5% of runs; four times its width in fewer than 1e-12.
+        assert abs(report["accuracy"] - _truth()) < 4 * priced["accuracy_error"]
+        assert sum(map(sum, report["confusion"])) == pytest.approx(N)
+        spent = curator.describe().spent
+        assert spent == pytest.approx(priced["quote"]["epsilon"])
+        assert len((kept / "receipts.jsonl").read_text().splitlines()) == 2  # the charge, the release
+        again = json.loads(run("--epsilon", 1.0, "--directory", kept, "--format", "json"))
+        assert {k: v for k, v in again.items() if k not in ("spent", "remaining")} == {
+            k: v for k, v in report.items() if k not in ("spent", "remaining")
+        }
+        assert curator.describe().spent == spent
+        assert "other options" in run("--epsilon", 0.5, "--directory", kept, status=3)
+        assert "budget" in run("--epsilon", 4.0, status=8)
+        assert curator.describe().spent == spent
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_charged(hospital, model):
+    with hospital.connect() as curator:
+        spent = curator.describe().spent
+        for wrong, match in ((nn.Linear(WIDTH, 5), "5 scores"), (nn.Linear(WIDTH + 1, CLASSES), "cannot travel|shape")):
+            with pytest.raises((InvalidValue, RequestInvalid), match=match):
+                curator.evaluate(wrong, epsilon=0.5)
+        with pytest.raises(InvalidValue, match="cannot be evaluated"):
+            curator.evaluate(object(), epsilon=0.5)
+        ids = EvaluationIds.fresh()
+        small = curator.evaluate(model, epsilon=0.05, request_ids=ids, confusion=False, bins=0)
+        assert small.confusion is None
+        assert small.reliability == ()
+        with pytest.raises(RequestIdReused):
+            curator.evaluate(nn.Linear(WIDTH, CLASSES), epsilon=0.05, request_ids=ids, confusion=False, bins=0)
+        # An evaluation's run takes no other step, and another run no evaluation.
+        uploaded = curator.upload_extractor(*_graph(nn.Linear(WIDTH, CLASSES)))
+        digests = (uploaded.graph_digest, uploaded.weights_digest)
+        run = curator.open_run(RunParameters(*digests, 0, N, 1, Evaluation(CLASSES, 1e5)))
+        with pytest.raises(RequestInvalid, match="EvaluateModel"):
+            curator.release_quantiles(run)
+        run = curator.open_run(RunParameters(*digests, 2, N, 1, Quantiles(1, 1e5)))
+        with pytest.raises(RequestInvalid, match="ReleaseQuantiles"):
+            curator.evaluate_model(run)
+        assert curator.describe().spent < spent + 0.5
+
+
+def _graph(module):
+    from shared.extractor import module_weights, trace, weights_to_bytes
+
+    graph = trace(module, (WIDTH,))
+    return graph.to_bytes(), weights_to_bytes(module_weights(module, graph))
+
+
+def test_the_delivered_model_runs_at_the_hospital_without_the_client(hospital, model, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "private_curator.cli", "apply", str(model), "--home", str(hospital.home), "--out",
+         str(tmp_path / "p.csv"), "--format", "json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["accuracy_on_own_labels"] == pytest.approx(_truth())
+    with (tmp_path / "p.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == N
+
+
+def test_a_critics_training_is_charged_at_the_accountants_price_and_moves_the_adapter(tmp_path):
+    """DP-DANN over the real service: the charge is the budget to three digits; tests/public_client has the accuracy."""
+    extractor, classifier = _nearest_centre()
+    records = RECORDS + np.float32(0.7) * (CENTRES[1] - CENTRES[0]).astype(np.float32)
+    source = CENTRES[RNG.integers(CLASSES, size=500)] + RNG.normal(size=(500, WIDTH))
+    loader = [(torch.from_numpy(source.astype(np.float32)), torch.zeros(500, dtype=torch.int64))]
+    with (
+        RehearsalHospital(records, epsilon=4.0, delta=1e-5, device="cpu") as hospital,
+        hospital.connect(run_directory=tmp_path) as curator,
+    ):
+        with pytest.raises(InvalidValue, match="offers no evaluation"):  # its operator declares no classes
+            curator.evaluate(nn.Linear(WIDTH, CLASSES), epsilon=0.1)
+        wishes = {"epsilon": 4.0, "steps": 4, "batch_size": 200}
+        trained = method("dp-dann").train(
+            Problem(extractor, classifier, loader, curator=curator, wishes=wishes, device="cpu", progress=False)
+        )
+        assert trained.histories["curator"][-1].epsilon == pytest.approx(4.0, rel=1e-3)
+        assert curator.describe().spent == pytest.approx(4.0, rel=1e-3)
+        with pytest.raises(BudgetExhausted):
+            method("dp-dann").train(
+                Problem(extractor, classifier, loader, curator=curator, wishes=wishes, device="cpu", progress=False)
+            )
+        assert len((tmp_path / "receipts.jsonl").read_text().splitlines()) == 5  # the charge and four steps
+        assert trained.save is not None
+        (file,) = trained.save(tmp_path / "adapted.safetensors")
+    inputs = torch.from_numpy(records)
+    moved = read_adapted(file).extractor.features(inputs) - extractor(inputs)
+    assert 0.0 < float(moved.detach().abs().max()) < 1.0
+
+
+def _nearest_centre():
+    """Right on most records of the source, and of a hospital without a shift."""
+    extractor, classifier = nn.Sequential(nn.Linear(WIDTH, WIDTH)).eval(), nn.Linear(WIDTH, CLASSES)
+    with torch.no_grad():
+        extractor[0].weight.copy_(torch.eye(WIDTH))
+        extractor[0].bias.zero_()
+        classifier.weight.copy_(torch.from_numpy(CENTRES))
+        classifier.bias.copy_(torch.from_numpy(-0.5 * (CENTRES**2).sum(axis=1)))
+    return extractor, classifier
