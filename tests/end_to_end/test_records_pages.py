@@ -1,0 +1,63 @@
+"""docs/data-in.md and docs/settings.md: every command in them runs as written, in the page's order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from private_curator import preflight
+from private_curator.cli import main as curator
+from public_client.cli import main as client
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = {"dpswd-curator": curator, "dpswd-client": client}
+
+
+def commands(page: str) -> list[str]:
+    return re.findall(r"^    \$ (dpswd-(?:curator|client) [^#\n]*)", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder with patients, as the pages call them."""
+    generator = np.random.default_rng(1)
+    columns = {name: generator.normal(size=40) for name in ("age", "pressure", "sugar")}
+    table = pa.table(columns | {"diagnosis": generator.choice(["well", "ill"], size=40)})
+    pq.write_table(table, tmp_path / "patients.parquet")
+    pc.write_csv(table, tmp_path / "patients.csv")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPSWD_CURATOR_LISTEN__PORT", "0")  # another test may listen on the default one
+    monkeypatch.delitem(preflight.CHECKS, "extraction worker")  # takes seconds; tested beside the worker
+    return tmp_path
+
+
+def run(line: str) -> str:
+    program, *words = shlex.split(line)
+    result = CliRunner().invoke(PROGRAMS[program], words)
+    assert result.exit_code == 0, (line, result.output, result.exception)
+    return result.output
+
+
+def test_the_commands_about_records(site):
+    lines = commands("data-in.md")
+    assert {shlex.split(line)[1] for line in lines} == {"records", "init"}
+    for line in lines:
+        run(line)
+    assert (site / "patients.classes.json").read_text() == '["ill", "well"]\n'
+
+
+def test_the_commands_about_settings(site):
+    made = "--records patients.parquet --labels-array diagnosis --epsilon 1 --delta 1e-5"
+    run(f"dpswd-curator init --home hospital {made}")
+    lines = commands("settings.md")
+    assert len(lines) == 5
+    for line in lines:
+        assert run(line)
