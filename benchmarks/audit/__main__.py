@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audit", description=__doc__)
     parser.add_argument("--trials", type=int, default=1000, help="single releases on each side of the honest curator")
     parser.add_argument("--broken-trials", type=int, default=500, help="the same for each broken curator")
-    parser.add_argument("--runs", type=int, default=1500, help="runs of samples, honest and with a reused sample")
+    parser.add_argument("--runs", type=int, default=1000, help="runs of samples, honest and with a reused sample")
     parser.add_argument("--delta", type=float, default=0.02)
     parser.add_argument("--confidence", type=float, default=0.95, help="of all rows of one curator together")
     parser.add_argument("--curators", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="FAULT")
@@ -49,14 +49,15 @@ def main() -> None:
             return singles if attack.steps == 1 else max(40, singles // 4)
 
         findings[name] = audit.audit(name, chosen, trials=trials)
-    setup = Setup(
-        command=" ".join(["python -m benchmarks.audit", *sys.argv[1:]]),
-        delta=audit.delta,
-        alpha=audit.alpha,
-        minutes=(time.monotonic() - begun) / 60.0,
-        process=audit.process,
-    )
-    arguments.output.write_text(page(findings, chosen, setup), encoding="utf-8")
+        setup = Setup(
+            command=" ".join(["python -m benchmarks.audit", *sys.argv[1:]]),
+            delta=audit.delta,
+            alpha=audit.alpha,
+            minutes=(time.monotonic() - begun) / 60.0,
+            process=audit.process,
+        )
+        # After each curator: a long audit that is interrupted has told what it found.
+        arguments.output.write_text(page(findings, chosen, setup), encoding="utf-8")
     print(f"wrote {arguments.output}")
     refuted = [one.attack for one in findings.get(HONEST, []) if one.caught]
     missed = [name for name, found in findings.items() if name != HONEST and not any(one.caught for one in found)]

@@ -38,7 +38,7 @@ class BatchMaximumMap(FeatureMap):
 
     def clipped(self, features: Tensor) -> Tensor:
         mapped = neutralise(self.apply(features))
-        return mapped / (2.0 * torch.linalg.vector_norm(mapped, dim=1).max())
+        return mapped / (2.0 * torch.linalg.vector_norm(mapped, dim=1).max().clamp(min=1e-12))
 
 
 def plain_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, noise: object) -> GridArray:  # noqa: ARG001
