@@ -1,0 +1,159 @@
+"""How long a step takes at the ledger: in a file, and in PostgreSQL with one to three replicas.
+
+    python -m benchmarks.replicas [--steps 200] [--rounds 5] [--directory DIR] [--write FILE]
+
+A step is what the ledger does of it: begin, and finish with a reply of the paper's size (51 kB); nothing is computed.
+Each replica is a process of its own, takes its steps one after the other, and all begin at once. The contenders take
+turns and the best of `rounds` counts, because the machine may be shared; look at the ratios. The file and the server's
+directory lie on the disk under `--directory`; the server is started and ended here (Debian's package postgresql).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from private_curator.ledger import Ledger, StepGranted
+from private_curator.ledger.database import Place
+from private_curator.ledger.postgres_schema import PostgresSchema
+from private_curator.ledger.sqlite_file import SqliteFile
+from shared.privacy.events import RowProjections, RunEvent, StepEvent
+from shared.privacy.filter import PrivacyBudget
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+DIGEST = "d" * 64
+REPLY = secrets.token_bytes(51_200)
+REPLICAS = (1, 2, 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200, help="of each replica, in each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--write", type=Path, default=None, help="a page for the docs")
+    parser.add_argument("--work", nargs=3, metavar=("PLACE", "RUN", "NAME"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        _work(*arguments.work, steps=arguments.steps)
+        return
+    best = _measure(arguments.directory, steps=arguments.steps, rounds=arguments.rounds)
+    page = _page(best, steps=arguments.steps, rounds=arguments.rounds)
+    sys.stdout.write(page)
+    if arguments.write is not None:
+        arguments.write.write_text(page)
+
+
+def _measure(directory: Path, *, steps: int, rounds: int) -> dict[str, tuple[int, float]]:
+    """For each contender the number of its processes and its best time in seconds."""
+    from postgres_server import PostgresServer
+
+    server = PostgresServer(directory)
+    best: dict[str, tuple[int, float]] = {}
+    try:
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            for number in range(rounds):
+                file = SqliteFile(Path(scratch) / f"ledger-{number}.db")
+                contenders: list[tuple[str, Place, int]] = [("a file (SQLite)", file, 1)]
+                for count in REPLICAS:
+                    place = PostgresSchema(server.url(), schema=f"round_{number}_{count}")
+                    contenders.append((f"PostgreSQL, {count} replica{'s' if count > 1 else ''}", place, count))
+                for name, place, count in contenders:
+                    time_s = _race(place, count=count, steps=steps)
+                    best[name] = count, min(time_s, best.get(name, (count, float("inf")))[1])
+    finally:
+        server.close()
+    return best
+
+
+def _race(place: Place, *, count: int, steps: int) -> float:
+    """Seconds until every replica has taken its steps."""
+    event = RunEvent(
+        step=StepEvent(
+            records=5000, batch=64, parts=(RowProjections(feature_dimension=64, directions=50, sigma=50.0),)
+        ),
+        steps=count * steps,
+    )
+    with Ledger.create(place, key=KEY, records=5000, budget=PrivacyBudget(epsilon=1e4, delta=1e-5)) as ledger:
+        ledger.add_client("bench", "f" * 64)
+        run = ledger.open_run(client="bench", request_id="run", digest=DIGEST, event=event, parameters=b"")
+    where = str(place) if isinstance(place, SqliteFile) else f"{place.url}#{place.schema}"  # type: ignore[attr-defined]
+    program = [sys.executable, "-m", "benchmarks.replicas", "--steps", str(steps), "--work", where, run.run_id]
+    workers = [
+        subprocess.Popen(
+            [*program, str(name)],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for name in range(count)
+    ]  # fmt: skip
+    for worker in workers:
+        worker.stdout.readline()
+    begun = time.perf_counter()
+    for worker in workers:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    for worker in workers:
+        worker.stdout.readline()
+    taken = time.perf_counter() - begun
+    for worker in workers:
+        worker.stdin.close()
+        worker.stdout.close()
+        if worker.wait(timeout=60) != 0:
+            raise SystemExit("a replica failed; its error stands above")
+    with Ledger.open(place, key=KEY) as ledger:
+        if ledger.status().steps_used != count * steps:
+            raise SystemExit("not every step was taken")
+    return taken
+
+
+def _work(where: str, run: str, name: str, *, steps: int) -> None:
+    """One replica: waits for the word, takes its steps, says that it is done."""
+    url, _, schema = where.partition("#")
+    place: Place = PostgresSchema(url, schema=schema) if schema else SqliteFile(Path(url))
+    with Ledger.open(place, key=KEY, lock_timeout_s=120) as ledger:
+        ledger.serve()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for number in range(steps):
+            grant = ledger.begin_step(client="bench", run_id=run, request_id=f"{name}-{number}", digest=DIGEST)
+            assert isinstance(grant, StepGranted)
+            ledger.finish_step(grant, reply=REPLY, audit={})
+        print("done", flush=True)
+
+
+def _page(best: dict[str, tuple[int, float]], *, steps: int, rounds: int) -> str:
+    lines = [
+        "# How long a step takes at the ledger",
+        "",
+        f"Written by `python -m benchmarks.replicas --steps {steps} --rounds {rounds}` in one run, on {os.cpu_count()}",
+        f"CPU cores ({platform.machine()}) that other work may have shared; the best of {rounds} rounds counts. A step",
+        f"is begin and finish with a reply of {len(REPLY):,} bytes; nothing is computed. The server runs on the same",
+        "machine, its directory and the file on the same disk; every commit is synced.",
+        "",
+        "| ledger | steps a second | ms for a step of one replica |",
+        "| --- | --- | --- |",
+    ]
+    for name, (count, taken_s) in best.items():
+        lines.append(f"| {name} | {count * steps / taken_s:.0f} | {1000 * taken_s / steps:.2f} |")
+    lines += [
+        "",
+        "Writers take turns, so replicas add little here; what they add is computing.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
