@@ -29,12 +29,12 @@ def postgres():
     server.close()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the marks in its own
 def pytest_collection_modifyitems(items):
-    """Tests that share a server or an engine run in one worker, so that there is one of each."""
+    """Tests that share a server, an engine or a file run in one worker, in order, so that there is one of each."""
     for item in items:
-        for name in ("postgres", "address"):
-            if name in item.fixturenames:
-                item.add_marker(pytest.mark.xdist_group(name))
+        shared = [name for name in ("postgres", "address") if name in item.fixturenames]
+        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.path.name))
 
 
 _LOUD = {

@@ -82,7 +82,8 @@ def started(*, isolated: bool = False) -> Iterator[tuple[str, int]]:
         deadline = time.monotonic() + START_S
         while not _answers(address):
             if daemon.poll() is not None or time.monotonic() > deadline:
-                words = (directory / "log").read_text(errors="replace")[-800:]
+                last = (directory / "log").read_text(errors="replace").strip().splitlines()[-2:]
+                words = " ".join(" ".join(last).split())[-400:]
                 raise NoEngine(f"dockerd did not start here (it needs root, cgroups and iptables): {words}")
             time.sleep(0.2)
         yield address, daemon.pid
