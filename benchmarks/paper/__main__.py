@@ -1,0 +1,33 @@
+"""The DP-SWD paper's figures and tables, computed anew: docs/figures/paper-*.png and docs/results.md.
+
+python -m benchmarks.paper figures      # half a minute
+python -m benchmarks.paper table        # from what is on file in benchmarks/results
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["figures", "table"])
+    parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the page and of figures/")
+    arguments = parser.parse_args()
+    if arguments.what == "figures":
+        from benchmarks.paper import figures  # only the figures need matplotlib
+
+        figures.write(arguments.docs / "figures")
+        return
+    from benchmarks.paper import table
+
+    table.write(arguments.docs / "results.md")
+
+
+if __name__ == "__main__":
+    main()
