@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from public_client import evaluation
 from public_client.adapted import save_adapted
-from public_client.alignment import Declarable, quoted
 from public_client.checkpoint import Checkpoint
 from public_client.course import HistoryPoint
 from public_client.curator import Curator
+from public_client.declaring import Declarable, quoted
 from public_client.devices import resolve_device
 from public_client.distributed import Ranks, SharedCheckpoint, SharedCurator
 from public_client.federation import Federation

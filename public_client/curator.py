@@ -201,7 +201,7 @@ class Curator(StepRequests):
         description = self.describe()
         plan = make_plan(description, **wishes)
         if extractor is not None:
-            from public_client.alignment import Declarable, quoted
+            from public_client.declaring import Declarable, quoted
 
             plan = quoted(self, Declarable.of_source(extractor, description.record_shape, plan), plan)
         self._last_plan = plan

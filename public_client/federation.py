@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from public_client.alignment import Alignment, Declarable
+from public_client.alignment import Alignment
 from public_client.curator import Curator
+from public_client.declaring import Declarable
 from public_client.description import Description
 from public_client.planning import Plan
 from public_client.sites import Group, Site

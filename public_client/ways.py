@@ -25,8 +25,9 @@ from torch.nn import functional
 
 from public_client import replay
 from public_client.adapters import with_adapters
-from public_client.alignment import Alignment, Declarable, Seen
+from public_client.alignment import Alignment, Seen
 from public_client.datasets import Labelled
+from public_client.declaring import Declarable
 from public_client.loop import PublicStep, Training, align, write_histories
 from public_client.misfit import Misfit
 from public_client.progress import reporting

@@ -72,6 +72,7 @@ def states(model):
     return {report["site"]: (report["state"], report["steps"]) for report in model.reports}
 
 
+@pytest.mark.timeout(900)  # three trainings and a restart; a busy machine takes minutes
 def test_a_hospital_that_dies_and_one_that_is_exhausted_do_not_end_the_training(hospitals, task, trained, tmp_path):
     loader = source_loader(task.source, batch_size=64)
     calls = []

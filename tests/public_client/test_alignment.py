@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from public_client.alignment import within_quote
+from public_client.declaring import within_quote
 from public_client.planning import Plan
 from shared.errors import InvalidValue
 
