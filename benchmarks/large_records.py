@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,8 @@ class Peak(threading.Thread):
     """Samples the memory of a process and its children while it lives.
 
     The largest process is known exactly: the kernel keeps each one's peak (VmHWM). Of all together the largest sample
-    counts, each page that several of them map (libraries, above all) once: the sum of their proportional sets (Pss).
+    counts: what each has for itself, and of each file or shared memory that they map (libraries, above all) the most
+    that one of them holds of it. Other programs on the machine that map the same libraries make no difference.
     """
 
     def __init__(self, pid: int) -> None:
@@ -48,11 +50,11 @@ class Peak(threading.Thread):
         self._processes = 0
 
     def run(self) -> None:
-        while not self._ended.wait(0.2):
+        while not self._ended.wait(0.5):
             family = _family(self._pid)
             for pid in family:
-                self._largest[pid] = max(_field(pid, "status", "VmHWM"), self._largest.get(pid, 0))
-            self._together = max(self._together, sum(_field(pid, "smaps_rollup", "Pss") for pid in family))
+                self._largest[pid] = max(_peak(pid), self._largest.get(pid, 0))
+            self._together = max(self._together, _together(family))
             self._processes = max(self._processes, len(family))
 
     def end(self) -> dict[str, float]:
@@ -76,13 +78,40 @@ def _family(pid: int) -> list[int]:
     return found
 
 
-def _field(pid: int, file: str, name: str) -> int:
-    """Bytes; 0 for a process that has just ended."""
+def _peak(pid: int) -> int:
+    return next((size for name, size in _sizes(pid, "status") if name == "VmHWM"), 0)
+
+
+def _together(family: list[int]) -> int:
+    private, shared = 0, {}
+    for pid in family:
+        mapped: dict[str, int] = {}
+        path, resident = "", 0
+        for name, size in _sizes(pid, "smaps"):
+            if size < 0:
+                path = name
+            elif name == "Rss":
+                resident = size
+            elif name == "Anonymous":
+                private += size
+                mapped[path] = mapped.get(path, 0) + resident - size
+        for path, size in mapped.items():
+            shared[path] = max(size, shared.get(path, 0))
+    return private + sum(shared.values())
+
+
+def _sizes(pid: int, file: str) -> Iterator[tuple[str, int]]:
+    """(name, bytes) of each line; (what is mapped, -1) for the head of a mapping. Nothing of a process that ended."""
     try:
         text = Path(f"/proc/{pid}/{file}").read_text()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(f"{name}:")), 0)
+        return
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[2] == "kB":
+            yield words[0].rstrip(":"), int(words[1]) * 1024
+        elif file == "smaps" and len(words) >= 5 and "-" in words[0]:
+            yield (words[5] if len(words) > 5 else f"{pid} {words[0]}"), -1
 
 
 def make_sparse(path: Path, *, records: int, values: int) -> None:
