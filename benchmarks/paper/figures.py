@@ -170,8 +170,9 @@ def accuracy_against_epsilon(path: Path) -> None:
         axis.set(xscale="log", xlabel="ε at δ = 1e-5, whole run", ylabel="target accuracy, %")
         axis.set_title(task.upper().replace("-", " → ") + ", stretched")
         axis.grid(alpha=0.25)
-        axis.legend(frameon=False, fontsize=8, loc="lower right")
-    _save(figure, path)
+    named = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="lower center", ncols=3, frameon=False, fontsize=9)
+    _save(figure, path, below=0.12)
 
 
 def _levels(axis: Any, runs: list[dict[str, Any]]) -> None:
@@ -193,8 +194,8 @@ def _curve(axis: Any, runs: list[dict[str, Any]], color: str, label: str) -> Non
     axis.errorbar(at, means, yerr=errors, color=color, marker="o", markersize=4, capsize=3, label=label)
 
 
-def _save(figure: Any, path: Path) -> None:
-    figure.tight_layout()
+def _save(figure: Any, path: Path, *, below: float = 0.0) -> None:
+    figure.tight_layout(rect=(0, below, 1, 1))
     figure.savefig(path, dpi=120, metadata={"Software": None})
     plt.close(figure)
     print(f"wrote {path}")
