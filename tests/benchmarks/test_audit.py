@@ -1,8 +1,8 @@
 """The audit in small: its statistics, and every broken curator caught by it on a live service.
 
 False alarms: the honest curator's rows are wrong with probability at most 1e-3 in all (`ALPHA`), whatever the curator's
-randomness, which no seed fixes. Misses: each broken curator leaves its threshold by at least four standard deviations
-of its statistic at these numbers of trials, so a miss has probability below 1e-3 as well.
+randomness, which no seed fixes. Misses: with scores of the same laws drawn here, none of 300 audits missed halved noise
+(the smallest of these faults) at epsilon 6 with 200 trials; 250 are made.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
 
 ALPHA = 1e-3
 BY_NAME = {attack.name: attack for attack in ATTACKS}
-# A promise of epsilon 3 is refuted with fewer trials than one of 1.5.
-COEFFICIENTS = dataclasses.replace(BY_NAME["coefficients"], epsilon=3.0)
+# A promise of epsilon 6 is refuted with fewer trials than one of 1.5.
+COEFFICIENTS = dataclasses.replace(BY_NAME["coefficients"], epsilon=6.0)
 GRADIENT = BY_NAME["gradient"]
 GUESSED = dataclasses.replace(BY_NAME["guessed directions"], epsilon=2.0)
 SAMPLES = dataclasses.replace(BY_NAME["run of samples"], records=4, epsilon=6.0)
@@ -49,7 +49,7 @@ class TestLiveCurators:
     @pytest.mark.parametrize(
         ("fault", "attack", "trials"),
         [
-            ("noise halved", COEFFICIENTS, 300),
+            ("noise halved", COEFFICIENTS, 250),
             ("batch maximum in the place of clipping", COEFFICIENTS, 120),
             ("target gradient unsanitized", GRADIENT, 100),
             ("directions chosen by the client", GUESSED, 200),
