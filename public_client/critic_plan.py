@@ -35,7 +35,7 @@ class CriticPlan:
         hidden: units of the critic's hidden layer.
         source_records: public records on the critic's source side.
         averaging: decay of the running average of the adapter that is kept.
-        clip_norm: C; known once the model is (a quantile of the norms that public records would have).
+        clip_norm: C; by default a quantile of the norms that public records would have.
         gradient_parameters: p, once the model is known.
         sigma: noise on the gradients' sum, once p and C are known.
     """

@@ -163,7 +163,9 @@ class DomainAdversary:
     def _open(self, whole: nn.Module, names: tuple[str, ...], parameters: Sequence[Tensor], images: Tensor) -> None:
         graph = trace(whole, tuple(images.shape[1:]))
         weights = module_weights(whole, graph)
-        clip = public_clip(Extractor.from_graph(graph, weights, device=self.device), names, images[:_PUBLIC_NORMS])
+        clip = self.plan.clip_norm
+        if clip is None:
+            clip = public_clip(Extractor.from_graph(graph, weights, device=self.device), names, images[:_PUBLIC_NORMS])
         self.plan = self.plan.for_model(
             gradient_parameters=sum(parameter.numel() for parameter in parameters), clip_norm=clip
         )
@@ -263,6 +265,7 @@ def train(method: Method, problem: Problem) -> Trained:
     if problem.checkpoint is not None:
         raise SettingsError(f"method {method.name} keeps no checkpoint; leave it out, or use another method")
     wishes = {**method.wishes, **problem.wishes}
+    wishes.pop("directions", None)  # every experiment states them; a critic needs none
     if "epsilon" not in wishes:
         raise InvalidValue("epsilon is missing; say what the run may cost")
     device = resolve_device(problem.device)

@@ -84,6 +84,13 @@ def test_the_declaration_is_one_flat_vector_at_the_asked_price(problem):
     assert "charged as a whole" in str(adversary.plan)
 
 
+def test_a_clip_of_ones_own_is_declared_as_it_is(problem):
+    extractor, classifier, loader, curator, _ = problem
+    plan = CriticPlan.of(curator.describe(), epsilon=1.0, steps=2, clip_norm=0.125)
+    adversary = DomainAdversary(extractor, classifier, curator, plan).fit(loader, progress=False)
+    assert adversary.run.parameters.gradient.clip_norm == 0.125
+
+
 def test_the_critic_sees_whitened_source_features():
     torch.manual_seed(0)
     features = torch.randn(500, 5) @ torch.diag(torch.tensor([9.0, 4.0, 2.0, 1.0, 0.1])) + 3.0
