@@ -90,11 +90,11 @@ def test_the_level_is_a_setting(written):
 def test_warnings_and_dying_threads_go_through_the_log_without_their_texts(written, monkeypatch, capsys):
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # put back at the end
     stream = written(format="json")
-    logs.close_side_doors()
+    logging.captureWarnings(capture=False)  # whatever ran before in this process
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            logging.captureWarnings(capture=True)
+            logs.close_side_doors()
             warnings.warn(f"cannot use {CANARY}", stacklevel=1)
         dying = threading.Thread(target=lambda: int(f"x{CANARY}"))
         dying.start()
