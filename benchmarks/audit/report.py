@@ -112,8 +112,9 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 _HEAD = """# Audit by canary attacks
 
-Written by `{command}` in {minutes} minutes on {machine}. Nothing here is seeded: the curator's noise, samples and
-directions come from the operating system, so another run gives other figures within the stated confidence.
+Written by `{command}` in {minutes} minutes
+on {machine}. Nothing here is seeded: the curator's noise,
+samples and directions come from the operating system, so another run gives other figures within the stated confidence.
 
 For each attack two live curators ran ({where}; gRPC with mutual TLS over loopback, a real
 ledger that verified afterwards), one on D and one on D'. D holds n records of value 1; in D' the last one is -10,000. A
@@ -150,4 +151,11 @@ steps of a run, which voids the amplification by sampling that the price counts 
 An audit proves faults, never their absence: these attacks are the worst that we know, for linear extractors and the
 release's own likelihood ratio. Single releases are steps of one long run; each draws a fresh sample, directions and
 noise, so trials are independent. `tests/benchmarks/test_audit.py` runs a small version with every test.
+
+- The sample reused across steps is refuted by the test of independence. By epsilon's own bound it takes some 2,000 runs on
+  each side (`--runs 2000`), because the canary is in one sample of eight only.
+- Honest bounds are well below the claims: a few hundred trials cannot prove more. Distribution-free bounds at delta = 1e-5
+  would need millions.
+- Only releases are audited: replies were not padded and extractors ran in the curator's process
+  (`limits.reply_quantum_ms = 0`, `compute.isolation = in-process`); confinement and timing have tests of their own.
 """
