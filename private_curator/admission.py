@@ -7,16 +7,20 @@ nothing about the records.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import math
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from private_curator.admission_facts import (
+    AdmittedStep,
+    DataSetFacts,
+    ExtractorFacts,
+    FloatArray,
+    Operation,
+    StepContent,
+)
 from private_curator.evaluation import declaration_violations
 from private_curator.settings import LimitSettings
 from shared.errors import InvalidValue, RequestInvalid
@@ -27,6 +31,18 @@ from shared.protocol.digests import step_digest
 from shared.protocol.messages import Critic, Evaluation, PublicMap, Quantiles, Rows, RunParameters
 from shared.protocol.pricing import run_event
 
+__all__ = [
+    "AdmittedStep",
+    "DataSetFacts",
+    "ExtractorFacts",
+    "FloatArray",
+    "Operation",
+    "StepContent",
+    "admit_run",
+    "admit_step",
+    "check_request_id",
+]
+
 Violation = tuple[str, str]
 
 _FRAMING_BYTES = 4096
@@ -34,93 +50,6 @@ _FRAMING_BYTES = 4096
 
 MIN_MAP_SCALE, MAX_MAP_SCALE = 1e-12, 1e12
 """Scales of a feature map: beyond these float32 arithmetic overflows or vanishes."""
-FloatArray = npt.NDArray[np.float32]
-
-
-class Operation(enum.Enum):
-    """The RPCs that use up a step, by name."""
-
-    ALIGN_TARGET = "AlignTarget"
-    RELEASE_PROJECTIONS = "ReleaseProjections"
-    RELEASE_QUANTILES = "ReleaseQuantiles"
-    EVALUATE_MODEL = "EvaluateModel"
-    RELEASE_CRITIC_GRADIENT = "ReleaseCriticGradient"
-
-
-@dataclass(frozen=True)
-class DataSetFacts:
-    """What everybody may know of the data set.
-
-    Attributes:
-        records: n.
-        record_shape: the shape of one record.
-        classes: C of the labels, declared by the operator; 0 where nothing can be evaluated.
-        class_names: of the classes, where the operator declares them.
-    """
-
-    records: int
-    record_shape: tuple[int, ...]
-    classes: int = 0
-    class_names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ExtractorFacts:
-    """What admission needs of an extractor.
-
-    Attributes:
-        input_shape: the shape of the record that it takes.
-        feature_dimension: d.
-        parameter_shapes: shape of each parameter that may be adapted, by name.
-    """
-
-    input_shape: tuple[int, ...]
-    feature_dimension: int
-    parameter_shapes: Mapping[str, tuple[int, ...]]
-
-    def size(self, names: tuple[str, ...]) -> int:
-        """Number of scalars in these parameters; names that do not exist count as nothing."""
-        return sum(math.prod(self.parameter_shapes.get(name, (0,))) for name in names)
-
-
-@dataclass(frozen=True)
-class StepContent:
-    """What a step brings, decoded from the wire and not yet checked against its run.
-
-    Attributes:
-        operation: the RPC.
-        run_id: the run.
-        request_id: the client's id.
-        adapted: flat adapted parameters, float32 little-endian bytes; empty for the uploaded values.
-        feature_map: replaces the run's map for this step, or None.
-        source: raw source features (m, d), or None.
-    """
-
-    operation: Operation
-    run_id: str
-    request_id: str
-    adapted: bytes
-    feature_map: PublicMap | None
-    source: FloatArray | None
-
-
-@dataclass(frozen=True)
-class AdmittedStep:
-    """A step whose every public input is checked.
-
-    Attributes:
-        parameters: the run's declaration.
-        adapted: value of each adapted parameter, by name; empty for the uploaded values.
-        feature_map: the map of this step, or None for the identity.
-        source: raw source features (m, d), or None when none are needed.
-        digest: SHA-256 of the request's meaning, hexadecimal; two requests with one id must agree in it.
-    """
-
-    parameters: RunParameters
-    adapted: dict[str, FloatArray]
-    feature_map: PublicMap | None
-    source: FloatArray | None
-    digest: str
 
 
 def admit_run(
