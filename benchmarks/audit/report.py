@@ -152,10 +152,10 @@ An audit proves faults, never their absence: these attacks are the worst that we
 release's own likelihood ratio. Single releases are steps of one long run; each draws a fresh sample, directions and
 noise, so trials are independent. `tests/benchmarks/test_audit.py` runs a small version with every test.
 
-- The sample reused across steps is refuted by the test of independence. By epsilon's own bound it takes some 2,000 runs on
-  each side (`--runs 2000`), because the canary is in one sample of eight only.
-- Honest bounds are well below the claims: a few hundred trials cannot prove more. Distribution-free bounds at delta = 1e-5
-  would need millions.
+- The sample reused across steps is refuted by the test of independence. By epsilon's own bound it would take some 2,000
+  runs on each side (calculated, not run), because the canary is in one sample of eight only.
+- Honest bounds are well below the claims: a few hundred trials cannot prove more. Distribution-free bounds at
+  delta = 1e-5 would need millions.
 - Only releases are audited: replies were not padded and extractors ran in the curator's process
   (`limits.reply_quantum_ms = 0`, `compute.isolation = in-process`); confinement and timing have tests of their own.
 """
