@@ -38,10 +38,10 @@ demo: set-up
 # The container tests start an engine of their own (root and Debian), or use the one in DOCKER_HOST; where there can be
 # none they are skipped, and the summary says so.
 test: set-up lint types
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) $(ARGS)
 
 test-quick: set-up lint types
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup -m "not containers" $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) -m "not containers" $(ARGS)
 
 test-containers: set-up
 	$(BIN)/pytest -m containers $(ARGS)

@@ -1,5 +1,6 @@
 """Settings of the whole suite, and what several parts of it share."""
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -29,12 +30,25 @@ def postgres():
     server.close()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the marks in its own
-def pytest_collection_modifyitems(items):
-    """Tests that share a server, an engine or a file run in one worker, in order, so that there is one of each."""
-    for item in items:
-        shared = [name for name in ("postgres", "address") if name in item.fixturenames]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.path.name))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With several workers: a file's tests run in one of them, in order; so do all that share an engine or a server."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneOfEach(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            if _is_about_containers(file):
+                return "containers"
+            return "postgres" if "postgres" in nodeid else file
+
+    config.option.loadscopereorder = False  # the containers take longest, and they come early
+    return OneOfEach(config, log)
+
+
+@functools.cache
+def _is_about_containers(file: str) -> bool:
+    return "pytest.mark.containers" in (Path(__file__).resolve().parents[1] / file).read_text()
 
 
 _LOUD = {
