@@ -32,6 +32,7 @@ _REPORT_S = 30.0
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop early after as long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--isolation", choices=("in-process", "process"), default="in-process")
     parser.add_argument("--directory", type=Path, default=Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
@@ -43,7 +44,7 @@ def main() -> int:
         Site(Path(directory), isolation=options.isolation) as site,
     ):
         campaign = Campaign(site, options.seed, options.findings)
-        campaign.run(options.inputs)
+        campaign.run(options.inputs, seconds=options.seconds)
     isolation = "" if options.isolation == "in-process" else f" --isolation {options.isolation}"
     page = campaign.page(f"python -m benchmarks.fuzz --inputs {options.inputs} --seed {options.seed}{isolation}")
     print(page)
@@ -68,8 +69,8 @@ class Campaign:
         self.seconds = 0.0
         self.memory = [0, 0]
 
-    def run(self, inputs: int) -> None:
-        """Sends as many requests."""
+    def run(self, inputs: int, *, seconds: float = float("inf")) -> None:
+        """Sends as many requests, or as many as fit into the time."""
         begun = told = time.monotonic()
         weights = [SHARES[method] for method in METHODS]
         for number in range(inputs):
@@ -85,6 +86,8 @@ class Campaign:
             self.slowest[method] = max(self.slowest.get(method, 0.0), outcome.seconds)
             if number == inputs // 10:
                 self.memory[0] = _resident()
+            if time.monotonic() - begun > seconds:
+                break
             if time.monotonic() - told > _REPORT_S:
                 told = time.monotonic()
                 print(f"{number + 1:,} of {inputs:,}, {len(self.findings)} findings", file=sys.stderr, flush=True)
