@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Extra arguments for the tests, for example: make test ARGS="-k ledger"
 ARGS ?=
 # Test processes; the container tests are all in one of them, and so are those on PostgreSQL.
-WORKERS ?= 2
+WORKERS ?= 3
 
 # The networks here are small: two threads that wait for each other on a busy machine are slower than one.
 export OMP_NUM_THREADS ?= 1
