@@ -22,7 +22,7 @@ from benchmarks.fuzz import seeds
 from benchmarks.fuzz.mutation import Mutator
 from benchmarks.fuzz.site import METHODS, Finding, Site
 
-SHARES = {"Describe": 1, "UploadExtractor": 5, "UploadSource": 4, "OpenRun": 4, "AlignTarget": 5, "ReleaseQuantiles": 5,
+SHARES = {"Describe": 1, "UploadExtractor": 5, "UploadSource": 4, "OpenRun": 2, "AlignTarget": 5, "ReleaseQuantiles": 5,
           "ReleaseProjections": 4, "EvaluateModel": 3, "ReleaseCriticGradient": 4}  # fmt: skip
 """How often each RPC is drawn. A run of new parameters takes up to a second, other requests about a millisecond."""
 

@@ -200,7 +200,12 @@ class Mutator:
         header, data = old[8 : 8 + length], old[8 + length :]
         kind = rng.randrange(4)
         if kind == 0:
-            return struct.pack("<Q", rng.choice((0, 1, max(0, length - 1), length + 1, 2**32, 2**63, 2**64 - 1))) + old[8:]
+            return (
+                struct.pack(
+                    "<Q", rng.choice((0, 1, (length - 1) % 2**64, (length + 1) % 2**64, 2**32, 2**63, 2**64 - 1))
+                )
+                + old[8:]
+            )
         if kind == 1:
             at = 4 * rng.randrange(max(1, len(data) // 4))
             return old[: 8 + length] + data[:at] + rng.choice(_FLOATS) + data[at + 4 :]
