@@ -24,7 +24,7 @@ _COMMANDS = {
     "settings": ("public_client.commands.configuring", "settings"),
     "demo": ("public_client.commands.demonstration", "demo"),
 }
-# The first class that fits decides; docs/exit-codes.md has a section for each code.
+# The first class that fits decides; docs/exit-codes has a page for each code.
 _EXIT_CODES: tuple[tuple[type[errors.DpswdError], int], ...] = (
     (errors.SettingsError, 3),
     (errors.DataInvalid, 4),
@@ -59,6 +59,8 @@ class _LazyGroup(click.Group):
             return super().invoke(ctx)
         except errors.DpswdError as error:
             click.echo(f"dpswd-client: {error}", err=True)
+            if (page := page_of(error)) is not None:
+                click.echo(f"see {page}", err=True)
             sys.exit(exit_code(error))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
@@ -76,6 +78,16 @@ class _LazyGroup(click.Group):
 def exit_code(error: errors.DpswdError) -> int:
     """The process's exit code for an error."""
     return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
+
+
+def page_of(error: errors.DpswdError) -> str | None:
+    """The page about a refusal that a curator sends; None where the error's own words are all there is to say."""
+    from shared.protocol.status import reason_for  # loads gRPC, which commands without a curator do without
+
+    if type(error) is errors.CuratorUnavailable:  # the curator's ledger, or no curator at all
+        return f"docs/exit-codes/{exit_code(error)}.md"
+    row = reason_for(error)
+    return None if row is None else f"docs/errors/{row.reason}.md"
 
 
 @click.group(

@@ -128,6 +128,11 @@ def call(
         wait_s = min(2 * wait_s, patience.longest_pause_s)
 
 
+def never_answered(error: errors.CuratorUnavailable) -> bool:
+    """Whether the error is gRPC's own, not a curator's words: nobody there, no handshake, no answer in time."""
+    return type(error) is errors.CuratorUnavailable and str(error).partition(":")[0] in grpc.StatusCode.__members__
+
+
 def _with_advice(error: errors.DpswdError) -> errors.DpswdError:
     """GRPC's own words for a connection that was never made, with what to look at."""
     words = str(error)

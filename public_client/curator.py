@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy.typing as npt
 
-from public_client.connection import Patience, call, open_channel
+from public_client.connection import Patience, call, never_answered, open_channel
 from public_client.description import Description
 from public_client.diagnosis import explain
 from public_client.exchange import Quote, Run, UploadedExtractor, new_request_id, quote_from
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from public_client.alignment import Alignment
+    from public_client.critic_plan import CriticPlan
     from public_client.evaluation_report import Report
     from public_client.planning import Plan
     from public_client.private_evaluation import EvaluationIds, EvaluationPlan
@@ -103,6 +104,8 @@ class Curator(StepRequests):
                 receipts.pin(told)
         except CuratorUnavailable as error:
             curator.close()
+            if not never_answered(error):
+                raise
             raise CuratorUnavailable(
                 f"no curator answers at {address} with these credentials: "
                 f"{explain(address, credentials=Path(credentials), server_name=server_name)} ({error})"
@@ -206,6 +209,19 @@ class Curator(StepRequests):
             plan = quoted(self, Declarable.of_source(extractor, description.record_shape, plan), plan)
         self._last_plan = plan
         return plan
+
+    def plan_critic(self, **wishes: Any) -> CriticPlan:
+        """Plans a domain critic's run (DP-DANN); nothing is spent.
+
+        Args:
+            **wishes: of `public_client.critic_plan.CriticPlan`: epsilon, steps, batch_size, and its other fields.
+
+        Raises:
+            InvalidValue: this curator offers no critics, or a wish is out of range.
+        """
+        from public_client.critic_plan import CriticPlan
+
+        return CriticPlan.of(self.describe(), **wishes)
 
     def plan_evaluation(self, *, epsilon: float, **wishes: Any) -> EvaluationPlan:
         """What an evaluation on all labelled records would release and cost; nothing is spent.

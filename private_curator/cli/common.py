@@ -25,7 +25,7 @@ SERVING = "serve"
 EXIT_DEFECT = 1
 EXIT_USAGE = 2  # click's own
 
-# The first class that fits decides; docs/exit-codes.md has a line for each.
+# The first class that fits decides; docs/exit-codes has a page for each code.
 EXIT_CODES: tuple[tuple[type[BaseException], int, str], ...] = (
     (errors.SettingsError, 3, "a setting, a file of the home directory, or a refusal to overwrite"),
     (errors.DataInvalid, 4, "records or labels that cannot be served"),

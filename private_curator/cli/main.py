@@ -26,7 +26,8 @@ from shared.errors import SettingsError
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 done, 2 wrong usage, 3 settings, 4 records, 5 ledger unavailable, 6 ledger corrupt, "
-    "7 no such client or run, 8 refused by the accountant, 9 wrong value, 1 a defect. See docs/exit-codes.md.",
+    "7 no such client or run, 8 refused by the accountant, 9 wrong value, 10 any other refusal, 1 a defect. "
+    "See docs/exit-codes.md.",
 )
 @click.version_option(package_name="dpswd", prog_name="dpswd-curator")
 def main() -> None:

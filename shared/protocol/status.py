@@ -1,6 +1,6 @@
 """Errors on the wire: one table from the error tree to google.rpc.Status and back.
 
-The reasons never change meaning; docs/errors.md has a section for each.
+The reasons never change meaning; docs/errors has a page for each.
 """
 
 from __future__ import annotations

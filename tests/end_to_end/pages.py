@@ -39,16 +39,32 @@ class Meanwhile:
     name: str
 
 
-def steps(page: Path) -> list[Command | Meanwhile]:
-    """The commands and what happens between them, in order."""
-    found: list[Command | Meanwhile] = []
+@dataclass
+class Session:
+    """A block ``pycon``: lines typed at Python's prompt, and what it answers."""
+
+    text: str = ""
+
+
+Step = Command | Meanwhile | Session
+
+
+def steps(page: Path) -> list[Step]:
+    """The commands, the lines typed at Python's prompt and what happens between them, in order."""
+    found: list[Step] = []
     inside = False
+    session: Session | None = None
     for raw in page.read_text().splitlines():
         line = raw.strip()
         if mark := re.fullmatch(r"<!-- meanwhile: (.+) -->", line):
             found.append(Meanwhile(mark[1]))
         elif line.startswith("```"):
             inside = line == "```console"
+            session = Session() if line == "```pycon" else None
+            if session is not None:
+                found.append(session)
+        elif session is not None:
+            session.text += f"{raw}\n"
         elif inside and line.startswith("$ "):
             text, _, comment = line[2:].partition("   # ")
             code = re.search(r"exit code (\d+)", comment)
@@ -58,6 +74,15 @@ def steps(page: Path) -> list[Command | Meanwhile]:
             assert isinstance(last, Command), f"{page.name}: output before any command: {line}"
             last.expected.append(line)
     return found
+
+
+def compare(command: Command, output: str, *, port: int, where: str) -> None:
+    """Holds a command's output to the page's, if the page shows any."""
+    if command.expected:
+        expected = "\n".join(command.expected).replace("50051", str(port))
+        pattern = ".*".join(map(re.escape, expected.split("...")))
+        told = "\n".join(text.strip() for text in output.splitlines() if text.strip())
+        assert re.fullmatch(pattern.replace(r"\ ", " +"), told, re.DOTALL), f"{where}\n{output[-3000:]}"
 
 
 class Shell:
@@ -94,6 +119,7 @@ class Shell:
             if isinstance(step, Meanwhile):
                 (meanwhile or {})[step.name]()
             else:
+                assert isinstance(step, Command), f"{page.name}: at a shell there is no Python prompt"
                 self.do(step, known or {}, where=page.name)
 
     def do(self, command: Command, known: Mapping[str, Callable[[], str]], *, where: str) -> str:
@@ -116,11 +142,7 @@ class Shell:
             )  # fmt: skip
             output = done.stdout
             assert done.returncode == command.code, f"{where}: {line}: exit code {done.returncode}\n{output[-3000:]}"
-        if command.expected:
-            expected = "\n".join(command.expected).replace("50051", str(self.port))
-            pattern = ".*".join(map(re.escape, expected.split("...")))
-            told = "\n".join(text.strip() for text in output.splitlines() if text.strip())
-            assert re.fullmatch(pattern.replace(r"\ ", " +"), told, re.DOTALL), f"{where}: {line}\n{output[-3000:]}"
+        compare(command, output, port=self.port, where=f"{where}: {line}")
         return output
 
     def _serve(self, line: str) -> str:

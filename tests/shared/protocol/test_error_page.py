@@ -11,5 +11,5 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "errors.md"
 
 
 def test_the_page_has_every_reason_with_its_status_and_exception():
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| \[`(\w+)`\]\(errors/\1\.md\) \| (\w+) \| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
     assert rows == [(row.reason, row.code.name, row.error.__name__) for row in REASONS]
