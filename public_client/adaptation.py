@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +23,21 @@ from torch import Tensor, nn
 
 from public_client import evaluation
 from public_client.adapted import save_adapted
+from public_client.asking import ask_first
 from public_client.checkpoint import Checkpoint
 from public_client.course import HistoryPoint
 from public_client.curator import Curator
-from public_client.declaring import Declarable, quoted
 from public_client.devices import resolve_device
 from public_client.distributed import Ranks, SharedCheckpoint, SharedCurator
 from public_client.federation import Federation
 from public_client.logs import NoLog, Recorder
 from public_client.loop import Evaluate, Training
-from public_client.planning import Plan
 from public_client.progress import reporting
+from public_client.run_plan import RunPlan, plan_from_json
 from public_client.sites import ALONE, Group, Model, Site, reports, train_groups
 from public_client.source import Batches, collect, count_batches, train_source
 from public_client.ways import WAYS
-from shared.errors import BudgetExhausted, InvalidValue, SettingsError
+from shared.errors import InvalidValue, SettingsError
 from shared.source_statistics import SourceStatistics
 
 _SOURCE_UPDATES = 1500  # source-only training is long enough after about as many, whatever the data set's size
@@ -53,7 +52,7 @@ class DomainAdaptation:
         extractor: records to features, any module of the closed vocabulary.
         classifier: features to scores; never leaves the client.
         curator: the connection to the hospital, or a `Federation` of several.
-        plan: from `Curator.plan`; by name, from `Federation.plan`.
+        plan: from `Curator.plan` or `Curator.plan_critic`; by name, from the same of a `Federation`.
         shared: whether several sites train one model (one adapter, or one network on all sites' views). The way "all"
             always does.
         adapter: a small module of the vocabulary, records to records of the same shape and the identity at first, in
@@ -77,7 +76,7 @@ class DomainAdaptation:
         classifier: nn.Module,
         *,
         curator: Curator | Federation,
-        plan: Plan | Mapping[str, Plan],
+        plan: RunPlan | Mapping[str, RunPlan],
         shared: bool = False,
         adapter: nn.Module | None = None,
         device: str = "auto",
@@ -95,11 +94,12 @@ class DomainAdaptation:
         if len(ways) > 1:
             raise SettingsError(f"the sites' plans train different parameters ({', '.join(sorted(ways))}); plan alike")
         self.shared = shared or ways == {"all"}
+        self._way = WAYS[next(iter(ways))]
         self.sites = self._fresh_sites(None)
         self._source: Batches | None = None
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> RunPlan:
         """The first site's plan, with its noise once the run is open."""
         return self._first.plan
 
@@ -157,7 +157,10 @@ class DomainAdaptation:
         for name, model in before.items():
             self.sites[name].model = model  # what an earlier fit reached stays until a new run is open
         groups = self._groups(store)
-        self._ask_first()
+        ask_first(
+            list(self.sites.values()),
+            lambda shape, plan: self._way.declarable(self.extractor, shape, plan, self.adapter),
+        )
         groups = [group for group in groups if group.live]
         start = store.read_start() if store is not None else None
         if start is None:
@@ -175,15 +178,11 @@ class DomainAdaptation:
             device=self.device,
             seed=self.seed,
             progress=progress,
-            evaluate=evaluate
-            if isinstance(evaluate, Mapping)
-            else dict.fromkeys(self.sites, evaluate)
-            if evaluate is not None
-            else {},
+            evaluate=self._by_site(evaluate),
             log=log if log is not None and ranks.first else NoLog(),
             adapter=self.adapter,
         )
-        way = WAYS[self.plan.parameters]
+        way = self._way
         train_groups(groups, lambda group: way.begin(group, training), lambda group: way.fit(group, training))
         return self
 
@@ -238,7 +237,7 @@ class DomainAdaptation:
             return None
         source = collect(self._source, most=_SUMMED_UP)
         # An adapter stands before records of the target alone: the source goes through the extractor as it was.
-        extractor = self.extractor if self.plan.parameters == "adapters" else model.extractor
+        extractor = self.extractor if self._way.target_side else model.extractor
         features = evaluation.features(extractor, source.images.to(self.device))
         with torch.no_grad():
             return SourceStatistics.of(source.images, features, model.classifier(features))
@@ -270,35 +269,7 @@ class DomainAdaptation:
         sites = list(self.sites.values())
         return [Group(sites, store)] if self.shared else [Group([site], site.store) for site in sites]
 
-    def _ask_first(self) -> None:
-        """Asks the curators whether the runs fit, before hours of training; free. Sites that refuse are set aside."""
-        everybody = Group(list(self.sites.values()), None)
-        new = [site for site in everybody.sites if site.store is None or not site.store.begun]
-        if not new:
-            return
-        described = everybody.each(lambda site: site.curator.describe(), new)
-        shape = next(iter(described.values())).record_shape
-        declarable = Declarable.of_source(self.extractor, shape, new[0].plan, own=self.adapter)
-
-        def ask(site: Site) -> None:
-            description = described[site.name]
-            if description.record_shape != shape:
-                raise InvalidValue(
-                    f"{site.name} holds records of shape {description.record_shape}, the others of {shape}; train for "
-                    "it apart"
-                )
-            asked = quoted(site.curator, declarable, site.plan)
-            if asked.fits is False:
-                raise BudgetExhausted(
-                    requested=asked.epsilon,
-                    spent=description.spent,
-                    remaining=description.remaining,
-                    steps_that_fit=asked.steps_that_fit or 0,
-                )
-
-        everybody.each(ask, [site for site in new if site.lost is None])
-
-    def _evaluations(self, evaluate: Evaluate | Mapping[str, Evaluate] | None) -> Mapping[str, Evaluate]:
+    def _by_site(self, evaluate: Evaluate | Mapping[str, Evaluate] | None) -> Mapping[str, Evaluate]:
         if evaluate is None:
             return {}
         return evaluate if isinstance(evaluate, Mapping) else dict.fromkeys(self.sites, evaluate)
@@ -332,7 +303,7 @@ class DomainAdaptation:
             )
 
     def _restore(self, start: dict[str, Any]) -> None:
-        stored = {name: Plan.from_json(values) for name, values in start["plans"].items()}
+        stored = {name: plan_from_json(values) for name, values in start["plans"].items()}
         # What is left, and the delta of a budget that was extended meanwhile, are the ledger's, no wish of the plan.
         same = all(name in stored and _same_wish(stored[name], plan) for name, plan in self._plans.items())
         if not same or start["shared"] != self.shared:
@@ -346,19 +317,19 @@ class DomainAdaptation:
 
 
 def _by_name(
-    curator: Curator | Federation, plan: Plan | Mapping[str, Plan]
-) -> tuple[dict[str, Curator], dict[str, Plan], dict[str, float]]:
+    curator: Curator | Federation, plan: RunPlan | Mapping[str, RunPlan]
+) -> tuple[dict[str, Curator], dict[str, RunPlan], dict[str, float]]:
     """Curators, plans and weights of all sites; one curator is the site `ALONE`."""
     if isinstance(curator, Federation):
-        plans = dict.fromkeys(curator, plan) if isinstance(plan, Plan) else dict(plan)
+        plans = dict(plan) if isinstance(plan, Mapping) else dict.fromkeys(curator, plan)
         unknown = sorted(set(plans) - set(curator))
         if unknown or not plans:
             raise SettingsError(f"there are plans for {unknown}; the connected sites are {sorted(curator)}")
         return {name: curator.curators[name] for name in plans}, plans, curator.weights
-    if not isinstance(plan, Plan):
+    if isinstance(plan, Mapping):
         raise SettingsError("plans for several sites need a Federation of their curators")
     return {ALONE: curator}, {ALONE: plan}, {ALONE: 1.0}
 
 
-def _same_wish(stored: Plan, wanted: Plan) -> bool:
-    return replace(stored, delta=wanted.delta) == wanted
+def _same_wish(stored: RunPlan, wanted: RunPlan) -> bool:
+    return plan_from_json({**stored.to_json(), "delta": wanted.delta}) == wanted

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from public_client.devices import resolve_device
-from public_client.planning import Plan
+from public_client.run_plan import RunPlan
 from shared.adapted import FORMAT, AdaptedModel, read_adapted, write_adapted
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights
@@ -24,7 +24,7 @@ def save_adapted(
     extractor: nn.Module,
     classifier: nn.Module,
     record_shape: tuple[int, ...],
-    plan: Plan | Mapping[str, Any],
+    plan: RunPlan | Mapping[str, Any],
     statistics: SourceStatistics | None = None,
 ) -> None:
     """Writes both modules to one file.
@@ -46,7 +46,7 @@ def save_adapted(
         path,
         extractor=(graph, module_weights(extractor, graph)),
         classifier=(head, module_weights(classifier, head)),
-        plan=plan.to_json() if isinstance(plan, Plan) else plan,
+        plan=plan if isinstance(plan, Mapping) else plan.to_json(),
         statistics=statistics,
     )
 

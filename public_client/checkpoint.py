@@ -5,6 +5,7 @@ it is sent: a client that dies at any moment sends the same bytes again after it
 goes on, with no step spent twice and none lost. The directory holds
 
     start.pt        the source-trained weights, and the source features where they stay fixed
+    critic.pt       the first weights of a critic, which its run is declared with, and the public clip
     run.json        the plan and the request id of OpenRun (written before the run is charged)
     state.pt        weights, optimiser and averages after the last applied step
     batch.pt        the public batch that the request under way was made with, where each step has its own
@@ -31,7 +32,7 @@ from torch import Tensor
 from public_client.exchange import PendingStep, StepKind
 from shared.errors import SettingsError
 
-_KINDS = ("align_target", "release_projections", "release_quantiles")
+_KINDS = ("align_target", "release_projections", "release_quantiles", "release_critic_gradient")
 
 
 class Checkpoint:
@@ -116,6 +117,14 @@ class Checkpoint:
         """What `write_batch` stored last, or None."""
         batch = self._load(self._batch)
         return None if batch is None else (batch["images"], batch["labels"])
+
+    def write_critic(self, critic: Mapping[str, Any]) -> None:
+        """Stores the critic that a run is about to be declared with."""
+        self._save("critic.pt", critic)
+
+    def read_critic(self) -> dict[str, Any] | None:
+        """What `write_critic` stored, or None."""
+        return self._load("critic.pt")
 
     def applied(self) -> frozenset[str]:
         """Request ids of the last steps whose answers are in the state: a pending one of these is done."""

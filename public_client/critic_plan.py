@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar
 
 from public_client.description import Description
 from shared.errors import InvalidValue
@@ -12,7 +12,7 @@ from shared.privacy.bounds import Bound
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.calibration import epsilon as epsilon_of
 from shared.privacy.events import RunEvent
-from shared.protocol.messages import Critic, Gradient, RunParameters
+from shared.protocol.messages import Critic, Gradient, PublicMap, RunParameters
 from shared.protocol.pricing import run_event
 
 
@@ -40,10 +40,12 @@ class CriticPlan:
         sigma: noise on the gradients' sum, once p and C are known.
     """
 
+    METHOD: ClassVar[str] = "dp-dann"
+
     epsilon: float
     delta: float
     records: int
-    remaining: float
+    remaining: float = field(compare=False)
     steps: int = 200
     batch_size: int = 512
     learning_rate: float = 0.005
@@ -63,6 +65,16 @@ class CriticPlan:
         if problems:
             raise InvalidValue("; ".join(problems))
 
+    @property
+    def release(self) -> str:
+        """What each step releases."""
+        return "critic"
+
+    @property
+    def parameters(self) -> str:
+        """What receives the sanitized gradient: the critic, and the adapter that it looks through."""
+        return "critic"
+
     @classmethod
     def of(cls, description: Description, *, epsilon: float, **wishes: Any) -> CriticPlan:
         """A plan for a described data set.
@@ -79,12 +91,7 @@ class CriticPlan:
             raise InvalidValue(
                 f"{description.data_set} offers no critics; it offers {', '.join(description.mechanisms)}"
             )
-        known = set(cls.__dataclass_fields__)
-        unknown = sorted(set(wishes) - known)
-        if unknown:
-            raise InvalidValue(
-                f"a critic's plan has no {', '.join(unknown)}; its fields are {', '.join(sorted(known))}"
-            )
+        _check_known(set(wishes))
         most = min(description.records, description.limits.max_batch_size)
         wishes.setdefault("batch_size", min(512, most))
         return cls(
@@ -95,16 +102,21 @@ class CriticPlan:
             **wishes,
         )
 
-    def for_model(self, *, gradient_parameters: int, clip_norm: float) -> CriticPlan:
-        """The plan with its noise.
+    def for_extractor(self, *, feature_dimension: int, gradient_parameters: int) -> CriticPlan:
+        """The plan with its noise; without a clip of its own it is that of C = 1, since the price is any clip's.
 
         Args:
-            gradient_parameters: p.
-            clip_norm: C.
+            feature_dimension: of what is uploaded, 1: the logit.
+            gradient_parameters: p, the adapter's and the critic's scalars.
 
         Raises:
-            InvalidValue: no noise of a sensible size reaches the asked epsilon.
+            InvalidValue: no noise of a sensible size reaches the asked epsilon, or what is uploaded is no critic.
         """
+        if feature_dimension != 1:
+            raise InvalidValue(f"a critic computes one logit for each record, not {feature_dimension} numbers")
+        if self.sigma is not None and self.gradient_parameters == gradient_parameters:
+            return self
+        clip_norm = 1.0 if self.clip_norm is None else self.clip_norm
         fixed = replace(self, gradient_parameters=gradient_parameters, clip_norm=clip_norm, sigma=2.0 * clip_norm)
 
         def noisy(factor: float) -> CriticPlan:
@@ -112,14 +124,39 @@ class CriticPlan:
 
         return noisy(calibrate_sigma(lambda c: noisy(c).event(), epsilon=self.epsilon, delta=self.delta))
 
-    def declaration(self, *, graph_digest: str, weights_digest: str, names: tuple[str, ...]) -> RunParameters:
-        """What OpenRun is asked.
+    def with_noise_times(self, factor: float) -> CriticPlan:
+        """The same plan with its noise multiplied by a factor above 1.
 
         Raises:
-            InvalidValue: the model is not known yet; see `for_model`.
+            InvalidValue: the noise is not known yet, or the factor would lower it.
+        """
+        if self.sigma is None or not (math.isfinite(factor) and factor >= 1.0):
+            raise InvalidValue(
+                f"noise can be multiplied by a finite factor of at least 1, once it is known; got {factor}"
+            )
+        return replace(self, sigma=self.sigma * factor)
+
+    def declaration(
+        self,
+        *,
+        graph_digest: str,
+        weights_digest: str,
+        names: tuple[str, ...],
+        feature_map: PublicMap | None = None,
+    ) -> RunParameters:
+        """What OpenRun is asked.
+
+        Args:
+            graph_digest: of the uploaded extractor and critic, one graph.
+            weights_digest: of their weights.
+            names: of the declared parameters, in the order of the flat gradient.
+            feature_map: None; a critic sees features as they are.
+
+        Raises:
+            InvalidValue: the model is not known yet; see `for_extractor`.
         """
         if self.sigma is None or self.clip_norm is None:
-            raise InvalidValue("the plan's noise depends on the model; call for_model first")
+            raise InvalidValue("the plan's noise depends on the model; call for_extractor first")
         return RunParameters(
             graph_digest=graph_digest,
             weights_digest=weights_digest,
@@ -128,6 +165,7 @@ class CriticPlan:
             steps=self.steps,
             release=Critic(),
             gradient=Gradient(names, self.clip_norm, self.sigma),
+            feature_map=feature_map,
         )
 
     def event(self) -> RunEvent:
@@ -150,8 +188,19 @@ class CriticPlan:
         return epsilon_of(RunEvent(self.event().step, min(steps, self.steps)), self.delta, Bound.AUTO)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"method": "dp-dann", **asdict(self)}
+        """Plain values; `from_json` reads them back."""
+        return {"method": self.METHOD, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> CriticPlan:
+        """The inverse of `to_json`.
+
+        Raises:
+            InvalidValue: a field is unknown or out of range.
+        """
+        own = {name: value for name, value in values.items() if name != "method"}
+        _check_known(set(own))
+        return cls(**own)
 
     def __str__(self) -> str:
         """A few lines for a terminal; costs are rounded up."""
@@ -165,6 +214,12 @@ class CriticPlan:
         cost = math.ceil(self.epsilon * 1e4) / 1e4
         lines.append(f"  costs     epsilon {cost:.4f} at delta {self.delta:g}, charged as a whole when training starts")
         return "\n".join(lines)
+
+
+def _check_known(names: set[str]) -> None:
+    known = {own.name for own in fields(CriticPlan)}
+    if unknown := sorted(names - known):
+        raise InvalidValue(f"a critic's plan has no {', '.join(unknown)}; its fields are {', '.join(sorted(known))}")
 
 
 def _problems(plan: CriticPlan) -> list[str]:

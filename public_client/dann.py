@@ -1,9 +1,10 @@
-"""Domain-adversarial training with a curator: a critic's sanitized gradients move a target-side adapter.
+"""Domain-adversarial training with curators: a critic's sanitized gradients move a target-side adapter.
 
 The source-trained extractor and classifier stay. A copy of the extractor with a few adapter parameters is what private
 records go through; a small critic learns to tell their features from the source's, and the adapter learns to fool it
 (Ganin and others 2016). The source half of the critic's loss is computed here; of the target half each step brings the
-noised sum of clipped per-record gradients, critic and adapter as one vector (docs/privacy/critic-gradients.md).
+noised sum of clipped per-record gradients, critic and adapter as one vector (docs/privacy/critic-gradients.md). Sites
+that share a model share its critic.
 
 What is public costs nothing and is used: the critic sees the features on the source's own principal axes, whitened;
 the clip is a quantile of the norms that public records would have.
@@ -11,39 +12,36 @@ the clip is a quantile of the norms that public records would have.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from public_client import evaluation
-from public_client.adapted import save_adapted
 from public_client.adapters import adapted_names, with_adapters
-from public_client.course import Average, HistoryPoint
+from public_client.charged_run import AnsweredStep, ChargedRun, PublicSource
+from public_client.checkpoint import Checkpoint
 from public_client.critic_plan import CriticPlan
 from public_client.curator import Curator
-from public_client.devices import resolve_device
-from public_client.exchange import Run
-from public_client.loop import Evaluate
-from public_client.methods import Method, Problem, Trained
-from public_client.progress import reporting
-from public_client.sites import ALONE, Model
-from public_client.source import Batches, collect
-from shared.errors import InvalidValue, SettingsError
+from public_client.declaring import Declarable
+from public_client.exchange import PendingStep
+from public_client.loop import PublicStep, Training, align
+from public_client.losses import gradient_term
+from public_client.run_plan import RunPlan
+from public_client.sites import Group, Model, Site
+from public_client.source import collect
+from shared.errors import SettingsError
 from shared.extractor.building import Extractor
 from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.extractor.weights import weights_from_bytes
 from shared.mechanisms.domain_loss import source_loss, target_cotangents
-from shared.source_statistics import SourceStatistics
+from shared.mechanisms.feature_map import FeatureMap
+from shared.protocol.critics import CriticRelease
 
-_POINTS = 20  # evaluations and epsilon figures in one training
 _CLIP_QUANTILE = 0.75  # of public norms; most gradients keep their length, none is much longer than C
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
+_TRAINED = ("critic.first.weight", "critic.first.bias", "critic.last.weight", "critic.last.bias")
 
 
 class Discriminated(nn.Module):
@@ -60,13 +58,14 @@ class Discriminated(nn.Module):
         return logits
 
 
-def domain_critic(features: Tensor, *, components: int, hidden: int) -> nn.Module:
+def domain_critic(features: Tensor, *, components: int, hidden: int, seed: int = 0) -> nn.Module:
     """A critic for features like these: whitened principal axes (fixed, public), one hidden layer, one logit.
 
     Args:
         features: (m, d) of the public source.
         components: axes that it sees, at most d.
         hidden: units.
+        seed: of its first weights; the process's own random state stays as it is.
 
     Returns:
         (b, d) to (b, 1); only ``first`` and ``last`` are trained.
@@ -74,166 +73,182 @@ def domain_critic(features: Tensor, *, components: int, hidden: int) -> nn.Modul
     kept = min(components, features.shape[1], len(features) - 1)
     center = features.mean(dim=0)
     _, deviations, axes = torch.linalg.svd(features - center, full_matrices=False)
+    # An axis is known up to its sign; with the largest entry positive, the records' order does not choose it.
+    axes = axes * axes.gather(1, axes.abs().argmax(dim=1, keepdim=True)).sign()
     scale = (deviations[:kept] / math.sqrt(len(features) - 1)).clamp(min=1e-6)
-    view = nn.Linear(features.shape[1], kept)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        view, first, last = nn.Linear(features.shape[1], kept), nn.Linear(kept, hidden), nn.Linear(hidden, 1)
     with torch.no_grad():
         view.weight.copy_(axes[:kept] / scale[:, None])
-        view.bias.copy_(-(view.weight @ center))
+        view.bias.copy_(-(view.weight @ center.to(view.weight)))
     view.requires_grad_(False)
-    layers = OrderedDict(view=view, first=nn.Linear(kept, hidden), act=nn.Tanh(), last=nn.Linear(hidden, 1))
-    return nn.Sequential(layers).to(features.device)
+    return nn.Sequential(OrderedDict(view=view, first=first, act=nn.Tanh(), last=last)).to(features.device)
 
 
-@dataclass
-class DomainAdversary:
-    """One training against one curator.
-
-    Args:
-        extractor: source-trained; left as it is.
-        classifier: source-trained; left as it is.
-        curator: the connection.
-        plan: from `CriticPlan.of`.
-        device: where to compute.
-        seed: of the critic's first weights.
+@dataclass(frozen=True, eq=False)
+class Adversaries:
+    """The two players of one training, and both as they are declared.
 
     Attributes:
-        target: the extractor with its adapter, once `fit` has begun.
-        run: the charged run.
-        history: points of the training.
+        target: the extractor with its adapter.
+        critic: of its features.
+        declarable: both as one graph; the adapter's parameters first.
+        adapter_tensors: how many of the declared tensors are the adapter's.
     """
 
-    extractor: nn.Module
-    classifier: nn.Module
-    curator: Curator
-    plan: CriticPlan
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    seed: int = 0
-    target: nn.Module | None = None
-    run: Run | None = None
-    history: list[HistoryPoint] = field(default_factory=list)
+    target: nn.Module
+    critic: nn.Module
+    declarable: Declarable
+    adapter_tensors: int
 
-    def fit(self, source: Batches, *, evaluate: Evaluate | None = None, progress: bool = True) -> DomainAdversary:
-        """Opens the run, which charges all of it, and trains the adapter.
-
-        Args:
-            source: labelled public batches; their labels are not needed.
-            evaluate: called at a few points, where labels of the target are at hand.
-            progress: shows a bar.
+    @classmethod
+    def of(cls, target: nn.Module, critic: nn.Module, record_shape: tuple[int, ...]) -> Adversaries:
+        """Traces them.
 
         Raises:
-            BudgetExhausted: the plan does not fit; nothing was spent.
+            ExtractorUnsupported: the extractor cannot travel as data; the message names the layer.
         """
-        torch.manual_seed(self.seed)
-        shape = self.curator.describe().record_shape
-        images = collect(source, most=self.plan.source_records).images.to(self.device)
-        features = evaluation.features(self.extractor, images)
-        target = with_adapters(self.extractor, shape).to(self.device)
-        critic = domain_critic(features, components=self.plan.components, hidden=self.plan.hidden)
+        adapter = tuple(f"extractor.{name}" for name in adapted_names(target, "adapters"))
         whole = Discriminated(target, critic).eval()
-        names, split = _declared(target)
-        tensors = dict(whole.named_parameters())
-        parameters = [tensors[name] for name in names]
-        self._open(whole, names, parameters, images)
-        self.target = target  # only now: a refused run leaves everything as it was
-        self._train(features, critic, parameters, split, evaluate, progress=progress)
-        return self
+        return cls(target, critic, Declarable.of_parameters(whole, record_shape, adapter + _TRAINED), len(adapter))
 
-    def save(self, path: Path, source: Batches) -> list[Path]:
-        """Writes the adapted extractor and the classifier to one file.
+    @property
+    def adapter(self) -> list[Tensor]:
+        """The adapter's parameters."""
+        return self.declarable.parameters[: self.adapter_tensors]
 
-        Raises:
-            SettingsError: nothing was trained yet.
-        """
-        if self.target is None:
-            raise SettingsError("nothing was trained yet; call fit first")
-        images = collect(source, most=self.plan.source_records).images
-        features = evaluation.features(self.extractor, images.to(self.device))
-        with torch.no_grad():
-            statistics = SourceStatistics.of(images, features, self.classifier(features))
-        save_adapted(
-            path,
-            extractor=self.target,
-            classifier=self.classifier,
-            record_shape=self.curator.describe().record_shape,
-            plan=self.plan.to_json(),
-            statistics=statistics,
-        )
-        return [path]
+    @property
+    def trained(self) -> list[Tensor]:
+        """The critic's parameters."""
+        return self.declarable.parameters[self.adapter_tensors :]
 
-    def _open(self, whole: nn.Module, names: tuple[str, ...], parameters: Sequence[Tensor], images: Tensor) -> None:
-        graph = trace(whole, tuple(images.shape[1:]))
-        weights = module_weights(whole, graph)
-        clip = self.plan.clip_norm
-        if clip is None:
-            clip = public_clip(Extractor.from_graph(graph, weights, device=self.device), names, images[:_PUBLIC_NORMS])
-        self.plan = self.plan.for_model(
-            gradient_parameters=sum(parameter.numel() for parameter in parameters), clip_norm=clip
-        )
-        uploaded = self.curator.upload_extractor(graph.to_bytes(), weights_to_bytes(weights))
-        self.run = self.curator.open_run(
-            self.plan.declaration(
-                graph_digest=uploaded.graph_digest, weights_digest=uploaded.weights_digest, names=names
-            )
-        )
-
-    def _train(
-        self,
-        features: Tensor,
-        critic: nn.Module,
-        parameters: Sequence[Tensor],
-        split: int,
-        evaluate: Evaluate | None,
-        *,
-        progress: bool,
-    ) -> None:
-        """The loop: a step's gradient, the critic down, the adapter up."""
-        plan, run = self.plan, self.run
-        assert run is not None
-        adapter, trained = parameters[:split], parameters[split:]
-        optimizer = torch.optim.Adam(
-            [{"params": adapter, "lr": plan.learning_rate}, {"params": trained, "lr": plan.critic_rate}],
-            betas=(0.5, 0.99),  # the opponent moves: a long memory of its gradients misleads (Radford and others 2015)
-        )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: _cosine(t, plan.steps))
-        average = Average(adapter, plan.averaging)
-        self._record(0, math.nan, evaluate)
-        with reporting("training against a critic", plan.steps, shown=progress) as bar:
-            for t in range(1, plan.steps + 1):
-                flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).cpu().numpy()
-                release = self.curator.release_critic_gradient(run, adapted_parameters=flat)
-                private = torch.from_numpy(release.gradient).to(self.device) / plan.batch_size
-                optimizer.zero_grad()
-                public, smooth = source_terms(critic, features, weight=plan.smoothness)
-                torch.autograd.backward(public + smooth)
-                weight = plan.reversal * (2.0 / (1.0 + math.exp(-10.0 * t / plan.steps)) - 1.0)
-                _add(adapter, -weight * private[: _numbers(adapter)])
-                _add(trained, private[_numbers(adapter) :])
-                optimizer.step()
-                schedule.step()
-                average.update(adapter)
-                if t == plan.steps:
-                    average.copy_to(adapter)
-                if t % max(1, plan.steps // _POINTS) == 0 or t == plan.steps:
-                    self._record(t, float(public.detach()), evaluate)
-                bar.advance(f"critic's loss on the source {float(public.detach()):.3f}")
-
-    def _record(self, step: int, distance: float, evaluate: Evaluate | None) -> None:
-        assert self.target is not None
-        accuracy = evaluate(self.target, self.classifier) if evaluate is not None else math.nan
-        self.history.append(HistoryPoint(step, distance, self.plan.epsilon_after(step), accuracy))
+    def gradient_norms(self, images: Tensor) -> Tensor:
+        """(m,) norms of the gradients that public records (m, ...) would have in the private ones' place."""
+        graph = self.declarable.graph
+        weights = weights_from_bytes(self.declarable.weights, graph.tensor_shapes)
+        model = Extractor.from_graph(graph, weights, device=images.device)
+        forward = model.begin(images, self.declarable.names)
+        norms: Tensor = forward.gradients(target_cotangents(forward.outputs)).norm(dim=1)
+        return norms
 
 
-def public_clip(model: Extractor, names: Sequence[str], images: Tensor) -> float:
-    """The clip norm: a quantile of the gradients' norms that public records have in the private ones' place.
+class CriticRun(ChargedRun[CriticPlan, CriticRelease]):
+    """A run of sanitized critic gradients; making it charges the whole run.
 
     Args:
-        model: records to the critic's logit.
-        names: of the declared parameters.
-        images: public records.
+        curator: a connection.
+        players: what is declared.
+        plan: with its clip.
+        checkpoint: where requests are written before they are sent.
+        applied: ids of steps whose answers are in the state that training goes on from; by default the checkpoint's.
     """
-    forward = model.begin(images, names)
-    norms = forward.gradients(target_cotangents(forward.outputs)).norm(dim=1)
-    return max(float(norms.quantile(_CLIP_QUANTILE)), 1e-6)
+
+    def __init__(
+        self,
+        curator: Curator,
+        players: Adversaries,
+        plan: CriticPlan,
+        *,
+        checkpoint: Checkpoint | None = None,
+        applied: frozenset[str] | None = None,
+    ) -> None:
+        self.players = players
+        super().__init__(curator, players.declarable, plan, checkpoint=checkpoint, applied=applied)
+
+    def answered(
+        self,
+        source: Tensor | PublicSource,
+        release: CriticRelease,
+        request_id: str,
+        *,
+        feature_map: FeatureMap | None = None,  # noqa: ARG002 - of a run's interface; critics see features as they are
+    ) -> AnsweredStep:
+        """The critic's loss: its gradient leads the critic down, and the adapter, by the sanitized part alone, up."""
+        public, smooth = source_terms(self.players.critic, PublicSource.of(source), weight=self.plan.smoothness)
+        done = release.step / self.plan.steps
+        reversal = self.plan.reversal * (2.0 / (1.0 + math.exp(-10.0 * done)) - 1.0)  # Ganin and others 2016, 5.2.2
+        private = torch.from_numpy(release.gradient) / self.plan.batch_size  # (p,)
+        adapter = sum(parameter.numel() for parameter in self.players.adapter)
+        turned = torch.cat((-reversal * private[:adapter], private[adapter:]))
+        loss = public + smooth + gradient_term(self.parameters, turned)
+        return AnsweredStep(release.step, loss, float(public.detach()), 1.0, request_id)
+
+    def _prepare(
+        self,
+        source: Tensor | PublicSource | None,  # noqa: ARG002 - the source half stays here
+        feature_map: FeatureMap | None,  # noqa: ARG002 - as in `answered`
+    ) -> PendingStep:
+        return self._curator.prepare_step(self.run, adapted_parameters=self._adapted())
+
+    def _send(self, pending: PendingStep) -> CriticRelease:
+        return self._curator.send_critic(pending)
+
+
+def begin_critic(group: Group, training: Training) -> None:
+    """Opens the sites' runs for one adapter and one critic, or continues those that the directories hold."""
+    plans = {site.name: _plan(site) for site in group.live}
+    plan = next(iter(plans.values()))
+    if any((own.components, own.hidden) != (plan.components, plan.hidden) for own in plans.values()):
+        raise SettingsError(
+            f"the plans of {group} differ in components or hidden; sites that share a model share one critic, so plan "
+            "these alike"
+        )
+    shape = group.record_shape()
+    target = with_adapters(training.model.extractor, shape, own=training.adapter).to(training.device)
+    critic = domain_critic(training.features, components=plan.components, hidden=plan.hidden, seed=training.seed)
+    training.ranks.synchronise(critic)
+    kept = group.store.read_critic() if group.store is not None else None
+    if kept is not None:  # what the runs were declared with, to the last bit
+        critic.load_state_dict(kept["critic"])
+    players = Adversaries.of(target, critic, shape)
+    clip_norm = float(kept["clip_norm"]) if kept is not None else _public_clip(players, training)
+    if kept is None and group.store is not None:
+        group.store.write_critic({"critic": critic.state_dict(), "clip_norm": clip_norm})
+    applied = group.store.applied() if group.store is not None else None
+
+    def begin(site: Site) -> None:
+        own = plans[site.name]
+        if own.clip_norm is None:
+            own = replace(own, clip_norm=clip_norm)
+        site.begin(CriticRun(site.curator, players, own, checkpoint=site.store, applied=applied))
+        site.record_shape = shape
+
+    group.each(begin)
+    group.install(Model(target, training.model.classifier))  # only now: a refused run leaves the model as it was
+
+
+def fit_critic(group: Group, training: Training) -> None:
+    """Trains the adapter against the critic."""
+    run = group.live[0].run
+    assert isinstance(run, CriticRun), "this way opened it"
+    optimizer = torch.optim.Adam(
+        [
+            {"params": run.players.adapter, "lr": run.plan.learning_rate},
+            {"params": run.players.trained, "lr": run.plan.critic_rate},
+        ],
+        betas=(0.5, 0.99),  # the opponent moves: a long memory of its gradients misleads (Radford and others 2015)
+    )
+    align(group, optimizer, lambda: PublicStep(training.features), lambda _: 1.0, training)
+
+
+def critic_declarable(
+    extractor: nn.Module, record_shape: tuple[int, ...], plan: RunPlan, own: nn.Module | None
+) -> Declarable:
+    """What a critic's run would declare, as far as its price goes: sizes are right, the critic's axes are not yet.
+
+    Args:
+        extractor: records to features, in any mode.
+        record_shape: of one record.
+        plan: the critic's.
+        own: an adapter of the caller's own, or None.
+    """
+    assert isinstance(plan, CriticPlan), "chosen by the plan"
+    target = with_adapters(extractor, record_shape, own=own).cpu()
+    dimension = trace(target, record_shape).feature_dimension
+    stand_in = torch.randn(plan.components + 1, dimension, generator=torch.Generator().manual_seed(0))
+    critic = domain_critic(stand_in, components=plan.components, hidden=plan.hidden)
+    return Adversaries.of(target, critic, record_shape).declarable
 
 
 def source_terms(critic: nn.Module, features: Tensor, *, weight: float) -> tuple[Tensor, Tensor]:
@@ -253,78 +268,16 @@ def source_terms(critic: nn.Module, features: Tensor, *, weight: float) -> tuple
     return source_loss(logits), 0.5 * weight * slopes.square().sum(dim=1).mean()
 
 
-def train(method: Method, problem: Problem) -> Trained:
-    """`methods.Method.run` of DP-DANN.
-
-    Raises:
-        SettingsError: several curators, or a checkpoint, which this method does not keep.
-        InvalidValue: a wish is unknown or out of range.
-    """
-    if not isinstance(problem.curator, Curator):
-        raise SettingsError(f"method {method.name} trains for one curator; train for each apart")
-    if problem.checkpoint is not None:
-        raise SettingsError(f"method {method.name} keeps no checkpoint; leave it out, or use another method")
-    wishes = {**method.wishes, **problem.wishes}
-    wishes.pop("directions", None)  # every experiment states them; a critic needs none
-    if "epsilon" not in wishes:
-        raise InvalidValue("epsilon is missing; say what the run may cost")
-    device = resolve_device(problem.device)
-    extractor, classifier = (copy.deepcopy(m).to(device).eval() for m in (problem.extractor, problem.classifier))
-    adversary = DomainAdversary(
-        extractor,
-        classifier,
-        problem.curator,
-        CriticPlan.of(problem.curator.describe(), **wishes),
-        device=device,
-        seed=problem.seed,
-    )
-    evaluate = problem.evaluate if callable(problem.evaluate) else (problem.evaluate or {}).get(ALONE)
-    adversary.fit(problem.source, evaluate=evaluate, progress=problem.progress)
-    assert adversary.target is not None
-    return Trained(
-        models={ALONE: Model(adversary.target, classifier)},
-        histories={ALONE: adversary.history},
-        reports=[
-            {
-                "site": ALONE,
-                "state": "finished",
-                "steps": adversary.plan.steps,
-                "planned_steps": adversary.plan.steps,
-                "charged_epsilon": adversary.plan.epsilon,
-                "reason": None,
-            }
-        ],
-        save=lambda path: adversary.save(path, problem.source),
-    )
+def public_clip(norms: Tensor) -> float:
+    """The clip norm: a quantile of the gradients' norms (m,) that public records have in the private ones' place."""
+    return max(float(norms.quantile(_CLIP_QUANTILE)), 1e-6)
 
 
-def _declared(target: nn.Module) -> tuple[tuple[str, ...], int]:
-    """Names of what is adapted in the whole module, the adapter's first, and how many tensors are the adapter's."""
-    adapter = tuple(f"extractor.{name}" for name in adapted_names(target, "adapters"))
-    critic = ("critic.first.weight", "critic.first.bias", "critic.last.weight", "critic.last.bias")
-    return adapter + critic, len(adapter)
+def _public_clip(players: Adversaries, training: Training) -> float:
+    images = collect(training.source, most=max(1, _PUBLIC_NORMS // training.ranks.size)).images
+    return public_clip(training.ranks.gather(players.gradient_norms(images.to(training.device))))
 
 
-def _add(parameters: Sequence[Tensor], flat: Tensor) -> None:
-    start = 0
-    for parameter in parameters:
-        part = flat[start : start + parameter.numel()].reshape(parameter.shape)
-        parameter.grad = part.clone() if parameter.grad is None else parameter.grad + part
-        start += parameter.numel()
-
-
-def _numbers(parameters: Sequence[Tensor]) -> int:
-    return sum(parameter.numel() for parameter in parameters)
-
-
-def _cosine(step: int, steps: int) -> float:
-    """From 1 down to 0.05: large moves first, then the noise is averaged out."""
-    return 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * min(step, steps) / steps))
-
-
-METHOD = Method(
-    "dp-dann",
-    "a target-side adapter against a domain critic, by sanitized gradients (DANN)",
-    "curator",
-    train,
-)
+def _plan(site: Site) -> CriticPlan:
+    assert isinstance(site.plan, CriticPlan), "this way is chosen by the plan"
+    return site.plan

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torch import Tensor, nn
 
@@ -13,12 +14,15 @@ from public_client.adapters import adapted_names, with_adapters
 from public_client.curator import Curator
 from public_client.exchange import Quote, UploadedExtractor
 from public_client.planning import Plan
+from public_client.run_plan import RunPlan
 from shared.errors import InvalidValue
 from shared.extractor.graph import ExtractorGraph
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.mechanisms.feature_map import FeatureMap
 from shared.protocol.messages import PublicMap, RunParameters
+
+_Plan = TypeVar("_Plan", bound=RunPlan)
 
 _MOST_NOISE = 4.0
 """Times the planned noise: beyond it a run would cost about what was asked and be of little use."""
@@ -51,10 +55,14 @@ class Declarable:
         Raises:
             ExtractorUnsupported: it cannot travel as data; the message names the layer.
         """
-        names = adapted_names(extractor, plan.parameters)
-        graph = trace(extractor, record_shape)
-        tensors = dict(extractor.named_parameters())
-        weights = weights_to_bytes(module_weights(extractor, graph))
+        return cls.of_parameters(extractor, record_shape, adapted_names(extractor, plan.parameters))
+
+    @classmethod
+    def of_parameters(cls, module: nn.Module, record_shape: tuple[int, ...], names: tuple[str, ...]) -> Declarable:
+        """The same for parameters that are chosen already, by name."""
+        graph = trace(module, record_shape)
+        tensors = dict(module.named_parameters())
+        weights = weights_to_bytes(module_weights(module, graph))
         return cls(graph, weights, names, [tensors[name] for name in names])
 
     @classmethod
@@ -67,14 +75,14 @@ class Declarable:
             module = with_adapters(module, record_shape, plan=plan, own=own)
         return cls.of(module, record_shape, plan)
 
-    def noisy(self, plan: Plan) -> Plan:
+    def noisy(self, plan: _Plan) -> _Plan:
         """The plan with its noise."""
         return plan.for_extractor(
             feature_dimension=self.graph.feature_dimension,
             gradient_parameters=sum(parameter.numel() for parameter in self.parameters),
         )
 
-    def declare(self, plan: Plan, uploaded: UploadedExtractor, mapped: PublicMap | None) -> RunParameters:
+    def declare(self, plan: RunPlan, uploaded: UploadedExtractor, mapped: PublicMap | None) -> RunParameters:
         """The run's declaration under a plan with noise."""
         return plan.declaration(
             graph_digest=uploaded.graph_digest,
@@ -87,25 +95,31 @@ class Declarable:
 def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> Plan:
     """The plan as this curator would open it for this extractor now, and whether it would; spends nothing.
 
+    Returns:
+        The plan with its noise and with `admitted` set by the curator's own answer; the rest is `quote`'s.
+    """
+    noisy, answer = quote(curator, declarable, plan)
+    return replace(noisy, admitted=answer.fits, steps_that_fit=answer.steps_that_fit)
+
+
+def quote(curator: Curator, declarable: Declarable, plan: _Plan) -> tuple[_Plan, Quote]:
+    """The plan with its noise as this curator would open it now, and the curator's answer; spends nothing.
+
     Args:
         curator: a connection.
         declarable: what the records go through; its weights do not enter the price, its sizes do.
         plan: to be asked about.
-
-    Returns:
-        The plan with its noise and with `admitted` set by the curator's own answer.
 
     Raises:
         InvalidValue: the ledger counts the run dearer than the plan may cost, whatever the noise.
     """
     uploaded = curator.upload_extractor(declarable.graph.to_bytes(), declarable.weights)
 
-    def quote(asked: Plan) -> Quote:
+    def ask(asked: _Plan) -> Quote:
         return curator.price_run(declarable.declare(asked, uploaded, None))
 
-    noisy = within_quote(declarable.noisy(plan), lambda asked: quote(asked).epsilon)
-    answer = quote(noisy)
-    return replace(noisy, admitted=answer.fits, steps_that_fit=answer.steps_that_fit)
+    noisy = within_quote(declarable.noisy(plan), lambda asked: ask(asked).epsilon)
+    return noisy, ask(noisy)
 
 
 def public_map(feature_map: FeatureMap) -> PublicMap:
@@ -116,7 +130,7 @@ def public_map(feature_map: FeatureMap) -> PublicMap:
     )
 
 
-def within_quote(plan: Plan, quote: Callable[[Plan], float]) -> Plan:
+def within_quote(plan: _Plan, price_of: Callable[[_Plan], float]) -> _Plan:
     """The plan with as little more noise as makes the curator's own price no higher than the plan's.
 
     The ledger may count a run dearer than it is alone, where other runs share the budget and several bounds are kept
@@ -124,12 +138,12 @@ def within_quote(plan: Plan, quote: Callable[[Plan], float]) -> Plan:
 
     Args:
         plan: with its noise.
-        quote: the curator's price of a plan; spends nothing.
+        price_of: the curator's price of a plan; spends nothing.
 
     Raises:
         InvalidValue: no noise up to four times the planned does it; nothing was spent.
     """
-    price = quote(plan)
+    price = price_of(plan)
     if price <= plan.epsilon:
         return plan
     low = high = 1.0
@@ -141,10 +155,10 @@ def within_quote(plan: Plan, quote: Callable[[Plan], float]) -> Plan:
                 f"least epsilon {price * 1.01:.4f}, or for the whole budget at once. Nothing was spent"
             )
         low, high = high, min(_MOST_NOISE, high * max(1.02, (price / plan.epsilon) ** 1.1))
-        price = quote(plan.with_noise_times(high))
+        price = price_of(plan.with_noise_times(high))
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)
-        if quote(plan.with_noise_times(middle)) <= plan.epsilon:
+        if price_of(plan.with_noise_times(middle)) <= plan.epsilon:
             high = middle
         else:
             low = middle

@@ -36,6 +36,7 @@ from public_client.curator import Curator
 from public_client.description import Description
 from public_client.exchange import PendingStep, Quote, Run, StepKind, UploadedExtractor
 from shared.errors import DpswdError, SettingsError
+from shared.protocol.critics import CriticRelease
 from shared.protocol.messages import PublicMap, RunParameters, StepRelease
 
 _Answer = TypeVar("_Answer")
@@ -210,6 +211,10 @@ class SharedCurator(Curator):
         """See `Curator.send`; sent once for all ranks."""
         return self._shared(lambda own: own.send(pending))
 
+    def send_critic(self, pending: PendingStep) -> CriticRelease:
+        """See `Curator.send_critic`; sent once for all ranks."""
+        return self._shared(lambda own: own.send_critic(pending))
+
     def _shared(self, ask: Callable[[Curator], _Answer]) -> _Answer:
         def act() -> _Answer:
             assert self._own is not None, "rank 0 holds the connection"
@@ -251,6 +256,14 @@ class SharedCheckpoint(Checkpoint):
     def read_state(self) -> dict[str, Any] | None:
         """See `Checkpoint.read_state`."""
         return self._ranks.share(lambda: super(SharedCheckpoint, self).read_state())
+
+    def read_critic(self) -> dict[str, Any] | None:
+        """See `Checkpoint.read_critic`."""
+        return self._ranks.share(lambda: super(SharedCheckpoint, self).read_critic())
+
+    def write_critic(self, critic: Mapping[str, Any]) -> None:
+        """See `Checkpoint.write_critic`."""
+        self._ranks.share(lambda: super(SharedCheckpoint, self).write_critic(critic))
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         """See `Checkpoint.write_run`; rank 0 alone writes, and nobody goes on before it has."""

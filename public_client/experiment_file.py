@@ -113,9 +113,8 @@ class Privacy(_Section):
     tuning_steps: Count | None = Field(default=None, description="Updates on public records after a replayed fit.")
 
     def wishes(self) -> dict[str, Any]:
-        """Arguments of `Curator.plan`."""
-        given = self.model_dump(exclude={"delta", "budget"}, exclude_none=True)
-        return {"directions": 200, **given}
+        """Arguments of `Curator.plan`, or of `Curator.plan_critic`; what is left out is the plan's own choice."""
+        return self.model_dump(exclude={"delta", "budget"}, exclude_none=True)
 
 
 class CuratorSection(_Section):

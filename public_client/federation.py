@@ -24,18 +24,21 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from public_client.alignment import Alignment
+from public_client.critic_plan import CriticPlan
 from public_client.curator import Curator
 from public_client.declaring import Declarable
 from public_client.description import Description
 from public_client.planning import Plan
+from public_client.run_plan import RunPlan
 from public_client.sites import Group, Site
 from shared.errors import DpswdError, InvalidValue, ProtocolError, SettingsError
 
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
+_Plan = TypeVar("_Plan", bound=RunPlan)
 
 
-class Plans(dict[str, Plan]):
+class Plans(dict[str, _Plan]):
     """One plan for each site, printable."""
 
     def __str__(self) -> str:
@@ -66,7 +69,7 @@ class Federation:
                 f"weights are {dict(weights or {})}; each must be positive and finite, for the sites "
                 f"{', '.join(curators)}"
             )
-        self._plans: Plans | None = None
+        self._plans: Plans[Plan] | None = None
         self._groups: dict[int, tuple[nn.Module, Group]] = {}
 
     @classmethod
@@ -166,7 +169,7 @@ class Federation:
             )
         return next(iter(shapes.values()))
 
-    def plan(self, **wishes: Any) -> Plans:
+    def plan(self, **wishes: Any) -> Plans[Plan]:
         """Plans a run at each site; nothing is spent.
 
         Args:
@@ -175,11 +178,20 @@ class Federation:
         Raises:
             InvalidValue: a wish is out of range, or names a site that does not exist.
         """
+        self._plans = self._planned(lambda curator, own: curator.plan(**own), wishes)
+        return self._plans
+
+    def plan_critic(self, **wishes: Any) -> Plans[CriticPlan]:
+        """Plans a domain critic's run at each site; nothing is spent. As `plan`, of `Curator.plan_critic`."""
+        return self._planned(lambda curator, own: curator.plan_critic(**own), wishes)
+
+    def _planned(self, make: Callable[[Curator, dict[str, Any]], _Plan], wishes: Mapping[str, Any]) -> Plans[_Plan]:
+        """A plan for each site, by its own part of the wishes."""
         for wish, value in wishes.items():
             if isinstance(value, Mapping) and (unknown := sorted(set(value) - set(self.curators) - set(self.lost))):
                 raise InvalidValue(f"{wish} names {', '.join(unknown)}; the sites are {', '.join(self.curators)}")
 
-        def one(name: str) -> Plan:
+        def one(name: str) -> _Plan:
             own = {
                 wish: value[name] if isinstance(value, Mapping) else value
                 for wish, value in wishes.items()
@@ -187,10 +199,9 @@ class Federation:
             }
             if "epsilon" not in own:
                 raise InvalidValue(f"no epsilon is planned for {name}")
-            return self.curators[name].plan(**own)
+            return make(self.curators[name], own)
 
-        self._plans = Plans({name: one(name) for name in self.curators})
-        return self._plans
+        return Plans({name: one(name) for name in self.curators})
 
     def alignment_loss(
         self, extractor: nn.Module, source_features: Tensor, *, plan: Mapping[str, Plan] | None = None
@@ -215,10 +226,9 @@ class Federation:
             declarable = Declarable.of(extractor, self.record_shape, next(iter(plans.values())))
 
             def begin(site: Site) -> None:
-                site.alignment = Alignment(
-                    site.curator, extractor, site.plan, source_features=own, declarable=declarable
+                site.begin(
+                    Alignment(site.curator, extractor, plans[site.name], source_features=own, declarable=declarable)
                 )
-                site.plan = site.alignment.plan
 
             group.each(begin)
             self._groups[id(extractor)] = (extractor, group)

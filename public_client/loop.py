@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from public_client.alignment import AlignmentStep
+from public_client.charged_run import AnsweredStep
 from public_client.course import Average, HistoryPoint, detached, write_history
 from public_client.distributed import Ranks
 from public_client.logs import NoLog, Recorder
@@ -82,25 +82,24 @@ class PublicStep:
 
 def align(
     group: Group,
-    parameters: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
     public: Callable[[], PublicStep],
-    weight: Callable[[AlignmentStep], float],
+    weight: Callable[[AnsweredStep], float],
     training: Training,
 ) -> None:
     """The training loop: a public half, a charged step of every site, one descent; store, record, go on.
 
     Args:
         group: with open runs.
-        parameters: what is trained, in place.
+        optimizer: of what is trained, in place, with the rates of the start.
         public: the public half of the next step.
         weight: of an answered step's loss.
         training: what all sites share.
     """
-    plan = group.live[0].plan
     steps = max(site.plan.steps for site in group.live)
-    optimizer = torch.optim.Adam(parameters, lr=plan.learning_rate)
+    parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: _cosine(t, steps))
-    average = Average(parameters, plan.averaging)
+    average = Average(parameters, group.live[0].plan.averaging)
     t = _restore(group, parameters, optimizer, schedule, average)
     distances: dict[str, list[float]] = {site.name: [] for site in group.sites}
     with reporting(f"aligning with {group}", steps, shown=training.progress, done=t) as bar:
@@ -137,7 +136,7 @@ def align(
 def _store(
     group: Group,
     step: int,
-    answers: Mapping[str, AlignmentStep],
+    answers: Mapping[str, AnsweredStep],
     parameters: Sequence[Tensor],
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
@@ -188,7 +187,7 @@ def _restore(
 def _log_step(
     training: Training,
     site: Site,
-    answer: AlignmentStep,
+    answer: AnsweredStep,
     half: PublicStep,
     schedule: torch.optim.lr_scheduler.LRScheduler,
 ) -> None:

@@ -76,6 +76,15 @@ def sanitized_term(parameters: Sequence[Tensor], release: StepRelease, *, batch:
         batch: b.
     """
     assert release.gradient is not None
+    return gradient_term(parameters, torch.from_numpy(release.gradient) * (release.cotangent_scale / batch))
+
+
+def gradient_term(parameters: Sequence[Tensor], gradient: Tensor) -> Tensor:
+    """A term of value 0 whose gradient with respect to the parameters is the given one.
+
+    Args:
+        parameters: tensors of p numbers together.
+        gradient: (p,), flat, in their order.
+    """
     flat = torch.cat([parameter.reshape(-1) for parameter in parameters])  # (p,)
-    gradient = torch.from_numpy(release.gradient).to(flat) * (release.cotangent_scale / batch)
-    return ((flat - flat.detach()) * gradient).sum()
+    return ((flat - flat.detach()) * gradient.to(flat)).sum()

@@ -7,7 +7,7 @@
     trained.models["curator"].extractor
 
 A private method asks one curator or a `Federation`; a local baseline sees a public stand-in for the target. To plug in
-another method, write a module with a `Method` and add its place to `_PLACES`.
+another method, add a `Method` to `METHODS`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,8 +30,8 @@ from public_client.evaluation import features
 from public_client.federation import Federation
 from public_client.logs import Recorder
 from public_client.loop import Evaluate
-from public_client.planning import Plan
 from public_client.progress import reporting
+from public_client.run_plan import RunPlan
 from public_client.sites import ALONE, Model
 from public_client.source import Batches, collect
 from shared.errors import InvalidValue, SettingsError
@@ -53,7 +51,7 @@ class Problem:
         source: labelled public batches.
         curator: of the private target, for methods that need one; or several.
         target: (n, ...) records of a public stand-in, for local baselines.
-        wishes: of `Curator.plan`, beside the method's own, which they replace.
+        wishes: of `Curator.plan` or `Curator.plan_critic`, beside the method's own, which they replace.
         shared: whether several sites train one model.
         steps: updates of a local baseline.
         seed: of the client's random choices.
@@ -90,15 +88,13 @@ class Trained:
         histories: by site.
         reports: what was charged at each site, and how far it came.
         adaptation: of a private method, to save its models or look at its runs.
-        save: writes the models of a private method without an `adaptation`, and returns the files.
     """
 
     models: dict[str, Model]
-    plans: dict[str, Plan] = field(default_factory=dict)
+    plans: dict[str, RunPlan] = field(default_factory=dict)
     histories: dict[str, list[HistoryPoint]] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)
     adaptation: DomainAdaptation | None = None
-    save: Callable[[Path], list[Path]] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,9 +131,25 @@ class Method:
         return self.run(self, problem)
 
 
-def _private(method: Method, problem: Problem) -> Trained:
+def _aligned(method: Method, problem: Problem) -> Trained:
     assert problem.curator is not None
-    plan = problem.curator.plan(**{**method.wishes, **problem.wishes})
+    return _private(problem, problem.curator.plan(**_wishes(method, problem)))
+
+
+def _adversarial(method: Method, problem: Problem) -> Trained:
+    assert problem.curator is not None
+    return _private(problem, problem.curator.plan_critic(**_wishes(method, problem)))
+
+
+def _wishes(method: Method, problem: Problem) -> dict[str, Any]:
+    wishes = {**method.wishes, **problem.wishes}
+    if "epsilon" not in wishes:
+        raise InvalidValue("epsilon is missing; say what the run may cost")
+    return wishes
+
+
+def _private(problem: Problem, plan: RunPlan | Mapping[str, RunPlan]) -> Trained:
+    assert problem.curator is not None
     adaptation = DomainAdaptation(
         copy.deepcopy(problem.extractor),
         copy.deepcopy(problem.classifier),
@@ -186,47 +198,51 @@ def _nothing(_: Method, problem: Problem) -> Trained:
     return Trained(models={LOCAL: Model(extractor.eval(), classifier.eval())})
 
 
-_READY = (
+METHODS = (
     Method("source-only", "no adaptation: the source-trained model as it is", "nothing", _nothing),
     Method(
         "replay",
         "one release of quantile coefficients, replayed (the default)",
         "curator",
-        _private,
+        _aligned,
         {"release": "quantiles", "parameters": "none"},
     ),
     Method(
         "adapter",
         "a target-side adapter, trained by sanitized gradients",
         "curator",
-        _private,
+        _aligned,
         {"release": "quantiles", "parameters": "adapters"},
     ),
     Method(
         "quantiles",
         "quantile coefficients with all weights, both sides",
         "curator",
-        _private,
+        _aligned,
         {"release": "quantiles", "parameters": "all"},
     ),
     Method(
         "rows",
         "the DP-SWD paper's Algorithm 2: rows, all weights, both sides",
         "curator",
-        _private,
+        _aligned,
         {"release": "rows", "parameters": "all"},
+    ),
+    Method(
+        "dp-dann",
+        "a target-side adapter against a domain critic, by sanitized gradients (DANN)",
+        "curator",
+        _adversarial,
     ),
     Method("swd", "local baseline, not private: sliced Wasserstein distance", "target", _local),
     Method("dann", "local baseline, not private: domain-adversarial training", "target", _local),
     Method("coral", "local baseline, not private: distance of covariances", "target", _local),
 )
-_PLACES: Mapping[str, tuple[str, str]] = {"dp-dann": ("public_client.dann", "METHOD")}
-"""Methods in modules of their own, (module, attribute); one that is not installed is not offered."""
 
 
 def method_names() -> tuple[str, ...]:
     """Every method that can be trained here."""
-    return (*(m.name for m in _READY), *(name for name, (module, _) in _PLACES.items() if find_spec(module)))
+    return tuple(m.name for m in METHODS)
 
 
 def method(name: str) -> Method:
@@ -235,14 +251,10 @@ def method(name: str) -> Method:
     Raises:
         InvalidValue: there is none.
     """
-    ready = {m.name: m for m in _READY}
-    if name in ready:
-        return ready[name]
-    if name in method_names():
-        module, attribute = _PLACES[name]
-        found: Method = getattr(import_module(module), attribute)
-        return found
+    for found in METHODS:
+        if found.name == name:
+            return found
     raise InvalidValue(f"there is no method {name!r}; allowed: {', '.join(method_names())}")
 
 
-__all__ = ["ALONE", "LOCAL", "Method", "Problem", "Trained", "method", "method_names"]
+__all__ = ["ALONE", "LOCAL", "METHODS", "Method", "Problem", "Trained", "method", "method_names"]

@@ -14,7 +14,7 @@ import math
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -26,23 +26,17 @@ from torch import Tensor
 from public_client.curator import Curator
 from public_client.description import Budget, Description, Limits
 from public_client.exchange import PendingStep, Quote, Run, UploadedExtractor, new_request_id
+from public_client.mock_steps import MockRun, MockStep
 from shared.errors import BudgetExhausted, ExtractorUnknown, InvalidValue, RequestInvalid, RunFinished
 from shared.extractor import Extractor, ExtractorGraph, check_weights, weights_from_bytes
-from shared.mechanisms.directions import directions
-from shared.mechanisms.feature_map import FeatureMap
-from shared.mechanisms.noise import GridArray, SeededNoise
-from shared.mechanisms.quantile_coefficients import release_coefficients
-from shared.mechanisms.quantile_cotangents import QuantileCotangent
-from shared.mechanisms.row_cotangents import noised_source_projections, row_cotangents
-from shared.mechanisms.row_projections import release_rows
-from shared.mechanisms.sanitized_gradient import release_gradient
+from shared.mechanisms.sanitized_gradient import check_gradient_range
 from shared.privacy.budget import PrivacyBudget, Spent
 from shared.privacy.events import NeighbouringRelation, RunEvent
 from shared.privacy.filter import PrivacyFilter
-from shared.protocol import arrays, limits
-from shared.protocol.messages import PublicMap, Quantiles, Rows, RunParameters, StepRelease
+from shared.protocol import limits
+from shared.protocol.critics import CriticRelease
+from shared.protocol.messages import Critic, Evaluation, Quantiles, RunParameters, StepRelease
 from shared.protocol.pricing import run_event
-from shared.protocol.v1 import curator_pb2 as pb
 
 _BRIGHTNESS = 0.5  # deviation of a synthetic value: most lie in [-1, 1], as pixels and standardised columns do
 
@@ -65,23 +59,16 @@ class MockCharge:
         declared = self.parameters
         each = declared.directions
         if isinstance(declared.release, Quantiles):
-            what = f"{declared.release.coefficients} x {each} quantile coefficients"
+            what = [f"{declared.release.coefficients} x {each} quantile coefficients"]
         else:
-            what = f"{declared.batch_size} x {each} noisy projections"
+            what = [] if isinstance(declared.release, Critic) else [f"{declared.batch_size} x {each} noisy projections"]
         if declared.gradient is not None:
-            what += f" and a sanitized gradient of {self.gradient_numbers} numbers"
+            what.append(f"a sanitized gradient of {self.gradient_numbers} numbers")
         steps = f"{declared.steps} {'step' if declared.steps == 1 else 'steps'}"
         return (
-            f"epsilon {math.ceil(self.epsilon * 1e4) / 1e4:.4f} for a run of {steps}, each releasing {what} of "
-            f"{declared.batch_size} records"
+            f"epsilon {math.ceil(self.epsilon * 1e4) / 1e4:.4f} for a run of {steps}, each releasing "
+            f"{' and '.join(what)} of {declared.batch_size} records"
         )
-
-
-@dataclass
-class _MockRun:
-    parameters: RunParameters
-    extractor: Extractor
-    answers: dict[str, bytes] = field(default_factory=dict)
 
 
 class _NoChannel:
@@ -111,7 +98,7 @@ def mock_description(
         data_set_budget=budget,
         client_budget=budget,
         neighbouring_relation=NeighbouringRelation.REPLACE_ONE.value,
-        mechanisms=("rows", "quantiles", "gradient"),
+        mechanisms=("rows", "quantiles", "gradient", "critic"),
         limits=Limits(
             max_message_bytes=limits.MAX_MESSAGE_BYTES,
             max_directions=limits.MAX_DIRECTIONS,
@@ -164,7 +151,7 @@ class MockCurator(Curator):
         self._graphs: dict[str, ExtractorGraph] = {}
         self._weights: dict[str, bytes] = {}
         self._sources: dict[str, npt.NDArray[np.float32]] = {}
-        self._runs: dict[str, _MockRun] = {}
+        self._runs: dict[str, MockRun] = {}
         self._opened: dict[str, Run] = {}
         self._lock = threading.Lock()
         self.charges: list[MockCharge] = []
@@ -225,46 +212,75 @@ class MockCurator(Curator):
             graph = self._graphs[parameters.graph_digest]
             weights = weights_from_bytes(self._weights[parameters.weights_digest], graph.tensor_shapes)
             run = Run(run_id=f"mock-{len(self._runs) + 1}", parameters=parameters, quote=quote)
-            self._runs[run.run_id] = _MockRun(parameters, Extractor.from_graph(graph, weights))
+            self._runs[run.run_id] = MockRun(parameters, Extractor.from_graph(graph, weights))
             self._opened[request_id or new_request_id()] = run
             self.charges.append(MockCharge(quote.epsilon, parameters, self._gradient_numbers(parameters)))
             return run
 
     def send(self, pending: PendingStep) -> StepRelease:
         """Computes a step on synthetic records with the real mechanisms; a repeat gives the same bytes."""
+        return StepRelease.from_bytes(self._answered(pending))
+
+    def send_critic(self, pending: PendingStep) -> CriticRelease:
+        """`send` for a critic's step."""
+        return CriticRelease.from_bytes(self._answered(pending))
+
+    def synthetic(self, count: int) -> Tensor:
+        """Records (count, *record_shape) that nobody has; a subclass may imitate a data set better."""
+        return torch.randn((count, *self._described.record_shape), generator=self._records) * _BRIGHTNESS
+
+    def _answered(self, pending: PendingStep) -> bytes:
         run = self._runs[pending.run_id]
         with self._lock:
             if pending.request_id not in run.answers:
                 if len(run.answers) == run.parameters.steps:
                     raise RunFinished("all declared steps of this run are used; open another run")
-                run.answers[pending.request_id] = self._computed(run, pending)
-        return StepRelease.from_bytes(run.answers[pending.request_id])
-
-    def synthetic(self, count: int) -> Tensor:
-        """Records (count, *record_shape) that nobody has; a subclass may imitate a data set better."""
-        return torch.randn((count, *self._described.record_shape), generator=self._records) * _BRIGHTNESS
+                records = self.synthetic(run.parameters.batch_size)
+                step = MockStep(run, pending, records, self._sources, self._randomness)
+                run.answers[pending.request_id] = step.answer()
+            return run.answers[pending.request_id]
 
     def _priced(self, parameters: RunParameters) -> tuple[PrivacyFilter, Spent, RunEvent]:
         parameters = RunParameters.from_message(parameters.to_message())  # what the wire refuses is refused here
         graph = self._graphs.get(parameters.graph_digest)
         if graph is None or parameters.weights_digest not in self._weights:
             raise ExtractorUnknown("no extractor with this digest was uploaded; upload the extractor first")
-        if not isinstance(parameters.release, Rows | Quantiles):
-            text = "is neither rows nor quantiles; the mock curator imitates these two"
-            raise RequestInvalid((("parameters.release", text),))
-        bounds = self._described.limits
-        if parameters.batch_size > min(bounds.max_batch_size, self._described.records):
-            most = min(bounds.max_batch_size, self._described.records)
-            text = f"is {parameters.batch_size}; allowed are 1 to {most}"
-            raise RequestInvalid((("parameters.batch_size", text),))
+        numbers = self._gradient_numbers(parameters)
+        if broken := self._broken(parameters, graph, numbers):
+            raise RequestInvalid(tuple(broken))
         event = run_event(
             parameters,
             records=self._described.records,
             feature_dimension=graph.feature_dimension,
-            gradient_parameters=self._gradient_numbers(parameters),
+            gradient_parameters=numbers,
         )
         filter_ = self._filter or PrivacyFilter.for_budget(self._budget, plan=event)
         return filter_, self._spent or filter_.zero(), event
+
+    def _broken(self, parameters: RunParameters, graph: ExtractorGraph, numbers: int) -> list[tuple[str, str]]:
+        """What a curator with the usual limits would refuse of a declaration, field by field."""
+        if isinstance(parameters.release, Evaluation):
+            return [("parameters.release", "is an evaluation; the mock curator imitates rows, quantiles and critics")]
+        broken = []
+        bounds = self._described.limits
+        most = min(bounds.max_batch_size, self._described.records)
+        if parameters.batch_size > most:
+            broken.append(("parameters.batch_size", f"is {parameters.batch_size}; allowed are 1 to {most}"))
+        if isinstance(parameters.release, Critic) and graph.feature_dimension != 1:
+            text = f"computes {graph.feature_dimension} values for each record; a critic computes one logit"
+            broken.append(("parameters.graph_digest", text))
+        if parameters.gradient is None:
+            return broken
+        if numbers > bounds.max_adapted_parameters:
+            text = f"have {numbers} values; at most {bounds.max_adapted_parameters} are allowed"
+            broken.append(("parameters.gradient.parameters", text))
+        try:
+            check_gradient_range(
+                batch=parameters.batch_size, clip_norm=parameters.gradient.clip_norm, sigma=parameters.gradient.sigma
+            )
+        except InvalidValue as error:
+            broken.append(("parameters.gradient.sigma", str(error)))
+        return broken
 
     def _quote(self, filter_: PrivacyFilter, spent: Spent, event: RunEvent) -> Quote:
         price = filter_.price(event)
@@ -293,85 +309,3 @@ class MockCurator(Curator):
         if unknown:
             raise RequestInvalid((("parameters.gradient.parameters", f"names {unknown[:3]}, unknown to the graph"),))
         return sum(math.prod(shapes[name]) for name in names)
-
-    def _computed(self, run: _MockRun, pending: PendingStep) -> bytes:
-        """A step as the curator computes it (the same order of events), from records that nobody has."""
-        request = _REQUESTS[pending.kind].FromString(pending.message)
-        declared, step = run.parameters, request.input
-        records = self.synthetic(declared.batch_size)
-        own_map = PublicMap.from_message(step.feature_map, field="map") if step.HasField("feature_map") else None
-        mapped = _feature_map(own_map or declared.feature_map, run.extractor.graph.feature_dimension)
-        adapted = _adapted(step.adapted_parameters, declared, run.extractor.graph)
-        raw = run.extractor.features(records, adapted)
-        features = mapped.clipped(raw)
-        seed = self._randomness(32)
-        noise = SeededNoise(self._randomness(32), purpose="mock release")  # protects nothing: nothing is here
-        U = directions(seed, features.shape[1], declared.directions)
-        if isinstance(declared.release, Rows):
-            values = release_rows(features, U, sigma=declared.release.sigma, noise=noise)
-        else:
-            assert isinstance(declared.release, Quantiles), "no other run is opened"
-            values = release_coefficients(
-                features, U, coefficients=declared.release.coefficients, sigma=declared.release.sigma, noise=noise
-            )
-        reply = pb.StepRelease(
-            run_id=pending.run_id,
-            step=len(run.answers) + 1,
-            directions_seed=seed,
-            release=arrays.encode_grid(values.values, step=values.step),
-        )
-        if declared.gradient is not None:
-            source = mapped.clipped(self._source(request.source))
-            cotangents, reply.cotangent_scale = _cotangents(features, values, source, U, declared, seed)
-            gradient = release_gradient(
-                run.extractor.per_record_gradients(
-                    records, mapped.pull_back(raw, cotangents), declared.gradient.parameters, parameters=adapted
-                ),
-                clip_norm=declared.gradient.clip_norm,
-                sigma=declared.gradient.sigma,
-                noise=noise,
-            )
-            reply.gradient.CopyFrom(arrays.encode_grid(gradient.values, step=gradient.step))
-        return reply.SerializeToString(deterministic=True)
-
-    def _source(self, message: pb.SourceFeatures) -> Tensor:
-        if message.WhichOneof("features") == "digest":
-            return torch.from_numpy(self._sources[message.digest].copy())
-        values = arrays.decode_floats(message.inline, field="source.inline", max_values=limits.MAX_MESSAGE_BYTES // 4)
-        return torch.from_numpy(values)
-
-
-_REQUESTS: dict[str, Any] = {
-    "align_target": pb.AlignTargetRequest,
-    "release_projections": pb.ReleaseProjectionsRequest,
-    "release_quantiles": pb.ReleaseQuantilesRequest,
-}
-
-
-def _feature_map(declared: PublicMap | None, dimension: int) -> FeatureMap:
-    if declared is None:
-        return FeatureMap(center=torch.zeros(dimension), scale=torch.ones(dimension))
-    return FeatureMap(center=torch.from_numpy(declared.center), scale=torch.from_numpy(declared.scale))
-
-
-def _adapted(data: bytes, declared: RunParameters, graph: ExtractorGraph) -> dict[str, Tensor]:
-    if not data or declared.gradient is None:
-        return {}
-    flat = torch.from_numpy(np.frombuffer(data, dtype="<f4").astype(np.float32))
-    shapes = [graph.parameter_shapes[name] for name in declared.gradient.parameters]
-    parts = torch.split(flat, [math.prod(shape) for shape in shapes])
-    return {
-        name: part.reshape(shape) for name, part, shape in zip(declared.gradient.parameters, parts, shapes, strict=True)
-    }
-
-
-def _cotangents(
-    features: Tensor, values: GridArray, source: Tensor, U: Tensor, declared: RunParameters, seed: bytes
-) -> tuple[Tensor, float]:
-    released = values.to_tensor()
-    if isinstance(declared.release, Rows):
-        noised = noised_source_projections(source, U, sigma=declared.release.sigma, seed=seed)
-        found = row_cotangents(released, noised, U)
-        return found.values, found.scale
-    cotangent = QuantileCotangent.from_release(released, source, U, batch=declared.batch_size)
-    return cotangent.batch(features), cotangent.scale

@@ -20,6 +20,7 @@ from public_client.alignment import Alignment, Seen
 from public_client.course import HistoryPoint
 from public_client.losses import step_directions
 from public_client.planning import Plan
+from public_client.run_plan import RunPlan
 from shared.mechanisms.quantile_coefficients import source_coefficients
 
 _SHOWN = 1500  # source records in a scatter plot
@@ -136,7 +137,7 @@ def plot_features(path: Path, alignment: Alignment, *, title: str) -> None:
 
 
 def plot_epsilon(
-    path: Path, histories: Mapping[str, list[HistoryPoint]], plans: Mapping[str, Plan], *, title: str
+    path: Path, histories: Mapping[str, list[HistoryPoint]], plans: Mapping[str, RunPlan], *, title: str
 ) -> None:
     """Epsilon over the steps: what the steps so far would cost alone, and what was charged when the run opened.
 

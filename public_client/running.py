@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from public_client import experiment, plots, report
+from public_client.alignment import Alignment
 from public_client.curator import Curator
 from public_client.datasets import Labelled, Task, load_task
 from public_client.devices import resolve_device
@@ -299,8 +300,6 @@ def _save(wanted: Experiment, trained: Trained, seed: int, task: Task) -> list[P
         path = path.with_stem(f"{path.stem}-seed-{seed}")
     if trained.adaptation is not None:
         return trained.adaptation.save(path)
-    if trained.save is not None:
-        return trained.save(path)
     raise SettingsError(
         f"output.save keeps models that curators paid for; {task.name} was adapted by a local method, without a plan"
     )
@@ -325,9 +324,9 @@ def _plots(wanted: Experiment, result: Result, seed: int) -> list[Path]:
         report.plot(written[-1], title=title, curves=curves, levels=[("source-only", result.source_only)])
     sites = trained.adaptation.sites if trained.adaptation is not None else {}
     for name, site in sites.items():
-        if site.alignment is not None and site.alignment.first is not None:
+        if isinstance(site.opened, Alignment) and site.opened.first is not None:
             written.append(directory / f"features{'' if name == ALONE else '-' + name}{ending}.png")
-            plots.plot_features(written[-1], site.alignment, title=f"{title}, {name}")
+            plots.plot_features(written[-1], site.opened, title=f"{title}, {name}")
     return written
 
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from public_client.alignment import Alignment, AlignmentStep, PublicSource
+from public_client.charged_run import AnsweredStep, ChargedRun, PublicSource
 from public_client.checkpoint import Checkpoint
 from public_client.course import HistoryPoint
 from public_client.curator import Curator
-from public_client.planning import Plan
+from public_client.run_plan import RunPlan
 from shared.errors import DpswdError, SettingsError
 from shared.mechanisms.feature_map import FeatureMap
 
@@ -55,7 +55,7 @@ class Site:
         store: its directory, or None.
         model: what was trained for it; None before its run is open.
         record_shape: of one of its records, once its run is open.
-        alignment: its run, once it is open.
+        opened: its run, once it is open.
         source: source features that the curator holds, where they stay fixed.
         steps: that were drawn and applied.
         stale: the step that is under way was asked with weights of long ago; its answer is drawn and dropped.
@@ -65,12 +65,12 @@ class Site:
 
     name: str
     curator: Curator
-    plan: Plan
+    plan: RunPlan
     weight: float = 1.0
     store: Checkpoint | None = None
     model: Model | None = None
     record_shape: tuple[int, ...] | None = None
-    alignment: Alignment | None = None
+    opened: ChargedRun[Any, Any] | None = None
     source: PublicSource | None = None
     steps: int = 0
     stale: bool = False
@@ -78,17 +78,21 @@ class Site:
     lost: DpswdError | None = None
 
     @property
-    def run(self) -> Alignment:
+    def run(self) -> ChargedRun[Any, Any]:
         """The open run."""
-        assert self.alignment is not None, "the run is opened before it is used"
-        return self.alignment
+        assert self.opened is not None, "the run is opened before it is used"
+        return self.opened
+
+    def begin(self, run: ChargedRun[Any, Any]) -> None:
+        """Takes an opened run, and its plan with the noise."""
+        self.opened, self.plan = run, run.plan
 
     @property
     def state(self) -> str:
         """In words: "finished", "set aside" or "refused" (nothing was charged)."""
         if self.lost is None:
             return "finished"
-        return "refused" if self.alignment is None else "set aside"
+        return "refused" if self.opened is None else "set aside"
 
     def report(self) -> dict[str, Any]:
         """Plain values: what was charged here, how far it came, and why no further."""
@@ -97,7 +101,7 @@ class Site:
             "state": self.state,
             "steps": self.steps,
             "planned_steps": self.plan.steps,
-            "charged_epsilon": 0.0 if self.alignment is None else self.plan.epsilon,
+            "charged_epsilon": 0.0 if self.opened is None else self.plan.epsilon,
             "reason": None if self.lost is None else f"{type(self.lost).__name__}: {self.lost}",
         }
 
@@ -178,7 +182,21 @@ class Group:
             raise next(site.lost for site in self.sites if site.lost is not None)
         return answers
 
-    def step(self, features: Tensor, *, feature_map: FeatureMap | None = None) -> dict[str, AlignmentStep]:
+    def record_shape(self) -> tuple[int, ...]:
+        """Of one record, as the sites that take part tell it now; those that do not answer are set aside.
+
+        Raises:
+            DpswdError: none answers; the first one's error.
+        """
+        shapes = self.each(lambda site: site.curator.describe().record_shape)
+        return next(iter(shapes.values()))
+
+    def install(self, model: Model) -> None:
+        """Gives the sites that take part what their records go through from now on."""
+        for site in self.live:
+            site.model = model
+
+    def step(self, features: Tensor, *, feature_map: FeatureMap | None = None) -> dict[str, AnsweredStep]:
         """One charged step of every site that has steps left; the requests travel in parallel.
 
         Args:

@@ -1,4 +1,4 @@
-"""The three ways to train against curators, chosen by the plan's `parameters`.
+"""The ways to train against curators, chosen by the plan's `parameters`.
 
 - *adapters*: the source-trained extractor and classifier stay as they are. A copy of the extractor with a few adapter
   parameters is what private records go through; the sanitized gradient alone trains these.
@@ -6,9 +6,10 @@
   how the target sees things is fitted to them, and all weights are fine-tuned on the source seen through it.
 - *all*: the paper's Algorithm 2. One extractor serves both sides; every step adds the class loss, the distance's
   gradient through the source branch (autograd) and its sanitized gradient through the target branch.
+- *critic*: an adapter again, moved by a domain critic's sanitized gradients (`dann`).
 
-Each way trains a `Group`: one site alone, or several that share the model. `align` is the loop of the first and the
-third (`loop`).
+Each way trains a `Group`: one site alone, or several that share the model. `align` is the loop of all but the replay
+(`loop`).
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from torch.nn import functional
 from public_client import replay
 from public_client.adapters import with_adapters
 from public_client.alignment import Alignment, Seen
+from public_client.dann import begin_critic, critic_declarable, fit_critic
 from public_client.datasets import Labelled
 from public_client.declaring import Declarable
 from public_client.loop import PublicStep, Training, align, write_histories
 from public_client.misfit import Misfit
+from public_client.planning import Plan
 from public_client.progress import reporting
+from public_client.run_plan import RunPlan
 from public_client.sites import Group, Model, Site
 from public_client.source import collect
 from public_client.views import MixedViews, View
@@ -40,25 +44,26 @@ from shared.protocol.messages import StepRelease
 
 def begin_adapter(group: Group, training: Training) -> None:
     """Opens the sites' runs for one adapter; the source side is fixed, so its features go up once."""
-    shape = group.live[0].curator.describe().record_shape
+    shape = group.record_shape()
     target = with_adapters(
-        training.model.extractor, shape, plan=group.live[0].plan, source=training.source, own=training.adapter
+        training.model.extractor, shape, plan=_plan(group.live[0]), source=training.source, own=training.adapter
     ).to(training.device)
 
-    _open(group, target, training)
+    _open(group, target, shape, training)
 
     def upload(site: Site) -> None:
-        site.source = site.run.upload(training.features)
+        site.source = _run(site).upload(training.features)
 
     group.each(upload)
-    _install(group, Model(target, training.model.classifier))  # only now: a refused run leaves the model as it was
+    group.install(Model(target, training.model.classifier))  # only now: a refused run leaves the model as it was
 
 
 def fit_adapter(group: Group, training: Training) -> None:
     """Trains the adapter."""
+    site = group.live[0]
     align(
         group,
-        group.live[0].run.parameters,
+        torch.optim.Adam(site.run.parameters, lr=site.plan.learning_rate),
         lambda: PublicStep(training.features),
         lambda answer: 1.0 / answer.scale,  # steps of comparable size, whatever is left of the distance
         training,
@@ -67,14 +72,14 @@ def fit_adapter(group: Group, training: Training) -> None:
 
 def begin_both(group: Group, training: Training) -> None:
     """Opens the sites' runs for all weights."""
-    _open(group, training.model.extractor.eval(), training)
-    _install(group, training.model)
+    _open(group, training.model.extractor.eval(), group.record_shape(), training)
+    group.install(training.model)
 
 
 def fit_both(group: Group, training: Training) -> None:
     """Trains all weights on both sides, which the sites share: the source features change with each step."""
     extractor, classifier = training.model.extractor, training.model.classifier
-    plan = group.live[0].plan
+    plan = _plan(group.live[0])
     batches = _endless(training.source)
 
     def public() -> PublicStep:
@@ -87,12 +92,13 @@ def fit_both(group: Group, training: Training) -> None:
         return PublicStep(features, feature_map, class_loss)
 
     trained = [*group.live[0].run.parameters, *classifier.parameters()]
-    align(group, trained, public, lambda _: plan.alignment_weight, training)
+    optimizer = torch.optim.Adam(trained, lr=plan.learning_rate)
+    align(group, optimizer, public, lambda _: plan.alignment_weight, training)
 
 
 def begin_view(group: Group, training: Training) -> None:
     """Opens the sites' runs for the frozen extractor."""
-    _open(group, training.model.extractor, training)
+    _open(group, training.model.extractor, group.record_shape(), training)
 
 
 def fit_view(group: Group, training: Training) -> None:
@@ -107,7 +113,7 @@ def fit_view(group: Group, training: Training) -> None:
     views: list[View] = []
     left: dict[str, float] = {}
     for site in group.live:
-        alignment, own = site.run, releases[site.name]
+        alignment, own = _run(site), releases[site.name]
         with reporting(_title("fitting the view of", group, site), replay.VIEW_STEPS, shown=training.progress) as bar:
             fitted = replay.find_view(
                 extractor,
@@ -124,13 +130,13 @@ def fit_view(group: Group, training: Training) -> None:
             seen = fitted.view(extractor, source.images[: len(training.features)])
         alignment.last = Seen(seen, own[-1], alignment.feature_map)
     view = views[0] if len(views) == 1 else MixedViews(views, [site.weight for site in group.live], training.seed)
-    steps = group.live[0].plan.tuning_steps
+    steps = _plan(group.live[0]).tuning_steps
     with reporting(_title("tuning on that view", group), steps, shown=training.progress) as bar:
         tuned = replay.tune(
             extractor, training.model.classifier, view, source, steps=steps, generator=generator, bar=bar
         )
     training.ranks.synchronise(*tuned)  # every rank computed the same, up to what processors differ in
-    _install(group, Model(*tuned))
+    group.install(Model(*tuned))
     for site in group.live:
         site.steps = site.plan.steps
         training.record(site, site.steps, left[site.name])
@@ -150,32 +156,39 @@ def _misfit(alignment: Alignment, releases: Sequence[StepRelease], features: Ten
     )
 
 
-def _open(group: Group, extractor: nn.Module, training: Training) -> None:
+def _open(group: Group, extractor: nn.Module, shape: tuple[int, ...], training: Training) -> None:
     """Opens the sites' runs, which charges all of each, or continues those that the directories hold."""
-    shape = group.live[0].curator.describe().record_shape
-    declarable = Declarable.of(extractor, shape, group.live[0].plan)
+    declarable = Declarable.of(extractor, shape, _plan(group.live[0]))
     # One site alone keeps its state beside its run; sites that share a model keep it above them.
     applied = group.store.applied() if group.store is not None else None
 
     def begin(site: Site) -> None:
-        site.alignment = Alignment(
-            site.curator, extractor, site.plan,
+        run = Alignment(
+            site.curator, extractor, _plan(site),
             source_features=training.features, checkpoint=site.store, declarable=declarable, applied=applied,
         )  # fmt: skip
-        site.plan, site.record_shape = site.alignment.plan, shape
+        site.begin(run)
+        site.record_shape = shape
 
     group.each(begin)
 
 
-def _install(group: Group, model: Model) -> None:
-    for site in group.live:
-        site.model = model
+def _plan(site: Site) -> Plan:
+    """The site's plan, of the kind that chose this way."""
+    assert isinstance(site.plan, Plan), "another kind of plan has another way"
+    return site.plan
+
+
+def _run(site: Site) -> Alignment:
+    """The site's run, of the kind that this way opens."""
+    assert isinstance(site.run, Alignment), "another kind of run belongs to another way"
+    return site.run
 
 
 def _draw_all(site: Site, training: Training) -> list[StepRelease]:
     title = f"private releases of {site.name}"
     with reporting(title, site.plan.steps, shown=training.progress) as bar:
-        return replay.draw_all(site.run, site.store, bar)
+        return replay.draw_all(_run(site), site.store, bar)
 
 
 def _next_batch(group: Group, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -206,15 +219,28 @@ class Way:
     Attributes:
         begin: opens the runs; traces, so it never runs beside another training.
         fit: trains; safe beside others.
+        declarable: what a source extractor's runs would declare, for records of a shape, by a plan, with an adapter of
+            the caller's own or None.
+        target_side: the source-trained extractor stays for the source; what is adapted stands before the target alone.
     """
 
     begin: Callable[[Group, Training], None]
     fit: Callable[[Group, Training], None]
+    declarable: Callable[[nn.Module, tuple[int, ...], RunPlan, nn.Module | None], Declarable]
+    target_side: bool = False
+
+
+def _declarable(
+    extractor: nn.Module, record_shape: tuple[int, ...], plan: RunPlan, own: nn.Module | None
+) -> Declarable:
+    assert isinstance(plan, Plan), "another kind of plan has another way"
+    return Declarable.of_source(extractor, record_shape, plan, own=own)
 
 
 WAYS: Mapping[str, Way] = {
-    "adapters": Way(begin_adapter, fit_adapter),
-    "none": Way(begin_view, fit_view),
-    "all": Way(begin_both, fit_both),
+    "adapters": Way(begin_adapter, fit_adapter, _declarable, target_side=True),
+    "none": Way(begin_view, fit_view, _declarable),
+    "all": Way(begin_both, fit_both, _declarable),
+    "critic": Way(begin_critic, fit_critic, critic_declarable, target_side=True),
 }
 """The way of each value of a plan's `parameters`."""

@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -134,7 +135,21 @@ def test_the_delivered_model_runs_at_the_hospital_without_the_client(hospital, m
 
 
 def test_a_critics_training_is_charged_at_the_accountants_price_and_moves_the_adapter(tmp_path):
-    """DP-DANN over the real service: the charge is the budget to three digits; tests/public_client has the accuracy."""
+    """DP-DANN over the real service: the charge is the budget to three digits; tests/public_client has the accuracy.
+
+    The client dies after its second step; the run is charged once, and no step is drawn twice.
+    """
+
+    class Died(Exception):
+        pass
+
+    def die(module, head):
+        calls.append(module)
+        if len(calls) == 3:  # before the first step, and after each of two
+            raise Died
+        return 0.0
+
+    calls = []
     extractor, classifier = _nearest_centre()
     records = RECORDS + np.float32(0.7) * (CENTRES[1] - CENTRES[0]).astype(np.float32)
     source = CENTRES[RNG.integers(CLASSES, size=500)] + RNG.normal(size=(500, WIDTH))
@@ -146,9 +161,15 @@ def test_a_critics_training_is_charged_at_the_accountants_price_and_moves_the_ad
         with pytest.raises(InvalidValue, match="offers no evaluation"):  # its operator declares no classes
             curator.evaluate(nn.Linear(WIDTH, CLASSES), epsilon=0.1)
         wishes = {"epsilon": 4.0, "steps": 4, "batch_size": 200}
-        trained = method("dp-dann").train(
-            Problem(extractor, classifier, loader, curator=curator, wishes=wishes, device="cpu", progress=False)
-        )
+        problem = Problem(
+            extractor, classifier, loader, curator=curator, wishes=wishes, device="cpu", progress=False,
+            checkpoint=tmp_path / "run",
+        )  # fmt: skip
+        with pytest.raises(Died):
+            method("dp-dann").train(replace(problem, evaluate=die))
+        assert hospital.budget()["steps_charged"] == 4  # all of them when the run was opened
+        trained = method("dp-dann").train(problem)
+        assert [report["state"] for report in trained.reports] == ["finished"]
         assert trained.histories["curator"][-1].epsilon == pytest.approx(4.0, rel=1e-3)
         assert curator.describe().spent == pytest.approx(4.0, rel=1e-3)
         with pytest.raises(BudgetExhausted):
@@ -156,8 +177,7 @@ def test_a_critics_training_is_charged_at_the_accountants_price_and_moves_the_ad
                 Problem(extractor, classifier, loader, curator=curator, wishes=wishes, device="cpu", progress=False)
             )
         assert len((tmp_path / "receipts.jsonl").read_text().splitlines()) == 5  # the charge and four steps
-        assert trained.save is not None
-        (file,) = trained.save(tmp_path / "adapted.safetensors")
+        (file,) = trained.adaptation.save(tmp_path / "adapted.safetensors")
     inputs = torch.from_numpy(records)
     moved = read_adapted(file).extractor.features(inputs) - extractor(inputs)
     assert 0.0 < float(moved.detach().abs().max()) < 1.0

@@ -29,12 +29,20 @@ from shared import errors, receipts
 from shared.extractor import ExtractorGraph
 from shared.protocol import arrays
 from shared.protocol.digests import run_digest, step_digest
-from shared.protocol.messages import PublicMap, Quantiles, RunParameters
+from shared.protocol.messages import Critic, PublicMap, Quantiles, RunParameters
+from shared.protocol.receipts import encode_receipt
 from shared.protocol.status import to_status
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as rpc
 
 torch.set_num_threads(1)
+
+_RELEASED = {
+    pb.AlignTargetResponse: "step_release",
+    pb.ReleaseProjectionsResponse: "step_release",
+    pb.ReleaseQuantilesResponse: "step_release",
+    pb.ReleaseCriticGradientResponse: "critic_release",
+}
 
 
 @dataclass
@@ -73,7 +81,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
             data_set_budget=self._budget(),
             client_budget=self._budget(),
             neighbouring_relation="replace-one",
-            mechanisms=["rows", "quantiles", "gradient"],
+            mechanisms=["rows", "quantiles", "gradient", "critic"],
             limits=pb.Limits(
                 max_message_bytes=1 << 24, max_directions=2000, max_coefficients=64, max_batch_size=4096,
                 max_adapted_parameters=100_000, max_source_features=4096,
@@ -144,6 +152,9 @@ class FakeCurator(rpc.CuratorServiceServicer):
     def ReleaseQuantiles(self, request, context):
         return self._step("ReleaseQuantiles", request, pb.ReleaseQuantilesResponse, context)
 
+    def ReleaseCriticGradient(self, request, context):
+        return self._step("ReleaseCriticGradient", request, pb.ReleaseCriticGradientResponse, context)
+
     def _step(self, method, request, reply_type, context):
         step_input = request.input
         if self.before_step is not None:
@@ -155,17 +166,22 @@ class FakeCurator(rpc.CuratorServiceServicer):
                 self._refuse(context, errors.RunFinished("all declared steps are used"))
             self.steps_charged += 1
             self.inputs.append(step_input)
-            reply = self._reply(method, request, reply_type)
+            released = self._released(request)
+            reply = reply_type(receipt=self._receipt(method, request, released), **{_RELEASED[reply_type]: released})
             self.stored[step_input.request_id] = reply
         after = self.failures.get(method + ":after")
         if after and after.pop(0) is not None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "connection lost after the answer was stored")
         return self.stored[step_input.request_id]
 
-    def _reply(self, method, request, reply_type):
+    def _released(self, request):
         step_input = request.input
         assert self.run is not None
         release = self.run.release
+        if isinstance(release, Critic):
+            gradient = arrays.encode_grid(self._sums(), step=1e-3)
+            critic = pb.CriticRelease(run_id=step_input.run_id, step=self.steps_charged, gradient=gradient)
+            return critic.SerializeToString()
         rows = release.coefficients if isinstance(release, Quantiles) else self.run.batch_size
         values = self.rng.integers(-300, 300, size=(rows, self.run.directions)).astype(np.int16)
         message = pb.StepRelease(
@@ -176,20 +192,24 @@ class FakeCurator(rpc.CuratorServiceServicer):
             cotangent_scale=0.5,
         )
         if self.run.gradient is not None:
-            sums = self.rng.integers(-300, 300, size=self.gradient_size).astype(np.int32)
-            message.gradient.CopyFrom(arrays.encode_grid(sums, step=1e-3))
-        released = message.SerializeToString()
+            message.gradient.CopyFrom(arrays.encode_grid(self._sums(), step=1e-3))
+        return message.SerializeToString()
+
+    def _sums(self):
+        return self.rng.integers(-300, 300, size=self.gradient_size).astype(np.int32)
+
+    def _receipt(self, method, request, released):
         payload = {
-            "run": step_input.run_id, "client": "tester", "request_id": step_input.request_id,
+            "run": request.input.run_id, "client": "tester", "request_id": request.input.request_id,
             "digest": self._digest(method, request), "step": self.steps_charged,
             "reply": "f" * 64 if self.forge_receipts else receipts.sha256(released),
         }  # fmt: skip
-        return reply_type(step_release=released, receipt=self._signed(receipts.STEP_ANSWERED, payload))
+        return self._signed(receipts.STEP_ANSWERED, payload)
 
     def _digest(self, method, request):
         """What the real curator computes from a request that it has decoded."""
         source = None
-        if method != "ReleaseProjections" and request.HasField("source"):
+        if method not in ("ReleaseProjections", "ReleaseCriticGradient") and request.HasField("source"):
             inline = request.source.WhichOneof("features") == "inline"
             source = receipts.sha256(request.source.inline.data) if inline else request.source.digest
         own_map = request.input.HasField("feature_map")
@@ -211,7 +231,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
         )  # fmt: skip
         signature = self.key.sign(statement)
         self.entries.append(receipts.SignedEntry.parse(statement, signature))
-        return pb.Receipt(statement=statement, signature=signature)
+        return encode_receipt(receipts.Receipt.of(self.entries[-1]))
 
     def _begin(self, method, context):
         self.calls[method] += 1

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from kinds_of_plan import planned
 from torch import nn
 
 from public_client import DomainAdaptation
@@ -25,6 +26,7 @@ WAYS = {
     "adapters": {"parameters": "adapters", "steps": 5, "batch_size": 80},
     "all": {"release": "rows", "parameters": "all", "steps": 5, "batch_size": 80, "learning_rate": 1e-2},
     "none": {"parameters": "none", "tuning_steps": 5},
+    "critic": {"release": "critic", "steps": 5, "batch_size": 80},
 }
 
 
@@ -58,7 +60,7 @@ def main(out: Path, way: str) -> None:
     curator = mock if ranks.size == 1 else SharedCurator(mock if ranks.first else None)
     torch.manual_seed(ranks.rank)  # ranks begin with different weights; rank 0's count
     extractor, classifier = nn.Sequential(nn.Linear(D, 8), nn.Tanh()), nn.Linear(8, 3)
-    plan = curator.plan(epsilon=2.0, directions=8, source_records=BATCH * BATCHES, **WAYS[way])
+    plan = planned(curator, epsilon=2.0, directions=8, source_records=BATCH * BATCHES, **WAYS[way])
     model = DomainAdaptation(extractor, classifier, curator=curator, plan=plan, source_epochs=2, device="cpu")
     model.fit(Shards(ranks), checkpoint=out / "run", progress=False)
     if ranks.first:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kinds_of_plan import method_of, planned
 
 from public_client import Curator, DomainAdaptation
 from public_client.adapted import load_adapted
@@ -62,7 +63,7 @@ def model(curator, *, device="cpu", **wishes):
         "source_records": 64,
         "tuning_steps": 20,
     } | wishes
-    plan = curator.plan(**chosen)
+    plan = planned(curator, **chosen)
     return DomainAdaptation(extractor, classifier, curator=curator, plan=plan, source_epochs=1, device=device)
 
 
@@ -107,8 +108,11 @@ def test_replay_asks_once_and_tunes_on_public_data(connect, served):
     assert adaptation.target_extractor is not adaptation.extractor
 
 
+WAYS = [{"parameters": "adapters"}, {"release": "rows"}, {"parameters": "none"}, {"release": "critic"}]
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("wishes", [{"parameters": "adapters"}, {"release": "rows"}, {"parameters": "none"}])
+@pytest.mark.parametrize("wishes", WAYS)
 def test_every_way_runs_on_every_device(connect, served, device, wishes, tmp_path):
     adaptation = fit(model(connect(), device=device, **wishes), checkpoint=tmp_path / "run")
     assert served.curator.steps_charged == STEPS
@@ -140,10 +144,13 @@ def test_a_run_that_the_ledger_counts_dearer_than_planned_is_not_opened(connect,
         ("after", {"release": "rows"}),
         ("after", {"parameters": "none"}),
         ("open", {"parameters": "adapters"}),  # the whole run was charged, the answer was lost
+        ("before", {"release": "critic"}),
+        ("after", {"release": "critic"}),
+        ("open", {"release": "critic"}),
     ],
 )
 def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, served, tmp_path, failure, wishes):
-    method = "AlignTarget" if wishes.get("release") == "rows" else "ReleaseQuantiles"
+    method = method_of(wishes)
     if failure == "open":
         served.curator.lose_open_answer = True
     elif failure == "before":
@@ -161,10 +168,10 @@ def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, serve
     assert answered == list(range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize("wishes", [{"parameters": "adapters"}, {"release": "rows"}, {"parameters": "none"}])
+@pytest.mark.parametrize("wishes", WAYS)
 def test_a_step_that_the_curator_gives_up_is_left_out(connect, served, tmp_path, wishes):
     """It is charged and gone; the training goes on with the run's next step, also where the request was resumed."""
-    method = "AlignTarget" if wishes.get("release") == "rows" else "ReleaseQuantiles"
+    method = method_of(wishes)
     served.curator.failures[method] = [None, None, errors.CuratorFault("an attempt failed"), errors.StepGivenUp("lost")]
 
     def charge():
@@ -181,15 +188,23 @@ def test_a_step_that_the_curator_gives_up_is_left_out(connect, served, tmp_path,
     assert answered == [1, 2, 4, 5, 6]
 
 
-def test_a_resumed_adapter_ends_where_an_uninterrupted_one_does(connect, served, tmp_path):
-    served.curator.failures["ReleaseQuantiles:after"] = [None, None, None, 1]
+@pytest.mark.parametrize(
+    ("wishes", "answered"),
+    [({"parameters": "adapters"}, 3), *(({"release": "critic"}, answered) for answered in (0, 3, STEPS - 1))],
+)
+def test_a_resumed_adapter_ends_where_an_uninterrupted_one_does(connect, served, tmp_path, wishes, answered):
+    """Whichever answer is the one that a killed client did not see any more."""
+    served.curator.failures[method_of(wishes) + ":after"] = [None] * answered + [1]
     with pytest.raises(errors.CuratorUnavailable):
-        fit(model(connect(), parameters="adapters"), checkpoint=tmp_path / "run")
-    resumed = fit(model(connect(), parameters="adapters"), checkpoint=tmp_path / "run")
+        fit(model(connect(), **wishes), checkpoint=tmp_path / "run")
+    resumed = fit(model(connect(), **wishes), checkpoint=tmp_path / "run")
+    assert served.curator.steps_charged == STEPS
     served.curator.restart()
-    straight = fit(model(connect(), parameters="adapters"))
+    straight = fit(model(connect(), **wishes))
+    moved = [not torch.equal(a, b) for a, b in zip(weights(straight), weights(model(connect())), strict=False)]
+    assert any(moved)
     for a, b in zip(weights(resumed), weights(straight), strict=True):
-        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def test_a_resumed_step_is_scored_with_the_batch_that_it_was_asked_with(connect, served, tmp_path):
@@ -207,8 +222,29 @@ def test_a_resumed_step_is_scored_with_the_batch_that_it_was_asked_with(connect,
 
 def test_a_checkpoint_of_another_plan_is_refused(connect, tmp_path):
     fit(model(connect(), parameters="adapters"), checkpoint=tmp_path / "run")
-    with pytest.raises(errors.SettingsError, match="another plan"):
-        fit(model(connect(), parameters="adapters", steps=STEPS + 1), checkpoint=tmp_path / "run")
+    for other in ({"parameters": "adapters", "steps": STEPS + 1}, {"release": "critic"}):
+        with pytest.raises(errors.SettingsError, match="another plan"):
+            fit(model(connect(), **other), checkpoint=tmp_path / "run")
+
+
+def test_a_critic_is_continued_as_it_was_declared(connect, served, tmp_path):
+    """Its first weights come from the checkpoint: with others the curator would not know the model again."""
+    served.curator.failures["ReleaseCriticGradient:after"] = [None, None, 1]
+    with pytest.raises(errors.CuratorUnavailable):
+        fit(model(connect(), release="critic"), checkpoint=tmp_path / "run")
+    store = Checkpoint(tmp_path / "run")
+    kept = store.read_critic()
+    declared = served.curator.run
+    assert declared.gradient.clip_norm == pytest.approx(kept["clip_norm"])
+    again = model(connect(), release="critic")
+    again.seed = 99  # of another critic, had there been none
+    fit(again, checkpoint=tmp_path / "run")
+    assert served.curator.run == declared
+    assert served.curator.steps_charged == STEPS
+    kept["critic"]["first.bias"] += 1.0
+    store.write_critic(kept)
+    with pytest.raises(errors.SettingsError, match="another extractor"):
+        fit(model(connect(), release="critic"), checkpoint=tmp_path / "run")
 
 
 def test_one_file_holds_the_whole_model(connect, tmp_path):

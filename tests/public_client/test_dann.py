@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.dann import InProcessCurator
+from public_client import DomainAdaptation, Plan
 from public_client.critic_plan import CriticPlan
-from public_client.dann import METHOD, DomainAdversary, domain_critic, source_terms
+from public_client.dann import domain_critic, source_terms
 from public_client.methods import Problem, method
+from public_client.mock_curator import MockCurator
+from public_client.run_plan import plan_from_json
 from shared.adapted import read_adapted
-from shared.errors import InvalidValue, SettingsError
+from shared.errors import BudgetExhausted, InvalidValue, SettingsError
 from shared.mechanisms.domain_loss import source_loss
 from shared.protocol.messages import Critic
 
@@ -46,49 +54,100 @@ def problem():
     return extractor, classifier, loader, InProcessCurator(records, epsilon=4.0, seed=1), evaluate
 
 
+def adversary(problem, *, seed=0, **wishes):
+    extractor, classifier, _, curator, _ = problem
+    plan = curator.plan_critic(**wishes)
+    return DomainAdaptation(
+        extractor, classifier, curator=curator, plan=plan, source_epochs=0, seed=seed, device="cpu"
+    )  # fmt: skip
+
+
 def test_a_trained_adapter_recovers_part_of_what_the_shift_cost(problem, tmp_path):
     """In 8 trainings with seeds of their own the accuracy rose from 47 to between 60 and 82 percent."""
-    extractor, classifier, loader, curator, evaluate = problem
-    plan = CriticPlan.of(curator.describe(), epsilon=4.0, steps=60, learning_rate=0.04, components=6)
-    adversary = DomainAdversary(extractor, classifier, curator, plan, seed=1).fit(
-        loader, evaluate=evaluate, progress=False
-    )
-    first, last = adversary.history[0], adversary.history[-1]
+    extractor, _, loader, curator, evaluate = problem
+    trained = adversary(problem, epsilon=4.0, steps=60, learning_rate=0.04, components=6, seed=1)
+    trained.fit(loader, evaluate=evaluate, progress=False)
+    first, last = trained.history[0], trained.history[-1]
     assert first.accuracy < 50
     assert last.accuracy > first.accuracy + 8
     assert last.epsilon == pytest.approx(4.0, rel=1e-3)
-    assert curator.steps == 60
+    assert trained.sites["curator"].steps == 60
+    assert [charge.parameters.steps for charge in curator.charges] == [60]
     torch.testing.assert_close(extractor[0].weight, torch.eye(WIDTH))  # the source side stays
-    adversary.save(tmp_path / "m.safetensors", loader)
+    trained.save(tmp_path / "m.safetensors")
     saved = read_adapted(tmp_path / "m.safetensors")
     assert saved.plan["method"] == "dp-dann"
     assert saved.statistics is not None
     records = torch.randn(5, WIDTH)
-    torch.testing.assert_close(saved.extractor.features(records), adversary.target(records).detach())
+    torch.testing.assert_close(saved.extractor.features(records), trained.target_extractor(records).detach())
 
 
 def test_the_declaration_is_one_flat_vector_at_the_asked_price(problem):
-    extractor, classifier, loader, curator, _ = problem
-    plan = CriticPlan.of(curator.describe(), epsilon=1.0, steps=5, hidden=4)
-    adversary = DomainAdversary(extractor, classifier, curator, plan).fit(loader, progress=False)
-    declared = adversary.run.parameters
+    trained = adversary(problem, epsilon=4.0, steps=5, hidden=4).fit(problem[2], progress=False)
+    declared = trained.sites["curator"].run.run.parameters
     assert declared.release == Critic()
     assert declared.directions == 0
     assert declared.gradient.parameters[-4:] == (
         "critic.first.weight", "critic.first.bias", "critic.last.weight", "critic.last.bias",
     )  # fmt: skip
     assert all(name.startswith("extractor.") for name in declared.gradient.parameters[:-4])
-    assert adversary.plan.price() == pytest.approx(1.0, rel=1e-3)
-    assert adversary.plan.price() <= 1.0
-    assert adversary.plan.event().step.parts[0].parameters == adversary.plan.gradient_parameters
-    assert "charged as a whole" in str(adversary.plan)
+    assert trained.plan.price() == pytest.approx(4.0, rel=1e-3)
+    assert trained.plan.price() <= 4.0
+    assert trained.plan.event().step.parts[0].parameters == trained.plan.gradient_parameters
+    assert "charged as a whole" in str(trained.plan)
 
 
 def test_a_clip_of_ones_own_is_declared_as_it_is(problem):
-    extractor, classifier, loader, curator, _ = problem
-    plan = CriticPlan.of(curator.describe(), epsilon=1.0, steps=2, clip_norm=0.125)
-    adversary = DomainAdversary(extractor, classifier, curator, plan).fit(loader, progress=False)
-    assert adversary.run.parameters.gradient.clip_norm == 0.125
+    trained = adversary(problem, epsilon=1.0, steps=2, clip_norm=0.125).fit(problem[2], progress=False)
+    assert trained.sites["curator"].run.run.parameters.gradient.clip_norm == 0.125
+
+
+def test_where_the_ledger_counts_more_than_the_run_alone_the_noise_is_raised(problem):
+    """A quarter of the budget for few small samples: what is charged stays within the plan, alone it is far below."""
+    trained = adversary(problem, epsilon=1.0, steps=5).fit(problem[2], progress=False)
+    (charge,) = problem[3].charges
+    assert 0.95 < charge.epsilon <= 1.0
+    assert trained.plan.price() < 0.9
+
+
+def test_a_refused_run_leaves_everything_as_it_was(problem):
+    extractor, _, loader, curator, _ = problem
+    adversary(problem, epsilon=4.0, steps=3).fit(loader, progress=False)
+    again = adversary(problem, epsilon=4.0, steps=3)
+    with pytest.raises(BudgetExhausted):
+        again.fit(loader, progress=False)
+    assert len(curator.charges) == 1
+    assert again.target_extractor is extractor
+
+
+@pytest.mark.parametrize("known", [{}, {"clip_norm": 0.5}])
+def test_a_plan_survives_its_json(problem, known):
+    plan = problem[3].plan_critic(epsilon=1.0, steps=7, **known)
+    for value in (plan, plan.for_extractor(feature_dimension=1, gradient_parameters=20)):
+        assert plan_from_json(json.loads(json.dumps(value.to_json()))) == value
+    assert isinstance(plan_from_json(problem[3].plan(epsilon=1.0).to_json()), Plan)
+    with pytest.raises(InvalidValue, match="no sgima"):
+        CriticPlan.from_json(plan.to_json() | {"sgima": 1.0})
+
+
+def test_a_plan_without_a_model_declares_nothing(problem):
+    plan = problem[3].plan_critic(epsilon=1.0)
+    with pytest.raises(InvalidValue, match="call for_extractor first"):
+        plan.declaration(graph_digest="", weights_digest="", names=("critic",))
+    with pytest.raises(InvalidValue, match="one logit"):
+        plan.for_extractor(feature_dimension=6, gradient_parameters=20)
+    with pytest.raises(InvalidValue, match="at least 1, once it is known"):
+        plan.with_noise_times(2.0)
+
+
+@given(st.permutations(range(40)))
+@settings(max_examples=20)
+def test_the_order_of_the_source_does_not_choose_the_critics_axes(order):
+    features = torch.randn(40, 5, generator=torch.Generator().manual_seed(3)) * torch.arange(1, 6)
+    there = domain_critic(features, components=4, hidden=3, seed=1)
+    here = domain_critic(features[order], components=4, hidden=3, seed=1)
+    for a, b in zip(there.parameters(), here.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
 def test_the_critic_sees_whitened_source_features():
@@ -125,10 +184,16 @@ def test_wishes_out_of_range_are_refused(problem, wishes, match):
         CriticPlan.of(problem[3].describe(), **wishes)
 
 
-def test_the_method_is_offered_and_says_what_it_lacks(problem):
-    extractor, classifier, loader, _, _ = problem
-    assert method("dp-dann") is METHOD
+def test_the_method_says_what_it_lacks(problem):
+    extractor, classifier, loader, curator, _ = problem
+    chosen = method("dp-dann")
     with pytest.raises(SettingsError, match="needs a curator"):
-        METHOD.train(Problem(extractor, classifier, loader))
-    with pytest.raises(SettingsError, match="one curator"):
-        METHOD.train(Problem(extractor, classifier, loader, curator=object()))  # type: ignore[arg-type]
+        chosen.train(Problem(extractor, classifier, loader))
+    with pytest.raises(InvalidValue, match="epsilon is missing"):
+        chosen.train(Problem(extractor, classifier, loader, curator=curator))
+    with pytest.raises(InvalidValue, match="a critic's plan has no directions"):
+        chosen.train(Problem(extractor, classifier, loader, curator=curator, wishes={"epsilon": 1, "directions": 8}))
+    old = MockCurator(replace(curator.describe(), mechanisms=("rows", "quantiles", "gradient")))
+    with pytest.raises(InvalidValue, match="in process offers no critics; it offers rows, quantiles, gradient"):
+        chosen.train(Problem(extractor, classifier, loader, curator=old, wishes={"epsilon": 1.0}))
+    assert curator.charges == old.charges == []

@@ -22,7 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def launch(out, way, *, ranks):
     out.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     program = [sys.executable, str(SCRIPT), str(out), way]
     if ranks > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -38,7 +43,7 @@ def launch(out, way, *, ranks):
     ]
 
 
-@pytest.mark.parametrize("way", ["adapters", "all", "none"])
+@pytest.mark.parametrize("way", ["adapters", "all", "none", "critic"])
 def test_two_processes_end_where_one_ends_and_are_charged_the_same(tmp_path, way):
     ((alone, report),) = launch(tmp_path / "one", way, ranks=1)
     (first, first_report), (second, second_report) = launch(tmp_path / "two", way, ranks=2)

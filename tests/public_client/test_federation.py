@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from kinds_of_plan import method_of, planned
 
 from public_client import DomainAdaptation
 from public_client.datasets import Labelled
@@ -16,9 +17,11 @@ from public_client.networks import digits_network
 from public_client.source import source_loader
 from shared import errors
 from shared.errors import InvalidValue, SettingsError
+from shared.protocol.critics import CriticRelease
+from shared.protocol.v1 import curator_pb2 as pb
 
 STEPS = 4
-WAYS = [{"parameters": "adapters"}, {"release": "rows"}, {"parameters": "none"}]
+WAYS = [{"parameters": "adapters"}, {"release": "rows"}, {"parameters": "none"}, {"release": "critic"}]
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def model(federation, *, shared=False, **wishes):
     torch.manual_seed(3)
     extractor, classifier = digits_network((1, 8, 8))
     chosen = {"epsilon": 1.0, "steps": STEPS, "batch_size": 16, "directions": 8, "source_records": 64}
-    plans = federation.plan(**chosen | {"tuning_steps": 20} | wishes)
+    plans = planned(federation, **chosen | {"tuning_steps": 20} | wishes)
     return DomainAdaptation(
         extractor, classifier, curator=federation, plan=plans, shared=shared, source_epochs=1, device="cpu"
     )
@@ -85,7 +88,7 @@ def test_every_site_is_charged_its_own_run_and_every_way_can_share_a_model(conne
     assert adaptation.save(tmp_path / "adapted.safetensors") == [tmp_path / "adapted.safetensors"]
 
 
-@pytest.mark.parametrize("wishes", [{"parameters": "adapters"}])
+@pytest.mark.parametrize("wishes", [{"parameters": "adapters"}, {"release": "critic"}])
 def test_by_default_each_site_has_a_model_and_a_file_of_its_own(connect, wishes, tmp_path):
     adaptation = fit(model(connect(), **wishes))
     north, south = weights(adaptation.model("north")), weights(adaptation.model("south"))
@@ -99,21 +102,23 @@ def test_by_default_each_site_has_a_model_and_a_file_of_its_own(connect, wishes,
         adaptation.predict(images, site="east")
 
 
-def test_a_site_alone_and_a_site_among_others_end_alike(connect, sites):
+@pytest.mark.parametrize("wishes", [{"parameters": "adapters"}, {"release": "critic"}])
+def test_a_site_alone_and_a_site_among_others_end_alike(connect, sites, wishes):
     """Sites with models of their own do not feel each other."""
-    alone = fit(model(connect(["north"]), parameters="adapters"))
+    alone = fit(model(connect(["north"]), **wishes))
     sites["north"].curator.restart()
-    together = fit(model(connect(), parameters="adapters"))
+    together = fit(model(connect(), **wishes))
     for a, b in zip(weights(alone.model("north")), weights(together.model("north")), strict=True):
         torch.testing.assert_close(a, b)
 
 
-def test_requests_of_a_step_are_under_way_at_the_same_time(connect, sites):
+@pytest.mark.parametrize("wishes", [{"parameters": "adapters"}, {"release": "critic"}])
+def test_requests_of_a_step_are_under_way_at_the_same_time(connect, sites, wishes):
     """Each site's answer waits until the other site's request has arrived: asked in turn, both would wait for ever."""
     barrier = threading.Barrier(2, timeout=20)
     for served in sites.values():
         served.curator.before_step = barrier.wait
-    adaptation = fit(model(connect(), shared=True, parameters="adapters"))
+    adaptation = fit(model(connect(), shared=True, **wishes))
     assert states(adaptation) == {"north": "finished", "south": "finished"}
 
 
@@ -124,12 +129,14 @@ def test_requests_of_a_step_are_under_way_at_the_same_time(connect, sites):
         ({"parameters": "adapters"}, True),
         ({"release": "rows"}, True),
         ({"parameters": "none"}, True),
+        ({"release": "critic"}, False),
+        ({"release": "critic"}, True),
     ],
 )
 def test_a_site_that_fails_in_mid_training_is_reported_and_resumed_later(
     connect, sites, wishes, shared, tmp_path, caplog
 ):
-    method = "AlignTarget" if "release" in wishes else "ReleaseQuantiles"
+    method = method_of(wishes)
     sites["south"].curator.failures[method] = [None, None, errors.CuratorUnavailable("gone")]
     with caplog.at_level(logging.WARNING):
         adaptation = fit(model(connect(), shared=shared, **wishes), checkpoint=tmp_path / "run")
@@ -144,21 +151,55 @@ def test_a_site_that_fails_in_mid_training_is_reported_and_resumed_later(
     assert states(again) == {"north": "finished", "south": "finished"}
     assert [served.curator.steps_charged for served in sites.values()] == [STEPS, STEPS]
     assert [served.curator.spent for served in sites.values()] == [1.0, 1.0]
-    if wishes == {"parameters": "adapters"} and not shared:  # the replay tunes on batches in the loader's own order
+    if wishes != {"parameters": "none"} and not shared:  # the replay tunes on batches in the loader's own order
         for a, b in zip(weights(adaptation.model("north")), weights(again.model("north")), strict=True):
             torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_exhausted_site_is_left_out_and_spends_nothing(connect, sites, shared):
+@pytest.mark.parametrize("wishes", [{"parameters": "adapters"}, {"release": "critic"}])
+def test_an_exhausted_site_is_left_out_and_spends_nothing(connect, sites, wishes, shared):
     federation = connect()
-    adaptation = model(federation, shared=shared, parameters="adapters")
+    adaptation = model(federation, shared=shared, **wishes)
     sites["south"].curator.spent = 4.5  # somebody else was faster
     fit(adaptation)
     assert states(adaptation) == {"north": "finished", "south": "refused"}
     assert adaptation.reports[1]["charged_epsilon"] == 0.0
     assert "BudgetExhausted" in adaptation.reports[1]["reason"]
     assert sites["south"].curator.spent == 4.5
+
+
+@pytest.mark.parametrize(("wishes", "shared"), [*((wishes, True) for wishes in WAYS), ({"release": "critic"}, False)])
+def test_a_site_that_goes_down_before_its_run_is_open_is_left_out(connect, sites, wishes, shared):
+    """It answers when the plan is priced, and no more when the run would be opened."""
+    adaptation = model(connect(), shared=shared, **wishes)
+    sites["south"].curator.failures["Describe"] = [None, errors.CuratorUnavailable("gone")]
+    fit(adaptation)
+    assert states(adaptation) == {"north": "finished", "south": "refused"}
+    assert "CuratorUnavailable: gone" in adaptation.reports[1]["reason"]
+    assert (sites["north"].curator.steps_charged, sites["south"].curator.spent) == (STEPS, 0.0)
+
+
+def test_a_shared_critic_follows_the_weighted_mean_of_the_sites_gradients(connect, sites):
+    """Weights 3 and 1: the step's private part is 3/4 of north's sums over its batch and 1/4 of south's."""
+    plans = connect(weights={"north": 3.0, "south": 1.0})
+    adaptation = model(plans, shared=True, release="critic", steps=1)
+    fit(adaptation)
+    private = torch.zeros(())
+    for name, share in (("north", 0.75), ("south", 0.25)):
+        run = adaptation.sites[name].run
+        (reply,) = [v for v in sites[name].curator.stored.values() if isinstance(v, pb.ReleaseCriticGradientResponse)]
+        sums = torch.from_numpy(CriticRelease.from_bytes(reply.critic_release).gradient)
+        private = private + share * sums / run.plan.batch_size
+    reversal = 2 / (1 + np.exp(-10)) - 1  # the run's only step is its last
+    adapter = torch.cat([p.grad.reshape(-1) for p in run.players.adapter])
+    torch.testing.assert_close(adapter, -reversal * private[: len(adapter)], rtol=1e-5, atol=1e-7)
+
+
+def test_sites_that_share_a_critic_plan_it_alike(connect, sites):
+    with pytest.raises(SettingsError, match="share one critic, so plan these alike"):
+        fit(model(connect(), shared=True, release="critic", hidden={"north": 8, "south": 4}))
+    assert [served.curator.spent for served in sites.values()] == [0.0, 0.0]
 
 
 def test_a_run_that_the_operator_closes_in_the_middle_ends_for_that_site_alone(connect, sites):

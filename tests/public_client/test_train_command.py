@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from public_client.adapted import load_adapted
 from public_client.cli import main
 from public_client.mock_curator import mock_description
+from shared import errors
 
 SHORT = ["--source-epochs", "1", "--steps", "3", "--batch", "40", "--directions", "8", "--device", "cpu"]
 
@@ -75,6 +76,37 @@ def test_two_curators_from_the_command_line(serve, tmp_path, tables):
     )  # fmt: skip
     assert again.exit_code == 3
     assert "holds a run already; continue it with --resume" in again.stderr
+
+
+def test_a_critic_trains_in_a_dry_run_and_against_two_curators_and_is_resumed(serve, tmp_path, tables):
+    short = ["--source-epochs", 1, "--steps", 4, "--batch", 40, "--device", "cpu", "--method", "dp-dann"]
+    dry = invoke("train", "--dry-run", *tables, *short, "--epsilon", 2, "--records", 500, "--plots", tmp_path / "plots")
+    assert dry.exit_code == 0, dry.output
+    assert "nothing was spent" in dry.stdout
+    (charged,) = re.findall(r"epsilon (\S+) for a run of 4 steps, each releasing a sanitized gradient of", dry.stdout)
+    assert 1.8 < float(charged) <= 2.0
+    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["epsilon.png"]
+    wrong = invoke("train", "--dry-run", *tables, *short, "--directions", 8)
+    assert wrong.exit_code == 9
+    assert "a critic's plan has no directions" in wrong.stderr
+
+    north, south = serve(record_shape=(6,)), serve(record_shape=(6,))
+    south.curator.failures["ReleaseCriticGradient"] = [None, None, errors.RunFinished("closed by the operator")]
+    words = [
+        "train", *tables, *short, "--checkpoint", tmp_path / "run", "--save", tmp_path / "adapted.safetensors",
+        "--curator", f"north={north.address}", "--credentials", north.credentials,
+        "--curator", f"south={south.address}", "--credentials", south.credentials,
+    ]  # fmt: skip
+    first = invoke(*words)
+    assert first.exit_code == 0, first.output
+    assert "south was set aside after 2 of 4 steps: RunFinished" in first.stdout
+    resumed = invoke(*words, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert "set aside" not in resumed.stdout
+    for served in (north, south):
+        assert (served.curator.steps_charged, served.curator.spent) == (4, 1.0)
+    saved = [load_adapted(tmp_path / f"adapted-{name}.safetensors", device="cpu") for name in ("north", "south")]
+    assert [model.plan["method"] for model in saved] == ["dp-dann", "dp-dann"]
 
 
 def test_a_local_baseline_over_two_seeds_on_ones_own_stand_in(tables):
