@@ -30,7 +30,6 @@ from shared.extractor import ExtractorGraph
 from shared.protocol import arrays
 from shared.protocol.digests import run_digest, step_digest
 from shared.protocol.messages import Critic, PublicMap, Quantiles, RunParameters
-from shared.protocol.receipts import encode_receipt
 from shared.protocol.status import to_status
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as rpc
@@ -231,7 +230,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
         )  # fmt: skip
         signature = self.key.sign(statement)
         self.entries.append(receipts.SignedEntry.parse(statement, signature))
-        return encode_receipt(receipts.Receipt.of(self.entries[-1]))
+        return pb.Receipt(statement=statement, signature=signature)
 
     def _begin(self, method, context):
         self.calls[method] += 1
