@@ -284,6 +284,16 @@ def test_each_exit_code_says_which_program_ends_with_it_and_shows_it(code):
     assert int(code) in shown
 
 
+@pytest.mark.parametrize("page", [*ERRORS.values(), *CODES.values()], ids=lambda page: page.stem)
+def test_links_lead_to_headings_that_are_there(page):
+    for target, _, anchor in re.findall(r"\]\(([^)#:]+)(#([^)]+))?\)", page.read_text()):
+        linked = page.parent / target
+        assert linked.exists(), target
+        headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE) if linked.suffix == ".md" else []
+        anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in anchors, f"{target}#{anchor}"
+
+
 def test_what_happens_between_commands_is_all_used():
     named = {
         step.name for page in (*ERRORS.values(), *CODES.values()) for step in steps(page) if isinstance(step, Meanwhile)
