@@ -147,18 +147,22 @@ def test_a_run_that_the_ledger_counts_dearer_than_planned_is_not_opened(connect,
         ("before", {"release": "critic"}),
         ("after", {"release": "critic"}),
         ("open", {"release": "critic"}),
+        ("declared", {"release": "critic"}),  # the declaration is on disk, and never arrived
     ],
 )
 def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, served, tmp_path, failure, wishes):
     method = method_of(wishes)
     if failure == "open":
         served.curator.lose_open_answer = True
+    elif failure == "declared":  # asked twice before the source training, and once before the run is opened
+        served.curator.failures["OpenRun"] = [None, None, None, errors.CuratorFault("killed")]
     elif failure == "before":
         served.curator.failures[method] = [None, None, errors.CuratorFault("killed")]
     else:
         served.curator.failures[method + ":after"] = [None, None, 1]
     with pytest.raises((errors.CuratorFault, errors.CuratorUnavailable)):
         fit(model(connect(), **wishes), checkpoint=tmp_path / "run")
+    assert Checkpoint(tmp_path / "run").begun
     adaptation = fit(model(connect(), **wishes), checkpoint=tmp_path / "run")
     assert served.curator.steps_charged == STEPS
     assert served.curator.spent == 1.0
