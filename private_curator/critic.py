@@ -38,7 +38,7 @@ class CriticAnswer:
     def encode(self, *, run_id: str, step: int) -> bytes:
         """The bytes that are stored and sent; their length depends on declared sizes only."""
         message = pb.CriticRelease(run_id=run_id, step=step)
-        message.gradient.CopyFrom(arrays.encode_grid(self.gradient.values, step=self.gradient.step))
+        message.gradient.CopyFrom(arrays.encode_grid(self.gradient))
         return message.SerializeToString(deterministic=True)
 
     def audit(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class EvaluationAnswer:
             (message.calibration, self.counts.calibration),
         ):
             if values is not None:
-                field.CopyFrom(arrays.encode_grid(values.values, step=values.step))
+                field.CopyFrom(arrays.encode_grid(values))
         return message.SerializeToString(deterministic=True)
 
     def audit(self) -> dict[str, Any]:

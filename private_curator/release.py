@@ -319,11 +319,11 @@ def _encode(released: Answer, grant: StepGranted) -> bytes:
         run_id=grant.run.run_id,
         step=grant.step_number,
         directions_seed=released.seed,
-        release=arrays.encode_grid(released.values.values, step=released.values.step),
+        release=arrays.encode_grid(released.values),
         cotangent_scale=released.cotangent_scale,
     )
     if released.gradient is not None:
-        message.gradient.CopyFrom(arrays.encode_grid(released.gradient.values, step=released.gradient.step))
+        message.gradient.CopyFrom(arrays.encode_grid(released.gradient))
     return message.SerializeToString(deterministic=True)
 
 

@@ -37,6 +37,7 @@ from shared.privacy.events import RunEvent
 from shared.protocol import limits, status
 from shared.protocol.digests import run_digest
 from shared.protocol.messages import RunParameters
+from shared.protocol.receipts import encode_receipt
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
 
@@ -357,4 +358,4 @@ def _budget(account: AccountStatus, *, closed: bool) -> pb.BudgetStatus:
 
 
 def _receipt(stored: StoredReply | Run) -> pb.Receipt:
-    return pb.Receipt(statement=stored.receipt.statement, signature=stored.receipt.signature)
+    return encode_receipt(stored.receipt)

@@ -108,7 +108,7 @@ class MockStep:
             values = release_coefficients(
                 features, U, coefficients=declared.release.coefficients, sigma=declared.release.sigma, noise=noise
             )
-        reply = pb.StepRelease(directions_seed=seed, release=arrays.encode_grid(values.values, step=values.step))
+        reply = pb.StepRelease(directions_seed=seed, release=arrays.encode_grid(values))
         if declared.gradient is not None:
             source = mapped.clipped(self._source(request.source))
             cotangents, reply.cotangent_scale = _cotangents(features, values, source, U, declared, seed)
@@ -125,7 +125,7 @@ class MockStep:
         declared = self.run.parameters.gradient
         assert declared is not None
         gradient = release_gradient(per_record, clip_norm=declared.clip_norm, sigma=declared.sigma, noise=noise)
-        return arrays.encode_grid(gradient.values, step=gradient.step)
+        return arrays.encode_grid(gradient)
 
     def _source(self, message: pb.SourceFeatures) -> Tensor:
         if message.WhichOneof("features") == "digest":

@@ -21,8 +21,9 @@ from public_client.exchange import PendingStep
 from shared.errors import ProtocolError, SettingsError
 from shared.protocol.digests import step_digest
 from shared.protocol.messages import PublicMap
+from shared.protocol.receipts import decode_receipt
 from shared.protocol.v1 import curator_pb2 as pb
-from shared.receipts import Receipt, SignedEntry
+from shared.receipts import SignedEntry
 
 RECEIPTS_FILE = "receipts.jsonl"
 LEDGER_KEY_FILE = "ledger.pub"
@@ -54,7 +55,7 @@ def checked_receipt(
         ProtocolError: it is signed by another key, or states another run, request, step or reply.
     """
     try:
-        receipt = Receipt.parse(message.statement, message.signature)
+        receipt = decode_receipt(message)
     except ValueError as error:
         raise ProtocolError(f"the curator's answer carries no receipt: {error}; tell the operator") from error
     problems = receipt.problems(

@@ -201,6 +201,7 @@ def _read_header(line: str, public_key: bytes) -> tuple[dict[str, Any], bool]:
         header = json.loads(statement)
         typed = (
             set(header) == {"client", "entries", "format", "head", "lines", "time"}
+            and signature.hex() == wrapper["signature"]  # one spelling only
             and header["format"] == FORMAT
             and type(header["entries"]) is int
             and all(isinstance(header[key], str) for key in ("client", "head", "lines", "time"))

@@ -118,6 +118,8 @@ class SignedEntry:
             signature = bytes.fromhex(value["signature"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidValue(f"not a signed entry: {error!r}") from error
+        if signature.hex() != value["signature"]:
+            raise InvalidValue("not a signed entry: a signature is written in lower-case hexadecimal, in one way only")
         return cls.parse(statement, signature)
 
     @classmethod

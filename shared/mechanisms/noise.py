@@ -23,7 +23,9 @@ from shared.mechanisms.keystream import Keystream, derived_key
 GRID_EXPONENT = 11  # 2048 steps for each sigma: rounding costs 2^-11 sigma, and 16 sigma fit in int16
 _LARGEST_SIGNAL = float(1 << 52)  # grid steps; far outside int32, and still exact in float64 with noise added
 
-Integer = Literal["int16", "int32"]
+Integer = Literal["int16", "int24", "int32"]
+_BITS: dict[Integer, int] = {"int16": 16, "int24": 24, "int32": 32}
+SURE_REACH = 10.0  # sigma; a value of the noise lies further out with probability 1.6e-23
 
 
 class NoiseSource(Protocol):
@@ -50,10 +52,12 @@ class GridArray:
     Attributes:
         values: int16 or int32, any shape; made read-only.
         step: units of the released quantity for each integer step, positive and finite.
+        integer: what each value fits in, by declared sizes and not by the values; decides their width on the wire.
     """
 
     values: NDArray[np.int16] | NDArray[np.int32]
     step: float
+    integer: Integer = "int32"
 
     def __post_init__(self) -> None:
         if self.values.dtype not in (np.dtype(np.int16), np.dtype(np.int32)):
@@ -159,6 +163,31 @@ def gaussian_on_grid(stream: Keystream, shape: tuple[int, ...], *, sigma: float,
     return table.sample(stream, math.prod(shape)).reshape(shape)
 
 
+def narrowest_integer(bound: float, *, sigma: float) -> Integer:
+    """The narrowest type that a noised signal saturates in practically never; a function of public numbers alone.
+
+    The width of a reply must not depend on the records, so it is the signal's largest possible value that decides,
+    with ten sigma of noise on top. Should a value saturate all the same, that is post-processing.
+
+    Args:
+        bound: no coordinate of the signal can be larger, in the released quantity's units.
+        sigma: standard deviation of the noise, in the same units.
+
+    Returns:
+        int32 if no narrower type will do.
+    """
+    reach = (bound + SURE_REACH * sigma) / grid_step(sigma)
+    for integer in ("int16", "int24"):
+        if reach <= _limit(integer):
+            return integer
+    return "int32"
+
+
+def _limit(integer: Integer) -> int:
+    """The largest value; the same on both sides keeps the law symmetric."""
+    return (1 << (_BITS[integer] - 1)) - 1
+
+
 def release_on_grid(signal: Tensor, *, sigma: float, noise: NoiseSource, integer: Integer) -> GridArray:
     """Round a signal to the grid, add grid noise, saturate.
 
@@ -167,7 +196,7 @@ def release_on_grid(signal: Tensor, *, sigma: float, noise: NoiseSource, integer
             errors are far below the grid's.
         sigma: standard deviation of the noise, in the same units.
         noise: where the noise comes from.
-        integer: the type that travels.
+        integer: the type that travels; see `narrowest_integer`.
 
     Returns:
         The release. Its privacy is the Gaussian mechanism's, with at most `step` added to each coordinate's
@@ -194,5 +223,7 @@ def release_steps(steps: Tensor, *, sigma: float, noise: NoiseSource, integer: I
     step = grid_step(sigma)
     whole = steps.clamp(-_LARGEST_SIGNAL, _LARGEST_SIGNAL).to(torch.int64).cpu().numpy()
     noised = whole + noise.grid_gaussian(tuple(steps.shape), sigma=sigma, step=step)
-    limit = np.iinfo(integer).max  # the same limit on both sides keeps the law symmetric
-    return GridArray(values=np.clip(noised, -limit, limit).astype(integer), step=step)
+    limit = _limit(integer)
+    kept = np.clip(noised, -limit, limit)
+    values = kept.astype(np.int16) if integer == "int16" else kept.astype(np.int32)
+    return GridArray(values=values, step=step, integer=integer)

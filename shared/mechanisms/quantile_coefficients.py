@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shared.errors import InvalidValue
-from shared.mechanisms.noise import GridArray, NoiseSource, release_on_grid
+from shared.mechanisms.noise import GridArray, NoiseSource, narrowest_integer, release_on_grid
 from shared.mechanisms.row_projections import project
 
 
@@ -68,14 +68,16 @@ def release_coefficients(
         noise: where the noise comes from.
 
     Returns:
-        int32 (L, k).
+        (L, k). A coefficient is at most sqrt(b) / 2: the sorted projections have norm at most sqrt(b) / 2, and the
+        basis is orthonormal.
 
     Raises:
         InvalidValue: a shape or L is outside what is allowed.
     """
     ordered = project(features, U).sort(dim=0).values  # (b, k)
     basis = cosine_basis(ordered.shape[0], coefficients, device=ordered.device)
-    return release_on_grid(basis.T @ ordered, sigma=sigma, noise=noise, integer="int32")
+    integer = narrowest_integer(math.sqrt(ordered.shape[0]) / 2, sigma=sigma)
+    return release_on_grid(basis.T @ ordered, sigma=sigma, noise=noise, integer=integer)
 
 
 def source_coefficients(source_projections: Tensor, *, batch: int, coefficients: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shared.errors import InvalidValue
-from shared.mechanisms.noise import GridArray, NoiseSource, release_on_grid
+from shared.mechanisms.noise import GridArray, NoiseSource, narrowest_integer, release_on_grid
 
 
 def project(features: Tensor, U: Tensor) -> Tensor:
@@ -43,6 +43,6 @@ def release_rows(features: Tensor, U: Tensor, *, sigma: float, noise: NoiseSourc
         noise: where the noise comes from.
 
     Returns:
-        int16 (b, k), saturating at 16 sigma.
+        (b, k), as int16 unless the noise is so small that a projection (at most 1/2) is more than six sigma.
     """
-    return release_on_grid(project(features, U), sigma=sigma, noise=noise, integer="int16")
+    return release_on_grid(project(features, U), sigma=sigma, noise=noise, integer=narrowest_integer(0.5, sigma=sigma))

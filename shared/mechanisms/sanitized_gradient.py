@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shared.errors import InvalidValue
 from shared.mechanisms.clipping import clip_factors, neutralise
-from shared.mechanisms.noise import GridArray, NoiseSource, grid_step, release_steps
+from shared.mechanisms.noise import GridArray, NoiseSource, grid_step, narrowest_integer, release_steps
 
 _CHUNK = 1 << 18  # numbers held in float64 at a time: 2 MiB stay in a core's own cache
 _LARGEST_INT32 = 2**31 - 1
@@ -54,7 +54,7 @@ def release_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, nois
         noise: where the noise comes from.
 
     Returns:
-        int32 (p,), the noised sum over the batch.
+        (p,), the noised sum over the batch, in the narrowest type that holds a sum of b C and ten sigma of noise.
 
     Raises:
         InvalidValue: the shape is wrong, or the sum could leave int32.
@@ -69,4 +69,5 @@ def release_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, nois
         finite = neutralise(rows)
         clipped = finite.to(torch.float64) * clip_factors(finite, clip_norm)
         total += torch.round(clipped / step).sum(dim=0)  # integers below 2^53: exact in any order
-    return release_steps(total, sigma=sigma, noise=noise, integer="int32")
+    integer = narrowest_integer(batch * clip_norm, sigma=sigma)
+    return release_steps(total, sigma=sigma, noise=noise, integer=integer)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shared.errors import RequestInvalid
+from shared.mechanisms.noise import GridArray, Integer
 from shared.protocol.limits import MAX_RANK
 from shared.protocol.v1 import curator_pb2 as pb
 
-_WIDTHS: dict[pb.GridArray.Width.ValueType, np.dtype[Any]] = {
-    pb.GridArray.WIDTH_INT16: np.dtype("<i2"),
-    pb.GridArray.WIDTH_INT32: np.dtype("<i4"),
+_BYTES: dict[pb.GridArray.Width.ValueType, int] = {
+    pb.GridArray.WIDTH_INT16: 2,
+    pb.GridArray.WIDTH_INT24: 3,
+    pb.GridArray.WIDTH_INT32: 4,
+}
+_WIDTHS: dict[Integer, pb.GridArray.Width.ValueType] = {
+    "int16": pb.GridArray.WIDTH_INT16,
+    "int24": pb.GridArray.WIDTH_INT24,
+    "int32": pb.GridArray.WIDTH_INT32,
 }
 
 
@@ -45,34 +51,47 @@ def decode_floats(message: pb.FloatArray, *, field: str, max_values: int) -> npt
     return array
 
 
-def encode_grid(values: npt.NDArray[np.signedinteger], *, step: float) -> pb.GridArray:
-    """Encodes int16 or int32 grid values.
+def encode_grid(released: GridArray) -> pb.GridArray:
+    """Encodes grid values at the width that their release declares: 2, 3 or 4 bytes each, little-endian.
 
     Raises:
-        TypeError: the values are neither int16 nor int32.
+        ValueError: a value does not fit in that width.
     """
-    for width, dtype in _WIDTHS.items():
-        if values.dtype == dtype:
-            data = np.ascontiguousarray(values, dtype=dtype).tobytes()
-            return pb.GridArray(shape=values.shape, width=width, data=data, step=step)
-    raise TypeError(f"grid values are int16 or int32, not {values.dtype}")
+    width = _WIDTHS[released.integer]
+    values, size = released.values, _BYTES[width]
+    limit = 1 << (8 * size - 1)
+    if values.size and not -limit <= int(values.min()) <= int(values.max()) < limit:
+        raise ValueError(f"the grid values do not fit in {released.integer}")
+    if size == 2:
+        data = values.astype("<i2", copy=False).tobytes()
+    else:
+        whole = np.ascontiguousarray(values, dtype="<i4")
+        data = whole.tobytes() if size == 4 else whole.view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+    return pb.GridArray(shape=values.shape, width=width, data=data, step=released.step)
 
 
 def decode_grid(message: pb.GridArray, *, field: str, max_values: int) -> tuple[npt.NDArray[np.signedinteger], float]:
-    """Decodes grid integers and their step.
+    """Decodes grid integers, as int16 or int32, and their step.
 
     Raises:
         RequestInvalid: rank, size, width, step or bytes do not agree.
     """
-    if message.width not in _WIDTHS:
-        raise _invalid(field, f"width {message.width} is unknown; allowed are int16 (1) and int32 (2)")
-    dtype = _WIDTHS[message.width]
+    if message.width not in _BYTES:
+        allowed = "int16 (1), int32 (2) and int24 (3)"
+        raise _invalid(field, f"width {message.width} is unknown; allowed are {allowed}")
+    size = _BYTES[message.width]
     count = _checked_count(message.shape, field=field, max_values=max_values)
-    if len(message.data) != dtype.itemsize * count:
-        raise _invalid(field, f"holds {len(message.data)} bytes; shape and width need {dtype.itemsize * count}")
+    if len(message.data) != size * count:
+        raise _invalid(field, f"holds {len(message.data)} bytes; shape and width need {size * count}")
     if not (math.isfinite(message.step) and message.step > 0):
         raise _invalid(field, f"step is {message.step}; it must be positive and finite")
-    return np.frombuffer(message.data, dtype=dtype).reshape(tuple(message.shape)).copy(), message.step
+    shape = tuple(message.shape)
+    if size == 3:
+        # The three bytes become the upper ones, and an arithmetic shift brings the sign along.
+        padded = np.zeros((count, 4), dtype=np.uint8)
+        padded[:, 1:] = np.frombuffer(message.data, dtype=np.uint8).reshape(count, 3)
+        return (padded.view("<i4").reshape(shape) >> 8).astype(np.int32), message.step
+    return np.frombuffer(message.data, dtype=f"<i{size}").reshape(shape).copy(), message.step
 
 
 def _checked_count(shape: Sequence[int], *, field: str, max_values: int) -> int:

@@ -27,9 +27,11 @@ from grpc_status import rpc_status
 
 from shared import errors, receipts
 from shared.extractor import ExtractorGraph
+from shared.mechanisms.noise import GridArray
 from shared.protocol import arrays
 from shared.protocol.digests import run_digest, step_digest
 from shared.protocol.messages import Critic, PublicMap, Quantiles, RunParameters
+from shared.protocol.receipts import encode_receipt
 from shared.protocol.status import to_status
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as rpc
@@ -178,7 +180,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
         assert self.run is not None
         release = self.run.release
         if isinstance(release, Critic):
-            gradient = arrays.encode_grid(self._sums(), step=1e-3)
+            gradient = arrays.encode_grid(GridArray(self._sums(), 1e-3))
             critic = pb.CriticRelease(run_id=step_input.run_id, step=self.steps_charged, gradient=gradient)
             return critic.SerializeToString()
         rows = release.coefficients if isinstance(release, Quantiles) else self.run.batch_size
@@ -187,11 +189,11 @@ class FakeCurator(rpc.CuratorServiceServicer):
             run_id=step_input.run_id,
             step=self.steps_charged,
             directions_seed=self.rng.bytes(32),
-            release=arrays.encode_grid(values, step=release.sigma / 2048),
+            release=arrays.encode_grid(GridArray(values, release.sigma / 2048)),
             cotangent_scale=0.5,
         )
         if self.run.gradient is not None:
-            message.gradient.CopyFrom(arrays.encode_grid(self._sums(), step=1e-3))
+            message.gradient.CopyFrom(arrays.encode_grid(GridArray(self._sums(), 1e-3)))
         return message.SerializeToString()
 
     def _sums(self):
@@ -230,7 +232,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
         )  # fmt: skip
         signature = self.key.sign(statement)
         self.entries.append(receipts.SignedEntry.parse(statement, signature))
-        return pb.Receipt(statement=statement, signature=signature)
+        return encode_receipt(receipts.Receipt.of(self.entries[-1]))
 
     def _begin(self, method, context):
         self.calls[method] += 1

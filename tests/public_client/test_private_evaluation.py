@@ -16,7 +16,7 @@ from public_client.private_evaluation import plan_evaluation, whole_model
 from shared.errors import InvalidValue, RequestInvalid
 from shared.extractor import Extractor
 from shared.mechanisms.evaluation_counts import EvaluationCounter, bin_edges
-from shared.mechanisms.noise import SeededNoise
+from shared.mechanisms.noise import GridArray, SeededNoise
 from shared.protocol.arrays import encode_grid
 from shared.protocol.evaluations import EvaluationRelease
 from shared.protocol.messages import Evaluation
@@ -47,7 +47,7 @@ def release_of(counter, declared, noise):
     for name in ("correct", "confusion", "calibration"):
         values = getattr(counts, name)
         if values is not None:
-            getattr(message, name).CopyFrom(encode_grid(values.values, step=values.step))
+            getattr(message, name).CopyFrom(encode_grid(values))
     return EvaluationRelease.from_bytes(message.SerializeToString())
 
 
@@ -195,7 +195,7 @@ def test_a_release_with_other_parts_than_declared_is_refused(counted):
 
 
 def _grid(*shape):
-    return encode_grid(np.zeros(shape, np.int32), step=1.0)
+    return encode_grid(GridArray(np.zeros(shape, np.int32), 1.0))
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,13 @@ class TestViews:
         except InvalidValue:
             assert "\n" not in text[:place]  # the header itself is no header any more
 
+    def test_a_signature_has_one_spelling(self, story):
+        lines = story.view()
+        letter = next(letter for letter in lines[0][14:142] if letter in "abcdef")
+        respelt = lines[0][:14] + lines[0][14:142].replace(letter, letter.upper()) + lines[0][142:]
+        with pytest.raises(InvalidValue):
+            _found(story.receipts, [respelt, *lines[1:]])
+
     @given(st.data())
     @settings(max_examples=100, deadline=None)
     def test_deleted_repeated_and_reordered_lines_are_found(self, story, data):

@@ -65,6 +65,8 @@ class GridArray(_message.Message):
         WIDTH_UNSPECIFIED: GridArray._Width.ValueType  # 0
         WIDTH_INT16: GridArray._Width.ValueType  # 1
         WIDTH_INT32: GridArray._Width.ValueType  # 2
+        WIDTH_INT24: GridArray._Width.ValueType  # 3
+        """Three bytes a value."""
 
     class Width(_Width, metaclass=_WidthEnumTypeWrapper):
         """The width of one integer on the wire."""
@@ -72,6 +74,8 @@ class GridArray(_message.Message):
     WIDTH_UNSPECIFIED: GridArray.Width.ValueType  # 0
     WIDTH_INT16: GridArray.Width.ValueType  # 1
     WIDTH_INT32: GridArray.Width.ValueType  # 2
+    WIDTH_INT24: GridArray.Width.ValueType  # 3
+    """Three bytes a value."""
 
     SHAPE_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
@@ -773,21 +777,21 @@ class Receipt(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    STATEMENT_FIELD_NUMBER: _builtins.int
+    PACKED_STATEMENT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
-    statement: _builtins.bytes
-    """Canonical JSON of the receipt."""
+    packed_statement: _builtins.bytes
+    """Canonical JSON of the receipt, as raw DEFLATE (RFC 1951) with the preset dictionary of shared/protocol/receipts.py."""
     signature: _builtins.bytes
     """Ed25519 over the statement."""
     def __init__(
         self,
         *,
-        statement: _builtins.bytes = ...,
+        packed_statement: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature", "statement", b"statement"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["packed_statement", b"packed_statement", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidValue
-from shared.mechanisms.noise import GridArray, SeededNoise, grid_exponent, grid_step, release_on_grid
+from shared.mechanisms.noise import GridArray, SeededNoise, grid_exponent, grid_step, narrowest_integer, release_on_grid
 
 
 def test_step_is_an_exact_power_of_two_below_sigma() -> None:
@@ -77,3 +77,19 @@ def test_malformed_grid_arrays_are_refused() -> None:
         GridArray(values=np.zeros(2, dtype=np.int64), step=1.0)  # type: ignore[arg-type]
     with pytest.raises(InvalidValue, match="step"):
         GridArray(values=np.zeros(2, dtype=np.int16), step=0.0)
+
+
+@pytest.mark.parametrize(
+    ("bound", "integer"),
+    [(0.0, "int16"), (5.99, "int16"), (6.0, "int24"), (4085.0, "int24"), (4086.0, "int32"), (1e9, "int32")],
+)
+def test_the_width_is_decided_by_the_largest_possible_signal_with_ten_sigma_of_noise(bound, integer):
+    for sigma in (1e-3, 1.0, 7.0):
+        assert narrowest_integer(bound * sigma, sigma=sigma) == integer
+
+
+@pytest.mark.parametrize(("integer", "bits"), [("int16", 16), ("int24", 24), ("int32", 32)])
+def test_saturation_is_symmetric_at_every_width(integer, bits):
+    signal = torch.tensor([1e12, -1e12])
+    released = release_on_grid(signal, sigma=1.0, noise=SeededNoise(b"s" * 32), integer=integer)
+    assert released.values.tolist() == [2 ** (bits - 1) - 1, 1 - 2 ** (bits - 1)]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shared.errors import RequestInvalid
+from shared.mechanisms.noise import GridArray
 from shared.protocol.arrays import decode_floats, decode_grid, encode_floats, encode_grid
 from shared.protocol.v1 import curator_pb2 as pb
 
@@ -21,20 +22,33 @@ def test_floats_survive_the_wire(values):
     np.testing.assert_array_equal(decoded, values)
 
 
-@pytest.mark.parametrize("dtype", [np.int16, np.int32])
-def test_grid_values_survive_the_wire_at_their_extremes(dtype):
-    info = np.iinfo(dtype)
-    values = np.array([[info.min, -1, 0], [1, 7, info.max]], dtype=dtype)
-    message = pb.GridArray.FromString(encode_grid(values, step=0.125).SerializeToString())
+@pytest.mark.parametrize(("bits", "dtype"), [(16, np.int16), (24, np.int32), (32, np.int32)])
+def test_grid_values_survive_the_wire_at_their_extremes(bits, dtype):
+    most = 2 ** (bits - 1)
+    values = np.array([[-most, -1, 0], [1, 7, most - 1]], dtype=dtype)
+    message = pb.GridArray.FromString(encode_grid(GridArray(values, 0.125, f"int{bits}")).SerializeToString())
+    assert len(message.data) == values.size * bits // 8
     decoded, step = decode_grid(message, field="x", max_values=6)
     assert step == 0.125
     assert decoded.dtype == dtype
     np.testing.assert_array_equal(decoded, values)
 
 
-def test_grid_values_of_other_widths_are_refused():
-    with pytest.raises(TypeError, match="int64"):
-        encode_grid(np.zeros(3, dtype=np.int64), step=1.0)
+@given(
+    hnp.arrays(
+        np.int32, hnp.array_shapes(max_dims=3, max_side=4, min_side=0), elements=st.integers(-(2**23), 2**23 - 1)
+    )
+)
+def test_three_bytes_hold_what_fits_in_them(values):
+    message = encode_grid(GridArray(values.copy(), 1.0, "int24"))
+    decoded, _ = decode_grid(message, field="x", max_values=10_000)
+    np.testing.assert_array_equal(decoded, values)
+
+
+@pytest.mark.parametrize("value", [2**23, -(2**23) - 1])
+def test_grid_values_that_do_not_fit_are_refused_and_never_cut(value):
+    with pytest.raises(ValueError, match="do not fit in int24"):
+        encode_grid(GridArray(np.array([value], dtype=np.int32), 1.0, "int24"))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import RequestInvalid
+from shared.mechanisms.noise import GridArray
 from shared.protocol import limits
 from shared.protocol.arrays import encode_grid
 from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, RunParameters, StepRelease
@@ -69,8 +70,8 @@ def test_a_run_without_a_release_is_refused():
 
 def test_a_step_release_is_decoded_in_real_units():
     message = pb.StepRelease(run_id="r", step=3, directions_seed=b"s" * 32, cotangent_scale=2.0)
-    message.release.CopyFrom(encode_grid(np.array([[2, -4]], dtype=np.int16), step=0.5))
-    message.gradient.CopyFrom(encode_grid(np.array([8], dtype=np.int32), step=0.25))
+    message.release.CopyFrom(encode_grid(GridArray(np.array([[2, -4]], dtype=np.int16), 0.5, "int16")))
+    message.gradient.CopyFrom(encode_grid(GridArray(np.array([8], dtype=np.int32), 0.25)))
     release = StepRelease.from_bytes(message.SerializeToString())
     np.testing.assert_array_equal(release.release, [[1.0, -2.0]])
     np.testing.assert_array_equal(release.gradient, [2.0])

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import InvalidValue
+from shared.protocol import receipts
+from shared.protocol.receipts import decode_receipt, encode_receipt
+from shared.protocol.v1 import curator_pb2 as pb
+from shared.receipts import FORMAT, MAX_STATEMENT_BYTES, Receipt, SignedEntry, canonical_json, sha256
+
+KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+
+
+def receipt(client: str = "ml-team", step: int = 3) -> Receipt:
+    payload = {name: sha256(name.encode()) for name in ("audit", "digest", "reply")}
+    names = {"client": client, "request_id": "5f2b6a70-9f0e-4c58-a9b4-2f7e1c6d8a01", "run": "9" * 32}
+    statement = canonical_json(
+        {"format": FORMAT, "kind": "step-answered", "payload": payload | names | {"step": step},
+         "previous": sha256(b"previous"), "seq": 812, "time": "2026-01-31T12:00:00.000000Z"}
+    )  # fmt: skip
+    return Receipt.of(SignedEntry.parse(statement, KEY.sign(statement)))
+
+
+@given(st.text(max_size=80), st.integers(1, 10**9))
+def test_a_receipt_survives_the_wire_bit_by_bit(client, step):
+    sent = receipt(client, step)
+    assert decode_receipt(pb.Receipt.FromString(encode_receipt(sent).SerializeToString())) == sent
+
+
+def test_a_receipt_travels_in_half_of_its_size():
+    assert len(encode_receipt(receipt()).packed_statement) < len(receipt().statement) / 2
+
+
+@given(st.binary(max_size=200))
+def test_other_bytes_are_refused(data):
+    with pytest.raises(InvalidValue):
+        decode_receipt(pb.Receipt(packed_statement=data))
+
+
+def test_a_bomb_and_trailing_bytes_are_refused():
+    packer = zlib.compressobj(level=9, wbits=-15, zdict=receipts._DICTIONARY)
+    bomb = packer.compress(b" " * (MAX_STATEMENT_BYTES * 4)) + packer.flush()
+    assert len(bomb) < 10_000
+    for packed in (bomb, encode_receipt(receipt()).packed_statement + b"x"):
+        with pytest.raises(InvalidValue, match="one whole stream"):
+            decode_receipt(pb.Receipt(packed_statement=packed))
