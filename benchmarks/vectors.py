@@ -1,8 +1,9 @@
 """One private adaptation of a small classifier of vectors; what office and heart share.
 
 The team's extractor is a fixed public linear map of the source (standardised columns, or principal components), its
-classifier one linear layer. The hospital's one release is replayed with the client's default view of features: a gain
-and a bias for each, and the classes' frequencies, as probable as the release and the prior make them together.
+classifier one linear layer. The hospital's one release is replayed with the client's default view of features (a gain
+and a bias for each, and the classes' frequencies, as probable as the release and the prior make them together), or with
+its view of tables with gaps.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from public_client.datasets import Labelled
 from public_client.progress import reporting
 from public_client.rehearsal import RehearsalHospital
 from public_client.source import Batches, source_loader, train_source
-from public_client.views import FeatureView
+from public_client.tables import TableView
+from public_client.views import FeatureView, View
 
 UPDATES = 1500  # of source-only training and, again, of tuning
 RATE = 0.03  # the default plan's
@@ -57,12 +59,14 @@ class Scores:
         trained_on: of the same classifier, tuned for as long as the adapted one without a view: the control.
         adapted: after the private adaptation.
         spent: epsilon that the curator's ledger charged, or that the accountant gave the release.
+        changed: whether the release spoke for a view; otherwise the adapted classifier is the source-only one.
     """
 
     source_only: Tensor
     trained_on: Tensor
     adapted: Tensor
     spent: float
+    changed: bool
 
 
 def standardised(source: Domain) -> nn.Linear:
@@ -70,6 +74,16 @@ def standardised(source: Domain) -> nn.Linear:
     records = torch.from_numpy(source.records).double()
     deviation = records.std(dim=0).clamp(min=1e-6)
     return _fixed(torch.diag(1.0 / deviation), -records.mean(dim=0) / deviation)
+
+
+def standardised_table(source: Domain, flag: float) -> nn.Linear:
+    """A fixed map of records (2 c,), values and flags of gaps: values as `standardised`, flags times `flag`."""
+    records = torch.from_numpy(source.records).double()
+    values = records[:, : records.shape[1] // 2]
+    deviation = values.std(dim=0).clamp(min=1e-6)
+    scales = torch.cat((1.0 / deviation, torch.full_like(deviation, flag)))
+    shift = torch.cat((-values.mean(dim=0) / deviation, torch.zeros_like(deviation)))
+    return _fixed(torch.diag(scales), shift)
 
 
 def principal_components(source: Domain, count: int) -> nn.Linear:
@@ -99,6 +113,7 @@ def adapt(
     delta: float,
     seed: int,
     service: bool,
+    fill: Tensor | None = None,
 ) -> Scores:
     """Trains on the source, has the target's release made, and adapts.
 
@@ -110,37 +125,48 @@ def adapt(
         delta: of that budget.
         seed: of the client's random choices.
         service: whether a curator process makes the release; otherwise this one does, by the same mechanism.
+        fill: (columns,) what stands for missing values, where records are a table.
     """
-    torch.manual_seed(seed)
     data = source.labelled()
     records = torch.from_numpy(target.records)
+    classifier, loader = source_trained(extractor, source, seed)
+    before = copy.deepcopy(classifier)
+    view = None if fill is None else TableView(fill)
+    if service:
+        adapted, spent = _over_the_service(extractor, classifier, loader, target, epsilon, delta, seed, view)
+    else:
+        adapted, spent = _here(extractor, classifier, data, target, epsilon, delta, seed, view), epsilon
+    longer = tuned(extractor, before, FeatureView(torch.ones(before.in_features)), data, seed)
     with torch.no_grad():
-        features = extractor(data.images)
-    classifier = nn.Linear(features.shape[1], int(data.labels.max()) + 1)
+        before_scores, adapted_scores = before(extractor(records)), adapted(extractor(records))
+        return Scores(
+            source_only=before_scores,
+            trained_on=longer(extractor(records)),
+            adapted=adapted_scores,
+            spent=spent,
+            changed=not torch.equal(before_scores, adapted_scores),
+        )
+
+
+def source_trained(extractor: nn.Module, source: Domain, seed: int) -> tuple[nn.Linear, Batches]:
+    """The source-only classifier, and the loader that trained it."""
+    torch.manual_seed(seed)
+    data = source.labelled()
+    with torch.no_grad():
+        width = extractor(data.images[:2]).shape[1]
+    classifier = nn.Linear(width, int(data.labels.max()) + 1)
+    with torch.no_grad():  # what is never seen on the source (flags of gaps) has no weight
+        classifier.weight[:, extractor(data.images).std(dim=0) == 0.0] = 0.0
     loader = source_loader(data, batch_size=_BATCH, seed=seed)
     train_source(extractor, classifier, loader, epochs=-(-UPDATES // len(loader)))
-    before = copy.deepcopy(classifier)
-    if service:
-        adapted, spent = _over_the_service(extractor, classifier, loader, target, epsilon, delta, seed)
-    else:
-        adapted, spent = _here(extractor, classifier, data, target, epsilon, delta, seed), epsilon
+    return classifier, loader
+
+
+def tuned(extractor: nn.Module, classifier: nn.Module, view: View, source: Labelled, seed: int) -> nn.Module:
+    """A copy of the classifier, tuned on the source seen through a view."""
+    generator = torch.Generator().manual_seed(seed)
     with reporting("", UPDATES, shown=False) as bar:
-        _, longer = replay.tune(
-            extractor,
-            before,
-            FeatureView(torch.ones(features.shape[1])),
-            data,
-            steps=UPDATES,
-            generator=torch.Generator().manual_seed(seed),
-            bar=bar,
-        )
-    with torch.no_grad():
-        return Scores(
-            source_only=before(extractor(records)),
-            trained_on=longer(extractor(records)),
-            adapted=adapted(extractor(records)),
-            spent=spent,
-        )
+        return replay.tune(extractor, classifier, view, source, steps=UPDATES, generator=generator, bar=bar)[1]
 
 
 def _over_the_service(
@@ -151,6 +177,7 @@ def _over_the_service(
     epsilon: float,
     delta: float,
     seed: int,
+    view: View | None,
 ) -> tuple[nn.Module, float]:
     with (
         RehearsalHospital(target.records, epsilon=epsilon, delta=delta, name="target", device="cpu") as hospital,
@@ -158,8 +185,9 @@ def _over_the_service(
     ):
         plan = curator.plan(epsilon=epsilon, tuning_steps=UPDATES)
         adaptation = DomainAdaptation(
-            copy.deepcopy(extractor), classifier, curator=curator, plan=plan, device="cpu", seed=seed, source_epochs=0
-        )
+            copy.deepcopy(extractor), classifier, curator=curator, plan=plan, view=view,
+            device="cpu", seed=seed, source_epochs=0,
+        )  # fmt: skip
         adaptation.fit(loader, progress=False)
         return adaptation.model().classifier, float(hospital.budget()["epsilon_spent"])
 
@@ -172,12 +200,17 @@ def _here(
     epsilon: float,
     delta: float,
     seed: int,
+    view: View | None,
 ) -> nn.Module:
     with torch.no_grad():
         seen, features = extractor(torch.from_numpy(target.records)), extractor(source.images)
     misfit = released(seen, features, epsilon=epsilon, delta=delta)
     generator = torch.Generator().manual_seed(seed)
-    with reporting("", replay.VIEW_STEPS + UPDATES, shown=False) as bar:
-        fitted = replay.find_view(extractor, source, misfit, learning_rate=RATE, generator=generator, bar=bar)
-        _, tuned = replay.tune(extractor, classifier, fitted.view, source, steps=UPDATES, generator=generator, bar=bar)
-    return tuned
+    with reporting("", replay.VIEW_STEPS, shown=False) as bar:
+        fitted = replay.find_view(
+            extractor, source, misfit, learning_rate=RATE, generator=generator, bar=bar, view=view
+        )
+    if not fitted.convinced:
+        return copy.deepcopy(classifier)
+    with reporting("", UPDATES, shown=False) as bar:
+        return replay.tune(extractor, classifier, fitted.view, source, steps=UPDATES, generator=generator, bar=bar)[1]

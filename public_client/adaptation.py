@@ -36,6 +36,7 @@ from public_client.progress import reporting
 from public_client.run_plan import RunPlan, plan_from_json
 from public_client.sites import ALONE, Group, Model, Site, reports, train_groups
 from public_client.source import Batches, collect, count_batches, train_source
+from public_client.views import View
 from public_client.ways import WAYS
 from shared.errors import InvalidValue, SettingsError
 from shared.source_statistics import SourceStatistics
@@ -57,6 +58,8 @@ class DomainAdaptation:
             always does.
         adapter: a small module of the vocabulary, records to records of the same shape and the identity at first, in
             the place of the plan's own adapter.
+        view: what the replay fits, in the place of the ready view for the kind of record: the identity of a
+            `tables.TableView` for tables with gaps.
         device: "auto", "cpu" or "cuda".
         seed: of every random choice on the client's side.
         source_epochs: passes of source-only training before the alignment; by default about 1500 updates, and 0 for
@@ -79,6 +82,7 @@ class DomainAdaptation:
         plan: RunPlan | Mapping[str, RunPlan],
         shared: bool = False,
         adapter: nn.Module | None = None,
+        view: View | None = None,
         device: str = "auto",
         seed: int = 0,
         source_epochs: int | None = None,
@@ -87,6 +91,7 @@ class DomainAdaptation:
         self.extractor = extractor.to(self.device)
         self.classifier = classifier.to(self.device)
         self.adapter = adapter
+        self.view = view
         self.seed = seed
         self.source_epochs = source_epochs
         self._curators, self._plans, self._weights = _by_name(curator, plan)
@@ -181,6 +186,7 @@ class DomainAdaptation:
             evaluate=self._by_site(evaluate),
             log=log if log is not None and ranks.first else NoLog(),
             adapter=self.adapter,
+            view=self.view,
         )
         way = self._way
         train_groups(groups, lambda group: way.begin(group, training), lambda group: way.fit(group, training))

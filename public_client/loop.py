@@ -20,6 +20,7 @@ from public_client.logs import NoLog, Recorder
 from public_client.progress import reporting
 from public_client.sites import Group, Model, Site
 from public_client.source import Batches
+from public_client.views import View
 from shared.mechanisms.feature_map import FeatureMap
 
 Evaluate = Callable[[nn.Module, nn.Module], float]
@@ -42,6 +43,7 @@ class Training:
         evaluate: by site, where labels of the target are at hand.
         log: told of every step.
         adapter: a module of the caller's own in the place of the plan's adapter, or None.
+        view: the identity of the view that the replay fits, or None for the ready one.
         ranks: the processes that train together.
     """
 
@@ -54,6 +56,7 @@ class Training:
     evaluate: Mapping[str, Evaluate] = field(default_factory=dict)
     log: Recorder = field(default_factory=NoLog)
     adapter: nn.Module | None = None
+    view: View | None = None
     ranks: Ranks = field(default_factory=Ranks.current)
 
     def record(self, site: Site, step: int, distance: float) -> None:

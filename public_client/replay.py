@@ -27,10 +27,11 @@ from torch.nn import functional
 from public_client.alignment import Alignment
 from public_client.checkpoint import Checkpoint
 from public_client.datasets import Labelled
-from public_client.evidence import Widths, widths
+from public_client.evidence import widths
 from public_client.misfit import Misfit
 from public_client.progress import Reporter
-from public_client.views import FeatureView, View, view_for
+from public_client.tables import TableView, find_gaps
+from public_client.views import CLASS_WIDTH, FeatureView, View, view_for
 from shared.protocol.messages import StepRelease
 
 MOST_RECORDS = 20_000  # source records that are kept for fitting and tuning
@@ -54,7 +55,7 @@ _FIT_BATCH = 320  # source records a step, in two halves
 _TUNE_BATCH = 128
 _TUNE_RATE = 1e-3
 _AVERAGED = 0.3  # the last part of the fit, over which its parameters are averaged
-_CLASS_WIDTH = 0.5  # of the prior on the logarithm of a class's frequency at the target over the source's
+_CONVINCED = math.log(20.0)  # nats by which the evidence must speak for a view of features, or none is used
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,14 @@ class Fitted:
         view: how it sees the source's records.
         class_weights: (classes,), its class frequencies over the source's.
         left: estimated distance F that is left.
+        convinced: whether the releases speak for a view at all. If not, the view is the identity, and the model had
+            better stay as it is, to the bit (`tune` would change it at random).
     """
 
     view: View
     class_weights: Tensor
     left: float
+    convinced: bool = True
 
 
 def draw_all(alignment: Alignment, store: Checkpoint | None, bar: Reporter) -> list[StepRelease]:
@@ -118,17 +122,15 @@ class _Posterior:
         self.classes = int(source.labels.max()) + 1
         self.values = misfit.values * len(misfit)
         self._scored = torch.randperm(len(source), generator=generator)
-        self.class_width = _CLASS_WIDTH
+        self.class_width = CLASS_WIDTH
         self.least_variance = 1.0
 
-    def learn_widths(self, view: FeatureView) -> None:
-        """Sets the widths of the view's priors and of the classes' to the most probable ones."""
-        found = self._widths(view)
-        view.factors.copy_(torch.tensor(found.factors[:2]))
-        self.class_width = _CLASS_WIDTH * found.factors[2]
-        self.least_variance = found.variance
+    def learn_widths(self, view: FeatureView) -> bool:
+        """Sets the widths of the view's priors and of the classes' to the most probable ones.
 
-    def _widths(self, view: FeatureView) -> Widths:
+        Returns:
+            Whether the releases are more probable under them than under other class frequencies alone.
+        """
         chosen = self._scored[: 4 * _SCORED]
         labels = self._source.labels[chosen]
         with torch.no_grad():
@@ -136,12 +138,20 @@ class _Posterior:
         d = features.shape[1]
 
         def residuals(parameters: Tensor) -> Tensor:
-            gain, bias, log_weights = parameters[:d], parameters[d : 2 * d], _CLASS_WIDTH * parameters[2 * d :]
+            gain, bias, log_weights = parameters[:d], parameters[d : 2 * d], CLASS_WIDTH * parameters[2 * d :]
             seen, weights = view.see(features, gain, bias), torch.exp(log_weights)[labels]
             numbers = range(min(len(self._misfit), 8))
             return torch.cat([self._misfit.residuals(seen, weights, number).flatten() for number in numbers])
 
-        return widths(residuals, (d, d, self.classes), features)
+        def of_classes(parameters: Tensor) -> Tensor:
+            return residuals(torch.cat((torch.zeros(2 * d).to(parameters), parameters)))
+
+        found = widths(residuals, (d, d, self.classes), features)
+        without = widths(of_classes, (self.classes,), features)
+        view.factors.copy_(torch.tensor(found.factors[:2]))
+        self.class_width = CLASS_WIDTH * found.factors[2]
+        self.least_variance = found.variance
+        return found.evidence - without.evidence > _CONVINCED
 
     def residuals(self, view: View, log_weights: Tensor, chosen: Tensor, number: int) -> Tensor:
         features = view(self._extractor, self._source.images[chosen])
@@ -194,6 +204,7 @@ def find_view(
     learning_rate: float,
     generator: torch.Generator,
     bar: Reporter,
+    view: View | None = None,
 ) -> Fitted:
     """The most probable view and class weights under which the source has the target's released coefficients.
 
@@ -204,14 +215,19 @@ def find_view(
         learning_rate: of the first rounds; half in the last; cosine to a twentieth in each.
         generator: of candidates and source batches.
         bar: told of each of at most `VIEW_STEPS` steps.
+        view: the identity of the kind of view to fit; not changed. By default the ready one for the kind of record.
     """
     extractor = _laid_out(extractor, source.images)
+    if isinstance(view, TableView):
+        gaps = find_gaps(view.to(source.images.device), extractor, source, misfit, generator=generator, bar=bar)
+        return Fitted(gaps.view, gaps.class_weights, gaps.left, convinced=gaps.gain > 0.0)
     posterior = _Posterior(extractor, source, misfit, generator)
     with torch.no_grad():
         features = extractor(source.images[: 4 * _SCORED])
-    identity = view_for(source.images, features)
-    if isinstance(identity, FeatureView):
-        posterior.learn_widths(identity)
+    identity = copy.deepcopy(view) if view is not None else view_for(source.images, features)
+    if isinstance(identity, FeatureView) and not posterior.learn_widths(identity):
+        even = torch.ones(posterior.classes).to(features)
+        return Fitted(identity, even, posterior.left(identity, torch.log(even)), convinced=False)
     views = [identity, *identity.candidates(CANDIDATES, generator)]
     starts = [_Start(view, torch.zeros(posterior.classes).to(features)) for view in views]
     variance = _rank(starts, posterior, _SCORED)
@@ -280,7 +296,8 @@ def tune(
     """Copies of both modules, fine-tuned on labelled source records seen through the view.
 
     Images vary a little at random, which makes up for what the view missed. An extractor whose features the view
-    changes stays as it is.
+    changes stays as it is. A view that keeps scores is not given labels: the classifier learns to say of what is seen
+    what it said of the record itself, so that the labels' chance adds nothing, and the identity changes nothing.
 
     Args:
         extractor: source-trained.
@@ -294,6 +311,10 @@ def tune(
     extractor, classifier = _laid_out(extractor, source.images), copy.deepcopy(classifier)
     trained = [*(extractor.parameters() if view.tunes_extractor else ()), *classifier.parameters()]
     view.requires_grad_(False)
+    scores: Tensor | None = None
+    if view.keeps_scores:
+        with torch.no_grad():
+            scores = torch.softmax(classifier(extractor(source.images)), dim=1)
     for parameter in trained:
         parameter.requires_grad_(True)
     optimizer = torch.optim.Adam(trained, lr=_TUNE_RATE)
@@ -301,7 +322,8 @@ def tune(
         optimizer.param_groups[0]["lr"] = _TUNE_RATE * (1.0 - t / steps)
         chosen = torch.randint(len(source), (min(_TUNE_BATCH, len(source)),), generator=generator)
         features = view(extractor, source.images[chosen], generator)
-        loss = functional.cross_entropy(classifier(features), source.labels[chosen])
+        wanted = source.labels[chosen] if scores is None else scores[chosen]
+        loss = functional.cross_entropy(classifier(features), wanted)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()

@@ -29,6 +29,8 @@ VARIATION = Variation(
 # Widths of the priors: standard deviations around the identity.
 _WARP, _STROKE, _GAMMA, _BLUR, _GAIN, _BIAS = 0.3, 0.5, 0.5, 0.5, 0.3, 0.3
 _FEATURE_GAIN, _FEATURE_BIAS = 0.3, 0.5  # of the logarithm; in deviations of the feature
+CLASS_WIDTH = 0.5
+"""Of the prior on the logarithm of a class's frequency at the target over the source's."""
 _UNIFORM_BORDER = 0.5  # a source has a background if this share of its border pixels are one value
 
 
@@ -38,9 +40,12 @@ class View(nn.Module):
     Attributes:
         tunes_extractor: whether the extractor may be trained on what is seen; not where the view is one of its
             features.
+        keeps_scores: whether the classifier learns the scores that it gave to unchanged records, not labels: then
+            tuning changes nothing but what the view asks for.
     """
 
     tunes_extractor = True
+    keeps_scores = False
 
     def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Features (m, d) of records (m, ...); varied a little at random if a generator is given."""
@@ -172,7 +177,7 @@ class FeatureView(View):
 
     def see(self, features: Tensor, log_gain: Tensor, bias: Tensor) -> Tensor:
         """Features (m, d) to the same, by gains and biases (d,) in units of their usual widths."""
-        return features * torch.exp(_FEATURE_GAIN * log_gain) + _FEATURE_BIAS * bias * self.spread
+        return moved_features(features, log_gain, bias, self.spread)
 
     def penalty(self) -> Tensor:
         """See `View.penalty`."""
@@ -192,6 +197,7 @@ class MixedViews(View):
         super().__init__()
         self.views = nn.ModuleList(views)
         self.tunes_extractor = all(view.tunes_extractor for view in views)
+        self.keeps_scores = all(view.keeps_scores for view in views)
         self._weights = torch.tensor(weights)
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -200,6 +206,11 @@ class MixedViews(View):
         number = int(torch.multinomial(self._weights, 1, generator=self._generator))
         seen: Tensor = self.views[number](extractor, records, generator)
         return seen
+
+
+def moved_features(features: Tensor, log_gain: Tensor, bias: Tensor, spread: Tensor) -> Tensor:
+    """Features (m, d) by gains and biases (d,) in units of their usual widths; spread (d,) is the biases' unit."""
+    return features * torch.exp(_FEATURE_GAIN * log_gain) + _FEATURE_BIAS * bias * spread
 
 
 def view_for(records: Tensor, features: Tensor) -> View:

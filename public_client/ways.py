@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from public_client.source import collect
 from public_client.views import MixedViews, View
 from shared.mechanisms.feature_map import FeatureMap
 from shared.protocol.messages import StepRelease
+
+_log = logging.getLogger(__name__)
 
 
 def begin_adapter(group: Group, training: Training) -> None:
@@ -112,6 +115,7 @@ def fit_view(group: Group, training: Training) -> None:
     generator = torch.Generator().manual_seed(training.seed)
     views: list[View] = []
     left: dict[str, float] = {}
+    convinced = False
     for site in group.live:
         alignment, own = _run(site), releases[site.name]
         with reporting(_title("fitting the view of", group, site), replay.VIEW_STEPS, shown=training.progress) as bar:
@@ -122,19 +126,25 @@ def fit_view(group: Group, training: Training) -> None:
                 learning_rate=site.plan.learning_rate,
                 generator=generator,
                 bar=bar,
+                view=training.view,
             )
         views.append(fitted.view)
+        convinced = convinced or fitted.convinced
         left[site.name] = fitted.left
         alignment.first = Seen(training.features, own[0], alignment.feature_map)
         with torch.no_grad():
             seen = fitted.view(extractor, source.images[: len(training.features)])
         alignment.last = Seen(seen, own[-1], alignment.feature_map)
-    view = views[0] if len(views) == 1 else MixedViews(views, [site.weight for site in group.live], training.seed)
-    steps = _plan(group.live[0]).tuning_steps
-    with reporting(_title("tuning on that view", group), steps, shown=training.progress) as bar:
-        tuned = replay.tune(
-            extractor, training.model.classifier, view, source, steps=steps, generator=generator, bar=bar
-        )
+    if convinced:
+        view = views[0] if len(views) == 1 else MixedViews(views, [site.weight for site in group.live], training.seed)
+        steps = _plan(group.live[0]).tuning_steps
+        with reporting(_title("tuning on that view", group), steps, shown=training.progress) as bar:
+            tuned = replay.tune(
+                extractor, training.model.classifier, view, source, steps=steps, generator=generator, bar=bar
+            )
+    else:
+        tuned = copy.deepcopy(extractor), copy.deepcopy(training.model.classifier)
+        _log.info("the releases of %s speak for no view; the model stays as it was trained on the source", group)
     training.ranks.synchronise(*tuned)  # every rank computed the same, up to what processors differ in
     group.install(Model(*tuned))
     for site in group.live:

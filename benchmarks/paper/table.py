@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import digits, heart, office
+from benchmarks import digits, heart, heart_ceiling, heart_made, office
 from benchmarks.accountant.settings import markdown_table
-from benchmarks.records import mean_and_deviation, read
+from benchmarks.records import mean_and_deviation, on_file, read
 
 Run = dict[str, Any]
 _NOT_RUN = "not run"
@@ -24,6 +24,8 @@ def write(path: Path) -> None:
         "office-8": office_table(read(office.RESULTS), epsilon=8.0),
         "office-1": office_table(read(office.RESULTS), epsilon=1.0),
         "heart": heart_table(read(heart.RESULTS)),
+        "ceiling": ceiling_table(read(heart_ceiling.RESULTS)),
+        "made": made_table(read(heart_made.RESULTS)),
     }
     text = _TEXT.read_text(encoding="utf-8")
     for name, part in parts.items():
@@ -73,14 +75,56 @@ def office_table(runs: Sequence[Run], *, epsilon: float) -> str:
 
 
 def heart_table(runs: Sequence[Run]) -> str:
-    """Every hospital on file."""
+    """Every hospital on file, for each choice of columns."""
     if not runs:
         return f"{_NOT_RUN.capitalize()}."
     rows = []
-    for target, epsilon in sorted({(run["target"], run["epsilon"]) for run in runs}):
-        group = [run for run in runs if (run["target"], run["epsilon"]) == (target, epsilon)]
-        rows.append([target, str(group[0]["records"]), f"{epsilon:g}", *_compared(group, "auc", 2)])
-    return markdown_table(["hospital", "n", "epsilon", *_COMPARED], rows)
+    for columns, target, epsilon in sorted({(run["columns"], run["target"], run["epsilon"]) for run in runs}):
+        wanted = {"columns": columns, "target": target, "epsilon": epsilon}
+        group = [run for run in runs if on_file(wanted, [run])]
+        luck = statistics.mean(run["chance"] for run in group)
+        changed = sum(run["changed"] for run in group)
+        task = [str(columns), target, str(group[0]["records"]), f"{epsilon:g}"]
+        rows.append([*task, *_compared(group, "auc", 2), f"{luck:.2f}", f"{changed} of {len(group)}"])
+    heads = ["columns", "hospital", "n", "epsilon", *_COMPARED, "± over patients", "adapted at all"]
+    return markdown_table(heads, rows)
+
+
+def ceiling_table(runs: Sequence[Run]) -> str:
+    """Gains over source-only of the limits, one line for each kind of knowledge."""
+    if not runs:
+        return f"{_NOT_RUN.capitalize()}."
+    tasks = sorted({(run["columns"], run["target"]) for run in runs})
+    groups = [[run for run in runs if (run["columns"], run["target"]) == task] for task in tasks]
+    rows = [
+        ["source-only: AUC", *(mean_and_deviation([run["source_only"] for run in group], 1) for group in groups)],
+        *(
+            [title, *(_signed([run[name] - run["source_only"] for run in group]) for group in groups)]
+            for name, title in heart_ceiling.LIMITS.items()
+        ),
+    ]
+    return markdown_table(["known of the target", *(f"{target}, {columns}" for columns, target in tasks)], rows)
+
+
+def made_table(runs: Sequence[Run]) -> str:
+    """Made targets by the number of columns with gaps."""
+    if not runs:
+        return f"{_NOT_RUN.capitalize()}."
+    rows = []
+    for columns, some in sorted({(run["columns"], run["with_gaps"] > 0) for run in runs}):
+        group = [run for run in runs if (run["columns"], run["with_gaps"] > 0) == (columns, some)]
+        counts = [sum(run[name] for run in group) for name in ("with_gaps", "found", "false")]
+        gains = [[run[name] - run["source_only"] for run in group] for name in ("gaps", "gains", "known")]
+        worse = sum(run["gaps"] < run["source_only"] for run in group)
+        row = [str(columns), "some" if some else "none", str(len(group)), f"{counts[1]} of {counts[0]}", str(counts[2])]
+        rows.append([*row, *(_signed(values, 2) for values in gains), f"{worse} of {len(group)}"])
+    heads = ["columns", "gaps", "targets", "columns found", "columns wrongly named", "view of gaps", "gains and biases"]
+    return markdown_table([*heads, "gaps known", "view of gaps below source-only"], rows)
+
+
+def _signed(values: Sequence[float], places: int = 1) -> str:
+    spread = f" ± {statistics.stdev(values):.{places}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):+.{places}f}{spread}"
 
 
 def _compared(group: Sequence[Run], figure: str, places: int) -> list[str]:
