@@ -12,12 +12,12 @@ WORKERS ?= 3
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-containers set-up lint types format proto lock settings-page accountant-table clean
+.PHONY: help demo test test-quick test-containers set-up lint types format proto lock settings-page accountant-table clean
 
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
-	@echo "make test              lint, types, import directions and all tests but those in containers"
-	@echo "make test-all          the same and the tests in containers (about half as long again)"
+	@echo "make test              lint, types, import directions and all tests, those in containers too"
+	@echo "make test-quick        the same without the containers"
 	@echo "make test-containers   the two sites in containers, on an engine of its own if none is given"
 	@echo "make accountant-table  write docs/accountant.md"
 	@echo "make settings-page     write docs/settings.md from both parties' settings"
@@ -35,13 +35,13 @@ set-up: $(VENV)/.ready
 demo: set-up
 	$(BIN)/dpswd-client demo --output demo-output
 
-test: set-up lint types
-	$(BIN)/pytest --numprocesses $(WORKERS) -m "not containers" $(ARGS)
-
 # The container tests start an engine of their own (root and Debian), or use the one in DOCKER_HOST; where there can be
-# none they are skipped, and the summary says so. They make the run half as long again.
-test-all: set-up lint types
+# none they are skipped, and the summary says so.
+test: set-up lint types
 	$(BIN)/pytest --numprocesses $(WORKERS) $(ARGS)
+
+test-quick: set-up lint types
+	$(BIN)/pytest --numprocesses $(WORKERS) -m "not containers" $(ARGS)
 
 test-containers: set-up
 	$(BIN)/pytest -m containers $(ARGS)
