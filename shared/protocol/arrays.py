@@ -98,8 +98,9 @@ def _checked_count(shape: Sequence[int], *, field: str, max_values: int) -> int:
     if len(shape) > MAX_RANK:
         raise _invalid(field, f"has {len(shape)} dimensions; at most {MAX_RANK} are allowed")
     count = math.prod(shape)
-    if count > max_values:
-        raise _invalid(field, f"has {count} values; at most {max_values} are allowed")
+    # A dimension of 0 must not hide others that no array can have.
+    if math.prod(size or 1 for size in shape) > max_values:
+        raise _invalid(field, f"has shape {tuple(shape)}; at most {max_values} values are allowed")
     return count
 
 

@@ -57,6 +57,7 @@ def test_grid_values_that_do_not_fit_are_refused_and_never_cut(value):
         (pb.FloatArray(shape=[2], data=b"\0" * 4), "needs 8"),
         (pb.FloatArray(shape=[1] * 9, data=b"\0" * 4), "at most 8"),
         (pb.FloatArray(shape=[2**31, 2**31], data=b""), "at most 100"),
+        (pb.FloatArray(shape=[16, 0, 2**32 - 1, 2**32 - 1], data=b""), "at most 100"),  # found by fuzzing
         (pb.FloatArray(shape=[1], data=np.float32("nan").tobytes()), "finite"),
         (pb.FloatArray(shape=[1], data=np.float32("inf").tobytes()), "finite"),
     ],
