@@ -33,7 +33,7 @@ Values = npt.NDArray[np.float64]
 
 LIMITS = {
     "trained_on": "control: as long, no knowledge",
-    "columns": "each column's mean and deviation",
+    "marginals": "each column's mean and deviation",
     "classes": "class frequencies",
     "both": "both",
     "monotone": "each column's whole distribution (monotone maps)",
@@ -101,7 +101,7 @@ def limits(source: Hospital, target: Hospital, seed: int) -> dict[str, float]:
     x, y = (site.records[:, :columns].astype(np.float64) for site in (source, target))
     mapped: dict[str, tuple[Values, Values]] = {
         "trained_on": (x, even),
-        "columns": (_affine(x, y, even), even),
+        "marginals": (_affine(x, y, even), even),
         "classes": (x, weights),
         "both": (_affine(x, y, weights), weights),
         "monotone": (_monotone(x, y), even),
