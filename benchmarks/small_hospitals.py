@@ -1,0 +1,112 @@
+"""How far one small release carries: the hospital of `docker compose up`, many times; writes docs/small-hospitals.md.
+
+    python -m benchmarks.small_hospitals run     # what is not on file yet
+    python -m benchmarks.small_hospitals write
+
+898 records of scikit-learn's digits behind a turn, smaller and paler, and the default recipe: one full-batch release,
+replayed. Source training and tuning have the same seed each time; what differs is the release's noise, its directions
+and the view's random starts. Releases are made in this process (`benchmarks.local`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.local import released
+from benchmarks.records import append, mean_and_deviation, on_file, read
+from public_client import experiment, replay
+from public_client.datasets import Task, load_task
+from public_client.evaluation import accuracy
+from public_client.progress import reporting
+from public_client.views import View, view_for
+
+RESULTS = Path(__file__).parent / "results" / "small-hospitals.json"
+PAGE = Path(__file__).parents[1] / "docs" / "small-hospitals.md"
+EPSILONS = (1.0, 2.0, 4.0)
+DELTA = 1e-5
+_EPOCHS = 65  # the default's 900 updates
+_TUNED = 1500
+_RATE = 0.03  # the default plan's
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("run", "write"))
+    parser.add_argument("--releases", type=int, default=20)
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        torch.set_num_threads(1)
+        _run(arguments.releases)
+    PAGE.write_text(page(read(RESULTS)), encoding="utf-8")
+
+
+def _run(releases: int) -> None:
+    task = load_task("digits")
+    model = experiment.train_source_model(
+        task.source, target=None, epochs=_EPOCHS, seed=0, device="cpu", progress=False
+    )
+    extractor = model.extractor.requires_grad_(False)
+    if not on_file({"epsilon": None}, read(RESULTS)):
+        still = view_for(task.source.images, torch.ones(2, 1))
+        before = accuracy(extractor, model.classifier, task.target)
+        without = _tuned(still, extractor, model.classifier, task, seed=0)
+        records = len(task.target)
+        append(RESULTS, {"epsilon": None, "accuracy": without, "source_only": before, "records": records})
+    for epsilon in EPSILONS:
+        for release in range(releases):
+            settings = {"epsilon": epsilon, "release": release}
+            if on_file(settings, read(RESULTS)):
+                continue
+            view = _fitted(extractor, task, epsilon, release)
+            found = _tuned(view, extractor, model.classifier, task, seed=release)
+            append(RESULTS, settings | {"accuracy": found})
+            print(settings, f"{found:.1f}", flush=True)
+
+
+def _fitted(extractor: nn.Module, task: Task, epsilon: float, release: int) -> View:
+    with torch.no_grad():
+        features, seen = extractor(task.source.images), extractor(task.target.images)
+    misfit = released(seen, features, epsilon=epsilon, delta=DELTA, seed=bytes([release, *range(31)]))
+    generator = torch.Generator().manual_seed(release)
+    with reporting("", replay.VIEW_STEPS, shown=False) as bar:
+        fit = replay.find_view(extractor, task.source, misfit, learning_rate=_RATE, generator=generator, bar=bar)
+    return fit.view
+
+
+def _tuned(view: View, extractor: nn.Module, classifier: nn.Module, task: Task, *, seed: int) -> float:
+    generator = torch.Generator().manual_seed(seed)
+    with reporting("", _TUNED, shown=False) as bar:
+        tuned = replay.tune(extractor, classifier, view, task.source, steps=_TUNED, generator=generator, bar=bar)
+    return accuracy(*tuned, task.target)
+
+
+def page(runs: list[dict[str, Any]]) -> str:
+    """docs/small-hospitals.md."""
+    control = next(run for run in runs if run["epsilon"] is None)
+    lines = ["| epsilon | mean and deviation | median | worst tenth | lowest | below no release |", "|---" * 6 + "|"]
+    lines.append(f"| no release | {control['accuracy']:.1f} (one run) | | | | |")
+    most = 0
+    for epsilon in EPSILONS:
+        found = sorted(run["accuracy"] for run in runs if run["epsilon"] == epsilon)
+        if not found:
+            lines.append(f"| {epsilon:g} | not run | | | | |")
+            continue
+        most = max(most, len(found))
+        worst = statistics.mean(found[: max(1, len(found) // 10)])
+        below = sum(value < control["accuracy"] for value in found)
+        usual = f"{mean_and_deviation(found)} | {statistics.median(found):.1f}"
+        lines.append(f"| {epsilon:g} | {usual} | {worst:.1f} | {found[0]:.1f} | {below} of {len(found)} |")
+    text = (Path(__file__).parent / "small_hospitals.txt").read_text(encoding="utf-8")
+    return text.format(
+        records=control["records"], runs=most, table="\n".join(lines), source_only=control["source_only"]
+    )
+
+
+if __name__ == "__main__":
+    main()
