@@ -9,9 +9,12 @@ from __future__ import annotations
 import secrets
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from public_client import replay
+from public_client.datasets import Labelled
 from public_client.misfit import Misfit
+from public_client.progress import reporting
 from shared.mechanisms.directions import directions
 from shared.mechanisms.feature_map import FeatureMap
 from shared.mechanisms.noise import SeededNoise
@@ -21,6 +24,7 @@ from shared.privacy.events import QuantileCoefficients, RunEvent, StepEvent
 from shared.protocol.messages import StepRelease
 
 DIRECTIONS, COEFFICIENTS, NORM = 200, 3, 0.4  # the default plan's
+RATE = 0.03  # likewise
 
 
 def released(
@@ -70,3 +74,33 @@ def released(
         cotangent_scale=0.0,
     )
     return Misfit([release], like=source, feature_map=feature_map, batch=n, sigma=sigma)
+
+
+def fitted(
+    extractor: nn.Module,
+    source: Labelled,
+    target: Tensor,
+    *,
+    epsilon: float,
+    delta: float,
+    seed: int,
+    records: int | None = None,
+) -> replay.Fitted:
+    """The default view, fitted to one release of target records.
+
+    Args:
+        extractor: frozen.
+        source: labelled public records.
+        target: (n, ...) private records.
+        epsilon: of the release.
+        delta: of the budget.
+        seed: below 256, of the release and of the fit's random starts.
+        records: see `released`.
+    """
+    with torch.no_grad():
+        features, seen = extractor(source.images[:4096]), extractor(target)
+    drawn = bytes([seed, *range(31)])
+    misfit = released(seen, features, epsilon=epsilon, delta=delta, seed=drawn, records=records)
+    generator = torch.Generator().manual_seed(seed)
+    with reporting("", replay.VIEW_STEPS, shown=False) as bar:
+        return replay.find_view(extractor, source, misfit, learning_rate=RATE, generator=generator, bar=bar)

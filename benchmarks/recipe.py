@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
+from benchmarks import local
 from benchmarks.digits import DELTA, SOURCE_EPOCHS
-from benchmarks.local import released
 from benchmarks.records import append, on_file, read
 from public_client import experiment, replay
 from public_client.augmentation import Variation, Warps, draw_variation
@@ -37,7 +36,6 @@ RESULTS = Path(__file__).parent / "results" / "recipe.json"
 PAGE = Path(__file__).parents[1] / "docs" / "recipe.md"
 RECORDS = {"mnist-usps": 7_291, "usps-mnist": 60_000}
 EPSILONS = {"mnist-usps": 0.5, "usps-mnist": 0.1}
-RATE = 0.03  # the default plan's
 _HELD_OUT = 2_000
 _STILL = Variation(warps=Warps(0.0, 0.0, 0.0, 0.0, 0.0), elastic=0.0, stroke=0.0, gamma=0.0)
 _SMALL = Variation(warps=VARIATION.warps, elastic=0.0, stroke=0.0, gamma=0.0)
@@ -114,7 +112,10 @@ def _compare(name: str, seed: int, arguments: argparse.Namespace) -> None:
         for settings in [settings for settings in wanted if settings["proxy"] == proxy]:
             recipe = RECIPES[settings["recipe"]]
             if recipe.fitted and fitted is None:
-                fitted = _fit(extractor, source, target, name, seed)
+                fitted = local.fitted(
+                    extractor, source, target.images,
+                    epsilon=EPSILONS[name], delta=DELTA, seed=seed, records=RECORDS[name],
+                )  # fmt: skip
             view = fitted.view if recipe.fitted and fitted is not None else view_for(source.images, torch.ones(2, 1))
             assert isinstance(view, ImageView)
             view.variation = recipe.variation
@@ -127,17 +128,6 @@ def _compare(name: str, seed: int, arguments: argparse.Namespace) -> None:
             figures = {"accuracy": accuracy(*tuned, target), "source_only": before}
             append(RESULTS, settings | figures)
             print(json.dumps(settings | figures), flush=True)
-
-
-def _fit(extractor: nn.Module, source: Labelled, target: Labelled, name: str, seed: int) -> replay.Fitted:
-    with torch.no_grad():
-        features, seen = extractor(source.images[:4096]), extractor(target.images)
-    drawn = bytes([seed, *range(31)])
-    misfit = released(seen, features, epsilon=EPSILONS[name], delta=DELTA, seed=drawn, records=RECORDS[name])
-    with reporting("", replay.VIEW_STEPS, shown=False) as bar:
-        return replay.find_view(
-            extractor, source, misfit, learning_rate=RATE, generator=torch.Generator().manual_seed(seed), bar=bar
-        )
 
 
 def _target(proxy: str, held_out: Labelled) -> Labelled:

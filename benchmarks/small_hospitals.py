@@ -4,8 +4,8 @@
     python -m benchmarks.small_hospitals write
 
 898 records of scikit-learn's digits behind a turn, smaller and paler, and the default recipe: one full-batch release,
-replayed. Source training and tuning have the same seed each time; what differs is the release's noise, its directions
-and the view's random starts. Releases are made in this process (`benchmarks.local`).
+replayed. The source-trained model is the same each time; what differs is the release's noise, its directions, the
+view's random starts and the tuning's draws. Releases are made in this process (`benchmarks.local`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.local import released
+from benchmarks.local import fitted
 from benchmarks.records import append, mean_and_deviation, on_file, read
+from benchmarks.vectors import UPDATES
 from public_client import experiment, replay
 from public_client.datasets import Task, load_task
 from public_client.evaluation import accuracy
@@ -31,8 +32,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "small-hospitals.md"
 EPSILONS = (1.0, 2.0, 4.0)
 DELTA = 1e-5
 _EPOCHS = 65  # the default's 900 updates
-_TUNED = 1500
-_RATE = 0.03  # the default plan's
 
 
 def main() -> None:
@@ -63,26 +62,16 @@ def _run(releases: int) -> None:
             settings = {"epsilon": epsilon, "release": release}
             if on_file(settings, read(RESULTS)):
                 continue
-            view = _fitted(extractor, task, epsilon, release)
-            found = _tuned(view, extractor, model.classifier, task, seed=release)
+            fit = fitted(extractor, task.source, task.target.images, epsilon=epsilon, delta=DELTA, seed=release)
+            found = _tuned(fit.view, extractor, model.classifier, task, seed=release)
             append(RESULTS, settings | {"accuracy": found})
             print(settings, f"{found:.1f}", flush=True)
 
 
-def _fitted(extractor: nn.Module, task: Task, epsilon: float, release: int) -> View:
-    with torch.no_grad():
-        features, seen = extractor(task.source.images), extractor(task.target.images)
-    misfit = released(seen, features, epsilon=epsilon, delta=DELTA, seed=bytes([release, *range(31)]))
-    generator = torch.Generator().manual_seed(release)
-    with reporting("", replay.VIEW_STEPS, shown=False) as bar:
-        fit = replay.find_view(extractor, task.source, misfit, learning_rate=_RATE, generator=generator, bar=bar)
-    return fit.view
-
-
 def _tuned(view: View, extractor: nn.Module, classifier: nn.Module, task: Task, *, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
-    with reporting("", _TUNED, shown=False) as bar:
-        tuned = replay.tune(extractor, classifier, view, task.source, steps=_TUNED, generator=generator, bar=bar)
+    with reporting("", UPDATES, shown=False) as bar:
+        tuned = replay.tune(extractor, classifier, view, task.source, steps=UPDATES, generator=generator, bar=bar)
     return accuracy(*tuned, task.target)
 
 

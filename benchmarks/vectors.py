@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from benchmarks.local import released
+from benchmarks.local import RATE, released
 from public_client import replay
 from public_client.adaptation import DomainAdaptation
 from public_client.datasets import Labelled
@@ -27,7 +27,6 @@ from public_client.tables import TableView
 from public_client.views import FeatureView, View
 
 UPDATES = 1500  # of source-only training and, again, of tuning
-RATE = 0.03  # the default plan's
 _BATCH = 64
 
 

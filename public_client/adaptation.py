@@ -58,8 +58,8 @@ class DomainAdaptation:
             always does.
         adapter: a small module of the vocabulary, records to records of the same shape and the identity at first, in
             the place of the plan's own adapter.
-        view: what the replay fits, in the place of the ready view for the kind of record: the identity of a
-            `tables.TableView` for tables with gaps.
+        view: what the replay (`parameters="none"`) fits, in the place of the ready view for the kind of record: the
+            identity of a `tables.TableView` for tables with gaps.
         device: "auto", "cpu" or "cuda".
         seed: of every random choice on the client's side.
         source_epochs: passes of source-only training before the alignment; by default about 1500 updates, and 0 for
@@ -70,7 +70,7 @@ class DomainAdaptation:
         sites: by name; each has its model, its history and, where it was set aside, the reason.
 
     Raises:
-        SettingsError: plans and curators do not belong together.
+        SettingsError: plans and curators do not belong together, or the plans' way has no use for the view.
     """
 
     def __init__(
@@ -98,6 +98,11 @@ class DomainAdaptation:
         ways = {p.parameters for p in self._plans.values()}
         if len(ways) > 1:
             raise SettingsError(f"the sites' plans train different parameters ({', '.join(sorted(ways))}); plan alike")
+        if view is not None and ways != {"none"}:
+            raise SettingsError(
+                f"a view is fitted to replayed releases, and the plan trains {', '.join(ways)}; plan with "
+                'parameters="none", or leave the view out'
+            )
         self.shared = shared or ways == {"all"}
         self._way = WAYS[next(iter(ways))]
         self.sites = self._fresh_sites(None)
@@ -145,6 +150,7 @@ class DomainAdaptation:
 
         Raises:
             BudgetExhausted: no site admits its plan; nothing was spent.
+            InvalidValue: the view cannot see such records; nothing was spent.
             ProtocolError: no site is left.
         """
         torch.manual_seed(self.seed)
@@ -176,6 +182,8 @@ class DomainAdaptation:
         else:
             self._restore(start)
             features = torch.as_tensor(start["features"]).to(self.device)
+        if self.view is not None:  # before anything is charged for it
+            self.view.check(collect(source_loader, most=max(1, self.plan.source_records)).images, features)
         training = Training(
             model=Model(self.extractor, self.classifier),
             source=source_loader,

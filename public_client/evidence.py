@@ -125,15 +125,12 @@ class Linearised:
         return torch.as_tensor(-0.5 * (log_determinant + wanted.square().sum() / variance - explained.square().sum()))
 
 
-def widths(
-    residuals: Callable[[Tensor], Tensor], groups: Sequence[int], like: Tensor, *, caution: float = CAUTION
-) -> Widths:
+def widths(residuals: Callable[[Tensor], Tensor], groups: Sequence[int], like: Tensor) -> Widths:
     """Finds them by gradient steps on the marginal likelihood.
 
     Args:
         residuals: parameters (p,), in units of their usual widths, to residuals (r,), in units of the noise.
         groups: numbers of parameters in each group, in order; they add up to p.
         like: any tensor of the parameters' type, on their device.
-        caution: nats that one usual width costs a group.
     """
-    return Linearised(residuals, groups, like).widths(caution)
+    return Linearised(residuals, groups, like).widths()

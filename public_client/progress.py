@@ -41,6 +41,11 @@ class _Bar:
         """Moves the bar by one and shows the text behind it."""
         self._progress.update(self._task, advance=1, status=text)  # type: ignore[arg-type]
 
+    def finish(self) -> None:
+        """What was done is all: less work than was foreseen need not look unfinished."""
+        done = next(task.completed for task in self._progress.tasks if task.id == self._task)
+        self._progress.update(self._task, total=done)  # type: ignore[arg-type]
+
 
 class _Display:
     """The one live display of the process: bars of trainings that run in parallel stand below each other."""
@@ -95,5 +100,6 @@ def reporting(title: str, total: int, *, shown: bool, done: int = 0) -> Iterator
     bar = _DISPLAY.open(title, total, done)
     try:
         yield bar
+        bar.finish()
     finally:
         _DISPLAY.close()

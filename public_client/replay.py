@@ -219,13 +219,14 @@ def find_view(
         view: the identity of the kind of view to fit; not changed. By default the ready one for the kind of record.
     """
     extractor = _laid_out(extractor, source.images)
-    if isinstance(view, TableView):
-        gaps = find_gaps(view.to(source.images.device), extractor, source, misfit, generator=generator, bar=bar)
+    given = None if view is None else copy.deepcopy(view).to(source.images.device)
+    if isinstance(given, TableView):
+        gaps = find_gaps(given, extractor, source, misfit, generator=generator, bar=bar)
         return Fitted(gaps.view, gaps.class_weights, gaps.left, convinced=gaps.gain > 0.0)
     posterior = _Posterior(extractor, source, misfit, generator)
     with torch.no_grad():
         features = extractor(source.images[: 4 * _SCORED])
-    identity = copy.deepcopy(view) if view is not None else view_for(source.images, features)
+    identity = given if given is not None else view_for(source.images, features)
     if isinstance(identity, FeatureView) and not posterior.learn_widths(identity):
         even = torch.ones(posterior.classes).to(features)
         return Fitted(identity, even, posterior.left(identity, torch.log(even)), convinced=False)

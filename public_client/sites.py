@@ -61,6 +61,7 @@ class Site:
         stale: the step that is under way was asked with weights of long ago; its answer is drawn and dropped.
         history: points of its course.
         lost: why it was set aside; None while it takes part.
+        convinced: whether its releases spoke for any change; if not, its model is the source-trained one.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Site:
     stale: bool = False
     history: list[HistoryPoint] = field(default_factory=list)
     lost: DpswdError | None = None
+    convinced: bool = True
 
     @property
     def run(self) -> ChargedRun[Any, Any]:
@@ -101,6 +103,7 @@ class Site:
             "state": self.state,
             "steps": self.steps,
             "planned_steps": self.plan.steps,
+            "convinced": self.convinced,
             "charged_epsilon": 0.0 if self.opened is None else self.plan.epsilon,
             "reason": None if self.lost is None else f"{type(self.lost).__name__}: {self.lost}",
         }

@@ -42,7 +42,7 @@ _RELEASES = 8  # that are looked at, at most
 class TableView(View):
     """Some values of the target's records are missing: a public value stands for each, and a flag tells.
 
-    Records are (m, 2 c): values, then flags of 0 (there) or 1 (missing).
+    Records are (m, 2 c), as the extractor sees them: values, then flags of 0 (there) or 1 (missing).
 
     Args:
         fill: (c,) what stands for a missing value of each column, in the records' own units.
@@ -86,6 +86,21 @@ class TableView(View):
         c = len(self.fill)
         values, flags, missing = records[:, :c], records[:, c:], uniforms < self.rates
         return torch.cat((torch.where(missing, self.fill, values), torch.where(missing, 1.0, flags)), dim=1)
+
+    def check(self, records: Tensor, features: Tensor) -> None:  # noqa: ARG002 - part of the interface
+        """See `View.check`."""
+        c = len(self.fill)
+        if records.dim() != 2 or records.shape[1] != 2 * c:
+            raise InvalidValue(
+                f"fill has {c} columns, records have shape {tuple(records.shape[1:])}; allowed: ({2 * c},), values and "
+                "then flags of gaps. Append the flags, or leave the view out"
+            )
+        flags = records[:, c:]
+        if not bool(((flags == 0.0) | (flags == 1.0)).all()):
+            raise InvalidValue(
+                f"the last {c} of a record's {2 * c} columns hold other numbers than 0 (there) and 1 (missing), so "
+                "they are no flags of gaps; append one flag for each column, and do not scale them with the values"
+            )
 
     def penalty(self) -> Tensor:
         """See `View.penalty`."""
@@ -139,20 +154,17 @@ def find_gaps(
         bar: told of each round.
 
     Raises:
-        InvalidValue: records are not values and flags of as many columns as fill has.
+        InvalidValue: records are not values and flags (0 or 1) of as many columns as fill has.
     """
-    if source.images.dim() != 2 or source.images.shape[1] != 2 * len(view.fill):
-        raise InvalidValue(
-            f"fill has {len(view.fill)} columns, records have shape {tuple(source.images.shape[1:])}; allowed: "
-            f"({2 * len(view.fill)},), values and then flags of gaps. Append the flags, or leave the view out"
-        )
+    view.check(source.images, source.images)
     search = _Search(extractor, source, misfit, generator)
     begin = search.state(_with(view, torch.zeros_like(view.fill), together=True))
     ends = [search.climb(begin, together, bar) for together in (True, False)]
     best = max(ends, key=lambda state: state.score)
     mode = best.linear.mode(best.widths).to(source.images)
     with torch.no_grad():
-        left = misfit.distance(search.residuals(best.view, mode).reshape(search.numbers, -1)[0])
+        each = search.residuals(best.view, mode).reshape(search.numbers, -1)
+        left = torch.stack([misfit.distance(residuals) for residuals in each]).mean()
     return FittedGaps(
         best.view, torch.exp(CLASS_WIDTH * mode[2 * len(view.fill) :]), float(left), best.score - begin.score
     )

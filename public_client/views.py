@@ -59,6 +59,13 @@ class View(nn.Module):
         """Other places where a fit may begin; none where one start is enough."""
         return []
 
+    def check(self, records: Tensor, features: Tensor) -> None:
+        """Told of source records (m, ...) and their features (m, d) before a release is paid for.
+
+        Raises:
+            InvalidValue: this view cannot see such records.
+        """
+
 
 class ImageView(View):
     """An affine resampling, sharpness, stroke thickness, gamma, gain and bias of images.
@@ -113,6 +120,14 @@ class ImageView(View):
             total = total + (parameter / width).square()
         total = total + ((affine.gain - 1) / _GAIN).square().sum() + (affine.bias / _BIAS).square().sum()
         return 0.5 * total
+
+    def check(self, records: Tensor, features: Tensor) -> None:  # noqa: ARG002 - part of the interface
+        """See `View.check`."""
+        if records.dim() != 4 or records.shape[1] != self.affine.channels:
+            raise InvalidValue(
+                f"the view is of images with {self.affine.channels} channels, records have shape "
+                f"{tuple(records.shape[1:])}; allowed: ({self.affine.channels}, h, w)"
+            )
 
     def candidates(self, count: int, generator: torch.Generator) -> list[View]:
         """Views that look through random warps: from the identity alone a turn is fitted as a shear."""
@@ -174,6 +189,14 @@ class FeatureView(View):
         with torch.no_grad():
             features = extractor(records)
         return self.see(features, self.log_gain * self.factors[0], self.bias * self.factors[1])
+
+    def check(self, records: Tensor, features: Tensor) -> None:  # noqa: ARG002 - part of the interface
+        """See `View.check`."""
+        if features.shape[1] != len(self.spread):
+            raise InvalidValue(
+                f"the view has one gain for each of {len(self.spread)} features, the extractor gives "
+                f"{features.shape[1]}; make it with the deviation of each feature, shape ({features.shape[1]},)"
+            )
 
     def see(self, features: Tensor, log_gain: Tensor, bias: Tensor) -> Tensor:
         """Features (m, d) to the same, by gains and biases (d,) in units of their usual widths."""

@@ -115,7 +115,6 @@ def fit_view(group: Group, training: Training) -> None:
     generator = torch.Generator().manual_seed(training.seed)
     views: list[View] = []
     left: dict[str, float] = {}
-    convinced = False
     for site in group.live:
         alignment, own = _run(site), releases[site.name]
         with reporting(_title("fitting the view of", group, site), replay.VIEW_STEPS, shown=training.progress) as bar:
@@ -129,13 +128,13 @@ def fit_view(group: Group, training: Training) -> None:
                 view=training.view,
             )
         views.append(fitted.view)
-        convinced = convinced or fitted.convinced
+        site.convinced = fitted.convinced
         left[site.name] = fitted.left
         alignment.first = Seen(training.features, own[0], alignment.feature_map)
         with torch.no_grad():
             seen = fitted.view(extractor, source.images[: len(training.features)])
         alignment.last = Seen(seen, own[-1], alignment.feature_map)
-    if convinced:
+    if any(site.convinced for site in group.live):
         view = views[0] if len(views) == 1 else MixedViews(views, [site.weight for site in group.live], training.seed)
         steps = _plan(group.live[0]).tuning_steps
         with reporting(_title("tuning on that view", group), steps, shown=training.progress) as bar:
@@ -144,7 +143,11 @@ def fit_view(group: Group, training: Training) -> None:
             )
     else:
         tuned = copy.deepcopy(extractor), copy.deepcopy(training.model.classifier)
-        _log.info("the releases of %s speak for no view; the model stays as it was trained on the source", group)
+        _log.warning(
+            "what %s released speaks for no shift that a view could follow: the model stays as it was trained on the "
+            "source. A larger epsilon, or an adapter, may see more",
+            group,
+        )
     training.ranks.synchronise(*tuned)  # every rank computed the same, up to what processors differ in
     group.install(Model(*tuned))
     for site in group.live:

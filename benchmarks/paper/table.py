@@ -119,7 +119,7 @@ def made_table(runs: Sequence[Run]) -> str:
         row = [str(columns), "some" if some else "none", str(len(group)), f"{counts[1]} of {counts[0]}", str(counts[2])]
         rows.append([*row, *(_signed(values, 2) for values in gains), f"{worse} of {len(group)}"])
     heads = ["columns", "gaps", "targets", "columns found", "columns wrongly named", "view of gaps", "gains and biases"]
-    return markdown_table([*heads, "gaps known", "view of gaps below source-only"], rows)
+    return markdown_table([*heads, "rates known, gaps together", "view of gaps below source-only"], rows)
 
 
 def _signed(values: Sequence[float], places: int = 1) -> str:

@@ -25,7 +25,7 @@ _LARGEST_SIGNAL = float(1 << 52)  # grid steps; far outside int32, and still exa
 
 Integer = Literal["int16", "int24", "int32"]
 _BITS: dict[Integer, int] = {"int16": 16, "int24": 24, "int32": 32}
-SURE_REACH = 10.0  # sigma; a value of the noise lies further out with probability 1.6e-23
+SURE_REACH = 10.0  # sigma; a value of the noise lies further out with probability 1.5e-23
 
 
 class NoiseSource(Protocol):

@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+from public_client.adaptation import DomainAdaptation
 from public_client.baselines import Coral, Dann, Swd
 from public_client.datasets import Labelled
 from public_client.evaluation import accuracy
 from public_client.methods import ALONE, LOCAL, Problem, method, method_names
 from public_client.mock_curator import MockCurator, mock_description
 from public_client.source import source_loader, train_source
+from public_client.tables import TableView
+from public_client.views import FeatureView, ImageView
 from shared.errors import InvalidValue, SettingsError
 
 D = 6
@@ -71,6 +74,47 @@ def test_every_private_method_runs_and_is_charged(trained, name):
     assert set(made.models) == set(made.plans) == {ALONE}
     assert curator.charges[0].epsilon == pytest.approx(1.0, rel=1e-2)
     assert (curator.charges[0].parameters.gradient is None) is (name == "replay")
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (TableView(torch.zeros(D)), "values and then flags of gaps"),
+        (TableView(torch.zeros(D // 2)), "no flags of gaps"),
+        (FeatureView(torch.ones(1)), "one gain for each of 1 features"),
+        (ImageView(1), "images with 1 channels"),
+    ],
+)
+def test_a_view_that_cannot_see_the_records_is_refused_before_anything_is_charged(trained, view, message):
+    extractor, classifier, loader = trained
+    curator = MockCurator(mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5))
+    plan = curator.plan(epsilon=1.0, source_records=64, directions=8)
+    training = DomainAdaptation(extractor, classifier, curator=curator, plan=plan, view=view, source_epochs=0)
+    with pytest.raises(InvalidValue, match=message):
+        training.fit(loader, progress=False)
+    assert curator.charges == []
+
+
+def test_a_view_without_a_replay_is_refused(trained):
+    extractor, classifier, _ = trained
+    curator = MockCurator(mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5))
+    plan = curator.plan(epsilon=1.0, steps=3, batch_size=50)
+    with pytest.raises(SettingsError, match="fitted to replayed releases, and the plan trains adapters"):
+        DomainAdaptation(extractor, classifier, curator=curator, plan=plan, view=FeatureView(torch.ones(1)))
+
+
+def test_a_run_whose_release_speaks_for_nothing_says_so(trained, caplog):
+    extractor, classifier, loader = trained
+    curator = MockCurator(mock_description(records=30, record_shape=(D,), epsilon=0.05, delta=1e-3))
+    plan = curator.plan(epsilon=0.05, source_records=64, directions=8)
+    training = DomainAdaptation(extractor, classifier, curator=curator, plan=plan, source_epochs=0)
+    training.fit(loader, progress=False)
+    (report,) = training.reports
+    assert report["state"] == "finished"
+    assert report["convinced"] is False
+    assert "speaks for no shift" in caplog.text
+    records = table(1).images
+    assert torch.equal(training.model().classifier(training.model().extractor(records)), classifier(extractor(records)))
 
 
 def test_a_method_says_what_it_lacks(trained):
