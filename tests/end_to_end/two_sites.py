@@ -18,12 +18,11 @@ STORY_S, TRAINING_S = 600, 240
 CONNECT = "--curator curator:50051 --credentials credentials"
 STEPS = 40
 TRAIN = f"train {CONNECT} --epsilon 1 --source-epochs 1 --parameters adapters --steps {STEPS} --batch 256"
-LEAST_RIGHT = 25.0
-"""Percent that a delivered model must get right; chance is 10.
+LEAST_RIGHT = 50.0
+"""Percent that a delivered model must get right; records or classes mixed up give 10.
 
-At epsilon 1 on 898 records the release leaves the view uncertain, and now and then a run ends below the source-only
-model (docs/small-hospitals.md: how often, and how low). The lowest of 80 runs had 41%; records or classes mixed up give
-chance.
+Over 20 releases at epsilon 1 the first hospital's models had 90.5 +- 3.6 and never less than 82 (docs/small-hospitals.md):
+a false alarm is eleven deviations away. The second hospital's, at 1.2, had the same spread a few points lower.
 """
 UNIT = {"HOME": "/var/lib/dpswd", "OMP_NUM_THREADS": "1"}
 
