@@ -61,7 +61,7 @@ class Site:
         stale: the step that is under way was asked with weights of long ago; its answer is drawn and dropped.
         history: points of its course.
         lost: why it was set aside; None while it takes part.
-        convinced: whether its releases spoke for any change; if not, its model is the source-trained one.
+        convinced: whether the releases behind its model spoke for any change; if not, that is the source-trained one.
     """
 
     name: str

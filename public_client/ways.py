@@ -115,6 +115,7 @@ def fit_view(group: Group, training: Training) -> None:
     generator = torch.Generator().manual_seed(training.seed)
     views: list[View] = []
     left: dict[str, float] = {}
+    convinced = False
     for site in group.live:
         alignment, own = _run(site), releases[site.name]
         with reporting(_title("fitting the view of", group, site), replay.VIEW_STEPS, shown=training.progress) as bar:
@@ -128,13 +129,13 @@ def fit_view(group: Group, training: Training) -> None:
                 view=training.view,
             )
         views.append(fitted.view)
-        site.convinced = fitted.convinced
+        convinced = convinced or fitted.convinced
         left[site.name] = fitted.left
         alignment.first = Seen(training.features, own[0], alignment.feature_map)
         with torch.no_grad():
             seen = fitted.view(extractor, source.images[: len(training.features)])
         alignment.last = Seen(seen, own[-1], alignment.feature_map)
-    if any(site.convinced for site in group.live):
+    if convinced:
         view = views[0] if len(views) == 1 else MixedViews(views, [site.weight for site in group.live], training.seed)
         steps = _plan(group.live[0]).tuning_steps
         with reporting(_title("tuning on that view", group), steps, shown=training.progress) as bar:
@@ -151,6 +152,7 @@ def fit_view(group: Group, training: Training) -> None:
     training.ranks.synchronise(*tuned)  # every rank computed the same, up to what processors differ in
     group.install(Model(*tuned))
     for site in group.live:
+        site.convinced = convinced
         site.steps = site.plan.steps
         training.record(site, site.steps, left[site.name])
     write_histories(group)
