@@ -152,10 +152,10 @@ def source_trained(extractor: nn.Module, source: Domain, seed: int) -> tuple[nn.
     torch.manual_seed(seed)
     data = source.labelled()
     with torch.no_grad():
-        width = extractor(data.images[:2]).shape[1]
-    classifier = nn.Linear(width, int(data.labels.max()) + 1)
+        features = extractor(data.images)
+    classifier = nn.Linear(features.shape[1], int(data.labels.max()) + 1)
     with torch.no_grad():  # what is never seen on the source (flags of gaps) has no weight
-        classifier.weight[:, extractor(data.images).std(dim=0) == 0.0] = 0.0
+        classifier.weight[:, features.std(dim=0) == 0.0] = 0.0
     loader = source_loader(data, batch_size=_BATCH, seed=seed)
     train_source(extractor, classifier, loader, epochs=-(-UPDATES // len(loader)))
     return classifier, loader

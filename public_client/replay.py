@@ -30,7 +30,7 @@ from public_client.datasets import Labelled
 from public_client.evidence import widths
 from public_client.misfit import Misfit
 from public_client.progress import Reporter
-from public_client.tables import TableView, find_gaps
+from public_client.tables import MOST_RELEASES, TableView, find_gaps
 from public_client.views import CLASS_WIDTH, FeatureView, View, view_for
 from shared.protocol.messages import StepRelease
 
@@ -122,6 +122,7 @@ class _Posterior:
         self._generator = generator
         self.classes = int(source.labels.max()) + 1
         self.values = misfit.values * len(misfit)
+        self._numbers = range(min(len(misfit), MOST_RELEASES))
         self._scored = torch.randperm(len(source), generator=generator)
         self.class_width = CLASS_WIDTH
         self.least_variance = 1.0
@@ -141,8 +142,7 @@ class _Posterior:
         def residuals(parameters: Tensor) -> Tensor:
             gain, bias, log_weights = parameters[:d], parameters[d : 2 * d], CLASS_WIDTH * parameters[2 * d :]
             seen, weights = view.see(features, gain, bias), torch.exp(log_weights)[labels]
-            numbers = range(min(len(self._misfit), 8))
-            return torch.cat([self._misfit.residuals(seen, weights, number).flatten() for number in numbers])
+            return torch.cat([self._misfit.residuals(seen, weights, i).flatten() for i in self._numbers])
 
         def of_classes(parameters: Tensor) -> Tensor:
             return residuals(torch.cat((torch.zeros(2 * d).to(parameters), parameters)))
@@ -177,15 +177,13 @@ class _Posterior:
     def square(self, view: View, log_weights: Tensor, records: int) -> float:
         """Mean squared residual over at most 8 releases, from the same source records for each candidate."""
         chosen = self._scored[:records]
-        numbers = range(min(len(self._misfit), 8))
-        total = sum(float(self.residuals(view, log_weights, chosen, i).square().mean()) for i in numbers)
-        return total / len(numbers)
+        total = sum(float(self.residuals(view, log_weights, chosen, i).square().mean()) for i in self._numbers)
+        return total / len(self._numbers)
 
     @torch.no_grad()
     def left(self, view: View, log_weights: Tensor) -> float:
         chosen = self._scored[: 4 * _SCORED]
-        numbers = range(min(len(self._misfit), 8))
-        distances = [self._misfit.distance(self.residuals(view, log_weights, chosen, i)) for i in numbers]
+        distances = [self._misfit.distance(self.residuals(view, log_weights, chosen, i)) for i in self._numbers]
         return float(torch.stack(distances).mean())
 
 

@@ -36,7 +36,7 @@ _STEP = 0.05  # usual widths, of the slopes
 _REPEATED = 768  # source records, repeated with other gaps, that a pattern is judged by
 _REFITTED = 2  # patterns of a round whose widths are found anew
 _ROUNDS = 30
-_RELEASES = 8  # that are looked at, at most
+MOST_RELEASES = 8  # that a judgement looks at
 
 
 class TableView(View):
@@ -187,7 +187,7 @@ class _Search:
         parts = torch.stack([torch.rand(m, c, generator=generator).argsort(dim=0) for _ in range(copies)])
         order = torch.rand(copies, m, c, generator=generator).argsort(dim=0)
         self._uniforms = ((order + (parts + 0.5) / m) / copies).reshape(copies * m, c).to(records)
-        self.numbers = min(len(misfit), _RELEASES)
+        self.numbers = min(len(misfit), MOST_RELEASES)
 
     def residuals(self, view: TableView, parameters: Tensor) -> Tensor:
         """All residuals (r,) of source records with shifted columns (gains, biases), classes' weights and gaps."""
