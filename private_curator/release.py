@@ -2,8 +2,8 @@
 
 1. *Consumed*: the ledger binds one charged step to this request, durably, before a record is read.
 2. *Sampled*: a secret, ordered sample of b records without replacement.
-3. *Extracted*: features of each record by itself, the public map, the clip to norm 1/2.
-4. *Directed*: a fresh seed for the directions U, after the weights have arrived.
+3. *Directed*: a fresh seed for the directions U, after the weights have arrived; a worker extracts meanwhile.
+4. *Extracted*: features of each record by itself, the public map, the clip to norm 1/2.
 5. *Released*: noisy projections or quantile coefficients.
 6. *Sanitized*: cotangents from the release and public source features; gradients of each record by itself through
    map, clip and extractor; clipped to C, summed, noised.
@@ -14,12 +14,9 @@ A crash or an error anywhere before 7 releases nothing: the request may be repea
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +24,11 @@ import torch
 from torch import Tensor
 
 from private_curator.admission import AdmittedStep, StepContent
-from private_curator.critic import CriticAnswer, critic_gradient
+from private_curator.answers import Answer, Released, audit_record, encode
+from private_curator.critic import critic_gradient
 from private_curator.denormals import flushed_denormals
-from private_curator.evaluation import EvaluationAnswer, evaluate
-from private_curator.ledger import Ledger, StepGranted, StoredReply
+from private_curator.evaluation import evaluate
+from private_curator.ledger import Ledger, StoredReply
 from private_curator.randomness import fresh_seed
 from private_curator.rehearsal import Records, Rehearsals, SyntheticRecords, rehearsed_step
 from private_curator.sampling import sample_without_replacement
@@ -46,11 +44,8 @@ from shared.mechanisms.quantile_cotangents import QuantileCotangent
 from shared.mechanisms.row_cotangents import noised_source_projections, row_cotangents
 from shared.mechanisms.row_projections import release_rows
 from shared.mechanisms.sanitized_gradient import release_gradient
-from shared.protocol import arrays
 from shared.protocol.messages import Critic, Evaluation, PublicMap, Quantiles, Rows, RunParameters
-from shared.protocol.v1 import curator_pb2 as pb
 
-AUDIT_FORMAT = "dpswd-audit-1"
 REHEARSED_SHARE = 0.5  # of the time limit: a rehearsed step may take so much, and a busy machine twice as long
 
 
@@ -60,27 +55,6 @@ class StepFailed(DpswdError):
 
 def no_checkpoint(_: str) -> None:
     """Does nothing: the default of the hook with which tests stop the process at a named point."""
-
-
-@dataclass(frozen=True)
-class Released:
-    """What a step releases, before it is encoded.
-
-    Attributes:
-        seed: 32 bytes, of the directions.
-        values: rows (b, k) or coefficients (L, k), noised.
-        gradient: (p,) noised sum, or None.
-        cotangent_scale: public divisor of the cotangents; 0 without a gradient.
-    """
-
-    seed: bytes
-    values: GridArray
-    gradient: GridArray | None
-    cotangent_scale: float
-
-
-Answer: TypeAlias = Released | EvaluationAnswer | CriticAnswer
-"""What a step may come to; each is encoded once and stored."""
 
 
 class ReleasePipeline:
@@ -96,7 +70,7 @@ class ReleasePipeline:
         parallel_steps: steps computed at the same time.
         max_attempts: how often one step is computed anew after failures.
         most_seconds: that one evaluation of an extractor may take.
-        checkpoint: called at named points: consumed, sampled, extracted, directed, released, sanitized, stored.
+        checkpoint: called at named points: consumed, sampled, directed, extracted, released, sanitized, stored.
     """
 
     def __init__(
@@ -156,7 +130,7 @@ class ReleasePipeline:
             self._checkpoint("consumed")
             with self._slots, flushed_denormals():
                 released = self._computed(step, extractor)
-            reply, audit = _encode(released, grant), _audit(released, step, grant, device=self._device)
+            reply, audit = encode(released, grant), audit_record(released, step, grant, device=self._device)
         except BaseException:
             self._ledger.abandon_step(grant)
             raise
@@ -245,14 +219,20 @@ class ReleasePipeline:
         records = data.take(sample)  # (b, *record_shape)
         checkpoint("sampled")
 
+        drawn: list[tuple[bytes, Tensor]] = []
+
+        def direct() -> None:
+            seed = fresh_seed()
+            U = directions(seed, extractor.facts.feature_dimension, parameters.directions, device=device)  # (d, k)
+            drawn.append((seed, U))
+            checkpoint("directed")
+
         names = parameters.gradient.parameters if parameters.gradient is not None else ()
-        raw = session.features(records, adapted=adapted, names=names).to(device)  # (b, d)
+        raw = session.features(records, adapted=adapted, names=names, meanwhile=direct).to(device)  # (b, d)
         features = feature_map.clipped(raw)
         checkpoint("extracted")
 
-        seed = fresh_seed()
-        U = directions(seed, features.shape[1], parameters.directions, device=device)  # (d, k)
-        checkpoint("directed")
+        ((seed, U),) = drawn
 
         values = _release(features, U, parameters, noise=self._noise)
         checkpoint("released")
@@ -309,42 +289,3 @@ def _feature_map(declared: PublicMap | None, feature_dimension: int, *, device: 
     return FeatureMap(
         center=torch.from_numpy(declared.center).to(device), scale=torch.from_numpy(declared.scale).to(device)
     )
-
-
-def _encode(released: Answer, grant: StepGranted) -> bytes:
-    """The bytes that are stored and sent; their length depends on declared sizes only."""
-    if not isinstance(released, Released):
-        return released.encode(run_id=grant.run.run_id, step=grant.step_number)
-    message = pb.StepRelease(
-        run_id=grant.run.run_id,
-        step=grant.step_number,
-        directions_seed=released.seed,
-        release=arrays.encode_grid(released.values),
-        cotangent_scale=released.cotangent_scale,
-    )
-    if released.gradient is not None:
-        message.gradient.CopyFrom(arrays.encode_grid(released.gradient))
-    return message.SerializeToString(deterministic=True)
-
-
-def _audit(released: Answer, step: AdmittedStep, grant: StepGranted, *, device: torch.device) -> dict[str, Any]:
-    """What an auditor needs to repeat the public part of a step; nothing of a record, and not the sample."""
-    parameters = step.parameters
-    common = {
-        "format": AUDIT_FORMAT,
-        "attempt": grant.attempt,
-        "device": device.type,
-        "batch": parameters.batch_size,
-        "graph": parameters.graph_digest,
-        "weights": parameters.weights_digest,
-        "adapted": hashlib.sha256(b"".join(value.tobytes() for value in step.adapted.values())).hexdigest(),
-    }
-    if not isinstance(released, Released):
-        return common | released.audit()
-    return common | {
-        "directions": parameters.directions,
-        "directions_seed": released.seed.hex(),
-        "source": None if step.source is None else hashlib.sha256(step.source.tobytes()).hexdigest(),
-        "release_step": released.values.step,
-        "gradient_step": None if released.gradient is None else released.gradient.step,
-    }

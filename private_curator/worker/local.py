@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -77,9 +77,16 @@ class _LocalSession:
         self._forward: ForwardPass | None = None
 
     def features(
-        self, records: FloatArray, *, adapted: FloatArray | None = None, names: tuple[str, ...] = ()
+        self,
+        records: FloatArray,
+        *,
+        adapted: FloatArray | None = None,
+        names: tuple[str, ...] = (),
+        meanwhile: Callable[[], None] | None = None,
     ) -> Tensor:
         """See `sessions.Session`."""
+        if meanwhile is not None:
+            meanwhile()
         flat = None if adapted is None else torch.from_numpy(adapted.copy())
         outputs, self._forward = evaluated(self._extractor, torch.from_numpy(records), names, flat)
         return outputs.cpu()

@@ -194,7 +194,12 @@ class _WorkerSession:
         self._pending = False  # whether the worker keeps a forward pass for gradients
 
     def features(
-        self, records: FloatArray, *, adapted: FloatArray | None = None, names: tuple[str, ...] = ()
+        self,
+        records: FloatArray,
+        *,
+        adapted: FloatArray | None = None,
+        names: tuple[str, ...] = (),
+        meanwhile: Callable[[], None] | None = None,
     ) -> Tensor:
         """See `sessions.Session`."""
         count, p = len(records), self._source.numbers(names)
@@ -215,7 +220,7 @@ class _WorkerSession:
             "features": _plain(self._slots[2]),
         }
         files = () if place.attached else (arena.descriptor,)
-        place.worker.ask(message, files, deadline=self._deadline())
+        place.worker.ask(message, files, deadline=self._deadline(), meanwhile=meanwhile)
         place.attached, self._pending = True, bool(names)
         # A copy: a worker that was taken over must not change features that were already measured and clipped.
         return torch.from_numpy(arena.array(self._slots[2]).copy())

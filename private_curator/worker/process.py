@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ from shared.errors import ExtractionStopped, RequestInvalid, SettingsError
 PROGRAM = (sys.executable, "-P", "-m", "private_curator.worker")
 _START_S = 120.0  # until a worker is ready: loading torch from a cold disk
 _END_S = 5.0  # until a worker that was told to end is killed
+# To glibc: a step's memory stays with the worker for its next step. Given back and taken anew, a step of 128 records
+# costs some 3,800 page faults, a third of its time. Other allocators do not know these names.
+_KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SYSTEMROOT")
 
 _log = logging.getLogger(__name__)
@@ -109,6 +112,7 @@ class WorkerProcess:
         lifeline, self._lifeline = os.pipe()
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= _KEEP_MEMORY
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 settings.program,
@@ -174,13 +178,21 @@ class WorkerProcess:
             self._confinement = Confinement({str(k): bool(v) for k, v in dict(layers or {}).items()})
         return self._confinement
 
-    def ask(self, message: dict[str, Any], files: tuple[int, ...] = (), *, deadline: float) -> dict[str, Any]:
+    def ask(
+        self,
+        message: dict[str, Any],
+        files: tuple[int, ...] = (),
+        *,
+        deadline: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> dict[str, Any]:
         """Sends one message and waits for its answer. A worker that fails in any way is ended.
 
         Args:
             message: see `loop`.
             files: that travel with it.
             deadline: on the monotonic clock.
+            meanwhile: called once, between the message and its answer.
 
         Raises:
             LimitReached: the worker exceeded its time or its memory.
@@ -191,6 +203,8 @@ class WorkerProcess:
         try:
             self._channel.settimeout(max(0.001, deadline - time.monotonic()))
             send(self._channel, message, files)
+            if meanwhile is not None:
+                meanwhile()
             self._channel.settimeout(max(0.001, deadline - time.monotonic()))
             answer, unexpected = receive(self._channel)
             for descriptor in unexpected:

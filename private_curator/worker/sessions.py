@@ -40,7 +40,12 @@ class Session(Protocol):
     """One step's evaluations, all by the same extractor. Not for several threads."""
 
     def features(
-        self, records: FloatArray, *, adapted: FloatArray | None = None, names: tuple[str, ...] = ()
+        self,
+        records: FloatArray,
+        *,
+        adapted: FloatArray | None = None,
+        names: tuple[str, ...] = (),
+        meanwhile: Callable[[], None] | None = None,
     ) -> Tensor:
         """Raw features of each record by itself.
 
@@ -49,6 +54,7 @@ class Session(Protocol):
             adapted: (p,) values of the adapted parameters, one behind the other in the order of `names`; None for
                 the uploaded values.
             names: the adapted parameters, if their gradients will be asked for.
+            meanwhile: called once, while another process evaluates; what it does needs no feature.
 
         Returns:
             (b, d), float32, in the curator's own memory.

@@ -22,7 +22,7 @@ RNG = np.random.default_rng(7)
 RECORDS = RNG.normal(size=(24, INPUTS)).astype(np.float32)
 SOURCE = (RNG.normal(size=(17, FEATURES)) + 0.3).astype(np.float32)
 MAP = PublicMap(center=np.full(FEATURES, 0.1, np.float32), scale=np.full(FEATURES, 0.6, np.float32))
-POINTS = ["consumed", "sampled", "extracted", "directed", "released", "sanitized", "stored"]
+POINTS = ["consumed", "sampled", "directed", "extracted", "released", "sanitized", "stored"]
 
 
 @pytest.fixture

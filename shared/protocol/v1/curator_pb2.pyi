@@ -780,7 +780,9 @@ class Receipt(_message.Message):
     PACKED_STATEMENT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     packed_statement: _builtins.bytes
-    """Canonical JSON of the receipt, as raw DEFLATE (RFC 1951) with the preset dictionary of shared/protocol/receipts.py."""
+    """Canonical JSON of the receipt, as raw DEFLATE (RFC 1951) with a preset dictionary: the text that stands in
+    shared/protocol/receipts.py, then the run's id, then, for a step, SHA-256 of the released bytes in hexadecimal.
+    """
     signature: _builtins.bytes
     """Ed25519 over the statement."""
     def __init__(
