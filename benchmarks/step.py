@@ -283,9 +283,11 @@ def memory(steps: int) -> list[str]:
 
 _HEAD = """# What the service costs around a step
 
-Written by `{command}`. The papers' LeNet-like extractor (d = 320) and one of a million parameters (d = 932), random
-records of 28 x 28, {directions} directions, loopback, mutual TLS, worker process, SQLite ledger on disk. Machine:
-{machine} at the start.
+Written by `{command}`.
+
+The papers' LeNet-like extractor (d = 320) and one of a million parameters (d = 932), random records of 28 x 28,
+{directions} directions, loopback, mutual TLS, worker process, SQLite ledger on disk. Machine: {machine}
+at the start.
 """
 
 _SAID = {

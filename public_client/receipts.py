@@ -55,7 +55,7 @@ def checked_receipt(
         ProtocolError: it is signed by another key, or states another run, request, step or reply.
     """
     try:
-        receipt = decode_receipt(message, run_id=run_id, reply=reply)
+        receipt = decode_receipt(message, run_id=run_id, request_id=request_id)
     except ValueError as error:
         raise ProtocolError(f"the curator's answer carries no receipt: {error}; tell the operator") from error
     problems = receipt.problems(

@@ -19,19 +19,11 @@ from pathlib import Path
 
 from public_client.receipts import LEDGER_KEY_FILE, RECEIPTS_FILE, read_pinned
 from shared import ledger_view
+from shared.chain_checks import Finding, Tampering, check_chain, read_export
 from shared.errors import InvalidValue, SettingsError
 from shared.ledger_view import STEP_CONSUMED, LedgerView
 from shared.privacy.budget import Price
-from shared.receipts import (
-    RUN_OPENED,
-    STEP_ANSWERED,
-    Finding,
-    Receipt,
-    SignedEntry,
-    Tampering,
-    check_chain,
-    read_export,
-)
+from shared.receipts import RUN_OPENED, STEP_ANSWERED, Receipt, SignedEntry
 
 _OWN = (RUN_OPENED, STEP_CONSUMED, STEP_ANSWERED)
 

@@ -23,17 +23,9 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from shared.chain_checks import Finding, Tampering
 from shared.errors import InvalidValue
-from shared.receipts import (
-    GENESIS,
-    RUN_OPENED,
-    STEP_ANSWERED,
-    Finding,
-    SignedEntry,
-    Tampering,
-    canonical_json,
-    sha256,
-)
+from shared.receipts import GENESIS, RUN_OPENED, STEP_ANSWERED, SignedEntry, canonical_json, sha256
 
 FORMAT = "dpswd-ledger-view-1"
 STEP_CONSUMED = "step-consumed"

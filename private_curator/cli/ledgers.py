@@ -19,9 +19,10 @@ from private_curator.ledger.backup import restore as restore_backup
 from private_curator.ledger.renyi import RenyiAccounting
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.witness import Witness
+from shared.chain_checks import read_export
 from shared.errors import GrantNotHeld, SettingsError
 from shared.ledger_view import write_view
-from shared.receipts import SignedEntry, read_export
+from shared.receipts import SignedEntry
 
 _EXIT_CORRUPT = 6
 _receipts_option = click.option(

@@ -24,8 +24,9 @@ from private_curator.ledger.budget import CLIENT, DATA_SET, Books, alone, requir
 from private_curator.ledger.database import Place, Session, by_seq
 from private_curator.ledger.kinds import DataSetState, Kind
 from private_curator.ledger.places import as_place
+from shared.chain_checks import Finding, Tampering, verify_receipts
 from shared.errors import InvalidValue, LedgerCorrupt
-from shared.receipts import Finding, SignedEntry, Tampering, sha256, verify_receipts
+from shared.receipts import SignedEntry, sha256
 
 # A stored price may differ from one computed anew by the last digits of another machine's library.
 PRICE_TOLERANCE = 1e-6

@@ -25,8 +25,9 @@ from private_curator.ledger.places import as_place
 from private_curator.ledger.sqlite import sync
 from private_curator.ledger.sqlite_file import SqliteFile, remove
 from private_curator.ledger.store import Clock, Transaction, no_checkpoint, read_entries, utc_now
+from shared.chain_checks import check_chain
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerError, LedgerUnavailable, RestoreRefused
-from shared.receipts import SignedEntry, check_chain
+from shared.receipts import SignedEntry
 
 # Short enough for a sentence, too long for a "yes".
 MIN_ACCEPTANCE_LENGTH = 30

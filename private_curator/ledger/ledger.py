@@ -153,7 +153,7 @@ class Ledger(OperatorActs, RunActs):
         return last
 
     def export(self) -> Iterator[str]:
-        """The whole chain, one line for each entry, for `shared.receipts.read_export`."""
+        """The whole chain, one line for each entry, for `shared.chain_checks.read_export`."""
         return (entry.to_json() for entry in self.history())
 
     def verify(self, *, receipts: Iterable[SignedEntry] = ()) -> VerificationReport:

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from public_client.commands.options import echo_json, format_option
+from shared.chain_checks import Finding
 from shared.errors import SettingsError
-from shared.receipts import Finding
 
 EXIT_FINDINGS = 13
 

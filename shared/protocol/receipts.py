@@ -1,8 +1,9 @@
 """Receipts on the wire: the signed JSON, deflated.
 
 Names, digests in hexadecimal and times make half a kilobyte of text, more than some steps release. A preset dictionary
-holds what every statement says, and behind it what this reply says anyway: its run and its own SHA-256. Noised values
-are not compressed: there is nothing to gain on noise.
+holds what every statement says, and behind it the ids of the run and of the request, which the client knows. Digests
+travel: what a receipt says of a reply must be told apart from what the client expects. Noised values are not
+compressed: there is nothing to gain on noise.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import zlib
 
 from shared.errors import InvalidValue
 from shared.protocol.v1 import curator_pb2 as pb
-from shared.receipts import MAX_STATEMENT_BYTES, Receipt, sha256
+from shared.receipts import MAX_STATEMENT_BYTES, Receipt
 
 # Part of the contract: another dictionary is another protocol version. The most likely text stands last.
 _DICTIONARY = (
@@ -25,23 +26,22 @@ _RAW = -zlib.MAX_WBITS  # no header and no checksum: the signature is the checks
 
 def encode_receipt(receipt: Receipt) -> pb.Receipt:
     """The receipt as it travels."""
-    packer = zlib.compressobj(level=9, wbits=_RAW, zdict=_dictionary(receipt.run_id, receipt.reply_digest))
+    packer = zlib.compressobj(level=9, wbits=_RAW, zdict=_dictionary(receipt.run_id, receipt.request_id))
     return pb.Receipt(packed_statement=packer.compress(receipt.statement) + packer.flush(), signature=receipt.signature)
 
 
-def decode_receipt(message: pb.Receipt, *, run_id: str, reply: bytes | None) -> Receipt:
+def decode_receipt(message: pb.Receipt, *, run_id: str, request_id: str) -> Receipt:
     """Reads a receipt that has travelled. Nothing is verified yet; at most MAX_STATEMENT_BYTES are unpacked.
 
     Args:
         message: the receipt.
         run_id: of the reply that it came with.
-        reply: the released bytes that it came with; None for the opening of a run.
+        request_id: of the request that was answered.
 
     Raises:
         InvalidValue: the bytes are no statement of a charge or an answer.
     """
-    digest = None if reply is None else sha256(reply)
-    unpacker = zlib.decompressobj(wbits=_RAW, zdict=_dictionary(run_id, digest))
+    unpacker = zlib.decompressobj(wbits=_RAW, zdict=_dictionary(run_id, request_id))
     try:
         statement = unpacker.decompress(message.packed_statement, MAX_STATEMENT_BYTES + 1)
     except zlib.error as error:
@@ -51,6 +51,6 @@ def decode_receipt(message: pb.Receipt, *, run_id: str, reply: bytes | None) -> 
     return Receipt.parse(statement, message.signature)
 
 
-def _dictionary(run_id: str, reply_digest: str | None) -> bytes:
-    """The contract's dictionary, and behind it, where a match is cheapest, what is known from the reply itself."""
-    return _DICTIONARY + (run_id + (reply_digest or "")).encode()
+def _dictionary(run_id: str, request_id: str) -> bytes:
+    """The contract's dictionary, and behind it, where a match is cheapest, what both sides know without it."""
+    return _DICTIONARY + (run_id + request_id).encode()

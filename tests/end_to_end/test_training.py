@@ -15,7 +15,7 @@ from public_client.evaluation import accuracy, features
 from public_client.networks import digits_network
 from public_client.rehearsal import RehearsalHospital
 from public_client.source import source_loader, train_source
-from shared import receipts
+from shared import chain_checks
 from shared.errors import BudgetExhausted, RunFinished
 
 pytestmark = pytest.mark.end_to_end
@@ -78,7 +78,7 @@ def test_the_eight_line_session_adapts_and_the_spent_budget_refuses_also_after_a
     np.testing.assert_array_equal(
         loaded.predict(task.target.images).numpy(), model.predict(task.target.images).cpu().numpy()
     )
-    entries, findings = receipts.read_export((tmp_path / "run" / "receipts.jsonl").read_text().splitlines())
+    entries, findings = chain_checks.read_export((tmp_path / "run" / "receipts.jsonl").read_text().splitlines())
     assert (len(entries), findings) == (41, [])  # the run's charge, and each of its steps
     assert all(entry.signed_by(key) for entry in entries)
 

@@ -7,7 +7,7 @@ import pytest
 from public_client.connection import Patience, call
 from public_client.curator import Curator
 from public_client.exchange import PendingStep
-from shared import errors, receipts
+from shared import chain_checks, errors
 from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, RunParameters
 from shared.protocol.v1 import curator_pb2 as pb
 
@@ -149,10 +149,10 @@ def test_receipts_are_kept_once_and_form_a_chain(hospital, served, tmp_path):
     np.testing.assert_array_equal(first.release, again.release)
     hospital.release_quantiles(run)
     lines = (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()
-    entries, findings = receipts.read_export(lines)
+    entries, findings = chain_checks.read_export(lines)
     assert (len(entries), findings) == (3, [])  # the charge and two answers
     key = bytes.fromhex(hospital.describe().ledger_public_key)
-    assert receipts.verify_receipts(served.curator.entries, entries, key) == ()
+    assert chain_checks.verify_receipts(served.curator.entries, entries, key) == ()
 
 
 def test_a_receipt_for_another_reply_is_refused(hospital, served):

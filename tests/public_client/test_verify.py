@@ -24,10 +24,11 @@ from private_curator.ledger.renyi import RenyiAccounting
 from public_client.cli import main
 from public_client.receipts import ReceiptFile, check_pinned
 from public_client.verify import pinned_key, read_receipts, verify
+from shared.chain_checks import Tampering, read_export
 from shared.errors import InvalidValue, LedgerCorrupt, ProtocolError, SettingsError
 from shared.ledger_view import read_view, write_view
 from shared.privacy.events import QuantileCoefficients, RunEvent, StepEvent
-from shared.receipts import GENESIS, SignedEntry, Tampering, canonical_json, read_export, sha256
+from shared.receipts import GENESIS, SignedEntry, canonical_json, sha256
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"v" * 32)
 PUBLIC = KEY.public_key().public_bytes_raw()

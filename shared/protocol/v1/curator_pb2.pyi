@@ -781,7 +781,7 @@ class Receipt(_message.Message):
     SIGNATURE_FIELD_NUMBER: _builtins.int
     packed_statement: _builtins.bytes
     """Canonical JSON of the receipt, as raw DEFLATE (RFC 1951) with a preset dictionary: the text that stands in
-    shared/protocol/receipts.py, then the run's id, then, for a step, SHA-256 of the released bytes in hexadecimal.
+    shared/protocol/receipts.py, then the run's id, then the request's id.
     """
     signature: _builtins.bytes
     """Ed25519 over the statement."""
