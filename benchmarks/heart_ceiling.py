@@ -90,7 +90,7 @@ def limits(source: Hospital, target: Hospital, seed: int) -> dict[str, float]:
             return auc(decision(classifier(extractor(torch.from_numpy(target.records)))), target.labels)
 
     def after(view: View, data: Labelled) -> float:
-        return score(tuned(extractor, before, view, data, seed))
+        return score(tuned(extractor, before, view, data, seed)[1])
 
     same = FeatureView(torch.ones(before.in_features))
     fill, missing = torch.from_numpy(target.fill), torch.from_numpy(target.missing)

@@ -101,7 +101,7 @@ def run(source: Hospital, target: Hospital, epsilon: float, seed: int, arguments
     identity = TableView(torch.from_numpy(task.target.fill))
 
     def score(view: View | None) -> float:
-        classifier = before if view is None else tuned(extractor, before, view, data, seed)
+        classifier = before if view is None else tuned(extractor, before, view, data, seed)[1]
         with torch.no_grad():
             return auc(decision(classifier(extractor(patients))), task.target.labels)
 

@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from benchmarks.local import fitted
 from benchmarks.records import append, mean_and_deviation, on_file, read
-from benchmarks.vectors import UPDATES
-from public_client import experiment, replay
-from public_client.datasets import Task, load_task
+from benchmarks.vectors import tuned
+from public_client import experiment
+from public_client.datasets import load_task
 from public_client.evaluation import accuracy
-from public_client.progress import reporting
-from public_client.views import View, view_for
+from public_client.views import view_for
 
 RESULTS = Path(__file__).parent / "results" / "small-hospitals.json"
 PAGE = Path(__file__).parents[1] / "docs" / "small-hospitals.md"
@@ -54,7 +52,7 @@ def _run(releases: int) -> None:
     if not on_file({"epsilon": None}, read(RESULTS)):
         still = view_for(task.source.images, torch.ones(2, 1))
         before = accuracy(extractor, model.classifier, task.target)
-        without = _tuned(still, extractor, model.classifier, task, seed=0)
+        without = accuracy(*tuned(extractor, model.classifier, still, task.source, 0), task.target)
         records = len(task.target)
         append(RESULTS, {"epsilon": None, "accuracy": without, "source_only": before, "records": records})
     for epsilon in EPSILONS:
@@ -63,16 +61,9 @@ def _run(releases: int) -> None:
             if on_file(settings, read(RESULTS)):
                 continue
             fit = fitted(extractor, task.source, task.target.images, epsilon=epsilon, delta=DELTA, seed=release)
-            found = _tuned(fit.view, extractor, model.classifier, task, seed=release)
+            found = accuracy(*tuned(extractor, model.classifier, fit.view, task.source, release), task.target)
             append(RESULTS, settings | {"accuracy": found})
             print(settings, f"{found:.1f}", flush=True)
-
-
-def _tuned(view: View, extractor: nn.Module, classifier: nn.Module, task: Task, *, seed: int) -> float:
-    generator = torch.Generator().manual_seed(seed)
-    with reporting("", UPDATES, shown=False) as bar:
-        tuned = replay.tune(extractor, classifier, view, task.source, steps=UPDATES, generator=generator, bar=bar)
-    return accuracy(*tuned, task.target)
 
 
 def page(runs: list[dict[str, Any]]) -> str:

@@ -135,7 +135,7 @@ def adapt(
         adapted, spent = _over_the_service(extractor, classifier, loader, target, epsilon, delta, seed, view)
     else:
         adapted, spent = _here(extractor, classifier, data, target, epsilon, delta, seed, view), epsilon
-    longer = tuned(extractor, before, FeatureView(torch.ones(before.in_features)), data, seed)
+    _, longer = tuned(extractor, before, FeatureView(torch.ones(before.in_features)), data, seed)
     with torch.no_grad():
         before_scores, adapted_scores = before(extractor(records)), adapted(extractor(records))
         return Scores(
@@ -161,11 +161,13 @@ def source_trained(extractor: nn.Module, source: Domain, seed: int) -> tuple[nn.
     return classifier, loader
 
 
-def tuned(extractor: nn.Module, classifier: nn.Module, view: View, source: Labelled, seed: int) -> nn.Module:
-    """A copy of the classifier, tuned on the source seen through a view."""
+def tuned(
+    extractor: nn.Module, classifier: nn.Module, view: View, source: Labelled, seed: int
+) -> tuple[nn.Module, nn.Module]:
+    """Copies of both modules, tuned on the source seen through a view."""
     generator = torch.Generator().manual_seed(seed)
     with reporting("", UPDATES, shown=False) as bar:
-        return replay.tune(extractor, classifier, view, source, steps=UPDATES, generator=generator, bar=bar)[1]
+        return replay.tune(extractor, classifier, view, source, steps=UPDATES, generator=generator, bar=bar)
 
 
 def _over_the_service(
