@@ -14,6 +14,7 @@ An unexpected error is answered with its type and places, never with its text: t
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import traceback
@@ -102,6 +103,7 @@ class Loop:
         self._extractors: OrderedDict[str, Extractor] = OrderedDict()
         self._arena: Arena | None = None
         self._forward: ForwardPass | None = None
+        self._kind: tuple[object, ...] = ()  # of the last step: what its memory was asked for
         self._operations: dict[str, Operation] = {
             "load": self._load,
             "check": self._check,
@@ -146,6 +148,11 @@ class Loop:
 
     def _begin(self, message: Message, files: list[int]) -> Message:
         self._forward = None
+        kind = (message["key"], message["names"], message["records"][1])
+        if kind != self._kind:
+            # What another kind of step has left must not count against this one's limit of memory.
+            _give_back_memory()
+            self._kind = kind
         if files:
             if self._arena is not None:
                 self._arena.close()
@@ -206,6 +213,15 @@ def _read(files: list[int], graph: int, weights: int) -> tuple[bytes, bytes]:
     finally:
         os.close(descriptor)
     return data, b"".join(parts)
+
+
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; other allocators keep nothing that we asked for
+
+
+def _give_back_memory() -> None:
+    """Returns what is free to the system."""
+    if _TRIM is not None:
+        _TRIM(0)
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -25,8 +25,9 @@ from shared.errors import ExtractionStopped, RequestInvalid, SettingsError
 PROGRAM = (sys.executable, "-P", "-m", "private_curator.worker")
 _START_S = 120.0  # until a worker is ready: loading torch from a cold disk
 _END_S = 5.0  # until a worker that was told to end is killed
-# To glibc: a step's memory stays with the worker for its next step. Given back and taken anew, a step of 128 records
-# costs some 3,800 page faults, a third of its time. Other allocators do not know these names.
+# To glibc: a step's memory stays with the worker for the next step of the same kind (`loop` gives it back before one of
+# another kind). Given back and taken anew, a step of 128 records costs 3,800 page faults, a third of its time. Other
+# allocators do not know these names.
 _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SYSTEMROOT")
 
