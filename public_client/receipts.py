@@ -52,7 +52,8 @@ def checked_receipt(
     """The signed entry that came with a reply, once it is proved to speak of that reply to that request.
 
     Raises:
-        ProtocolError: it is signed by another key, or states another run, request, step or reply.
+        ProtocolError: it is signed by another key, or states another run, request, step or reply. One that came with
+            another request is unpacked with this one's ids, so that it shows as one that the key did not sign.
     """
     try:
         receipt = decode_receipt(message, run_id=run_id, request_id=request_id)

@@ -261,7 +261,7 @@ class Receipt:
             f"its {what} is {stated!r}, expected {wanted!r}" for what, stated, wanted in expected if stated != wanted
         ]
         if not self.entry.signed_by(public_key):
-            problems.append("its signature is not by the curator's ledger key")
+            problems.append("its signature is not by the curator's ledger key, or is another request's")
         return problems
 
 

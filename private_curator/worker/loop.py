@@ -136,6 +136,7 @@ class Loop:
 
     def _load(self, message: Message, files: list[int]) -> Message:
         graph, weights = _read(files, message["graph"], message["weights"])
+        _give_back_memory()
         for key in message["drop"]:
             self._extractors.pop(key, None)
         self._extractors[message["key"]] = built(graph, weights, device=self._device)
@@ -143,6 +144,7 @@ class Loop:
 
     def _check(self, message: Message, files: list[int]) -> Message:
         graph, weights = _read(files, message["graph"], message["weights"])
+        _give_back_memory()
         check_row_independence(built(graph, weights, device=self._device))
         return {}
 
@@ -150,7 +152,7 @@ class Loop:
         self._forward = None
         kind = (message["key"], message["names"], message["records"][1])
         if kind != self._kind:
-            # What another kind of step has left must not count against this one's limit of memory.
+            # What another kind of step has left counts against this one's limit of memory.
             _give_back_memory()
             self._kind = kind
         if files:
@@ -219,7 +221,7 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; other alloca
 
 
 def _give_back_memory() -> None:
-    """Returns what is free to the system."""
+    """Returns to the system what is free, but for the holes between what is not."""
     if _TRIM is not None:
         _TRIM(0)
 

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,6 @@ from shared.errors import ExtractionStopped, RequestInvalid, SettingsError
 PROGRAM = (sys.executable, "-P", "-m", "private_curator.worker")
 _START_S = 120.0  # until a worker is ready: loading torch from a cold disk
 _END_S = 5.0  # until a worker that was told to end is killed
-# To glibc: a step's memory stays with the worker for the next step of the same kind (`loop` gives it back before one of
-# another kind). Given back and taken anew, a step of 128 records costs 3,800 page faults, a third of its time. Other
-# allocators do not know these names.
-_KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SYSTEMROOT")
 
 _log = logging.getLogger(__name__)
@@ -113,7 +109,7 @@ class WorkerProcess:
         lifeline, self._lifeline = os.pipe()
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment |= _KEEP_MEMORY
+        environment |= _keep_memory(settings.memory_bytes)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 settings.program,
@@ -201,24 +197,20 @@ class WorkerProcess:
             RequestInvalid: the graph or the weights are not valid.
             WorkerFailed: an unexpected error.
         """
-        try:
+        with self._ended_by_failures():
             self._channel.settimeout(max(0.001, deadline - time.monotonic()))
             send(self._channel, message, files)
-            if meanwhile is not None:
+        if meanwhile is not None:
+            try:
                 meanwhile()
+            except BaseException:  # no fault of the worker's, but nobody will read its answer
+                self.kill()
+                raise
+        with self._ended_by_failures():
             self._channel.settimeout(max(0.001, deadline - time.monotonic()))
             answer, unexpected = receive(self._channel)
             for descriptor in unexpected:
                 os.close(descriptor)
-        except TimeoutError:
-            self.kill()
-            raise self._stopped("time") from None
-        except ChannelClosed:
-            self.kill()
-            raise self._stopped("ended") from None
-        except BaseException:  # not what the worker did, but its state is unknown now
-            self.kill()
-            raise
         if (refused := answer.get("refused")) is not None:
             raise RequestInvalid(((str(refused["field"]), str(refused["text"])),))
         if "stopped" in answer:
@@ -243,6 +235,21 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.kill()
 
+    @contextlib.contextmanager
+    def _ended_by_failures(self) -> Iterator[None]:
+        """Ends a worker that does not speak in time, or not at all."""
+        try:
+            yield
+        except TimeoutError:
+            self.kill()
+            raise self._stopped("time") from None
+        except ChannelClosed:
+            self.kill()
+            raise self._stopped("ended") from None
+        except BaseException:  # not what the worker did, but its state is unknown now
+            self.kill()
+            raise
+
     def _let_go(self) -> None:
         self._channel.close()
         if self._lifeline >= 0:
@@ -260,3 +267,13 @@ class WorkerProcess:
         }[cause]
         kind = ExtractionStopped if cause == "ended" else LimitReached
         return kind(f"the extraction {limit}; nothing was released, repeat the request with its id")
+
+
+def _keep_memory(limit: int) -> dict[str, str]:
+    """Tells glibc that a step's memory stays with the worker, for the next step of the same kind (`loop`).
+
+    Given back and taken anew, a step of 128 records costs 3,800 page faults, a third of its time. Other allocators do
+    not know these names.
+    """
+    kept = min(1 << 28, limit // 16)
+    return {"MALLOC_TRIM_THRESHOLD_": str(kept), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}

@@ -14,7 +14,8 @@ from shared.errors import InvalidValue
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.receipts import MAX_STATEMENT_BYTES, Receipt
 
-# Part of the contract: another dictionary is another protocol version. The most likely text stands last.
+# Part of the contract, with the two ids behind it: another dictionary is another protocol version. In each half the
+# most likely text stands last.
 _DICTIONARY = (
     b'0123456789abcdef{"format":"dpswd-ledger-1","kind":"run-opened","payload":{"client":"","digest":"","event":"'
     b'","parameters":"","prices":{"client":null,"data-set":{"epsilon":"renyi":[","request_id":"-4","run":"","steps":'

@@ -272,8 +272,7 @@ def test_many_steps_take_no_more_memory_than_few(pool):
 )
 def test_a_step_keeps_its_memory_for_its_like_and_leaves_none_to_others(pool):
     """Without being told, glibc gives the memory back after each part of the sample: some 9,000 faults a step."""
-    layers = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(65536, 4))
-    large, records = source(layers, (1, 64, 64), key="large"), np.ones((100, 1, 64, 64), np.float32)
+    large, records = source(wide(), (1, 64, 64), key="large"), np.ones((100, 1, 64, 64), np.float32)
     evaluate(pool, large, records=records)
     evaluate(pool, large, records=records)
     pid, before = pool.pids[0], page_faults(pool.pids[0])
@@ -285,8 +284,53 @@ def test_a_step_keeps_its_memory_for_its_like_and_leaves_none_to_others(pool):
     assert kept - resident(pid) > 4 * MEBIBYTE
 
 
+def test_what_is_done_meanwhile_is_done_once_while_the_worker_computes(pool):
+    computed = []
+
+    def meanwhile():
+        before = processor_ticks(pool.pids[0])
+        deadline = time.monotonic() + 30.0
+        while processor_ticks(pool.pids[0]) < before + 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        computed.append(processor_ticks(pool.pids[0]) - before)
+
+    large, records = source(wide(), (1, 64, 64), key="wide"), np.ones((400, 1, 64, 64), np.float32)
+    with pool.session(large) as session:
+        beside = session.features(records, meanwhile=meanwhile).clone()
+    assert len(computed) == 1
+    assert computed[0] >= 2
+    torch.testing.assert_close(beside, evaluate(pool, large, records=records)[0], rtol=0, atol=0)
+
+
+def test_an_error_of_what_is_done_meanwhile_is_not_the_workers(pool):
+    """Not even one that looks like a worker's; and the next step does not get this one's answer."""
+
+    def fail():
+        raise TimeoutError("of something else")
+
+    extractor = source(small())
+    with pytest.raises(TimeoutError, match="of something else"), pool.session(extractor) as session:
+        session.features(RECORDS, meanwhile=fail)
+    here = evaluate(LocalEngine(device=torch.device("cpu")), extractor)
+    torch.testing.assert_close(evaluate(pool, extractor)[0], here[0], rtol=1e-5, atol=1e-6)
+
+
+def wide() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(65536, 4))
+
+
+def process_times(pid: int) -> list[str]:
+    """What /proc says of a process behind its name: proc(5), fields 3 and following."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def page_faults(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+    return int(process_times(pid)[7])
+
+
+def processor_ticks(pid: int) -> int:
+    return int(process_times(pid)[11])
 
 
 def resident(pid: int) -> int:

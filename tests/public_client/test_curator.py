@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import uuid
+
 import grpc
 import numpy as np
 import pytest
@@ -7,8 +9,10 @@ import pytest
 from public_client.connection import Patience, call
 from public_client.curator import Curator
 from public_client.exchange import PendingStep
-from shared import chain_checks, errors
+from public_client.receipts import checked_receipt
+from shared import chain_checks, errors, receipts
 from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, RunParameters
+from shared.protocol.receipts import encode_receipt
 from shared.protocol.v1 import curator_pb2 as pb
 
 DIGEST = "a" * 64
@@ -160,6 +164,21 @@ def test_a_receipt_for_another_reply_is_refused(hospital, served):
     served.curator.forge_receipts = True
     with pytest.raises(errors.ProtocolError, match="SHA-256"):
         hospital.release_quantiles(run)
+
+
+@pytest.mark.parametrize("changed", [{"request_id": str(uuid.UUID(int=7, version=4))}, {"run_id": "run-2"}])
+def test_the_receipt_of_another_request_is_refused(hospital, served, changed):
+    run = hospital.open_run(declaration())
+    pending = hospital.prepare_step(run)
+    hospital.send(pending)
+    receipt = receipts.Receipt.of(served.curator.entries[-1])
+    ids = {"run_id": run.run_id, "request_id": pending.request_id, "request_digest": receipt.request_digest}
+    stored = served.curator.stored[pending.request_id].step_release
+    stated = ids | {"step": 1, "reply": stored, "public_key": served.curator.key.public_key().public_bytes_raw()}
+    message = encode_receipt(receipt)
+    assert checked_receipt(message, **stated) == receipt.entry
+    with pytest.raises(errors.ProtocolError, match=r"another request's|carries no receipt"):
+        checked_receipt(message, **stated | changed)
 
 
 def test_a_pending_step_survives_a_new_connection(hospital, served):
