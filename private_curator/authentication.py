@@ -8,6 +8,7 @@ ledger), the operator has not revoked the client, and it is still valid (a conne
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,16 +50,16 @@ def authenticate(
     if len(certificates) != 1:
         raise CredentialsInvalid("the connection carries no client certificate; connect with client.crt and client.key")
     try:
-        certificate = x509.load_pem_x509_certificate(certificates[0])
-        name = common_name(certificate.subject)
+        certificate = _read(certificates[0])
     except ValueError as error:
         raise CredentialsInvalid("the client certificate cannot be read; ask the operator for a new one") from error
-    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+    name = certificate.name
+    if not certificate.begins <= now <= certificate.ends:
         raise CredentialsInvalid(
-            f"the certificate of {name!r} is valid from {certificate.not_valid_before_utc:%Y-%m-%d} to "
-            f"{certificate.not_valid_after_utc:%Y-%m-%d} UTC; ask the operator for a new one"
+            f"the certificate of {name!r} is valid from {certificate.begins:%Y-%m-%d} to "
+            f"{certificate.ends:%Y-%m-%d} UTC; ask the operator for a new one"
         )
-    client = find(fingerprint(certificate))
+    client = find(certificate.fingerprint)
     if client is None:
         raise CredentialsInvalid(
             f"this curator's ledger knows no such certificate of {name!r}: it was never added, was withdrawn, or was "
@@ -69,3 +70,29 @@ def authenticate(
     if client.revoked:
         raise CredentialsInvalid(f"the operator has revoked the client {name!r}")
     return Principal(name=client.name)
+
+
+@dataclass(frozen=True)
+class _Certificate:
+    """What a certificate says, whenever it is read."""
+
+    name: str
+    fingerprint: str
+    begins: dt.datetime
+    ends: dt.datetime
+
+
+@functools.lru_cache(maxsize=256)
+def _read(pem: bytes) -> _Certificate:
+    """Parses a certificate; each call of a client brings the same one. What the ledger holds of it is asked each time.
+
+    Raises:
+        ValueError: it is none.
+    """
+    certificate = x509.load_pem_x509_certificate(pem)
+    return _Certificate(
+        name=common_name(certificate.subject),
+        fingerprint=fingerprint(certificate),
+        begins=certificate.not_valid_before_utc,
+        ends=certificate.not_valid_after_utc,
+    )

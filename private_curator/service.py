@@ -29,7 +29,7 @@ from private_curator.ledger import AccountStatus, DataSetState, Ledger, Run, Sto
 from private_curator.pacing import Pacer
 from private_curator.release import ReleasePipeline
 from private_curator.settings import CuratorSettings
-from private_curator.step_inputs import StepInputs
+from private_curator.step_inputs import StepInputs, declared
 from private_curator.turns import Turns
 from private_curator.uploads import Kind, UploadStore
 from shared.errors import AccountantsDisagree, DpswdError
@@ -312,7 +312,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         parts = self._parts
         admission.check_request_id(message.request_id, field="input.request_id")
         run = parts.ledger.run(client=principal.name, run_id=message.run_id)
-        parameters = RunParameters.from_message(pb.RunParameters.FromString(run.parameters))
+        parameters = declared(run.parameters)
         asked = self._inputs.asked(operation, message, source)
         # First of all: a reply that was paid for is sent again whatever the operator has decided since.
         stored = parts.ledger.stored_reply(

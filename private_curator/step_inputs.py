@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from private_curator.uploads import Kind, UploadStore
 from shared.errors import RequestInvalid
 from shared.protocol import arrays, limits
 from shared.protocol.digests import step_digest
-from shared.protocol.messages import FloatVector, PublicMap
+from shared.protocol.messages import FloatVector, PublicMap, RunParameters
 from shared.protocol.v1 import curator_pb2 as pb
 
 
@@ -126,3 +127,9 @@ def _decoded(message: pb.FloatArray, *, field: str) -> FloatVector:
         most = limits.MAX_SOURCE_FEATURES
         raise RequestInvalid(((field, f"has shape {features.shape}; needed is (m, d) with m from 1 to {most}"),))
     return features
+
+
+@functools.lru_cache(maxsize=64)
+def declared(parameters: bytes) -> RunParameters:
+    """A run's declaration as the ledger keeps it; each of its steps reads it, and nobody changes its arrays."""
+    return RunParameters.from_message(pb.RunParameters.FromString(parameters))

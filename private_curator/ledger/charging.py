@@ -6,7 +6,7 @@ Both run inside the caller's transaction, after it has made sure that the reques
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from private_curator.ledger.accounting import Accounting
@@ -141,5 +141,5 @@ def bind(
             "VALUES (?, ?, ?, ?, ?, 1, ?)",
             (client, request_id, digest, run_id, step, entry.seq),
         )
-        run = load_run(connection, accounting, run_id)
+        run = replace(run, steps_used=step)
     return StepGranted(run=run, step_number=step, request_id=request_id, digest=digest, attempt=attempt)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from private_curator.ledger.accounting import Accounting
 from private_curator.ledger.database import Session
 from private_curator.ledger.kinds import Run, StoredReply
-from private_curator.ledger.store import entry_at
+from private_curator.ledger.store import entry_at, entry_row, parsed_entry
 from shared.errors import GrantNotHeld, RequestIdReused, RunFinished
 from shared.receipts import Receipt
 
@@ -36,8 +37,14 @@ def load_run(connection: Session, accounting: Accounting, run_id: str) -> Run:
         steps=steps,
         steps_used=steps_used,
         pruned=bool(pruned),
-        receipt=Receipt.of(entry_at(connection, seq)),
+        receipt=_opening(entry_row(connection, seq)),
     )
+
+
+@functools.lru_cache(maxsize=128)
+def _opening(row: tuple[str, bytes, bytes]) -> Receipt:
+    """The receipt of a run's opening, which every step reads: with prices at all orders the ledger's longest entry."""
+    return Receipt.of(parsed_entry(*row))
 
 
 def held_run(connection: Session, accounting: Accounting, client: str, run_id: str) -> Run:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from shared.errors import InvalidEvent, InvalidValue
 from shared.privacy.events import NeighbouringRelation, RunEvent, event_from_json, event_to_json
 from shared.privacy.filter import Price, PrivacyBudget, PrivacyFilter
@@ -39,7 +41,11 @@ class RenyiAccounting:
 
     def event_from_json(self, text: str) -> RunEvent:
         """The event that an entry holds."""
-        event = event_from_json(text)
+        event = _known_event(text)
         if not isinstance(event, RunEvent):
             raise InvalidEvent(f"the ledger charges runs, not {type(event).__name__}")
         return event
+
+
+# Each step of a run reads the run's event several times; its text never changes.
+_known_event = functools.lru_cache(maxsize=256)(event_from_json)

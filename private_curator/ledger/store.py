@@ -210,7 +210,7 @@ class Store:
             (self._books.seq,),
         )
         for kind, statement, signature in rows:
-            self._books.apply(_entry(kind, statement, signature))
+            self._books.apply(parsed_entry(kind, statement, signature))
         self._last_seen = length, newest
 
     def _follow_the_chain(self, connection: Session) -> SignedEntry:
@@ -242,7 +242,7 @@ def read_entries(connection: Session, *, after: int = 0, limit: int | None = Non
     """
     rows = by_seq(connection, "SELECT seq, kind, statement, signature FROM entries", after=after, page=_PAGE)
     for _, kind, statement, signature in itertools.islice(rows, limit):
-        yield _entry(kind, statement, signature)
+        yield parsed_entry(kind, statement, signature)
 
 
 def entry_at(connection: Session, seq: int) -> SignedEntry:
@@ -251,19 +251,34 @@ def entry_at(connection: Session, seq: int) -> SignedEntry:
     Raises:
         LedgerCorrupt: there is none.
     """
+    return parsed_entry(*entry_row(connection, seq))
+
+
+def entry_row(connection: Session, seq: int) -> tuple[str, bytes, bytes]:
+    """Kind, statement and signature at one place of the chain.
+
+    Raises:
+        LedgerCorrupt: there is none.
+    """
     row = connection.execute("SELECT kind, statement, signature FROM entries WHERE seq = ?", (seq,)).fetchone()
     if row is None:
         raise LedgerCorrupt(f"entry {seq} is missing")
-    return _entry(*row)
+    kind, statement, signature = row
+    return kind, bytes(statement), bytes(signature)
 
 
 def head(connection: Session) -> SignedEntry | None:
     """The last entry; None in a file that is being created."""
     row = connection.execute("SELECT kind, statement, signature FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
-    return None if row is None else _entry(*row)
+    return None if row is None else parsed_entry(*row)
 
 
-def _entry(kind: str, statement: bytes, signature: bytes) -> SignedEntry:
+def parsed_entry(kind: str, statement: bytes, signature: bytes) -> SignedEntry:
+    """The entry of a row.
+
+    Raises:
+        LedgerCorrupt: it is not readable, or filed under another kind.
+    """
     try:
         entry = SignedEntry.parse(statement, signature)
     except InvalidValue as error:

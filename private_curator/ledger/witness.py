@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ from private_curator.ledger.kinds import Kind
 from shared.errors import InvalidValue, LedgerCorrupt
 from shared.receipts import SignedEntry
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _log = logging.getLogger(__name__)
 
 
@@ -40,8 +42,9 @@ class Witness:
             if entry.seq <= self._newest:
                 return  # another thread was faster
             try:
-                draft.write_text(entry.to_json(), encoding="ascii")
-                draft.chmod(0o600)
+                descriptor = os.open(draft, _NEW, 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(entry.to_json().encode("ascii"))
                 draft.replace(self.path)
                 self._newest = entry.seq
             except OSError as error:
