@@ -135,16 +135,16 @@ class Loop:
             return {"failed": _chain(error)}
 
     def _load(self, message: Message, files: list[int]) -> Message:
-        graph, weights = _read(files, message["graph"], message["weights"])
-        _give_back_memory()
         for key in message["drop"]:
             self._extractors.pop(key, None)
+        _give_back_memory()
+        graph, weights = _read(files, message["graph"], message["weights"])
         self._extractors[message["key"]] = built(graph, weights, device=self._device)
         return {}
 
     def _check(self, message: Message, files: list[int]) -> Message:
-        graph, weights = _read(files, message["graph"], message["weights"])
         _give_back_memory()
+        graph, weights = _read(files, message["graph"], message["weights"])
         check_row_independence(built(graph, weights, device=self._device))
         return {}
 
