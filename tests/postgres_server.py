@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import ipaddress
 import os
@@ -107,7 +108,7 @@ class PostgresServer:
         command = [str(self._programs / "postgres"), "-D", str(self.data), "-p", str(self.port),
                    "-k", str(self.directory), *options]  # fmt: skip
         with (self.directory / "log").open("ab") as log:
-            # A session of its own, so that kill() reaches the server's own processes as well.
+            # A session of its own: an interrupt at the keyboard is the tests', not the server's.
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, user=self._user, start_new_session=True, cwd=self.directory
             )
@@ -131,11 +132,23 @@ class PostgresServer:
             self.process = None
 
     def kill(self) -> None:
-        """SIGKILL to every process of the server at once, as when its machine stops."""
+        """SIGKILL to every process of the server at once, as when its machine stops.
+
+        Each backend is the leader of a process group of its own: the server's group is the server alone, and a backend
+        that has not noticed yet that it is gone would still commit.
+        """
         assert self.process is not None
-        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.send_signal(signal.SIGSTOP)  # it starts nobody meanwhile
+        backends = _children(self.process.pid)
+        for pid in (self.process.pid, *backends):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait(timeout=60)
         self.process = None
+        deadline = time.monotonic() + START_S
+        while any(_lives(pid) for pid in backends):
+            assert time.monotonic() < deadline, "a killed backend of PostgreSQL lives on"
+            time.sleep(0.005)
 
     def close(self) -> None:
         try:
@@ -226,3 +239,22 @@ def _certificate() -> tuple[str, str]:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return private.decode(), certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _children(parent: int) -> list[int]:
+    return [
+        int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _state_and_parent(int(entry.name))[1] == parent
+    ]
+
+
+def _lives(pid: int) -> bool:
+    return _state_and_parent(pid)[0] not in ("", "Z")
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    """What proc(5) says in the fields behind a process's name; no state where there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "", 0
+    return fields[0], int(fields[1])

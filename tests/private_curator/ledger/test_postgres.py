@@ -32,6 +32,14 @@ def place(new_schema):
 
 
 @pytest.fixture
+def mortal(postgres):
+    """The server, for a test that kills it; it runs again when the test has ended, however that was."""
+    yield postgres
+    if postgres.process is None:
+        postgres.start()
+
+
+@pytest.fixture
 def watched(place, key, ledger):
     """A curator that something happens to: ``happen[point]`` is called when it reaches that point, once."""
     happen = {}
@@ -188,7 +196,7 @@ class TestServer:
         with _pooler(postgres, tmp_path) as url, pytest.raises(LedgerUnavailable, match="pooler"):
             Ledger.open(PostgresSchema(url, schema=place.schema), key=key, accounting=ToyAccounting())
 
-    def test_killed_and_recovered(self, postgres, watched, open_run, answer):
+    def test_killed_and_recovered(self, mortal, watched, open_run, answer):
         """SIGKILL to all of the server while a transaction is open: what was answered stays, the rest never was."""
         curator, happen = watched
         run = open_run(curator, steps=20)
@@ -197,12 +205,12 @@ class TestServer:
         stored = answer(curator, run, "answered")
         for number, point in enumerate(points):
             request = f"step-{number}"
-            happen[point] = postgres.kill
+            happen[point] = mortal.kill
             with pytest.raises(LedgerUnavailable):
                 answer(curator, run, request)
             with pytest.raises(LedgerUnavailable):  # it is down, and says so at once
                 begin(curator, run, "answered")
-            postgres.start()
+            mortal.start()
             assert begin(curator, run, "answered") == stored
             answer(curator, run, request)
         status = curator.status()
@@ -210,12 +218,12 @@ class TestServer:
         assert sum(entry.kind == "step-answered" for entry in curator.history()) == 1 + len(points)
         assert curator.verify().ok
 
-    def test_killed_after_the_commit_and_before_the_answer(self, postgres, watched, open_run, answer):
+    def test_killed_after_the_commit_and_before_the_answer(self, mortal, watched, open_run, answer):
         curator, happen = watched
         run = open_run(curator)
-        happen["finish_step:durable"] = postgres.kill
+        happen["finish_step:durable"] = mortal.kill
         stored = answer(curator, run, "step")
-        postgres.start()
+        mortal.start()
         assert begin(curator, run) == stored
 
 
