@@ -175,7 +175,7 @@ class _Posterior:
 
     @torch.no_grad()
     def square(self, view: View, log_weights: Tensor, records: int) -> float:
-        """Mean squared residual over at most 8 releases, from the same source records for each candidate."""
+        """Mean squared residual over at most `MOST_RELEASES`, from the same source records for each candidate."""
         chosen = self._scored[:records]
         total = sum(float(self.residuals(view, log_weights, chosen, i).square().mean()) for i in self._numbers)
         return total / len(self._numbers)
