@@ -294,12 +294,13 @@ class DomainAdaptation:
             epochs = min(_MOST_EPOCHS, max(2, math.ceil(_SOURCE_UPDATES / count_batches(source_loader))))
         with reporting("training on the source", epochs, shown=progress and epochs > 0) as bar:
             train_source(
-                Ranks.current().parallel(self.extractor),
-                Ranks.current().parallel(self.classifier),
+                self.extractor,
+                self.classifier,
                 source_loader,
                 epochs=epochs,
                 device=self.device,
                 on_epoch=lambda _, loss: bar.advance(f"class loss {loss:.3f}"),
+                ranks=Ranks.current(),
             )
         self.extractor.eval()
         self.classifier.eval()

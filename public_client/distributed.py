@@ -10,6 +10,7 @@
         model.fit(loader_of_this_rank)  # such as one with a DistributedSampler
         if Ranks.current().first:
             model.save("adapted.safetensors")
+    torch.distributed.destroy_process_group()
 
 Every rank runs the same program. What rank 0 is answered, an error included, all ranks are answered; so each step is
 asked, charged and applied once, and the model is the same everywhere. With equal shares the result is that of one
@@ -35,9 +36,15 @@ from public_client.checkpoint import Checkpoint
 from public_client.curator import Curator
 from public_client.description import Description
 from public_client.exchange import PendingStep, Quote, Run, StepKind, UploadedExtractor
-from shared.errors import DpswdError, SettingsError
+from shared.errors import DpswdError, InvalidValue, SettingsError
 from shared.protocol.critics import CriticRelease
 from shared.protocol.messages import PublicMap, RunParameters, StepRelease
+
+if dist.is_available():
+    # Its functions' default arguments are the process group at the moment of import, and the first optimizer imports
+    # it. Were that after the group began, gloo's threads would outlive `destroy_process_group`, and one that is late
+    # drops its tensors while Python ends: "terminate called without an active exception".
+    import torch.distributed.nn
 
 _Answer = TypeVar("_Answer")
 
@@ -94,11 +101,28 @@ class Ranks:
 
     def average_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Puts the mean over ranks in each gradient's place."""
-        if self.size > 1:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    dist.all_reduce(parameter.grad)
-                    parameter.grad /= self.size
+        for parameter in parameters:
+            if self.size > 1 and parameter.grad is not None:
+                parameter.grad = self.mean(parameter.grad)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over ranks, the same everywhere; `values` have one shape on all."""
+        if self.size == 1:
+            return values
+        total = values.clone()
+        dist.all_reduce(total)
+        return total / self.size
+
+    def require_equal(self, value: int, what: str) -> None:
+        """Refuses a number that is not the same on all ranks, where some would wait for the others for ever.
+
+        Raises:
+            InvalidValue: on every rank alike.
+        """
+        values = self.gather(torch.tensor([value])).tolist()
+        if len(set(values)) > 1:
+            listed = ", ".join(f"{one} on rank {rank}" for rank, one in enumerate(values))
+            raise InvalidValue(f"{what} differ ({listed}); give every rank as many")
 
     def gather(self, rows: Tensor) -> Tensor:
         """All ranks' rows, in the order of ranks; differentiable in this rank's own.

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from public_client.datasets import Labelled
+from public_client.distributed import Ranks
 from shared.errors import InvalidValue
 
 Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
@@ -49,6 +50,7 @@ def train_source(
     learning_rate: float = 1e-3,
     device: torch.device | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> None:
     """Trains both modules on labelled source data, in place: Adam under a one-cycle schedule.
 
@@ -60,32 +62,38 @@ def train_source(
         learning_rate: half of the schedule's peak.
         device: where the modules are.
         on_epoch: called after each epoch with (epochs done, mean loss).
+        ranks: processes that each train with batches of their own, and end with the same weights; rank 0's
+            statistics, such as a batch norm's, count. By default this process trains alone.
 
     Raises:
-        InvalidValue: the source is empty, or the loss stopped being finite.
+        InvalidValue: the source is empty, ranks differ in their number of batches, or the loss stopped being finite.
     """
     parameters = [*extractor.parameters(), *classifier.parameters()]
-    total = epochs * count_batches(batches)
+    ranks = ranks or Ranks()
+    ranks.require_equal(one_pass := count_batches(batches), "numbers of source batches")
+    total = epochs * one_pass
     if total == 0:
         return
     optimizer = torch.optim.Adam(parameters, lr=learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2 * learning_rate, total_steps=total)
     extractor.train()
     classifier.train()
+    features, scores = ranks.parallel(extractor), ranks.parallel(classifier)
     for epoch in range(epochs):
         losses = []
         for images, labels in batches:
-            loss = functional.cross_entropy(classifier(extractor(images.to(device))), labels.to(device))
+            loss = functional.cross_entropy(scores(features(images.to(device))), labels.to(device))
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
             losses.append(loss.detach())
-        mean = float(torch.stack(losses).mean())
+        mean = float(ranks.mean(torch.stack(losses).mean()))
         if not math.isfinite(mean):
             raise InvalidValue(f"source training diverged (its loss is {mean}); use a lower learning rate")
         if on_epoch is not None:
             on_epoch(epoch + 1, mean)
+    ranks.synchronise(extractor, classifier)
     extractor.eval()
     classifier.eval()
 

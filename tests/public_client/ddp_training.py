@@ -19,7 +19,8 @@ from torch import nn
 from public_client import DomainAdaptation
 from public_client.distributed import Ranks, SharedCurator
 from public_client.mock_curator import MockCurator, mock_description
-from shared.errors import BudgetExhausted
+from public_client.source import train_source
+from shared.errors import BudgetExhausted, InvalidValue
 
 D, BATCH, BATCHES = 6, 24, 4
 WAYS = {
@@ -33,18 +34,40 @@ WAYS = {
 class Shards:
     """Batches of this rank: its part of each global batch."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, *, left_out: int = 0) -> None:
         generator = torch.Generator().manual_seed(0)
         part = slice(ranks.rank * BATCH // ranks.size, (ranks.rank + 1) * BATCH // ranks.size)
         labels = torch.randint(3, (BATCHES, BATCH), generator=generator)
         records = torch.randn(BATCHES, BATCH, D, generator=generator) + labels[..., None]
-        self.batches = [(x[part], y[part]) for x, y in zip(records, labels, strict=True)]
+        self.batches = [(x[part], y[part]) for x, y in zip(records, labels, strict=True)][left_out:]
 
     def __iter__(self):
         return iter(self.batches)
 
     def __len__(self):
         return len(self.batches)
+
+
+def gloo_threads() -> int:
+    """Threads of this process that work for a process group."""
+    return sum("gloo" in task.read_text() for task in Path("/proc/self/task").glob("*/comm"))
+
+
+def statistics(ranks: Ranks) -> list[float]:
+    """What a batch norm has seen of this rank's batches, after training with the others."""
+    extractor, classifier = nn.Sequential(nn.Linear(D, 8), nn.BatchNorm1d(8)), nn.Linear(8, 3)
+    ranks.synchronise(extractor, classifier)
+    train_source(extractor, classifier, Shards(ranks), epochs=1, ranks=ranks)
+    return extractor[1].running_mean.tolist()
+
+
+def uneven(model: DomainAdaptation, ranks: Ranks) -> str:
+    """What a training says whose ranks have different numbers of batches."""
+    try:
+        model.fit(Shards(ranks, left_out=ranks.rank), progress=False)
+    except InvalidValue as error:
+        return str(error)
+    return ""
 
 
 def main(out: Path, way: str) -> None:
@@ -75,13 +98,22 @@ def main(out: Path, way: str) -> None:
         refused = error.remaining < 4.0
     weights = {"extractor": model.target_extractor.state_dict(), "classifier": model.classifier.state_dict()}
     torch.save(weights, out / f"weights-{ranks.rank}.pt")
-    charges = [charge.epsilon for charge in mock.charges]
-    (out / f"report-{ranks.rank}.json").write_text(
-        json.dumps({"charges": charges, "refused": refused, "steps": model.sites["curator"].steps})
-    )
+    report = {
+        "charges": [charge.epsilon for charge in mock.charges],
+        "refused": refused,
+        "steps": model.sites["curator"].steps,
+        "statistics": statistics(ranks),
+    }
     if ranks.size > 1:
+        cheap = planned(curator, epsilon=1.0, directions=8, source_records=BATCH * BATCHES, **WAYS[way])
+        again = DomainAdaptation(extractor, classifier, curator=curator, plan=cheap, source_epochs=2, device="cpu")
+        report["uneven"] = uneven(again, ranks)
+        report["charges after uneven"] = len(mock.charges)
         dist.barrier()
+        report["threads"] = [gloo_threads()]
         dist.destroy_process_group()
+        report["threads"].append(gloo_threads())
+    (out / f"report-{ranks.rank}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -59,6 +59,14 @@ def test_two_processes_end_where_one_ends_and_are_charged_the_same(tmp_path, way
     assert first_report["steps"] == second_report["steps"] == report["steps"]
     assert first_report["refused"]
     assert second_report["refused"]  # rank 0's refusal reached it, figures included
+    assert first_report["statistics"] == second_report["statistics"]
+    for one in (first_report, second_report):
+        assert "numbers of source batches differ (4 on rank 0, 3 on rank 1)" in one["uneven"]
+        assert one["charges after uneven"] == len(one["charges"])
+        # Python aborts if it ends while a late thread of gloo still drops its tensors.
+        before, after = one["threads"]
+        assert before > 0
+        assert after == 0
 
 
 def test_errors_survive_the_way_between_ranks():
