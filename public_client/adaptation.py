@@ -13,7 +13,6 @@ when none is left.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from public_client.asking import ask_first
 from public_client.checkpoint import Checkpoint
 from public_client.course import HistoryPoint
 from public_client.curator import Curator
+from public_client.declaring import Declarable
 from public_client.devices import resolve_device
 from public_client.distributed import Ranks, SharedCheckpoint, SharedCurator
 from public_client.federation import Federation
@@ -35,14 +35,13 @@ from public_client.loop import Evaluate, Training
 from public_client.progress import reporting
 from public_client.run_plan import RunPlan, plan_from_json
 from public_client.sites import ALONE, Group, Model, Site, reports, train_groups
-from public_client.source import Batches, collect, count_batches, train_source
+from public_client.source import Batches, collect, train_source, usual_epochs
+from public_client.source_checks import CheckedBatches, checked
 from public_client.views import View
 from public_client.ways import WAYS
 from shared.errors import InvalidValue, SettingsError
 from shared.source_statistics import SourceStatistics
 
-_SOURCE_UPDATES = 1500  # source-only training is long enough after about as many, whatever the data set's size
-_MOST_EPOCHS = 40
 _SUMMED_UP = 2048  # source records in the saved model's statistics
 
 
@@ -62,7 +61,7 @@ class DomainAdaptation:
             identity of a `tables.TableView` for tables with gaps.
         device: "auto", "cpu" or "cuda".
         seed: of every random choice on the client's side.
-        source_epochs: passes of source-only training before the alignment; by default about 1500 updates, and 0 for
+        source_epochs: passes of source-only training before the alignment; by default about 900 updates, and 0 for
             modules that are trained already.
 
     Attributes:
@@ -150,11 +149,12 @@ class DomainAdaptation:
 
         Raises:
             BudgetExhausted: no site admits its plan; nothing was spent.
+            DataInvalid: the source is not what it should be, or not of the hospital's shape; nothing was spent.
             InvalidValue: the view cannot see such records; nothing was spent.
             ProtocolError: no site is left.
         """
         torch.manual_seed(self.seed)
-        self._source = source_loader
+        batches = self._source = checked(source_loader, self.extractor, self.classifier, device=self.device)
         ranks = Ranks.current()
         progress = progress and ranks.first
         if ranks.size > 1 and (len(self.sites) > 1 or not isinstance(self._first.curator, SharedCurator)):
@@ -168,25 +168,22 @@ class DomainAdaptation:
         for name, model in before.items():
             self.sites[name].model = model  # what an earlier fit reached stays until a new run is open
         groups = self._groups(store)
-        ask_first(
-            list(self.sites.values()),
-            lambda shape, plan: self._way.declarable(self.extractor, shape, plan, self.adapter),
-        )
+        ask_first(list(self.sites.values()), lambda shape, plan: self._declarable(batches, shape, plan))
         groups = [group for group in groups if group.live]
         start = store.read_start() if store is not None else None
         if start is None:
-            self._train_source(source_loader, progress=progress)
-            source = collect(source_loader, most=max(1, self.plan.source_records // ranks.size))
+            self._train_source(batches, progress=progress)
+            source = collect(batches, most=max(1, self.plan.source_records // ranks.size))
             features = ranks.gather(evaluation.features(self.extractor, source.images.to(self.device)))
             self._write_start(store, features)
         else:
             self._restore(start)
             features = torch.as_tensor(start["features"]).to(self.device)
         if self.view is not None:  # before anything is charged for it
-            self.view.check(collect(source_loader, most=max(1, self.plan.source_records)).images, features)
+            self.view.check(collect(batches, most=max(1, self.plan.source_records)).images, features)
         training = Training(
             model=Model(self.extractor, self.classifier),
-            source=source_loader,
+            source=batches,
             features=features,
             device=self.device,
             seed=self.seed,
@@ -288,15 +285,19 @@ class DomainAdaptation:
             return {}
         return evaluate if isinstance(evaluate, Mapping) else dict.fromkeys(self.sites, evaluate)
 
-    def _train_source(self, source_loader: Batches, *, progress: bool) -> None:
-        epochs = self.source_epochs
-        if epochs is None:
-            epochs = min(_MOST_EPOCHS, max(2, math.ceil(_SOURCE_UPDATES / count_batches(source_loader))))
+    def _declarable(self, batches: CheckedBatches, record_shape: tuple[int, ...], plan: RunPlan) -> Declarable:
+        batches.require_shape(record_shape)
+        return self._way.declarable(self.extractor, record_shape, plan, self.adapter)
+
+    def _train_source(self, batches: CheckedBatches, *, progress: bool) -> None:
+        epochs = usual_epochs(len(batches)) if self.source_epochs is None else self.source_epochs
+        if epochs == 0:
+            batches.check_all()  # what training would find, before anything is charged
         with reporting("training on the source", epochs, shown=progress and epochs > 0) as bar:
             train_source(
                 self.extractor,
                 self.classifier,
-                source_loader,
+                batches,
                 epochs=epochs,
                 device=self.device,
                 on_epoch=lambda _, loss: bar.advance(f"class loss {loss:.3f}"),

@@ -131,7 +131,7 @@ def align(
             if not group.unfinished:
                 average.copy_to(parameters)
             _record_points(training, group, distances)
-            bar.advance(_status(group))
+            bar.advance(status(group))
     average.copy_to(parameters)
     write_histories(group)
 
@@ -210,8 +210,8 @@ def _record_points(training: Training, group: Group, distances: dict[str, list[f
             fresh.clear()
 
 
-def _status(group: Group) -> str:
-    """The first site's costs and accuracy; how many sites still take part, where there are several."""
+def status(group: Group) -> str:
+    """The first site's costs and accuracy, where it is known; how many sites still take part, if there are several."""
     site = group.live[0]
     last = site.history[-1] if site.history else None
     epsilon = 0.0 if last is None else last.epsilon

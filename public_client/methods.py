@@ -34,6 +34,7 @@ from public_client.progress import reporting
 from public_client.run_plan import RunPlan
 from public_client.sites import ALONE, Model
 from public_client.source import Batches, collect
+from public_client.source_checks import checked
 from shared.errors import InvalidValue, SettingsError
 
 Needs = Literal["nothing", "curator", "target"]
@@ -182,11 +183,12 @@ def _local(method: Method, problem: Problem) -> Trained:
     extractor, classifier = (copy.deepcopy(m).to(device) for m in (problem.extractor, problem.classifier))
     torch.manual_seed(problem.seed)  # of a critic's first weights
     generator = torch.Generator().manual_seed(problem.seed)
-    dimension = features(extractor, collect(problem.source, most=1).images.to(device)).shape[1]
+    batches = checked(problem.source, extractor, classifier, device=device)
+    dimension = features(extractor, collect(batches, most=1).images.to(device)).shape[1]
     penalty = PENALTIES[method.name](dimension, generator)
     with reporting(f"non-private {method.name}", problem.steps, shown=problem.progress) as bar:
         train_local(
-            extractor, classifier, problem.source, problem.target, penalty,
+            extractor, classifier, batches, problem.target, penalty,
             steps=problem.steps, generator=generator, device=device, bar=bar,
         )  # fmt: skip
     return Trained(models={LOCAL: Model(extractor, classifier)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from public_client.planning import Plan
+from public_client.reach import kind_of, reach_text
 
 
 def plan_text(plan: Plan) -> str:
@@ -17,7 +18,7 @@ def plan_text(plan: Plan) -> str:
     gradient = {
         "adapters": f"a target-side adapter{adapter}; the classifier and the source side stay",
         "all": "all weights of the extractor, on both sides",
-        "none": "all weights, on public records made to look like the target's (no gradient is released)",
+        "none": f"{_replayed(plan)}, on public records made to look like the target's (no gradient is released)",
     }[plan.parameters]
     size = f" ({plan.gradient_parameters} numbers)" if plan.gradient_parameters else ""
     sample = f"each on {plan.batch_size} of {plan.records} records, drawn in secret"
@@ -37,8 +38,16 @@ def plan_text(plan: Plan) -> str:
         f"  costs     epsilon {math.ceil(plan.epsilon * 1e4) / 1e4:.4f} at delta {plan.delta:g}, "
         "charged as a whole when training starts"
     )
+    measured, advice = reach_text(plan)
+    lines += [f"  reaches   {measured};", f"            {advice}"]
     lines.append(f"  {_room(plan)}")
     return "\n".join(lines)
+
+
+def _replayed(plan: Plan) -> str:
+    """What the replay tunes: all that a view of images can reach, else the classifier (`views`)."""
+    kinds = {"images": "all weights", "sequences": "the classifier", "vectors": "the classifier"}
+    return kinds.get(kind_of(plan.record_shape), "the weights")
 
 
 def _room(plan: Plan) -> str:

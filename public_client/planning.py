@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from public_client.description import Description
+from public_client.reach import measured_alike
 from shared.errors import InvalidValue
 from shared.privacy.bounds import Bound
 from shared.privacy.calibration import calibrate_sigma
@@ -63,6 +64,7 @@ class Plan:
         gradient_sigma: noise of the gradient's sum, once d and p are known.
         admitted: the curator's own answer to whether the run fits, once it was asked for the extractor at hand.
         steps_that_fit: how many such steps it would admit, once it was asked.
+        record_shape: of one record, or None where it is not known.
     """
 
     epsilon: float
@@ -94,6 +96,7 @@ class Plan:
     budget: float | None = field(default=None, compare=False)
     admitted: bool | None = field(default=None, compare=False)
     steps_that_fit: int | None = field(default=None, compare=False)
+    record_shape: tuple[int, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))
@@ -225,7 +228,8 @@ class Plan:
         unknown = set(values) - {field.name for field in fields(cls)}
         if unknown:
             raise InvalidValue(f"a plan has no field {', '.join(sorted(unknown))}")
-        return cls(**values)
+        shape = values.get("record_shape")
+        return cls(**{**values, "record_shape": None if shape is None else tuple(shape)})
 
     def __str__(self) -> str:
         """A few lines for a terminal; costs are rounded up, what is left down."""
@@ -286,6 +290,7 @@ def make_plan(
         records=description.records,
         remaining=description.remaining,
         budget=min(description.data_set_budget.epsilon, description.client_budget.epsilon),
+        record_shape=description.record_shape,
         steps=count,
         batch_size=size,
         directions=directions,
@@ -342,4 +347,6 @@ def _problems(plan: Plan) -> list[str]:
 
 def plan_json(plan: Plan) -> str:
     """The plan as one JSON document for ``--format json``."""
-    return json.dumps(plan.to_json() | {"fits": plan.fits}, indent=1, sort_keys=True)
+    alike = measured_alike(plan)
+    known = {"fits": plan.fits, "measured_alike": None if alike is None else asdict(alike)}
+    return json.dumps(plan.to_json() | known, indent=1, sort_keys=True)

@@ -137,7 +137,12 @@ def plot_features(path: Path, alignment: Alignment, *, title: str) -> None:
 
 
 def plot_epsilon(
-    path: Path, histories: Mapping[str, list[HistoryPoint]], plans: Mapping[str, RunPlan], *, title: str
+    path: Path,
+    histories: Mapping[str, list[HistoryPoint]],
+    plans: Mapping[str, RunPlan],
+    *,
+    charged: Mapping[str, float],
+    title: str,
 ) -> None:
     """Epsilon over the steps: what the steps so far would cost alone, and what was charged when the run opened.
 
@@ -145,6 +150,7 @@ def plot_epsilon(
         path: the PNG.
         histories: by site.
         plans: by site.
+        charged: epsilon of each site's run as the curator counted it.
         title: above the plot.
     """
     plt = _pyplot()
@@ -156,9 +162,7 @@ def plot_epsilon(
             [point.epsilon for point in points],
             color=color, marker="os^Dv"[index % 5], markersize=4, alpha=0.8, label=f"{name}: the steps so far alone",
         )  # fmt: skip
-        axis.axhline(
-            plans[name].epsilon, color=color, linestyle="--", linewidth=1, label=f"{name}: charged at the start"
-        )
+        axis.axhline(charged[name], color=color, linestyle="--", linewidth=1, label=f"{name}: charged at the start")
     axis.set_xlabel("private steps drawn")
     axis.set_ylabel(f"epsilon at delta {next(iter(plans.values())).delta:g}")
     axis.set_ylim(bottom=0)

@@ -26,9 +26,16 @@ class Reporter(Protocol):
         """One more unit of work is done; `text` says where things stand."""
         ...
 
+    def tell(self, text: str) -> None:
+        """Says where things stand, with no more work done."""
+        ...
+
 
 class _Silent:
     def advance(self, text: str) -> None:
+        """Nothing is shown."""
+
+    def tell(self, text: str) -> None:
         """Nothing is shown."""
 
 
@@ -40,6 +47,10 @@ class _Bar:
     def advance(self, text: str) -> None:
         """Moves the bar by one and shows the text behind it."""
         self._progress.update(self._task, advance=1, status=text)  # type: ignore[arg-type]
+
+    def tell(self, text: str) -> None:
+        """Shows the text behind the bar."""
+        self._progress.update(self._task, status=text)  # type: ignore[arg-type]
 
     def finish(self) -> None:
         """What was done is all: less work than was foreseen need not look unfinished."""

@@ -29,6 +29,7 @@ from public_client.checkpoint import Checkpoint
 from public_client.datasets import Labelled
 from public_client.evidence import widths
 from public_client.misfit import Misfit
+from public_client.planning import Plan
 from public_client.progress import Reporter
 from public_client.tables import MOST_RELEASES, TableView, find_gaps
 from public_client.views import CLASS_WIDTH, FeatureView, View, view_for
@@ -59,6 +60,9 @@ _AVERAGED = 0.3  # the last part of the fit, over which its parameters are avera
 _CONVINCED = math.log(20.0)  # nats by which the evidence must speak for a view of features, or none is used
 
 
+_PRICED = 20  # steps of a run that are priced one by one for its progress bar
+
+
 @dataclass(frozen=True)
 class Fitted:
     """What the releases say of the target.
@@ -80,16 +84,23 @@ class Fitted:
 def draw_all(alignment: Alignment, store: Checkpoint | None, bar: Reporter) -> list[StepRelease]:
     """Draws every step of a run without gradients; a resumed run keeps what it has."""
     releases = [] if store is None else [_from_state(entry) for entry in (store.read_state() or {}).get("releases", [])]
-    for release in releases:
-        bar.advance(f"step {release.step}")
+    for number in range(1, len(releases) + 1):
+        bar.advance(_spent(alignment.plan, number))
     while len(releases) + alignment.steps_lost < alignment.plan.steps:
         release, request_id = alignment.draw()
         releases.append(release)
         if store is not None:
             kept = [_to_state(entry) for entry in releases]
             store.write_state({"step": len(releases), "request_id": request_id, "releases": kept})
-        bar.advance(f"step {release.step}")
+        bar.advance(_spent(alignment.plan, len(releases)))
     return releases
+
+
+def _spent(plan: Plan, steps: int) -> str:
+    """What so many steps would have cost alone, of what the run was planned for; a long run is not priced each time."""
+    if plan.steps > _PRICED and steps < plan.steps:
+        return f"step {steps}, epsilon {plan.epsilon:.3f} for all"
+    return f"epsilon {plan.epsilon_after(steps):.3f} of {plan.epsilon:.3f}"
 
 
 def _to_state(release: StepRelease) -> dict[str, Any]:

@@ -34,9 +34,8 @@ from public_client.methods import Problem, Trained, method
 from public_client.mock_curator import MockCurator
 from public_client.parties import connected_parties
 from public_client.sites import ALONE
+from public_client.source import usual_epochs
 from shared.errors import DataInvalid, SettingsError
-
-_SOURCE_UPDATES = 900  # of source-only training, where no number of epochs is given
 
 _SMALL_SOURCE = 2000  # records, below which batches of 128 would be a large part of the source
 
@@ -95,6 +94,10 @@ def run(wanted: Experiment, *, progress: bool = True) -> list[Result]:
     chosen = method(wanted.method_name)
     if chosen.needs == "target" and wanted.curators:
         raise SettingsError(f"method {chosen.name} needs the target itself; it is for rehearsals without curators")
+    if wanted.output.save is not None and chosen.needs != "curator":
+        raise SettingsError(
+            f"output.save keeps models that curators paid for; {chosen.name} is a local method, without a plan"
+        )
     task = _task(wanted)
     _check_checkpoint(wanted)
     return [_one(wanted, task, seed, progress=progress) for seed in wanted.seeds]
@@ -149,7 +152,7 @@ def _one(wanted: Experiment, task: Task, seed: int, *, progress: bool) -> Result
             seconds=seconds,
         )
         if not wanted.dry_run.enabled:
-            result.files += _save(wanted, trained, seed, task)
+            result.files += _save(wanted, trained, seed)
         result.files += _plots(wanted, result, seed)
     return result
 
@@ -183,7 +186,7 @@ def _task(wanted: Experiment) -> Task:
 def _epochs(wanted: Experiment, task: Task) -> int:
     if wanted.source.epochs is not None:
         return wanted.source.epochs
-    return max(1, math.ceil(_SOURCE_UPDATES / max(1, len(task.source) // _batch_size(wanted, task))))
+    return usual_epochs(max(1, len(task.source) // _batch_size(wanted, task)))
 
 
 def _batch_size(wanted: Experiment, task: Task) -> int:
@@ -291,18 +294,14 @@ def _log(wanted: Experiment, seed: int) -> Iterator[TrainingLog | None]:
         yield log
 
 
-def _save(wanted: Experiment, trained: Trained, seed: int, task: Task) -> list[Path]:
+def _save(wanted: Experiment, trained: Trained, seed: int) -> list[Path]:
     path = wanted.output.save
-    if path is None:
+    if path is None or trained.adaptation is None:
         return []
     path.parent.mkdir(parents=True, exist_ok=True)
     if len(wanted.seeds) > 1:
         path = path.with_stem(f"{path.stem}-seed-{seed}")
-    if trained.adaptation is not None:
-        return trained.adaptation.save(path)
-    raise SettingsError(
-        f"output.save keeps models that curators paid for; {task.name} was adapted by a local method, without a plan"
-    )
+    return trained.adaptation.save(path)
 
 
 def _plots(wanted: Experiment, result: Result, seed: int) -> list[Path]:
@@ -317,7 +316,8 @@ def _plots(wanted: Experiment, result: Result, seed: int) -> list[Path]:
     drawn = {name: points for name, points in trained.histories.items() if points and name in trained.plans}
     if not drawn:
         return []
-    plots.plot_epsilon(written[0], drawn, trained.plans, title=title)
+    charged = {report["site"]: report["charged_epsilon"] for report in trained.reports}
+    plots.plot_epsilon(written[0], drawn, trained.plans, charged=charged, title=title)
     if not math.isnan(result.source_only):
         written.append(directory / f"accuracy{ending}.png")
         curves = [report.Curve(name, points) for name, points in drawn.items()]

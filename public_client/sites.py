@@ -104,7 +104,7 @@ class Site:
             "steps": self.steps,
             "planned_steps": self.plan.steps,
             "convinced": self.convinced,
-            "charged_epsilon": 0.0 if self.opened is None else self.plan.epsilon,
+            "charged_epsilon": 0.0 if self.opened is None else self.opened.run.quote.epsilon,
             "reason": None if self.lost is None else f"{type(self.lost).__name__}: {self.lost}",
         }
 

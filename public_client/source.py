@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from public_client.datasets import Labelled
 from public_client.distributed import Ranks
+from public_client.source_checks import checked
 from shared.errors import InvalidValue
 
 Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
@@ -20,6 +21,7 @@ Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
 
 
 _MANY_BATCHES = 50
+_UPDATES = 900  # of source-only training
 
 
 class _Pairs(Dataset[tuple[Tensor, Tensor]]):
@@ -66,11 +68,13 @@ def train_source(
             statistics, such as a batch norm's, count. By default this process trains alone.
 
     Raises:
+        DataInvalid: a batch is not what it should be (`source_checks`).
         InvalidValue: the source is empty, ranks differ in their number of batches, or the loss stopped being finite.
     """
+    batches = checked(batches, extractor, classifier, device=device)
     parameters = [*extractor.parameters(), *classifier.parameters()]
     ranks = ranks or Ranks()
-    ranks.require_equal(one_pass := count_batches(batches), "numbers of source batches")
+    ranks.require_equal(one_pass := len(batches), "numbers of source batches")
     total = epochs * one_pass
     if total == 0:
         return
@@ -118,13 +122,10 @@ def collect(batches: Batches, *, most: int) -> Labelled:
     return Labelled(torch.cat(images)[:most], torch.cat(labels)[:most])
 
 
-def count_batches(batches: Batches) -> int:
-    """Batches in one pass, by counting where there is no length.
+def usual_epochs(batches: int) -> int:
+    """Passes of source-only training that are long enough, whatever the size of the data: about 900 updates.
 
-    Raises:
-        InvalidValue: there are none.
+    Args:
+        batches: of one pass, at least 1.
     """
-    length = len(batches) if isinstance(batches, Sized) else sum(1 for _ in batches)
-    if length == 0:
-        raise InvalidValue("the source loader gives no batches; with drop_last=True its data set must hold one batch")
-    return length
+    return max(1, math.ceil(_UPDATES / batches))

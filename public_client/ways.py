@@ -31,7 +31,7 @@ from public_client.alignment import Alignment, Seen
 from public_client.dann import begin_critic, critic_declarable, fit_critic
 from public_client.datasets import Labelled
 from public_client.declaring import Declarable
-from public_client.loop import PublicStep, Training, align, write_histories
+from public_client.loop import PublicStep, Training, align, status, write_histories
 from public_client.misfit import Misfit
 from public_client.planning import Plan
 from public_client.progress import reporting
@@ -142,20 +142,27 @@ def fit_view(group: Group, training: Training) -> None:
             tuned = replay.tune(
                 extractor, training.model.classifier, view, source, steps=steps, generator=generator, bar=bar
             )
+            _install(group, training, Model(*tuned), left)
+            bar.tell(status(group))
     else:
-        tuned = copy.deepcopy(extractor), copy.deepcopy(training.model.classifier)
         _log.warning(
             "what %s released speaks for no shift that a view could follow: the model stays as it was trained on the "
             "source. A larger epsilon, or an adapter, may see more",
             group,
         )
-    training.ranks.synchronise(*tuned)  # every rank computed the same, up to what processors differ in
-    group.install(Model(*tuned))
+        for site in group.live:
+            site.convinced = False
+        _install(group, training, Model(copy.deepcopy(extractor), copy.deepcopy(training.model.classifier)), left)
+    write_histories(group)
+
+
+def _install(group: Group, training: Training, model: Model, left: Mapping[str, float]) -> None:
+    """Gives the sites the model that the replay came to, and ends their courses with what is left of the distance."""
+    training.ranks.synchronise(model.extractor, model.classifier)  # all computed the same, but for their processors
+    group.install(model)
     for site in group.live:
-        site.convinced = convinced
         site.steps = site.plan.steps
         training.record(site, site.steps, left[site.name])
-    write_histories(group)
 
 
 def _misfit(alignment: Alignment, releases: Sequence[StepRelease], features: Tensor) -> Misfit:

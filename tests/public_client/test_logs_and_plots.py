@@ -111,6 +111,12 @@ def test_pictures_are_written(tmp_path, release):
     adaptation.fit(loader, progress=False)
     (site,) = adaptation.sites.values()
     plot_features(tmp_path / "features.png", site.run, title="test")
-    plot_epsilon(tmp_path / "epsilon.png", {"curator": site.history}, {"curator": site.plan}, title="test")
+    plot_epsilon(
+        tmp_path / "epsilon.png",
+        {"curator": site.history},
+        {"curator": site.plan},
+        charged={"curator": 1.0},
+        title="test",
+    )
     for name in ("features.png", "epsilon.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
