@@ -6,7 +6,7 @@
 
 needs heart_uci.npz in the folder: arrays x_D (n, 13) with NaN for missing and y_D (n,) for D in cleveland, hungarian,
 switzerland and va; UCI heart disease (CC BY 4.0; A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano). All patients are
-used, with two choices of columns: the ten that are mostly there everywhere, and all thirteen. A missing value (chol and
+used, with two choices of columns: the ten that most hospitals mostly have, and all thirteen. A missing value (chol and
 trestbps: 0 as well) becomes Cleveland's median, which is public, and the record says so by a flag for each column. The
 source-only classifier sees no flag: Cleveland's own six gaps have none.
 """

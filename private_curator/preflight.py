@@ -121,7 +121,7 @@ def _certificates(site: _Site) -> str:
     now = site.now()
     loaded = {}
     for name, remedy in (
-        (SERVER_CERTIFICATE, "run `dpswd-curator certificate renew`"),
+        (SERVER_CERTIFICATE, "run `dpswd-curator cert renew-server`"),
         (CA_CERTIFICATE, "make a new curator: every client needs a new certificate"),
     ):
         certificate = x509.load_pem_x509_certificate((site.home.certificates / name).read_bytes())
@@ -134,7 +134,7 @@ def _certificates(site: _Site) -> str:
     except Exception as error:  # cryptography raises InvalidSignature, ValueError or TypeError
         raise SettingsError(
             f"{SERVER_CERTIFICATE} was not issued by {CA_CERTIFICATE} ({type(error).__name__}); run `dpswd-curator "
-            "certificate renew`"
+            "cert renew-server`"
         ) from error
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     shown = ", ".join(str(entry.value) for entry in names)
@@ -145,7 +145,7 @@ def _keys(site: _Site) -> str:
     site.home.read_ledger_key()
     directory = site.home.certificates
     for certificate_file, key_file, remedy in (
-        (SERVER_CERTIFICATE, SERVER_KEY, "run `dpswd-curator certificate renew`"),
+        (SERVER_CERTIFICATE, SERVER_KEY, "run `dpswd-curator cert renew-server`"),
         (CA_CERTIFICATE, CA_KEY, "restore both from one backup"),
     ):
         certificate = x509.load_pem_x509_certificate((directory / certificate_file).read_bytes())

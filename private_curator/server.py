@@ -212,7 +212,7 @@ class CuratorServer:
             )
         except OSError as error:
             raise SettingsError(
-                f"{error.filename} cannot be read ({error.strerror}); make it with `dpswd-curator certificate renew`"
+                f"{error.filename} cannot be read ({error.strerror}); make it with `dpswd-curator cert renew-server`"
             ) from error
         return grpc.ssl_server_credentials([(key, certificate)], root_certificates=authority, require_client_auth=True)
 
