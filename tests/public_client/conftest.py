@@ -53,6 +53,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
     records: int = 1000
     record_shape: tuple[int, ...] = (1, 8, 8)
     epsilon: float = 5.0
+    price: float = 1.0
     feature_dimension: int = 6
     gradient_size: int = 0
     failures: dict[str, list[object]] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
         self._begin("OpenRun", context)
         self.request_ids.append(request.request_id)
         parameters = RunParameters.from_message(request.parameters)
-        cost = 1.0
+        cost = self.price
         if request.validate_only:
             return pb.OpenRunResponse(
                 epsilon=cost, fits=self.spent + cost <= self.epsilon, steps_that_fit=parameters.steps,

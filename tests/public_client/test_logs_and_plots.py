@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import math
 import threading
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from public_client import DomainAdaptation
+from public_client import DomainAdaptation, ways
 from public_client.alignment import Seen
 from public_client.datasets import Labelled
 from public_client.logs import COLUMNS, TrainingLog
@@ -120,3 +122,44 @@ def test_pictures_are_written(tmp_path, release):
     )
     for name in ("features.png", "epsilon.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_bars_of_a_replay_tell_epsilon_and_accuracy(monkeypatch):
+    heard = []
+
+    class Bar:
+        def __init__(self, title):
+            self.title = title
+
+        def advance(self, text):
+            heard.append((self.title, text))
+
+        tell = advance
+
+    @contextmanager
+    def reporting(title, total, *, shown, done=0):
+        yield Bar(title)
+
+    monkeypatch.setattr("public_client.ways.reporting", reporting)
+    monkeypatch.setattr("public_client.ways.replay.find_view", convinced(ways.replay.find_view))
+    curator = MockCurator(mock_description(records=300, record_shape=(6,), epsilon=1.0, delta=1e-5))
+    plan = curator.plan(epsilon=1.0, directions=4, steps=2, parameters="none", tuning_steps=3)
+    torch.manual_seed(0)
+    extractor = nn.Sequential(nn.Linear(6, 5), nn.Tanh())
+    model = DomainAdaptation(extractor, nn.Linear(5, 3), curator=curator, plan=plan, source_epochs=0, device="cpu")
+    labels = torch.arange(60) % 3
+    model.fit([(torch.randn(60, 6) + labels[:, None], labels)], evaluate=lambda *_: 87.5, progress=False)
+    said = {title: [text for t, text in heard if t == title] for title, _ in heard}
+    drawn = said["private releases of curator"]
+    assert [text.split(" of ")[1] for text in drawn] == ["1.000", "1.000"]
+    assert 0.0 < float(drawn[0].split()[1]) < float(drawn[1].split()[1]) == pytest.approx(1.0, abs=2e-3)
+    assert said["tuning on that view curator"][-1] == "epsilon 1.000 of 1.000  accuracy 87.5%"
+
+
+def convinced(find_view):
+    """The fit as it is, whatever it thinks of the mock's records."""
+
+    def find(*parts, **options):
+        return replace(find_view(*parts, **options), convinced=True)
+
+    return find
