@@ -106,4 +106,6 @@ def reach_text(plan: Plan) -> tuple[str, str]:
 
 
 def _of_the_kind(plan: Plan) -> list[Measured]:
+    if (plan.release == "rows") != (plan.parameters == "all"):
+        return []  # measured were rows for all weights, coefficients for the rest
     return [m for m in MEASURED if (m.way, m.kind) == (plan.parameters, kind_of(plan.record_shape))]

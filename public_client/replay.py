@@ -58,8 +58,6 @@ _TUNE_BATCH = 128
 _TUNE_RATE = 1e-3
 _AVERAGED = 0.3  # the last part of the fit, over which its parameters are averaged
 _CONVINCED = math.log(20.0)  # nats by which the evidence must speak for a view of features, or none is used
-
-
 _PRICED = 20  # steps of a run that are priced one by one for its progress bar
 
 

@@ -107,6 +107,12 @@ def test_a_plan_is_put_beside_what_had_no_more_to_go_by(shape, records, wishes, 
         ((1, 8, 8), 100, {"epsilon": 1.0}, "on images nothing was measured with so few records times epsilon"),
         ((50,), 100_000, {"epsilon": 1.0, "parameters": "adapters"}, "on vectors nothing was measured by this way"),
         ((2, 50), 100_000, {"epsilon": 1.0}, "on sequences nothing was measured by this way"),
+        (
+            (1, 8, 8),
+            100_000,
+            {"epsilon": 1.0, "parameters": "all", "steps": 5},
+            "on images nothing was measured by this way",
+        ),
     ],
 )
 def test_a_plan_promises_nothing_that_was_not_measured(shape, records, wishes, says):
