@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from debian_packages import CannotInstall, install
+from free_ports import own_port
+from in_memory import memory_directory
 
 DATABASE = "hospital"
 ROLE = "curator"
@@ -50,16 +51,13 @@ class PostgresServer:
         """Makes the cluster in a new directory under `parent`, by default in memory, and starts its server."""
         self._programs = _programs()
         self._user = _user()
-        memory = Path("/dev/shm")
-        if parent is None and memory.is_dir() and os.access(memory, os.W_OK):
-            parent = memory
+        if parent is None:
+            parent = memory_directory()
         self.directory = Path(tempfile.mkdtemp(prefix="dpswd-postgres-", dir=parent))
         self.data = self.directory / "data"
         self.password = secrets.token_hex(8)
         self.process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = own_port()
         try:
             if self._user is not None:
                 shutil.chown(self.directory, self._user)

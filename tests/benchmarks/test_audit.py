@@ -1,8 +1,8 @@
 """The audit in small: its statistics, and every broken curator caught by it on a live service.
 
-False alarms: the honest curator's rows are wrong with probability at most 1e-3 in all (`ALPHA`), whatever the curator's
-randomness, which no seed fixes. Misses: with scores of the same laws drawn here, none of 300 audits missed halved noise
-(the smallest of these faults) at epsilon 6 with 200 trials; 250 are made.
+No seed fixes a curator's randomness. False alarms: the honest curator's rows are wrong with probability at most 1e-3 in
+all (`ALPHA`); an alarm counts here if a second audit repeats it, at most 1e-6. Misses: at these numbers of trials, with
+scores of the same laws drawn apart, none of 40 to 120 audits missed a fault; one audit of three has to find it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def audit():
 @pytest.mark.end_to_end
 class TestLiveCurators:
     def test_no_bound_lies_above_the_honest_claim(self, audit):
-        found = audit.audit(HONEST, [COEFFICIENTS, GRADIENT], trials=lambda _: 120)
-        assert not any(one.caught for one in found)
+        found = honest(audit, [COEFFICIENTS, GRADIENT], 120)
         assert all(1.0 < one.claim.exact <= one.claim.ledger < 1.3 * one.claim.exact for one in found)
         text = page({HONEST: found}, [COEFFICIENTS, GRADIENT], Setup("test", 0.02, ALPHA, 0.1, process=False))
         assert text.count("| no |") == len(found)
@@ -49,22 +48,30 @@ class TestLiveCurators:
     @pytest.mark.parametrize(
         ("fault", "attack", "trials"),
         [
-            ("noise halved", COEFFICIENTS, 250),
-            ("batch maximum in the place of clipping", COEFFICIENTS, 120),
+            ("noise halved", COEFFICIENTS, 600),
+            ("batch maximum in the place of clipping", COEFFICIENTS, 500),
             ("target gradient unsanitized", GRADIENT, 100),
-            ("directions chosen by the client", GUESSED, 200),
+            ("directions chosen by the client", GUESSED, 500),
         ],
         ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
     )
     def test_a_broken_curator_is_caught(self, audit, fault, attack, trials):
-        (found,) = audit.audit(fault, [attack], trials=lambda _: trials)
-        assert found.caught, found
+        assert any(audit.audit(fault, [attack], trials=lambda _: trials)[0].caught for _ in range(3))
 
     def test_a_reused_sample_is_caught_and_a_fresh_one_is_not(self, audit):
         reused = audit.audit("sample reused across steps", [SAMPLES], trials=lambda _: 70)
         assert any(one.caught for one in reused), reused
-        fresh = audit.audit(HONEST, [SAMPLES], trials=lambda _: 20)
-        assert not any(one.caught for one in fresh), fresh
+        honest(audit, [SAMPLES], 20)
+
+
+def honest(audit, attacks, trials):
+    """An audit of the honest curator that alarms for nothing, or does so only once."""
+    for _ in range(2):
+        found = audit.audit(HONEST, attacks, trials=lambda _: trials)
+        if not any(one.caught for one in found):
+            break
+    assert not any(one.caught for one in found), found
+    return found
 
 
 def test_every_fault_is_tested_here():

@@ -13,7 +13,6 @@ import io
 import json
 import re
 import shlex
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from free_ports import own_port
 from pages import Command, Meanwhile, Session, compare, steps
 from torch import nn
 
@@ -76,8 +76,7 @@ class Desk:
         self.running: server.CuratorServer | None = None
         self._threads: list[threading.Thread] = []
         self._module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = own_port()
         patch.chdir(directory)
         for name, value in SETTINGS.items():
             patch.setenv(name, value)

@@ -27,7 +27,10 @@ PACKAGES = {
     "docker-compose": "docker-compose",
 }
 START_S = 60.0
-NO_NETWORK = ("NewConnectionError", "name resolution", "ConnectTimeout", "ReadTimeout", "ProxyError")
+NO_NETWORK = (
+    "NewConnectionError", "name resolution", "ConnectTimeout", "ReadTimeout", "ProxyError", "Connection aborted",
+    "IncompleteRead", "HTTP error 5",
+)  # fmt: skip
 
 
 class NoEngine(Exception):
@@ -152,7 +155,10 @@ def _wheelhouse(environment: dict[str, str]) -> None:
     if _wheelhouse_fits():
         return
     try:
-        _timed("wheelhouse", ["bash", "deploy/airgap/wheelhouse.sh"], environment)
+        try:
+            _timed("wheelhouse", ["bash", "deploy/airgap/wheelhouse.sh"], environment)
+        except AssertionError:  # an index that answered badly once
+            _timed("wheelhouse, second try", ["bash", "deploy/airgap/wheelhouse.sh"], environment)
     except AssertionError as failure:
         if any(words in str(failure) for words in NO_NETWORK):
             raise NoEngine(f"the package index cannot be reached: {str(failure)[-600:]}") from failure

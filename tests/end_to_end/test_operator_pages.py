@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import sqlite3
 import sys
 from contextlib import closing
@@ -15,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
+from free_ports import own_port
 from pages import ROOT, Command, Shell, steps
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
@@ -31,8 +31,7 @@ class Hour:
     """Both sites on one machine; the pages are read one after the other and go on where the last one stopped."""
 
     def __init__(self, directory: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = own_port()
         self.operator = Shell(directory / "hospital-site", port=port)
         self.team = Shell(directory / "team-site", port=port)
         self.done = set()

@@ -65,7 +65,7 @@ CANARY = 77
 def test_a_label_outside_the_classes_is_refused_without_its_value(tmp_path, labels, classes, match):
     with pytest.raises(DataInvalid, match=match) as refused:
         _load(_npz(tmp_path, labels), array="x", labels_array="y", classes=classes)
-    assert str(CANARY) not in str(refused.value)
+    assert str(CANARY) not in str(refused.value).replace(str(tmp_path), "")  # pytest numbers its directories
 
 
 def test_classes_without_labels_are_a_wrong_setting(tmp_path):

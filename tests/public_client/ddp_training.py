@@ -5,10 +5,12 @@ python ddp_training.py OUT WAY [resume]
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -50,7 +52,19 @@ class Shards:
 
 def gloo_threads() -> int:
     """Threads of this process that work for a process group."""
-    return sum("gloo" in task.read_text() for task in Path("/proc/self/task").glob("*/comm"))
+    found = 0
+    for task in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has just ended
+            found += "gloo" in task.read_text()
+    return found
+
+
+def gloo_threads_left() -> int:
+    """Those that are there when those that were joined have had time to leave /proc."""
+    deadline = time.monotonic() + 10.0
+    while (found := gloo_threads()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
 
 
 def statistics(ranks: Ranks) -> list[float]:
@@ -112,7 +126,7 @@ def main(out: Path, way: str) -> None:
         dist.barrier()
         report["threads"] = [gloo_threads()]
         dist.destroy_process_group()
-        report["threads"].append(gloo_threads())
+        report["threads"].append(gloo_threads_left())
     (out / f"report-{ranks.rank}.json").write_text(json.dumps(report))
 
 

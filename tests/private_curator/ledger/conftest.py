@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from in_memory import memory_directory
 
 from private_curator.ledger import Ledger, Run, StepGranted, StoredReply
 from private_curator.ledger.database import Place
@@ -58,8 +58,8 @@ def place(request: pytest.FixtureRequest, path: Path) -> Place:
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Path]:
     """A directory in memory where there is one: a killed process loses nothing there, and syncing costs nothing."""
-    shared = Path("/dev/shm")
-    if not (shared.is_dir() and os.access(shared, os.W_OK)):
+    shared = memory_directory()
+    if shared is None:
         yield tmp_path
         return
     with tempfile.TemporaryDirectory(dir=shared) as directory:

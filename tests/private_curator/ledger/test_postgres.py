@@ -338,7 +338,7 @@ class TestLocks:
         run = open_run(ledger)
         begin(ledger, run)  # from now on the curator holds the step's lock
         with locked(postgres, place) as other, ThreadPoolExecutor(2) as pool:
-            other.execute("SET deadlock_timeout = '60s'; SET lock_timeout = '1800ms'")
+            other.execute("SET deadlock_timeout = '60s'; SET lock_timeout = '6s'")
             key = ledger._database._step_lock(("alice", "step"))
             theirs = pool.submit(other.execute, "SELECT pg_advisory_xact_lock(%s)", (key,))
             ours = pool.submit(open_run, ledger, request_id="second")
@@ -348,7 +348,7 @@ class TestLocks:
             assert ours.result(timeout=30).steps == 10
         with postgres.administer() as administrator:
             deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-            deadline = time.monotonic() + 15
+            deadline = time.monotonic() + 60
             while administrator.execute(deadlocks).fetchone() == (0,):  # statistics come a moment later
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
