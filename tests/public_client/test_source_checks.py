@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
@@ -75,8 +76,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("epochs", [0, 1], ids=["trained already", "to be trained"])
-@pytest.mark.parametrize("way", ["none", "adapters", "all"])
-@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize(
+    ("what", "way"), [*((what, "none") for what in BAD), *itertools.product(["label -1", "NaN"], ["adapters", "all"])]
+)
 def test_bad_batches_are_refused_and_nothing_is_charged(what, way, epochs):
     batches, says = BAD[what]
     curator = MockCurator(mock_description(records=200, record_shape=(D,), epsilon=4.0, delta=1e-5))
