@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from public_client.datasets import Labelled
 from public_client.distributed import Ranks
-from public_client.source_checks import checked
+from public_client.source_checks import NO_BATCHES, checked
 from shared.errors import InvalidValue
 
 Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
@@ -118,7 +118,7 @@ def collect(batches: Batches, *, most: int) -> Labelled:
         if count >= most:
             break
     if not images:
-        raise InvalidValue("the source loader gives no batches; with drop_last=True its data set must hold one batch")
+        raise InvalidValue(NO_BATCHES)
     return Labelled(torch.cat(images)[:most], torch.cat(labels)[:most])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import DataInvalid, InvalidValue
+from shared.extractor.tracing import evaluating
 
 if TYPE_CHECKING:
     from public_client.source import Batches
+
+NO_BATCHES = "the source loader gives no batches; with drop_last=True its data set must hold one batch"
 
 
 class CheckedBatches:
@@ -30,7 +32,7 @@ class CheckedBatches:
         classes: of the classifier.
 
     Raises:
-        DataInvalid: the first batch is not what `check` demands, or the modules do not take its records.
+        DataInvalid: the first batch is not what it should be, or the modules do not take its records.
         InvalidValue: there are no batches.
     """
 
@@ -41,9 +43,7 @@ class CheckedBatches:
         with undisturbed(batches):
             first: Any = next(iter(batches), None)
         if first is None:
-            raise InvalidValue(
-                "the source loader gives no batches; with drop_last=True its data set must hold one batch"
-            )
+            raise InvalidValue(NO_BATCHES)
         records, _ = _pair(first, 1)
         _check_records(records, 1)
         self.record_shape = tuple(records.shape[1:])
@@ -126,8 +126,8 @@ def checked(
 def undisturbed(batches: object) -> Iterator[None]:
     """Looks at a loader without changing what its seed draws next: of torch's generator and of its own."""
     owners = (batches, getattr(batches, "sampler", None))
-    own = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}
-    states = [(generator, generator.get_state()) for generator in own.values()]
+    own = [g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)]
+    states = [(generator, generator.get_state()) for generator in own]
     everyone = torch.get_rng_state()
     try:
         yield
@@ -172,19 +172,12 @@ def _check_records(records: Tensor, number: int) -> None:
 
 def _classes(extractor: nn.Module, classifier: nn.Module, record: Tensor) -> int:
     """C, by one record through both modules, which stay in the mode that they are in."""
-    modules = list(itertools.chain(extractor.modules(), classifier.modules()))
-    modes = [module.training for module in modules]
     try:
-        for module in modules:
-            module.training = False
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(extractor), evaluating(classifier):
             scores = classifier(extractor(record))
     except (RuntimeError, ValueError, TypeError) as error:
         shape = tuple(record.shape[1:])
         raise DataInvalid(f"extractor and classifier do not take source records of shape {shape}: {error}") from error
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
     if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != 1:
         said = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise DataInvalid(f"the classifier gives {said} for one record; needed is (1, C), a score for each class")

@@ -280,7 +280,7 @@ def _refuse_tied(module: nn.Module, graph: ExtractorGraph) -> None:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """Eval mode for a moment; every layer's own mode comes back."""
     modes = [(child, child.training) for child in module.modules()]
     module.eval()
@@ -297,7 +297,7 @@ def _compare(module: nn.Module, graph: ExtractorGraph) -> None:
     device = next((tensor.device for tensor in weights.values()), torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     records = torch.randn(2, *graph.input_shape, generator=generator).to(device)
-    with torch.no_grad(), _evaluating(module):
+    with torch.no_grad(), evaluating(module):
         expected = module(records.clone())
     rebuilt = Extractor.from_graph(graph, weights, device=device).features(records)
     scale = float(expected.abs().max()) + 1e-6

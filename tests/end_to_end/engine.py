@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import docker
@@ -154,11 +154,12 @@ def _base_image(client: docker.DockerClient, environment: dict[str, str]) -> Non
 def _wheelhouse(environment: dict[str, str]) -> None:
     if _wheelhouse_fits():
         return
+    command = ["bash", "deploy/airgap/wheelhouse.sh"]
+    with suppress(AssertionError):  # an index that answered badly once is asked again
+        _timed("wheelhouse", command, environment)
+        return
     try:
-        try:
-            _timed("wheelhouse", ["bash", "deploy/airgap/wheelhouse.sh"], environment)
-        except AssertionError:  # an index that answered badly once
-            _timed("wheelhouse, second try", ["bash", "deploy/airgap/wheelhouse.sh"], environment)
+        _timed("wheelhouse, second try", command, environment)
     except AssertionError as failure:
         if any(words in str(failure) for words in NO_NETWORK):
             raise NoEngine(f"the package index cannot be reached: {str(failure)[-600:]}") from failure
