@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from public_client import experiment
-from public_client.datasets import load_task
-from public_client.evaluation import accuracy
-from public_client.methods import Problem, method
-from public_client.mock_curator import MockCurator, mock_description
-from public_client.sites import ALONE
+from public_client.data.accuracy import accuracy
+from public_client.data.datasets import load_task
+from public_client.experiments import demo_run as experiment
+from public_client.methods.catalogue import Problem, method
+from public_client.testing.mock import MockCurator, mock_description
+from public_client.training.sites import ALONE
 
 DELTA = 1e-5
 _SOURCE_EPOCHS = {"digits": 40, "mnist-usps": 2, "usps-mnist": 16}

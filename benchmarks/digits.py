@@ -25,16 +25,17 @@ from typing import Any
 import torch
 
 from benchmarks.records import append, mean_and_deviation, on_file, read
-from public_client import experiment, replay
-from public_client.adaptation import DomainAdaptation
-from public_client.datasets import Task, load_task
-from public_client.devices import resolve_device
-from public_client.evaluation import accuracy
-from public_client.networks import digits_network
-from public_client.progress import reporting
-from public_client.rehearsal import RehearsalHospital
-from public_client.source import collect, source_loader
-from public_client.views import view_for
+from public_client.data.accuracy import accuracy
+from public_client.data.datasets import Task, load_task
+from public_client.data.devices import resolve_device
+from public_client.data.networks import digits_network
+from public_client.data.progress import reporting
+from public_client.data.source import collect, source_loader
+from public_client.experiments import demo_run as experiment
+from public_client.replay import fit as replay
+from public_client.replay.views import view_for
+from public_client.testing.local_hospital import RehearsalHospital
+from public_client.training.adaptation import DomainAdaptation
 
 DELTA = 1e-5
 TUNING_STEPS = 1500  # the default plan's

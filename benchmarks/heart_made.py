@@ -19,10 +19,10 @@ import torch
 from benchmarks import records
 from benchmarks.local import released
 from benchmarks.vectors import RATE, source_trained, standardised_table, tuned
-from public_client import replay
-from public_client.progress import reporting
-from public_client.tables import TableView
-from public_client.views import View
+from public_client.data.progress import reporting
+from public_client.replay import fit as replay
+from public_client.replay.missing_columns import TableView
+from public_client.replay.views import View
 
 if TYPE_CHECKING:
     from benchmarks.heart import Hospital

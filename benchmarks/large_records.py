@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from public_client.curator import Curator
+from public_client.curator.stub import Curator
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.protocol.messages import Gradient, Quantiles, RunParameters

@@ -11,14 +11,14 @@ import secrets
 import torch
 from torch import Tensor, nn
 
-from public_client import replay
-from public_client.datasets import Labelled
-from public_client.misfit import Misfit
-from public_client.progress import reporting
-from shared.mechanisms.directions import directions
-from shared.mechanisms.feature_map import FeatureMap
-from shared.mechanisms.noise import SeededNoise
-from shared.mechanisms.quantile_coefficients import release_coefficients
+from public_client.data.datasets import Labelled
+from public_client.data.progress import reporting
+from public_client.replay import fit as replay
+from public_client.replay.residuals import Misfit
+from shared.kernels.directions import directions
+from shared.kernels.feature_map import FeatureMap
+from shared.kernels.noise import SeededNoise
+from shared.mechanisms.quantiles.coefficients import release_coefficients
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.events import QuantileCoefficients, RunEvent, StepEvent
 from shared.protocol.messages import StepRelease

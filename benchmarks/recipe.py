@@ -25,12 +25,13 @@ from torch.nn import functional
 from benchmarks import local
 from benchmarks.digits import DELTA, SOURCE_EPOCHS
 from benchmarks.records import append, on_file, read
-from public_client import experiment, replay
-from public_client.augmentation import Variation, Warps, draw_variation
-from public_client.datasets import Labelled, load_task
-from public_client.evaluation import accuracy
-from public_client.progress import reporting
-from public_client.views import SEARCH, VARIATION, ImageView, view_for
+from public_client.data.accuracy import accuracy
+from public_client.data.datasets import Labelled, load_task
+from public_client.data.progress import reporting
+from public_client.experiments import demo_run as experiment
+from public_client.replay.augmentation import Variation, Warps, draw_variation
+from public_client.replay import fit as replay
+from public_client.replay.views import SEARCH, VARIATION, ImageView, view_for
 
 RESULTS = Path(__file__).parent / "results" / "recipe.json"
 PAGE = Path(__file__).parents[1] / "docs" / "recipe.md"

@@ -20,10 +20,10 @@ import torch
 from benchmarks.local import fitted
 from benchmarks.records import append, mean_and_deviation, on_file, read
 from benchmarks.vectors import tuned
-from public_client import experiment
-from public_client.datasets import load_task
-from public_client.evaluation import accuracy
-from public_client.views import view_for
+from public_client.data.accuracy import accuracy
+from public_client.data.datasets import load_task
+from public_client.experiments import demo_run as experiment
+from public_client.replay.views import view_for
 
 RESULTS = Path(__file__).parent / "results" / "small-hospitals.json"
 PAGE = Path(__file__).parents[1] / "docs" / "small-hospitals.md"

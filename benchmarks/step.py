@@ -30,16 +30,16 @@ from torch import nn
 
 from benchmarks.wire import CountingProxy
 from benchmarks.worker import Running, lenet
-from private_curator.admission import AdmittedStep, ExtractorFacts
-from private_curator.denormals import flushed_denormals
-from private_curator.randomness import SystemNoise
-from private_curator.rehearsal import SyntheticRecords
-from private_curator.release import ReleasePipeline
+from private_curator.steps.admission import AdmittedStep, ExtractorFacts
+from private_curator.steps.denormals import flushed_denormals
+from private_curator.steps.randomness import SystemNoise
+from private_curator.steps.release import ReleasePipeline
+from private_curator.steps.trial_run import SyntheticRecords
 from private_curator.worker.local import LocalEngine
 from private_curator.worker.sessions import ExtractorSource
-from public_client.curator import Curator
-from public_client.exchange import Run
-from public_client.rehearsal import RehearsalHospital
+from public_client.curator.stub import Curator
+from public_client.curator.values import Run
+from public_client.testing.local_hospital import RehearsalHospital
 from shared.extractor.graph import ExtractorGraph
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.local import RATE, released
-from public_client import replay
-from public_client.adaptation import DomainAdaptation
-from public_client.datasets import Labelled
-from public_client.progress import reporting
-from public_client.rehearsal import RehearsalHospital
-from public_client.source import Batches, source_loader, train_source
-from public_client.tables import TableView
-from public_client.views import FeatureView, View
+from public_client.data.datasets import Labelled
+from public_client.data.progress import reporting
+from public_client.data.source import Batches, source_loader, train_source
+from public_client.replay import fit as replay
+from public_client.replay.missing_columns import TableView
+from public_client.replay.views import FeatureView, View
+from public_client.testing.local_hospital import RehearsalHospital
+from public_client.training.adaptation import DomainAdaptation
 
 UPDATES = 1500  # of source-only training and, again, of tuning
 _BATCH = 64

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from public_client.curator import Curator
-from public_client.exchange import Run
-from public_client.rehearsal import RehearsalHospital
+from public_client.curator.stub import Curator
+from public_client.curator.values import Run
+from public_client.testing.local_hospital import RehearsalHospital
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.protocol.messages import Gradient, Quantiles, Rows, RunParameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from private_curator.settings import CuratorSettings
+from private_curator.settings.tree import CuratorSettings
 from public_client.settings import ClientSettings
 from shared.configuration import markdown
 

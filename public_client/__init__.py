@@ -10,18 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from public_client.adaptation import DomainAdaptation
-    from public_client.curator import Curator
-    from public_client.federation import Federation
-    from public_client.planning import Plan
+    from public_client.curator.stub import Curator
+    from public_client.plans.plan import Plan
+    from public_client.training.adaptation import DomainAdaptation
+    from public_client.training.federation import Federation
 
 __all__ = ["Curator", "DomainAdaptation", "Federation", "Plan"]
 
 _HOMES = {
-    "Curator": "public_client.curator",
-    "DomainAdaptation": "public_client.adaptation",
-    "Federation": "public_client.federation",
-    "Plan": "public_client.planning",
+    "Curator": "public_client.curator.stub",
+    "DomainAdaptation": "public_client.training.adaptation",
+    "Federation": "public_client.training.federation",
+    "Plan": "public_client.plans.plan",
 }
 
 

@@ -1,6 +1,6 @@
 """Trees of settings: sections of typed fields from a file, the environment and the command line; later wins.
 
-Each party has one tree (`private_curator.settings`, `public_client.settings`). This module reads the environment,
+Each party has one tree (`private_curator.settings.tree`, `public_client.settings`). This module reads the environment,
 turns what is wrong into one error that names every setting, and explains a tree for ``--help`` and docs/settings.md.
 
 A variable is named PREFIX + SECTION + two underscores + FIELD; with ``_FILE`` behind it, it names a file that holds the

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.audit.faults import KNOWN_SEED
-from public_client.exchange import UploadedExtractor
-from shared.mechanisms.clipping import RECORD_NORM, clip_records
-from shared.mechanisms.directions import directions
-from shared.mechanisms.quantile_coefficients import cosine_basis
-from shared.mechanisms.quantile_cotangents import QuantileCotangent
+from public_client.curator.values import UploadedExtractor
+from shared.kernels.clipping import RECORD_NORM, clip_records
+from shared.kernels.directions import directions
+from shared.mechanisms.quantiles.coefficients import cosine_basis
+from shared.mechanisms.quantiles.cotangents import QuantileCotangent
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.events import RunEvent
 from shared.protocol.messages import Gradient, Quantiles, Rows, RunParameters, StepRelease

@@ -15,12 +15,13 @@ import numpy as np
 from torch import nn
 
 from benchmarks.audit.faults import fault
-from private_curator import home as homes
-from private_curator import server, settings
-from private_curator.home import Home
-from private_curator.settings import RecordsSettings
-from public_client.curator import Curator
-from public_client.exchange import UploadedExtractor
+from private_curator.operator import home_directory as homes
+from private_curator.operator.home_directory import Home
+from private_curator.serving import server
+from private_curator.settings.tree import RecordsSettings
+from private_curator.settings import tree as settings
+from public_client.curator.stub import Curator
+from public_client.curator.values import UploadedExtractor
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.privacy.crosscheck import check_with_autodp
@@ -101,7 +102,7 @@ class LiveCurator:
 
     def _start_here(self) -> str:
         self._stack.enter_context(fault(self._fault))
-        self._stack.enter_context(mock.patch("private_curator.server.check_with_autodp", _crosscheck))
+        self._stack.enter_context(mock.patch("private_curator.serving.server.check_with_autodp", _crosscheck))
         running = server.CuratorServer(self._home, settings.load(self._home.path, _OVERRIDES))
         self._stack.enter_context(running)
         return running.start()

@@ -1,7 +1,7 @@
 """Curators with one deliberate fault each, made here by patching; the product has no switch for any of them.
 
 Each fault is one that has been published or nearly shipped somewhere (docs/privacy, 5). A patch replaces a name of
-`private_curator.release` or `private_curator.server` for as long as the context is open.
+`private_curator.steps.release` or `private_curator.serving.server` for as long as the context is open.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from private_curator import release, sampling
-from private_curator.randomness import SystemNoise
-from shared.mechanisms.clipping import neutralise
-from shared.mechanisms.feature_map import FeatureMap
-from shared.mechanisms.noise import GridArray, grid_step
+from private_curator.steps import release, sampling
+from private_curator.steps.randomness import SystemNoise
+from shared.kernels.clipping import neutralise
+from shared.kernels.feature_map import FeatureMap
+from shared.kernels.noise import GridArray, grid_step
 
 HONEST = "honest"
 KNOWN_SEED = hashlib.sha256(b"directions that the client asked for").digest()
@@ -51,7 +51,7 @@ def plain_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, noise:
 
 @contextmanager
 def _noise_halved() -> Iterator[None]:
-    with mock.patch("private_curator.server.SystemNoise", HalvedNoise):
+    with mock.patch("private_curator.serving.server.SystemNoise", HalvedNoise):
         yield
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from private_curator import home as homes
-from private_curator import settings
-from private_curator.authentication import PEER_CERTIFICATE
-from private_curator.sections import RecordsSettings
-from private_curator.server import CuratorServer
+from private_curator.operator import home_directory as homes
+from private_curator.serving.authentication import PEER_CERTIFICATE
+from private_curator.serving.server import CuratorServer
+from private_curator.settings.groups import RecordsSettings
+from private_curator.settings import tree as settings
 from shared.protocol.status import REASONS
 from shared.protocol.v1 import curator_pb2 as pb
 

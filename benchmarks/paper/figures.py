@@ -21,11 +21,11 @@ from scipy.stats import norm
 
 from benchmarks.digits import PUBLISHED, RESULTS
 from benchmarks.records import read
-from shared.mechanisms.quantile_coefficients import cosine_basis, distance, source_coefficients
+from shared.mechanisms.quantiles.coefficients import cosine_basis, distance, source_coefficients
+from shared.optimal_transport.sliced import sliced_wasserstein
 from shared.privacy.bounds import Bound
 from shared.privacy.published import sensitivity_bound
 from shared.privacy.slice_law import slice_law
-from shared.transport.sliced import sliced_wasserstein
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from private_curator import settings as configuration
 from private_curator.cli.common import format_option, show
 from private_curator.cli.records import reading, reading_options
-from private_curator.settings import RecordsSettings
+from private_curator.settings.tree import RecordsSettings
+from private_curator.settings import tree as configuration
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
-    from private_curator.application import Application
+    from private_curator.operator.application import Application
 
 SHOWN_VALUES = 8
 """Drifted values that are shown as text; --report has all."""
@@ -57,12 +57,12 @@ def apply(
     No network is used and no budget is spent: nothing leaves this machine. Predictions and the drift report are
     computed without noise and are NOT private; keep them as you keep the records.
     """
-    from private_curator import target
-    from private_curator.application import apply_model, open_private, write_predictions
-    from private_curator.labels import class_names, load_labels
+    from private_curator.operator.application import apply_model, open_private, write_predictions
+    from private_curator.records import target
+    from private_curator.records.labels import class_names, load_labels
     from private_curator.records.opening import open_source
-    from private_curator.server import choose_device
-    from shared.adapted import read_adapted
+    from private_curator.serving.server import choose_device
+    from shared.models.adapted import read_adapted
 
     scaling = {
         "record_shape": parse_shape(record_shape),

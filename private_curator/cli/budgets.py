@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from private_curator.cli.common import format_option, home_option, reason_option, show
-from private_curator.home import Home
 from private_curator.ledger import Ledger
+from private_curator.operator.home_directory import Home
 
 
 @click.group()

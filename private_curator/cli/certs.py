@@ -8,15 +8,15 @@ from typing import Any
 
 import click
 
-from private_curator import renewals
-from private_curator import settings as configuration
-from private_curator.certificates import DEFAULT_NAMES, LEAF_DAYS
 from private_curator.cli.budgets import budget_of
 from private_curator.cli.clients import hand_out
 from private_curator.cli.common import format_option, home_option, reason_option, show
-from private_curator.home import Home
 from private_curator.ledger import Ledger
-from private_curator.renewals import Asked
+from private_curator.operator.home_directory import Home
+from private_curator.serving import renewals
+from private_curator.serving.certificates import DEFAULT_NAMES, LEAF_DAYS
+from private_curator.serving.renewals import Asked
+from private_curator.settings import tree as configuration
 from shared.errors import CredentialsInvalid, SettingsError
 
 _san_option = click.option(

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from private_curator.certificates import LEAF_DAYS, ClientCertificate, check_no_key, write_public
 from private_curator.cli.budgets import budget_of
 from private_curator.cli.common import format_option, home_option, reason_option, show
-from private_curator.home import Home
+from private_curator.operator.home_directory import Home
+from private_curator.serving.certificates import LEAF_DAYS, ClientCertificate, check_no_key, write_public
 from shared.errors import SettingsError
 
 LEDGER_KEY_FILE = "ledger.pub"

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from private_curator.home import Home
+from private_curator.operator.home_directory import Home
 from private_curator.records.problems import RecordsRefused
 from shared import errors
 

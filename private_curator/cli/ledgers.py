@@ -10,8 +10,6 @@ from pathlib import Path
 import click
 
 from private_curator.cli.common import format_option, home_option, reason_option, show
-from private_curator.home import Home
-from private_curator.incidents import IncidentBook
 from private_curator.ledger import Ledger
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.backup import move as move_ledger
@@ -19,10 +17,12 @@ from private_curator.ledger.backup import restore as restore_backup
 from private_curator.ledger.renyi import RenyiAccounting
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.witness import Witness
-from shared.chain_checks import read_export
+from private_curator.operator.home_directory import Home
+from private_curator.serving.incidents import IncidentBook
 from shared.errors import GrantNotHeld, SettingsError
-from shared.ledger_view import write_view
-from shared.receipts import SignedEntry
+from shared.ledger.chain_checks import read_export
+from shared.ledger.receipts import SignedEntry
+from shared.ledger.view import write_view
 
 _EXIT_CORRUPT = 6
 _receipts_option = click.option(

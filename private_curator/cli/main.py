@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-from private_curator import home as homes
-from private_curator.certificates import DEFAULT_NAMES
 from private_curator.cli.apply import apply
 from private_curator.cli.budgets import budget
 from private_curator.cli.certs import cert
@@ -17,8 +15,10 @@ from private_curator.cli.common import Commands, format_option, home_option, sho
 from private_curator.cli.ledgers import extractor, incidents, ledger, run
 from private_curator.cli.records import reading, reading_options, records
 from private_curator.cli.serving import parse_address, preflight, serve, settings
-from private_curator.home import Home
+from private_curator.operator import home_directory as homes
+from private_curator.operator.home_directory import Home
 from private_curator.records.opening import open_source
+from private_curator.serving.certificates import DEFAULT_NAMES
 from shared.errors import SettingsError
 
 

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import click
 
-from private_curator import settings as configuration
-from private_curator import target
 from private_curator.cli.common import format_option, home_option, reason_option, show
-from private_curator.home import Home
+from private_curator.operator.home_directory import Home
+from private_curator.records import target
 from private_curator.records.opening import open_source
-from private_curator.settings import RecordsSettings
+from private_curator.settings.tree import RecordsSettings
+from private_curator.settings import tree as configuration
 from shared.errors import SettingsError
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
-from private_curator import settings as configuration
 from private_curator.cli.common import format_option, home_option, show
-from private_curator.home import Home
-from private_curator.settings import CuratorSettings
+from private_curator.operator.home_directory import Home
+from private_curator.settings.tree import CuratorSettings
+from private_curator.settings import tree as configuration
 from shared.configuration import help_lines, markdown, settings_of, values_of
 from shared.errors import SettingsError
 
@@ -49,7 +49,7 @@ def serve(
     home: Home, address: str | None, device: str | None, log_level: str | None, assignments: tuple[str, ...]
 ) -> None:
     """Serves until SIGTERM or Ctrl-C; prints one line, "listening on host:port", once it is ready."""
-    from private_curator import server  # torch takes seconds to load, and no other command needs it
+    from private_curator.serving import server
 
     overrides = dict(_assignment(text) for text in assignments)
     overrides |= {f"listen.{name}": str(value) for name, value in parse_address(address).items()}
@@ -109,7 +109,7 @@ def settings(home: Path | None, assignments: tuple[str, ...], output: str) -> No
 @click.pass_context
 def preflight(context: click.Context, home: Home, assignments: tuple[str, ...], output: str) -> None:
     """Checks that this curator could serve, and says how to mend what it finds; exit code 3 if anything is wrong."""
-    from private_curator.preflight import check
+    from private_curator.operator.preflight import check
 
     findings = check(home, dict(_assignment(text) for text in assignments))
     show(

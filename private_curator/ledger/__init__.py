@@ -2,7 +2,8 @@
 
 from private_curator.ledger.audit import VerificationReport, verify_file
 from private_curator.ledger.backup import Loss, move, restore
-from private_curator.ledger.kinds import (
+from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.statements import (
     AccountStatus,
     Client,
     DataSetState,
@@ -13,7 +14,6 @@ from private_curator.ledger.kinds import (
     StepGranted,
     StoredReply,
 )
-from private_curator.ledger.ledger import Ledger
 
 __all__ = [
     "AccountStatus",

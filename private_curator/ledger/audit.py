@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from private_curator.ledger.accounting import Accounting
+from private_curator.ledger.addresses import as_place
 from private_curator.ledger.budget import CLIENT, DATA_SET, Books, alone, require
 from private_curator.ledger.database import Place, Session, by_seq
-from private_curator.ledger.kinds import DataSetState, Kind
-from private_curator.ledger.places import as_place
-from shared.chain_checks import Finding, Tampering, verify_receipts
+from private_curator.ledger.statements import DataSetState, Kind
 from shared.errors import InvalidValue, LedgerCorrupt
-from shared.receipts import SignedEntry, sha256
+from shared.ledger.chain_checks import Finding, Tampering, verify_receipts
+from shared.ledger.receipts import SignedEntry, sha256
 
 # A stored price may differ from one computed anew by the last digits of another machine's library.
 PRICE_TOLERANCE = 1e-6

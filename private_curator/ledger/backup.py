@@ -17,17 +17,17 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator.ledger.accounting import Accounting
+from private_curator.ledger.addresses import as_place
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.budget import Books
 from private_curator.ledger.database import LOCK_TIMEOUT_S, Database, Place, Session
-from private_curator.ledger.kinds import Kind
-from private_curator.ledger.places import as_place
 from private_curator.ledger.sqlite import sync
 from private_curator.ledger.sqlite_file import SqliteFile, remove
+from private_curator.ledger.statements import Kind
 from private_curator.ledger.store import Clock, Transaction, no_checkpoint, read_entries, utc_now
-from shared.chain_checks import check_chain
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerError, LedgerUnavailable, RestoreRefused
-from shared.receipts import SignedEntry
+from shared.ledger.chain_checks import check_chain
+from shared.ledger.receipts import SignedEntry
 
 # Short enough for a sentence, too long for a "yes".
 MIN_ACCEPTANCE_LENGTH = 30

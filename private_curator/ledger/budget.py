@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from private_curator.ledger.accounting import Accounting, BudgetFilter
-from private_curator.ledger.kinds import AccountStatus, Client, DataSetState, Kind, Quote
+from private_curator.ledger.statements import AccountStatus, Client, DataSetState, Kind, Quote
 from shared.errors import BudgetExhausted, DpswdError, GrantNotHeld, InvalidEvent, LedgerCorrupt, RelationMismatch
-from shared.receipts import SignedEntry
+from shared.ledger.receipts import SignedEntry
 
 DATA_SET = "data set"
 CLIENT = "client"

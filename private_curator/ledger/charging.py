@@ -11,11 +11,11 @@ from typing import Any
 
 from private_curator.ledger.accounting import Accounting
 from private_curator.ledger.budget import CLIENT, DATA_SET, Charge
-from private_curator.ledger.kinds import DataSetState, Kind, Run, StepGranted
 from private_curator.ledger.lookup import held_run, load_run
+from private_curator.ledger.statements import DataSetState, Kind, Run, StepGranted
 from private_curator.ledger.store import Transaction
 from shared.errors import GrantNotHeld, RunFinished, StepGivenUp
-from shared.receipts import sha256
+from shared.ledger.receipts import sha256
 
 
 @dataclass(frozen=True, kw_only=True)

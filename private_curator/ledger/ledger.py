@@ -11,18 +11,18 @@ from typing import Any, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator.ledger.accounting import Accounting
+from private_curator.ledger.addresses import as_place
 from private_curator.ledger.audit import VerificationReport, verify_file
 from private_curator.ledger.backup import write_backup
 from private_curator.ledger.budget import Account, Books
 from private_curator.ledger.database import LOCK_TIMEOUT_S, Place, Session
-from private_curator.ledger.kinds import AccountStatus, DataSetState, Kind, LedgerStatus, budget_payload
 from private_curator.ledger.operator import OperatorActs
-from private_curator.ledger.places import as_place
 from private_curator.ledger.runs import RunActs
+from private_curator.ledger.statements import AccountStatus, DataSetState, Kind, LedgerStatus, budget_payload
 from private_curator.ledger.store import Transaction, head, no_checkpoint, utc_now
 from private_curator.ledger.witness import Witness
 from shared.errors import InvalidValue, LedgerCorrupt
-from shared.receipts import SignedEntry
+from shared.ledger.receipts import SignedEntry
 
 
 class Ledger(OperatorActs, RunActs):
@@ -153,7 +153,7 @@ class Ledger(OperatorActs, RunActs):
         return last
 
     def export(self) -> Iterator[str]:
-        """The whole chain, one line for each entry, for `shared.chain_checks.read_export`."""
+        """The whole chain, one line for each entry, for `shared.ledger.chain_checks.read_export`."""
         return (entry.to_json() for entry in self.history())
 
     def verify(self, *, receipts: Iterable[SignedEntry] = ()) -> VerificationReport:

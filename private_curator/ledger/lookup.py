@@ -7,10 +7,10 @@ from typing import Any
 
 from private_curator.ledger.accounting import Accounting
 from private_curator.ledger.database import Session
-from private_curator.ledger.kinds import Run, StoredReply
+from private_curator.ledger.statements import Run, StoredReply
 from private_curator.ledger.store import entry_at, entry_row, parsed_entry
 from shared.errors import GrantNotHeld, RequestIdReused, RunFinished
-from shared.receipts import Receipt
+from shared.ledger.receipts import Receipt
 
 
 def load_run(connection: Session, accounting: Accounting, run_id: str) -> Run:

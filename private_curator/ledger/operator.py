@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from private_curator.ledger.kinds import Client, DataSetState, Kind, budget_payload, hex_256
 from private_curator.ledger.lookup import load_run
+from private_curator.ledger.statements import Client, DataSetState, Kind, budget_payload, hex_256
 from private_curator.ledger.store import Store, Transaction
 from shared.errors import InvalidValue
 

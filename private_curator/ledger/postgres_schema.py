@@ -14,8 +14,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from private_curator.ledger.addresses import POSTGRES_SCHEMES
 from private_curator.ledger.database import LOCK_TIMEOUT_S, Session
-from private_curator.ledger.places import POSTGRES_SCHEMES
 from private_curator.ledger.postgres import LOCK_SPACE, Connection, PostgresDatabase, PostgresSession, translate
 from private_curator.ledger.postgres_tables import MIGRATIONS, layout, migrate, version_of
 from private_curator.ledger.sqlite_file import SqliteFile

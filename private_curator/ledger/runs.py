@@ -21,8 +21,8 @@ from typing import Any
 
 from private_curator.ledger.budget import Books
 from private_curator.ledger.charging import Request, bind, charge
-from private_curator.ledger.kinds import Kind, Quote, Run, StepGranted, StoredReply, hex_256
 from private_curator.ledger.lookup import answered, held_run, load_run, opened_before
+from private_curator.ledger.statements import Kind, Quote, Run, StepGranted, StoredReply, hex_256
 from private_curator.ledger.store import Store, Transaction
 from shared.errors import (
     GrantNotHeld,
@@ -30,7 +30,7 @@ from shared.errors import (
     LedgerUnavailable,
     RequestInProgress,
 )
-from shared.receipts import Receipt, canonical_json, sha256
+from shared.ledger.receipts import Receipt, canonical_json, sha256
 
 # A client makes its ids; long ones would only fill the ledger.
 MAX_REQUEST_ID_LENGTH = 128

@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_curator.ledger.accounting import Accounting
 from private_curator.ledger.budget import Books
 from private_curator.ledger.database import Place, Session, by_seq
-from private_curator.ledger.kinds import Kind
+from private_curator.ledger.statements import Kind
 from private_curator.ledger.witness import Witness
 from shared.errors import InvalidValue, LedgerCorrupt
-from shared.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
+from shared.ledger.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
 
 Clock = Callable[[], datetime]
 Checkpoint = Callable[[str], None]

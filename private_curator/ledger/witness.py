@@ -15,9 +15,9 @@ import threading
 from pathlib import Path
 
 from private_curator.ledger.database import Session, by_seq
-from private_curator.ledger.kinds import Kind
+from private_curator.ledger.statements import Kind
 from shared.errors import InvalidValue, LedgerCorrupt
-from shared.receipts import SignedEntry
+from shared.ledger.receipts import SignedEntry
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import TextIO
 
-from private_curator.settings import LogSettings
+from private_curator.settings.tree import LogSettings
 
 FIELDS = (
     "time",  # UTC, ISO 8601, whole seconds: when exactly a step failed would be the records'

@@ -22,11 +22,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from private_curator.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, write_public
-from private_curator.home import Home
-from private_curator.incidents import IncidentBook
 from private_curator.ledger import AccountStatus, DataSetState, LedgerStatus
-from private_curator.settings import MetricsSettings
+from private_curator.operator.home_directory import Home
+from private_curator.serving.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, write_public
+from private_curator.serving.incidents import IncidentBook
+from private_curator.settings.tree import MetricsSettings
 from shared.errors import LedgerError, SettingsError
 
 METRICS_ADDRESS_FILE = "metrics-address"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from private_curator.settings import TracingSettings
+from private_curator.settings.tree import TracingSettings
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from private_curator.home import Home
 from private_curator.observability.metrics import Books, Metrics, MetricsServer
 from private_curator.observability.requests import RequestWatch
 from private_curator.observability.tracing import Tracing
-from private_curator.settings import CuratorSettings
+from private_curator.operator.home_directory import Home
+from private_curator.settings.tree import CuratorSettings
 
 
 class Watch:

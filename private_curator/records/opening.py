@@ -15,7 +15,7 @@ from private_curator.records.formats import Format, format_of
 from private_curator.records.images import ImageSource
 from private_curator.records.problems import RecordsRefused
 from private_curator.records.tables import TableChoice, TableSource
-from private_curator.settings import RecordsSettings
+from private_curator.settings.tree import RecordsSettings
 
 
 def open_source(path: Path, settings: RecordsSettings, *, home: Path) -> Source:

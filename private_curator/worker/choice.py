@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from private_curator.settings import ComputeSettings
+from private_curator.settings.tree import ComputeSettings
 from private_curator.worker.local import LocalEngine
 from private_curator.worker.pool import WorkerPool
 from private_curator.worker.process import WorkerSettings

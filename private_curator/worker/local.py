@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from private_curator.denormals import flushed_denormals
+from private_curator.steps.denormals import flushed_denormals
 from private_curator.worker.loop import Refused, built, evaluated
 from private_curator.worker.pool import MAX_LOADED
 from private_curator.worker.sessions import ExtractorSource, FloatArray, Session

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from private_curator.admission import ExtractorFacts
+from private_curator.steps.admission import ExtractorFacts
 
 FloatArray = npt.NDArray[np.float32]
 

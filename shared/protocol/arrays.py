@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import RequestInvalid
-from shared.mechanisms.noise import GridArray, Integer
+from shared.kernels.noise import GridArray, Integer
 from shared.protocol.limits import MAX_RANK
 from shared.protocol.v1 import curator_pb2 as pb
 

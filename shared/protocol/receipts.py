@@ -11,8 +11,8 @@ from __future__ import annotations
 import zlib
 
 from shared.errors import InvalidValue
+from shared.ledger.receipts import MAX_STATEMENT_BYTES, Receipt
 from shared.protocol.v1 import curator_pb2 as pb
-from shared.receipts import MAX_STATEMENT_BYTES, Receipt
 
 # Part of the contract, with the two ids behind it: another dictionary is another protocol version. In each half the
 # most likely text stands last.

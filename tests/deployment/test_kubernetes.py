@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from private_curator.cli import main as curator_cli
-from private_curator.settings import CuratorSettings, load
+from private_curator.settings.tree import CuratorSettings, load
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from private_curator.home import Home
-from public_client.curator import Curator, UploadedExtractor
+from private_curator.operator.home_directory import Home
+from public_client.curator.stub import Curator, UploadedExtractor
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 

@@ -29,14 +29,15 @@ from free_ports import own_port
 from pages import Command, Meanwhile, Session, compare, steps
 from torch import nn
 
-from private_curator import preflight, server
 from private_curator.cli import main as curator
-from private_curator.home import Home
 from private_curator.ledger.sqlite import file_lock, write_lock
-from private_curator.settings import CuratorSettings
+from private_curator.operator import preflight
+from private_curator.operator.home_directory import Home
+from private_curator.serving import server
+from private_curator.settings.tree import CuratorSettings
 from public_client.cli import main as client
-from public_client.curator import Curator
-from public_client.exchange import new_request_id
+from public_client.curator.stub import Curator
+from public_client.curator.values import new_request_id
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.protocol.messages import Quantiles, RunParameters

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from private_curator import server, settings
-from private_curator.home import Home
 from private_curator.observability import logs
+from private_curator.operator.home_directory import Home
+from private_curator.serving import server
+from private_curator.settings import tree as settings
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
     def checkpoint(name: str) -> None:
         failing, planting = home.path / "raise-at", home.path / "plant"
         if planting.exists():
-            logging.getLogger("private_curator.release").error("record %r", record.tolist())
+            logging.getLogger("private_curator.steps.release").error("record %r", record.tolist())
         if failing.exists() and failing.read_text() == name:
             try:
                 raise KeyError(f"label {label} of {chosen.records_file}")

@@ -11,8 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from private_curator import server, settings
-from private_curator.home import Home
+from private_curator.operator.home_directory import Home
+from private_curator.serving import server
+from private_curator.settings import tree as settings
 
 
 def main() -> None:

@@ -34,11 +34,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test di
 
 from curator_process import ROOT, START_S, upload
 
-from private_curator import home as homes
 from private_curator.cli import main as operator_main
-from private_curator.settings import RecordsSettings
+from private_curator.operator import home_directory as homes
+from private_curator.settings.tree import RecordsSettings
 from public_client.cli import main as client_main
-from public_client.curator import Curator
+from public_client.curator.stub import Curator
 from shared import errors
 from shared.protocol.messages import Gradient, Quantiles, Rows, RunParameters
 

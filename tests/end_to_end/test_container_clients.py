@@ -44,8 +44,8 @@ def test_a_client_that_is_killed_and_resumed_spends_nothing_twice(sites):
 
 _RACE = """
 import signal, sys, threading, torch
-from public_client.curator import Curator
-from public_client.networks import digits_network
+from public_client.curator.stub import Curator
+from public_client.data.networks import digits_network
 from shared.errors import BudgetExhausted
 
 start = threading.Event()

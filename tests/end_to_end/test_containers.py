@@ -104,7 +104,7 @@ def test_a_certificate_of_another_authority_is_refused(sites):
         "&& dpswd-curator init --home /tmp/other/home --records /tmp/r.npy --epsilon 1 --delta 1e-5 >/dev/null "
         "&& dpswd-curator client add ml-team --home /tmp/other/home --out /tmp/other/issued >/dev/null "
         "&& cp /var/lib/dpswd/credentials/ca.crt /tmp/other/issued/ "
-        "&& python -c 'from pathlib import Path; from public_client.curator import Curator; "
+        "&& python -c 'from pathlib import Path; from public_client.curator.stub import Curator; "
         'Curator.connect("curator:50051", credentials=Path("/tmp/other/issued"), patience_s=2)\''
     )
     stranger = sites.team(f"-euc '{_quoted(script)}'", entrypoint="sh")

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test di
 
 from curator_process import CLIENT, CuratorProcess, upload
 
-from private_curator.certificates import CertificateAuthority
-from public_client.identity import make_identity
+from private_curator.serving.certificates import CertificateAuthority
+from public_client.curator.identity import make_identity
 from shared import errors
 from shared.protocol.messages import Gradient, Quantiles, Rows, RunParameters
 from shared.protocol.v1 import curator_pb2 as pb

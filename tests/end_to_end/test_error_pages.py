@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test di
 from desk import PROGRAMS, Desk
 from pages import ROOT, Command, Meanwhile, Session, steps
 
-from private_curator import incidents, server
 from private_curator.cli.common import EXIT_CODES
+from private_curator.serving import incidents, server
 from private_curator.worker.pool import WorkerPool
-from public_client import cli as client_cli
-from public_client.curator import Curator
+from public_client.cli import main as client_cli
+from public_client.curator.stub import Curator
 from shared.privacy import crosscheck
 from shared.protocol.status import REASONS
 
@@ -210,7 +210,7 @@ class Incidents:
         def pressed(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        self.patch.setattr("public_client.curator.Curator.connect", pressed)
+        self.patch.setattr("public_client.curator.stub.Curator.connect", pressed)
 
 
 def _edited(line: str) -> str:

@@ -14,13 +14,13 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from public_client.adapted import save_adapted
-from public_client.cli import main
-from public_client.methods import Problem, method
-from public_client.private_evaluation import EvaluationIds
-from public_client.rehearsal import RehearsalHospital
-from shared.adapted import read_adapted
+from public_client.cli.main import main
+from public_client.methods.catalogue import Problem, method
+from public_client.methods.evaluation import EvaluationIds
+from public_client.testing.local_hospital import RehearsalHospital
+from public_client.training.saved_model import save_adapted
 from shared.errors import BudgetExhausted, InvalidValue, RequestIdReused, RequestInvalid
+from shared.models.adapted import read_adapted
 from shared.protocol.messages import Evaluation, Quantiles, RunParameters
 
 pytestmark = pytest.mark.end_to_end

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from public_client import DomainAdaptation
-from public_client.curator import Curator
-from public_client.datasets import Labelled, load_task
-from public_client.federation import Federation
-from public_client.networks import digits_network
-from public_client.rehearsal import RehearsalHospital
-from public_client.source import source_loader, train_source
+from public_client.curator.stub import Curator
+from public_client.data.datasets import Labelled, load_task
+from public_client.data.networks import digits_network
+from public_client.data.source import source_loader, train_source
+from public_client.testing.local_hospital import RehearsalHospital
+from public_client.training.federation import Federation
 from shared.errors import PrivacyError, SettingsError
 
 pytestmark = pytest.mark.end_to_end

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from private_curator.cli import main as curator_cli
-from public_client.adapted import load_adapted
 from public_client.cli import main as client_cli
-from public_client.datasets import load_task
-from public_client.networks import digits_network
-from public_client.rehearsal import RehearsalHospital
-from public_client.source import source_loader
+from public_client.data.datasets import load_task
+from public_client.data.networks import digits_network
+from public_client.data.source import source_loader
+from public_client.testing.local_hospital import RehearsalHospital
+from public_client.training.saved_model import load_adapted
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -66,7 +66,10 @@ def test_pages_that_are_linked_are_there() -> None:
 def test_the_calibration_of_the_readme_prints_the_published_row() -> None:
     line = next(line for page, line in commands() if page == "README.md" and " calibrate " in line)
     done = subprocess.run(
-        [sys.executable, "-m", "public_client.cli", *shlex.split(line)[1:]], capture_output=True, check=True, text=True
+        [sys.executable, "-m", "public_client.cli.main", *shlex.split(line)[1:]],
+        capture_output=True,
+        check=True,
+        text=True,
     )
     assert json.loads(done.stdout)["sigma"] == pytest.approx(1.25, abs=0.005)  # M-U, d = 320, epsilon 10, Theorem 27
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from private_curator import preflight
 from private_curator.cli import main as curator
+from private_curator.operator import preflight
 from public_client.cli import main as client
 
 ROOT = Path(__file__).resolve().parents[2]

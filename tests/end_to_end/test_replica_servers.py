@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test di
 
 from curator_process import CLIENT, CuratorProcess, upload
 
-from private_curator.home import Home
-from public_client.curator import Curator
+from private_curator.operator.home_directory import Home
+from public_client.curator.stub import Curator
 from shared import errors
 from shared.protocol.messages import Gradient, Quantiles, RunParameters
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from private_curator.cli import main
-from private_curator.settings import CuratorSettings
+from private_curator.settings.tree import CuratorSettings
 from public_client.settings import ClientSettings
 from shared.configuration import settings_of
 

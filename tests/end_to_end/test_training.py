@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from public_client import Curator, DomainAdaptation
-from public_client.adapted import load_adapted
-from public_client.datasets import load_task
-from public_client.evaluation import accuracy, features
-from public_client.networks import digits_network
-from public_client.rehearsal import RehearsalHospital
-from public_client.source import source_loader, train_source
-from shared import chain_checks
+from public_client.data.accuracy import accuracy, features
+from public_client.data.datasets import load_task
+from public_client.data.networks import digits_network
+from public_client.data.source import source_loader, train_source
+from public_client.testing.local_hospital import RehearsalHospital
+from public_client.training.saved_model import load_adapted
 from shared.errors import BudgetExhausted, RunFinished
+from shared.ledger import chain_checks
 
 pytestmark = pytest.mark.end_to_end
 torch.set_num_threads(1)

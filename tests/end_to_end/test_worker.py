@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from private_curator.admission import ExtractorFacts
+from private_curator.steps.admission import ExtractorFacts
 from private_curator.worker.confinement import probe
 from private_curator.worker.local import LocalEngine
 from private_curator.worker.pool import MAX_LOADED, WorkerPool

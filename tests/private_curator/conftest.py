@@ -11,19 +11,21 @@ import pytest
 import torch
 from torch import nn
 
-from private_curator import admission, home, target
-from private_curator.admission import DataSetFacts, Operation, StepContent
-from private_curator.extraction import ExtractorCatalogue
-from private_curator.home import Home
 from private_curator.ledger import Ledger, Run, StoredReply
-from private_curator.release import ReleasePipeline, no_checkpoint
-from private_curator.settings import LimitSettings, RecordsSettings
-from private_curator.uploads import Kind, UploadStore
+from private_curator.operator import home_directory as home
+from private_curator.operator.home_directory import Home
+from private_curator.records import target
+from private_curator.serving.uploads import Kind, UploadStore
+from private_curator.settings.tree import LimitSettings, RecordsSettings
+from private_curator.steps import admission
+from private_curator.steps.admission import DataSetFacts, Operation, StepContent
+from private_curator.steps.extraction import ExtractorCatalogue
+from private_curator.steps.release import ReleasePipeline, no_checkpoint
 from private_curator.worker.local import LocalEngine
 from private_curator.worker.sessions import Engine
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.mechanisms.noise import NoiseSource, SeededNoise
+from shared.kernels.noise import NoiseSource, SeededNoise
 from shared.protocol.digests import run_digest
 from shared.protocol.messages import Critic, Evaluation, Gradient, PublicMap, Quantiles, Release, RunParameters
 

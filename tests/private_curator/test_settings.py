@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings
 
-from private_curator import settings
+from private_curator.settings import tree as settings
 from shared.configuration import HIDDEN, explain_error, settings_of, values_of
 from shared.errors import SettingsError
 

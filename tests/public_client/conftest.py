@@ -25,9 +25,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 from grpc_status import rpc_status
 
-from shared import errors, receipts
+from shared import errors
 from shared.extractor import ExtractorGraph
-from shared.mechanisms.noise import GridArray
+from shared.kernels.noise import GridArray
+from shared.ledger import receipts
 from shared.protocol import arrays
 from shared.protocol.digests import run_digest, step_digest
 from shared.protocol.messages import Critic, PublicMap, Quantiles, RunParameters

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from public_client.mock_curator import MockCurator, mock_description
+from public_client.testing.mock import MockCurator, mock_description
 from shared.errors import RunFinished
 
 GUIDE = Path(__file__).parents[2] / "docs" / "ml-team.md"

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from public_client import settings
-from public_client.cli import main
+from public_client.cli.main import main
 from shared.configuration import settings_of
 from shared.errors import SettingsError
 

@@ -18,13 +18,15 @@ import torch
 from scipy.stats import binomtest
 from torch import nn
 
-from private_curator import home, server, settings
-from private_curator.admission import ExtractorFacts
-from private_curator.settings import RecordsSettings
+from private_curator.operator import home_directory as home
+from private_curator.serving import server
+from private_curator.settings.tree import RecordsSettings
+from private_curator.settings import tree as settings
+from private_curator.steps.admission import ExtractorFacts
 from private_curator.worker.pool import WorkerPool
 from private_curator.worker.process import WorkerSettings
 from private_curator.worker.sessions import ExtractorSource
-from public_client.curator import Curator
+from public_client.curator.stub import Curator
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.protocol.messages import Gradient, Quantiles, RunParameters

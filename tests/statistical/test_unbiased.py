@@ -7,16 +7,16 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from private_curator.randomness import SystemNoise
-from shared.mechanisms.clipping import clip_records
-from shared.mechanisms.directions import directions
-from shared.mechanisms.quantile_coefficients import (
+from private_curator.steps.randomness import SystemNoise
+from shared.kernels.clipping import clip_records
+from shared.kernels.directions import directions
+from shared.mechanisms.gradient.sanitized import release_gradient
+from shared.mechanisms.quantiles.coefficients import (
     cosine_basis,
     distance,
     release_coefficients,
     source_coefficients,
 )
-from shared.mechanisms.sanitized_gradient import release_gradient
 
 pytestmark = pytest.mark.statistical
 

@@ -33,7 +33,7 @@ from private_curator.ledger.database import Place
 from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.sqlite_file import SqliteFile
 from shared.errors import RequestInProgress
-from shared.receipts import sha256
+from shared.ledger.receipts import sha256
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 DIGEST = "d" * 64

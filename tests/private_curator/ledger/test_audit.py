@@ -14,9 +14,9 @@ from private_curator.ledger import Kind, Ledger, verify_file
 from private_curator.ledger.postgres import PostgresSession
 from private_curator.ledger.schema import layout
 from private_curator.ledger.sqlite_file import SqliteFile
-from shared.chain_checks import Tampering, read_export, verify_receipts
 from shared.errors import LedgerCorrupt, LedgerUnavailable
-from shared.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
+from shared.ledger.chain_checks import Tampering, read_export, verify_receipts
+from shared.ledger.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
 
 DIGEST = "d" * 64
 both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)

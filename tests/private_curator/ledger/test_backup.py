@@ -12,8 +12,8 @@ from toy_accounting import ToyAccounting
 
 from private_curator.ledger import Ledger, restore, verify_file
 from private_curator.ledger.sqlite_file import SqliteFile
-from shared.chain_checks import Tampering
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable, RestoreRefused
+from shared.ledger.chain_checks import Tampering
 
 DIGEST = "d" * 64
 both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)

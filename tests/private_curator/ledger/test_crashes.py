@@ -16,7 +16,7 @@ from toy_accounting import ToyAccounting, ToyBudget
 from private_curator.ledger import Ledger
 from private_curator.ledger.database import Place
 from private_curator.ledger.sqlite_file import SqliteFile
-from shared.receipts import sha256
+from shared.ledger.receipts import sha256
 
 STEPS = 4
 POINTS = [

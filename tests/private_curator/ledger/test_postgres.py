@@ -17,7 +17,7 @@ import pytest
 from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger import Ledger, StoredReply
-from private_curator.ledger.places import as_place
+from private_curator.ledger.addresses import as_place
 from private_curator.ledger.postgres import translate
 from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.sqlite_file import SqliteFile

@@ -12,8 +12,8 @@ from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger import Kind, Ledger, StepGranted, move, restore, verify_file
 from private_curator.ledger.sqlite_file import SqliteFile
-from shared.chain_checks import Tampering
 from shared.errors import LedgerCorrupt, LedgerUnavailable, RequestInProgress
+from shared.ledger.chain_checks import Tampering
 
 DIGEST = "d" * 64
 ACCEPTANCE = "The disk of 3 May is lost; the ethics board has accepted this, minutes of 5 May."

@@ -20,7 +20,7 @@ from shared.errors import (
     RequestInProgress,
     RunFinished,
 )
-from shared.receipts import sha256
+from shared.ledger.receipts import sha256
 
 DIGEST, OTHER = "d" * 64, "e" * 64
 

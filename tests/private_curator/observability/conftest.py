@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from private_curator import home, server, settings
 from private_curator.observability import logs
-from private_curator.settings import LogSettings, RecordsSettings
-from public_client.curator import Curator
+from private_curator.operator import home_directory as home
+from private_curator.serving import server
+from private_curator.settings.tree import LogSettings, RecordsSettings
+from private_curator.settings import tree as settings
+from public_client.curator.stub import Curator
 from shared import errors
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes

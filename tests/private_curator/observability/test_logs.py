@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from private_curator.observability import logs
-from private_curator.settings import LogSettings
+from private_curator.settings.tree import LogSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = sorted((ROOT / "private_curator").rglob("*.py"))
@@ -57,7 +57,7 @@ def test_neither_a_librarys_message_nor_an_exceptions_text_is_written(written, s
         raise ValueError(CANARY)
     except ValueError as error:
         logging.getLogger("grpc._server").exception("Exception calling application: %s", error)
-        logging.getLogger("private_curator.service").error("our own words", exc_info=True)
+        logging.getLogger("private_curator.serving.service").error("our own words", exc_info=True)
     assert CANARY not in stream.getvalue()
     assert "Traceback" not in stream.getvalue()
     assert "test_logs" in stream.getvalue()  # where the library's message came from

@@ -8,10 +8,10 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from private_curator import settings
 from private_curator.observability.metrics import BUCKETS_S, CATALOGUE, TIME_STEP_S, Metrics, MetricsServer
 from private_curator.observability.requests import OUTCOMES, outcome_of, rounded_up
-from private_curator.settings import MetricsSettings
+from private_curator.settings.tree import MetricsSettings
+from private_curator.settings import tree as settings
 from shared.errors import LedgerUnavailable, SettingsError
 from shared.protocol.v1 import curator_pb2 as pb
 

@@ -10,12 +10,13 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from private_curator import home, settings
 from private_curator.observability.metrics import Metrics
 from private_curator.observability.requests import OUTCOMES, RequestWatch
 from private_curator.observability.tracing import RESOURCE_ATTRIBUTES, SPAN_ATTRIBUTES, Tracing
 from private_curator.observability.watch import Watch
-from private_curator.settings import RecordsSettings, TracingSettings
+from private_curator.operator import home_directory as home
+from private_curator.settings.tree import RecordsSettings, TracingSettings
+from private_curator.settings import tree as settings
 from shared import errors
 from shared.errors import SettingsError
 from shared.protocol import status

@@ -21,7 +21,7 @@ from private_curator.records.formats import Format
 from private_curator.records.opening import ContentDigest, gather, open_source
 from private_curator.records.problems import RecordsRefused
 from private_curator.records.schema import inspect
-from private_curator.settings import RecordsSettings
+from private_curator.settings.tree import RecordsSettings
 from shared.errors import SettingsError
 
 SECRET = "4711.25"

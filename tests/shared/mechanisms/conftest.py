@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared.mechanisms.noise import SeededNoise
+from shared.kernels.noise import SeededNoise
 
 
 @pytest.fixture(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shared.errors import InvalidValue
-from shared.mechanisms.domain_loss import source_loss, target_cotangents, target_loss
+from shared.mechanisms.critic.domain_loss import source_loss, target_cotangents, target_loss
 
 
 def test_the_cotangents_are_autograds_of_the_target_loss():

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidValue
-from shared.mechanisms.evaluation_counts import EvaluationCounter, bin_edges, bin_places, check_count_range
-from shared.mechanisms.noise import SeededNoise
+from shared.kernels.noise import SeededNoise
+from shared.mechanisms.evaluation.counts import EvaluationCounter, bin_edges, bin_places, check_count_range
 from shared.privacy.evaluation_parts import (
     CALIBRATION_SENSITIVITY,
     CONFIDENCE_WEIGHT,

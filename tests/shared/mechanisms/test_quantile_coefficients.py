@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidValue
-from shared.mechanisms.clipping import clip_records
-from shared.mechanisms.directions import directions
-from shared.mechanisms.noise import SeededNoise, grid_step
-from shared.mechanisms.quantile_coefficients import (
+from shared.kernels.clipping import clip_records
+from shared.kernels.directions import directions
+from shared.kernels.noise import SeededNoise, grid_step
+from shared.mechanisms.quantiles.coefficients import (
     cosine_basis,
     distance,
     release_coefficients,
     source_coefficients,
 )
-from shared.transport.one_dimensional import wasserstein_1d
+from shared.optimal_transport.one_dimensional import wasserstein_1d
 
 
 @pytest.mark.parametrize(("batch", "count"), [(1, 1), (7, 7), (512, 2), (100, 9)])

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from shared.errors import InvalidValue
-from shared.mechanisms.clipping import clip_records
-from shared.mechanisms.directions import directions
-from shared.mechanisms.quantile_coefficients import source_coefficients
-from shared.mechanisms.quantile_cotangents import QuantileCotangent, SourceDistribution
+from shared.kernels.clipping import clip_records
+from shared.kernels.directions import directions
+from shared.mechanisms.quantiles.coefficients import source_coefficients
+from shared.mechanisms.quantiles.cotangents import QuantileCotangent, SourceDistribution
 
 D, K, BATCH, SOURCE = 12, 300, 64, 400
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from shared.errors import InvalidValue
-from shared.mechanisms.clipping import clip_records
-from shared.mechanisms.directions import directions
-from shared.mechanisms.row_cotangents import noised_source_projections, row_cotangents, row_distance
+from shared.kernels.clipping import clip_records
+from shared.kernels.directions import directions
+from shared.mechanisms.rows.cotangents import noised_source_projections, row_cotangents, row_distance
 
 D, K = 10, 40
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from shared.errors import InvalidValue
-from shared.mechanisms.clipping import clip_records
-from shared.mechanisms.directions import directions
-from shared.mechanisms.noise import SeededNoise, grid_step
-from shared.mechanisms.row_projections import release_rows
+from shared.kernels.clipping import clip_records
+from shared.kernels.directions import directions
+from shared.kernels.noise import SeededNoise, grid_step
+from shared.mechanisms.rows.projections import release_rows
 
 
 def test_release_is_projections_plus_the_sources_noise(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from shared.mechanisms.clipping import clip_records
-from shared.mechanisms.directions import directions
-from shared.mechanisms.noise import SeededNoise
-from shared.mechanisms.row_cotangents import noised_source_projections, row_cotangents
-from shared.mechanisms.row_projections import release_rows
-from shared.mechanisms.sanitized_gradient import release_gradient
+from shared.kernels.clipping import clip_records
+from shared.kernels.directions import directions
+from shared.kernels.noise import SeededNoise
+from shared.mechanisms.gradient.sanitized import release_gradient
+from shared.mechanisms.rows.cotangents import noised_source_projections, row_cotangents
+from shared.mechanisms.rows.projections import release_rows
 
 INPUTS, D, K, BATCH = 60, 16, 50, 8
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shared.errors import InvalidValue
-from shared.mechanisms.noise import SeededNoise, grid_step
-from shared.mechanisms.sanitized_gradient import release_gradient
+from shared.kernels.noise import SeededNoise, grid_step
+from shared.mechanisms.gradient.sanitized import release_gradient
 
 
 def test_release_is_the_sum_of_clipped_gradients_plus_the_sources_noise(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shared.mechanisms.quantile_coefficients import cosine_basis
+from shared.mechanisms.quantiles.coefficients import cosine_basis
 from shared.privacy.events import QuantileCoefficients, RowProjections, StepEvent
 
 

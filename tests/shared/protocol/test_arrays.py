@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shared.errors import RequestInvalid
-from shared.mechanisms.noise import GridArray
+from shared.kernels.noise import GridArray
 from shared.protocol.arrays import decode_floats, decode_grid, encode_floats, encode_grid
 from shared.protocol.v1 import curator_pb2 as pb
 

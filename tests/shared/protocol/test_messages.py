@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import RequestInvalid
-from shared.mechanisms.noise import GridArray
+from shared.kernels.noise import GridArray
 from shared.protocol import limits
 from shared.protocol.arrays import encode_grid
 from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, RunParameters, StepRelease

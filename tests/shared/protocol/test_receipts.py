@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidValue
+from shared.ledger.receipts import FORMAT, MAX_STATEMENT_BYTES, Receipt, SignedEntry, canonical_json, sha256
 from shared.protocol import receipts
 from shared.protocol.receipts import decode_receipt, encode_receipt
 from shared.protocol.v1 import curator_pb2 as pb
-from shared.receipts import FORMAT, MAX_STATEMENT_BYTES, Receipt, SignedEntry, canonical_json, sha256
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 

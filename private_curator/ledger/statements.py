@@ -1,0 +1,232 @@
+"""What an entry of the ledger can state, and the frozen values that the ledger hands out.
+
+What must never change: the meaning of a kind and of its payload's fields. A new statement is a new kind.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import InvalidValue
+from shared.ledger.receipts import RUN_OPENED, STEP_ANSWERED, Receipt
+
+_HEX_256 = re.compile(r"[0-9a-f]{64}")
+
+
+def budget_payload(budget: Any) -> dict[str, Any]:
+    """A budget as entries state it."""
+    return {"epsilon": budget.epsilon, "delta": budget.delta, "relation": budget.relation.value}
+
+
+def hex_256(digest: str, what: str) -> str:
+    """Checks a SHA-256 in lower-case hexadecimal.
+
+    Raises:
+        InvalidValue: it is none.
+    """
+    if not isinstance(digest, str) or not _HEX_256.fullmatch(digest):
+        raise InvalidValue(f"{what} is 64 lower-case hexadecimal digits (SHA-256), not {digest!r}")
+    return digest
+
+
+class Kind(enum.StrEnum):
+    """The kinds of entries. docs/ledger.md lists the fields of each payload."""
+
+    DATA_SET_OPENED = "data-set-opened"
+    FILTER_FIXED = "filter-fixed"
+    CLIENT_ADDED = "client-added"
+    CLIENT_CERTIFIED = "client-certified"
+    CERTIFICATE_ADDED = "certificate-added"
+    CERTIFICATE_REVOKED = "certificate-revoked"
+    CLIENT_REVOKED = "client-revoked"
+    SHARE_SET = "share-set"
+    BUDGET_LOWERED = "budget-lowered"
+    BUDGET_EXTENDED = "budget-extended"
+    FROZEN = "frozen"
+    UNFROZEN = "unfrozen"
+    ENDED = "ended"
+    EXTRACTOR_APPROVED = "extractor-approved"
+    EXTRACTOR_REVOKED = "extractor-revoked"
+    RUN_OPENED = RUN_OPENED
+    STEP_CONSUMED = "step-consumed"
+    STEP_RESUMED = "step-resumed"
+    STEP_ANSWERED = STEP_ANSWERED
+    REPLIES_PRUNED = "replies-pruned"
+    RESTORED = "restored"
+
+
+STEP_KINDS = (Kind.STEP_CONSUMED, Kind.STEP_RESUMED, Kind.STEP_ANSWERED)
+
+
+class DataSetState(enum.StrEnum):
+    """Whether the data set may be spent on."""
+
+    OPEN = "open"
+    FROZEN = "frozen"  # nothing new is released until the operator unfreezes it
+    ENDED = "ended"  # nothing new is released ever again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """A client as the operator registered it.
+
+    Attributes:
+        name: unique and for ever: a revoked name is not given away again.
+        fingerprint: SHA-256 of the client's newest certificate, hexadecimal; empty when it was withdrawn.
+        share: the client's own `PrivacyBudget`; None when only the data set's budget limits it.
+        revoked: whether the operator has shut the client out.
+        others: fingerprints of older certificates that still count, the oldest first.
+    """
+
+    name: str
+    fingerprint: str
+    share: Any | None
+    revoked: bool
+    others: tuple[str, ...] = ()
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Every certificate that counts, the newest last."""
+        return (*self.others, *((self.fingerprint,) if self.fingerprint else ()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that was charged as a whole.
+
+    Attributes:
+        run_id: 32 hexadecimal digits.
+        client: who opened it.
+        request_id: the id of the request that opened it.
+        digest: SHA-256 of that request, hexadecimal.
+        event: the `RunEvent` that was priced.
+        parameters: the declared parameters, as given to `open_run`.
+        steps: how many steps were charged.
+        steps_used: how many steps were begun.
+        pruned: whether the operator has closed the run and discarded its replies.
+        receipt: the signed charge.
+    """
+
+    run_id: str
+    client: str
+    request_id: str
+    digest: str
+    event: Any
+    parameters: bytes
+    steps: int
+    steps_used: int
+    pruned: bool
+    receipt: Receipt
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepGranted:
+    """The right to compute one step once; end it with ``finish_step`` or ``abandon_step``.
+
+    Attributes:
+        run: the run, with this step counted as used.
+        step_number: 1 for the first step of the run.
+        request_id: the id of the step's request.
+        digest: SHA-256 of that request, hexadecimal.
+        attempt: 1 for the first computation; higher after a crash or a failed computation. No earlier attempt
+            has released anything, but how often a client sees a step fail is information that the price does
+            not cover: the caller decides how many attempts it bears.
+    """
+
+    run: Run
+    step_number: int
+    request_id: str
+    digest: str
+    attempt: int
+
+    @property
+    def resumed(self) -> bool:
+        """Whether an earlier attempt ended without a reply."""
+        return self.attempt > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredReply:
+    """What was released for a step, and only ever will be.
+
+    Attributes:
+        reply: the bytes whose SHA-256 the receipt states.
+        receipt: the signed answer; its ``statement`` and ``signature`` go to the client.
+    """
+
+    reply: bytes
+    receipt: Receipt
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountStatus:
+    """One budget and what is used of it.
+
+    Attributes:
+        epsilon: the budget's epsilon.
+        delta: the budget's delta.
+        relation: the neighbouring relation's value.
+        epsilon_spent: at the budget's delta; information, the filter decides.
+        epsilon_remaining: at the budget's delta; 0 for an account that nothing may be spent from any more.
+        runs: how many runs were charged.
+    """
+
+    epsilon: float
+    delta: float
+    relation: str
+    epsilon_spent: float
+    epsilon_remaining: float
+    runs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerStatus:
+    """What an operator sees.
+
+    Attributes:
+        ledger_id: 32 hexadecimal digits, chosen when the ledger was created.
+        records: n, public.
+        state: whether the data set may be spent on.
+        data_set: the data set's account.
+        clients: every client with its account; None for one without a share of its own.
+        runs: number of runs.
+        steps_charged: steps of all runs.
+        steps_used: steps that were begun.
+        steps_repeated: attempts beyond a step's first one, after crashes and errors.
+        entries: length of the chain.
+        head: hash of the last entry; an operator who notes it elsewhere can later prove a rollback.
+    """
+
+    ledger_id: str
+    records: int
+    state: DataSetState
+    data_set: AccountStatus
+    clients: tuple[tuple[Client, AccountStatus | None], ...]
+    runs: int
+    steps_charged: int
+    steps_used: int
+    steps_repeated: int
+    entries: int
+    head: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quote:
+    """What a run would cost now. Nothing is spent.
+
+    Attributes:
+        epsilon: of this run alone, at the data set's delta.
+        data_set: the data set's account as it stands.
+        client: the client's own account as it stands; None without a share.
+        fits: whether every account admits the whole run now.
+        steps_that_fit: how many such steps every account still admits, at most the declared number.
+    """
+
+    epsilon: float
+    data_set: AccountStatus
+    client: AccountStatus | None
+    fits: bool
+    steps_that_fit: int

@@ -1,0 +1,334 @@
+"""Checks before serving: what would fail later, found now, with what to do about it.
+
+docs/settings.md lists the checks and their remedies; `dpswd-curator preflight` ends with exit code 3 if one fails.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime as dt
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from private_curator.operator.home_directory import Home
+from private_curator.records import target
+from private_curator.records.labels import class_count, load_labels
+from private_curator.records.problems import RecordsRefused
+from private_curator.serving.certificates import CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY
+from private_curator.settings.tree import CuratorSettings
+from private_curator.settings import tree as configuration
+from shared.configuration import settings_of
+from shared.errors import DpswdError, SettingsError
+
+MIN_FREE_BYTES = 1 << 30  # stored replies grow by about 50 kB a step: room for some 20,000 steps
+RENEW_BEFORE = dt.timedelta(days=30)
+MAX_CLOCK_SKEW = dt.timedelta(minutes=5)  # as much as certificates allow for
+_UNSYNCHRONISED = 5  # adjtimex(2): TIME_ERROR
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's result.
+
+    Attributes:
+        check: its name.
+        ok: whether serving can go on.
+        text: what was found, and what to do if it is not well.
+    """
+
+    check: str
+    ok: bool
+    text: str
+
+
+def check(home: Home, overrides: Mapping[str, str] | None = None) -> list[Finding]:
+    """Runs every check; a failing one does not stop the others.
+
+    Args:
+        home: the curator's directory.
+        overrides: settings from the command line, as `settings.load` takes them.
+    """
+    site = _Site(home, dict(overrides or {}))
+    findings = []
+    for name, run in CHECKS.items():
+        try:
+            findings.append(Finding(check=name, ok=True, text=run(site)))
+        except (DpswdError, OSError, ValueError) as error:
+            findings.append(Finding(check=name, ok=False, text=_explained(error)))
+    return findings
+
+
+@dataclass(frozen=True)
+class _Site:
+    home: Home
+    overrides: dict[str, str]
+    now: Callable[[], dt.datetime] = field(default=lambda: dt.datetime.now(dt.UTC))
+
+    @cached_property
+    def settings(self) -> CuratorSettings:
+        return configuration.load(self.home.path, self.overrides)
+
+
+def _explained(error: Exception) -> str:
+    if isinstance(error, RecordsRefused):
+        return f"{error}; `dpswd-curator records inspect` names the place"
+    if isinstance(error, DpswdError):
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"{error.filename} is missing; restore the curator's directory from a backup"
+    if isinstance(error, PermissionError):
+        return f"{error.filename} cannot be read by this user; run as its owner, or chown it"
+    return f"{type(error).__qualname__}: {error}"
+
+
+def _settings(site: _Site) -> str:
+    assert site.settings
+    return f"{len(settings_of(CuratorSettings))} settings are in order"
+
+
+def _records(site: _Site) -> str:
+    settings = site.settings.records
+    data = target.load(settings, home=site.home.path)
+    with site.home.open_ledger() as ledger:
+        if ledger.records != data.count:
+            raise SettingsError(
+                f"the file holds {data.count} records, the ledger was made for {ledger.records}; restore the file, or "
+                "make a new curator"
+            )
+    load_labels(settings, home=site.home.path, records=data.count)
+    labels = f", labels of {class_count(settings)} classes" if class_count(settings) else ""
+    return f"{data.count} records of shape {data.record_shape}{labels}"
+
+
+def _ledger(site: _Site) -> str:
+    with site.home.open_ledger() as ledger:
+        report = ledger.verify()
+    if not report.ok:
+        raise SettingsError(f"the ledger does not verify: {report.findings[0].text}; restore a backup")
+    return f"{report.entries} entries verify"
+
+
+def _certificates(site: _Site) -> str:
+    now = site.now()
+    loaded = {}
+    for name, remedy in (
+        (SERVER_CERTIFICATE, "run `dpswd-curator cert renew-server`"),
+        (CA_CERTIFICATE, "make a new curator: every client needs a new certificate"),
+    ):
+        certificate = x509.load_pem_x509_certificate((site.home.certificates / name).read_bytes())
+        loaded[name] = certificate
+        if certificate.not_valid_after_utc < now + RENEW_BEFORE:
+            raise SettingsError(f"{name} expires at {certificate.not_valid_after_utc:%Y-%m-%d}; {remedy}")
+    server, authority = loaded[SERVER_CERTIFICATE], loaded[CA_CERTIFICATE]
+    try:
+        server.verify_directly_issued_by(authority)
+    except Exception as error:  # cryptography raises InvalidSignature, ValueError or TypeError
+        raise SettingsError(
+            f"{SERVER_CERTIFICATE} was not issued by {CA_CERTIFICATE} ({type(error).__name__}); run `dpswd-curator "
+            "cert renew-server`"
+        ) from error
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    shown = ", ".join(str(entry.value) for entry in names)
+    return f"valid for at least {RENEW_BEFORE.days} days; clients connect to {shown}"
+
+
+def _keys(site: _Site) -> str:
+    site.home.read_ledger_key()
+    directory = site.home.certificates
+    for certificate_file, key_file, remedy in (
+        (SERVER_CERTIFICATE, SERVER_KEY, "run `dpswd-curator cert renew-server`"),
+        (CA_CERTIFICATE, CA_KEY, "restore both from one backup"),
+    ):
+        certificate = x509.load_pem_x509_certificate((directory / certificate_file).read_bytes())
+        try:
+            key = serialization.load_pem_private_key((directory / key_file).read_bytes(), password=None)
+        except (ValueError, TypeError) as error:
+            raise SettingsError(f"{key_file} is damaged ({type(error).__name__}); {remedy}") from error
+        if _public(key.public_key()) != _public(certificate.public_key()):
+            raise SettingsError(f"{key_file} does not belong to {certificate_file}; {remedy}")
+    return "the ledger's key is there; certificates and keys belong together"
+
+
+def _key_files(site: _Site) -> str:
+    for path in (site.home.ledger_key, site.home.certificates / CA_KEY, site.home.certificates / SERVER_KEY):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise SettingsError(f"{path} has mode {mode:04o}: others can read it; run chmod 600 {path}")
+    return "private keys are readable by their owner only"
+
+
+def _permissions(site: _Site) -> str:
+    path = site.home.path
+    for entry in (path, site.home.certificates):
+        status = entry.stat()
+        if stat.S_IMODE(status.st_mode) & 0o002:
+            raise SettingsError(f"everybody can write to {entry}; run chmod o-w {entry}")
+        if os.access(entry, os.W_OK | os.X_OK):
+            continue
+        # A volume may belong to root and be written to by this user's group; only what cannot be written is wrong.
+        if status.st_uid != os.geteuid():
+            raise SettingsError(
+                f"{entry} belongs to user {status.st_uid}, and user {os.geteuid()}, who runs this, cannot write there; "
+                "run as its owner, or chown -R it"
+            )
+        raise SettingsError(f"this user cannot write to {entry}; run chmod u+wx {entry}")
+    return f"this user can write to {path}, and not everybody can"
+
+
+def _clock(site: _Site) -> str:
+    now = site.now()
+    with site.home.open_ledger() as ledger:
+        last = dt.datetime.fromisoformat(ledger.head().time)
+    if last > now + MAX_CLOCK_SKEW:
+        raise SettingsError(
+            f"the clock says {now:%Y-%m-%d %H:%M} UTC, but the ledger ends at {last:%Y-%m-%d %H:%M}; set the "
+            "clock (timedatectl set-ntp true)"
+        )
+    server = x509.load_pem_x509_certificate((site.home.certificates / SERVER_CERTIFICATE).read_bytes())
+    if server.not_valid_before_utc > now:
+        raise SettingsError(
+            f"the clock says {now:%Y-%m-%d %H:%M} UTC, before {SERVER_CERTIFICATE} begins to be valid; set the clock "
+            "(timedatectl set-ntp true)"
+        )
+    synchronised = "" if clock_is_synchronised() else "; the kernel does not know it to be synchronised: use NTP"
+    return f"{now:%Y-%m-%d %H:%M} UTC, not before the ledger and the certificates{synchronised}"
+
+
+def _device(site: _Site) -> str:
+    from private_curator.serving.server import choose_device  # torch takes seconds to load
+
+    device = choose_device(site.settings.compute.device)
+    import torch
+
+    try:
+        works = float(torch.ones(64, 64, device=device).sum()) == 64 * 64
+    except RuntimeError as error:
+        raise SettingsError(
+            f"{device} does not compute ({type(error).__name__}); check the driver with nvidia-smi, or set "
+            "compute.device to cpu"
+        ) from error
+    if not works:
+        raise SettingsError(f"{device} computes wrong sums; do not use it: set compute.device to cpu")
+    if device.type != "cuda":
+        return "steps run on cpu" + ("; a CUDA device is there and not used" if torch.cuda.is_available() else "")
+    free, _ = torch.cuda.mem_get_info(device)
+    return f"steps run on {torch.cuda.get_device_name(device)}, {free >> 20} MiB free"
+
+
+def _worker(site: _Site) -> str:
+    from private_curator.serving.server import choose_device
+    from private_curator.worker.choice import examine, make_engine
+
+    compute = site.settings.compute.model_copy(update={"parallel_steps": 1})
+    return examine(make_engine(compute, choose_device(compute.device)), secret=site.home.ledger_key)
+
+
+def _disk(site: _Site) -> str:
+    path = site.home.path
+    free = shutil.disk_usage(path).free
+    if free < MIN_FREE_BYTES:
+        raise SettingsError(f"{path} has {free} bytes left, needed are {MIN_FREE_BYTES}; free some space")
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"preflight")
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise SettingsError(
+            f"{path} cannot be written ({error.strerror}); mount it for writing, and run as its owner"
+        ) from error
+    return f"{free // (1 << 20)} MiB free, and written to"
+
+
+def _address(site: _Site) -> str:
+    listen = site.settings.listen
+    if _serving(site.home):
+        return f"this curator serves already, at {site.home.address.read_text(encoding='ascii').strip()}"
+    _bind(listen.host, listen.port, section="listen")
+    return f"{listen.host} port {listen.port} is free"
+
+
+def _watching(site: _Site) -> str:
+    settings = site.settings
+    shown = []
+    if settings.metrics.enabled:
+        if not _serving(site.home):
+            _bind(settings.metrics.host, settings.metrics.port, section="metrics")
+        shown.append(f"metrics at {settings.metrics.host}:{settings.metrics.port}")
+    if settings.tracing.endpoint is not None:
+        from private_curator.observability.tracing import check_installed
+
+        check_installed()
+        shown.append(f"traces to {settings.tracing.endpoint}")
+    return ", ".join(shown) or "neither metrics nor traces are on"
+
+
+def clock_is_synchronised() -> bool:
+    """What the kernel knows of the clock (adjtimex(2)); true where it cannot be asked."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "adjtimex"):
+        return True
+    # struct timex is 208 bytes on 64-bit Linux; modes = 0 asks and sets nothing.
+    state: int = libc.adjtimex(ctypes.create_string_buffer(256))
+    return state != _UNSYNCHRONISED
+
+
+def _serving(home: Home) -> bool:
+    """Whether a process listens at the address that this home's curator has written."""
+    try:
+        host, _, port = home.address.read_text(encoding="ascii").strip().rpartition(":")
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=1):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _bind(host: str, port: int, *, section: str) -> None:
+    name = f"{section}.host {host!r} and {section}.port {port}"
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise SettingsError(
+            f"{name}: the host has no address ({error.strerror}); write one of this machine's"
+        ) from error
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise SettingsError(
+                f"{name} cannot be bound ({error.strerror}); end what listens there, or choose another"
+            ) from error
+
+
+def _public(key: object) -> bytes:
+    encoded: bytes = key.public_bytes(  # type: ignore[attr-defined]
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return encoded
+
+
+CHECKS: dict[str, Callable[[_Site], str]] = {
+    "settings": _settings,
+    "permissions": _permissions,
+    "keys": _keys,
+    "key files": _key_files,
+    "certificates": _certificates,
+    "clock": _clock,
+    "ledger": _ledger,
+    "records": _records,
+    "device": _device,
+    "extraction worker": _worker,
+    "disk": _disk,
+    "address": _address,
+    "watching": _watching,
+}
+"""Every check by name, in the order in which they are shown."""

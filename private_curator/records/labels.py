@@ -1,0 +1,90 @@
+"""The records' labels as class numbers, for evaluations. Private, like the records; only the classes are public.
+
+Labels are whole numbers from 0 to C - 1, or texts (or numbers) that the operator names in ``records.classes``. A label
+outside of them is refused here, when the curator is made or starts, so that no request depends on it. Errors name the
+file and the rule, never a label.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from private_curator.records.arrays import ArraySource
+from private_curator.records.opening import open_source
+from private_curator.settings.tree import RecordsSettings
+from shared.errors import DataInvalid, SettingsError
+
+Labels = npt.NDArray[np.int64]
+
+
+def class_names(settings: RecordsSettings) -> tuple[str, ...]:
+    """The declared names; empty where the operator declares a number of classes, or none."""
+    return settings.classes if isinstance(settings.classes, tuple) else ()
+
+
+def class_count(settings: RecordsSettings) -> int:
+    """C; 0 where the operator declares no classes."""
+    if settings.classes is None:
+        return 0
+    return len(settings.classes) if isinstance(settings.classes, tuple) else settings.classes
+
+
+def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Labels | None:
+    """The class number of each record, in the file's order.
+
+    Args:
+        settings: where the labels are and which classes there are.
+        home: where paths of the settings that are not absolute start.
+        records: n.
+
+    Returns:
+        (n,), or None where no classes are declared.
+
+    Raises:
+        SettingsError: classes are declared and no labels are named.
+        DataInvalid: a label is none of the classes, or there is not one for each record.
+    """
+    count = class_count(settings)
+    if not count:
+        return None
+    path = home / settings.file
+    source = open_source(path, settings, home=home)
+    if not source.layout.labels:
+        raise SettingsError(
+            f"records.classes declares {count} classes, but no labels are named; set records.labels_array or "
+            "records.labels_file, or leave records.classes out"
+        )
+    if isinstance(source, ArraySource) and source.labels is not None:
+        found = source.labels  # read without the records
+    else:
+        found = np.concatenate([batch.labels for batch in source.batches() if batch.labels is not None])
+    if len(found) != records:
+        raise DataInvalid(f"{path}: {len(found)} labels for {records} records; needed is one for each")
+    return _numbers(found, settings, path)
+
+
+def _numbers(found: npt.NDArray[np.generic], settings: RecordsSettings, path: Path) -> Labels:
+    names, count = class_names(settings), class_count(settings)
+    if names:
+        places = {name: number for number, name in enumerate(names)}
+        numbers = np.array([places.get(_text(label), -1) for label in found.tolist()], dtype=np.int64)
+        allowed = f"one of the {count} names in records.classes"
+    elif found.dtype.kind in "biu":
+        # Compared before the cast, so that no large number of another type wraps into the range.
+        inside = (found >= 0) & (found < count)  # type: ignore[operator]
+        numbers = np.where(inside, found, -1).astype(np.int64)
+        allowed = f"a whole number from 0 to {count - 1} (records.classes = {count})"
+    else:
+        raise DataInvalid(
+            f"{path}: the labels are texts; name the classes in order, records.classes = [...] or init --classes A,B"
+        )
+    if (numbers < 0).any():
+        raise DataInvalid(f"{path}: a label is not {allowed}; correct the labels or the declared classes")
+    return numbers
+
+
+def _text(label: object) -> str:
+    return label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)

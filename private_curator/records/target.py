@@ -1,0 +1,157 @@
+"""The private records: opened, checked, and read by index.
+
+Formats are those of `private_curator.records`; nothing is unpickled. Records that lie as plain values in a file are
+read from their places, so a data set may be far larger than memory. Errors name the file and the property that is
+wrong, never a value.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from private_curator.records.arrays import ArraySource
+from private_curator.records.batches import Array, Source
+from private_curator.records.fingerprint import Evidence
+from private_curator.records.mapped import MappedRecords
+from private_curator.records.opening import ContentDigest, digested, gather, open_source
+from private_curator.settings.tree import RecordsSettings
+from shared.errors import DataInvalid, SettingsError
+
+_UINT8_RANGE = (0.0, 255.0)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The records that the curator protects. May be sent to another process.
+
+    Attributes:
+        stored: (n, ...) float32 or uint8, in memory or in their file; private.
+        record_shape: the shape of one record as the extractor sees it; public.
+        scale: factor from stored to served values; public.
+        offset: added after the factor; public.
+    """
+
+    stored: Array | MappedRecords
+    record_shape: tuple[int, ...]
+    scale: float = 1.0
+    offset: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """n, public under replace-one neighbours."""
+        return int(self.stored.shape[0])
+
+    @property
+    def records(self) -> Array:
+        """All records as stored, (n, ...); a memory map where they stay in their file."""
+        return self.stored.view() if isinstance(self.stored, MappedRecords) else self.stored
+
+    def take(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Records in the order of `indices`, (b, *record_shape). A large sample may be taken in parts.
+
+        Args:
+            indices: (b,) distinct record numbers, secret.
+
+        Raises:
+            RecordsChanged: the file was cut short while it was served.
+        """
+        stored = self.stored.take(indices) if isinstance(self.stored, MappedRecords) else self.stored[indices]
+        chosen = np.asarray(stored, dtype=np.float32)
+        if (self.scale, self.offset) != (1.0, 0.0):
+            chosen = chosen * np.float32(self.scale) + np.float32(self.offset)
+        return np.ascontiguousarray(chosen).reshape(-1, *self.record_shape)
+
+
+def load(settings: RecordsSettings, *, home: Path) -> Target:
+    """Opens and checks the records that the settings name.
+
+    What was checked before and has not changed since (`private_curator.records.fingerprint`) is not read again.
+
+    Raises:
+        DataInvalid: no such file or array, a wrong type, fewer than two records, values that are not finite, a
+            shape that does not fit, or labels of another length.
+        SettingsError: the records are others than those that this curator was made for.
+    """
+    return _opened(settings, home=home, evidence=Evidence.read(home))[0]
+
+
+def load_for_the_first_time(settings: RecordsSettings, *, home: Path, reason: str = "") -> tuple[Target, Evidence]:
+    """`load` that takes nothing as known and returns what it found, for the home directory.
+
+    Raises:
+        DataInvalid: see `load`.
+    """
+    target, digest = _opened(settings, home=home, evidence=None)
+    evidence = Evidence.of(settings, home / settings.file, digest=digest, records=target.count, reason=reason)
+    return target, evidence
+
+
+def _opened(settings: RecordsSettings, *, home: Path, evidence: Evidence | None) -> tuple[Target, str]:
+    """The records and their digest; with evidence that covers them they are not read."""
+    path = home / settings.file
+    source = open_source(path, settings, home=home)
+    stored_shape = source.layout.shape
+    shape = settings.record_shape or stored_shape or (1,)
+    if math.prod(shape) != math.prod(stored_shape):
+        raise DataInvalid(
+            f"{path}: one record has shape {stored_shape}, which does not fit records.record_shape {list(shape)}; "
+            f"the product must be {math.prod(stored_shape)}"
+        )
+    stored, digest = _stored(source, settings, path, evidence=evidence)
+    if evidence is not None and not evidence.covers(settings, path):
+        _compare(evidence, digest=digest, records=len(stored), path=path)
+        _refresh(evidence, settings, path, home=home, records=len(stored))
+    scale, offset = _scaling(settings, source.layout.dtype)
+    return Target(stored=stored, record_shape=shape, scale=scale, offset=offset), digest
+
+
+def _stored(
+    source: Source, settings: RecordsSettings, path: Path, *, evidence: Evidence | None
+) -> tuple[Array | MappedRecords, str]:
+    mapped = source.mapped if isinstance(source, ArraySource) else None
+    if mapped is not None and evidence is not None and evidence.covers(settings, path):
+        return mapped, evidence.digest
+    digest = ContentDigest(source.layout)
+    if mapped is None:
+        return gather(source, digest, limit=settings.memory_bytes), digest.hexdigest()
+    if evidence is not None:
+        _log.info("the records' file has changed since it was checked; all of it is read once more")
+    for _ in digested(source, digest):
+        pass
+    return mapped, digest.hexdigest()
+
+
+def _compare(evidence: Evidence, *, digest: str, records: int, path: Path) -> None:
+    # Another number of records has its own refusal, against the ledger.
+    if digest != evidence.digest and records == evidence.records:
+        raise SettingsError(
+            f"{path} holds other records than those checked at {evidence.checked}; a budget belongs to one data set: "
+            "restore the file, or accept the change with `dpswd-curator records accept`"
+        )
+
+
+def _refresh(evidence: Evidence, settings: RecordsSettings, path: Path, *, home: Path, records: int) -> None:
+    if records != evidence.records:
+        return
+    try:
+        Evidence.of(settings, path, digest=evidence.digest, records=records, reason=evidence.reason).write(home)
+    except OSError as error:
+        _log.warning("the check of the records cannot be kept (%s); it is made at every start", error.strerror)
+
+
+def _scaling(settings: RecordsSettings, dtype: np.dtype[np.generic]) -> tuple[float, float]:
+    """Factor and offset that map the declared public range onto scale_to."""
+    declared = settings.scale_from or (_UINT8_RANGE if dtype == np.uint8 else None)
+    if declared is None:
+        return 1.0, 0.0
+    (low, high), (to_low, to_high) = declared, settings.scale_to
+    scale = (to_high - to_low) / (high - low)
+    return scale, to_low - low * scale

@@ -1,0 +1,61 @@
+"""When replies leave: at multiples of a quantum after their request came, so that a record's value does not show.
+
+A client chooses the extractor, hence which operations meet a record. What little the time of those still depends on
+their numbers disappears in the wait for the next multiple, unless it carries the reply over one. The quantum is
+therefore longer than a step takes, by a measure made of public values: the time of a rehearsal on synthetic records
+(private_curator/steps/trial_run.py). Refusals and errors of the same requests wait as well.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+SHORTEST_QUANTUM_S = 0.05
+"""Of automatic quanta; below it the ledger's own writing shows."""
+_SLACK = 1.5
+"""Automatic quanta are so much longer than the rehearsal took."""
+
+
+class Pacer:
+    """Holds replies back.
+
+    Args:
+        quantum_s: seconds; 0 for none; "auto" for a quantum that follows the rehearsal of each run.
+        clock: the monotonic clock.
+        sleep: waits.
+    """
+
+    def __init__(
+        self,
+        quantum_s: float | Literal["auto"],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._quantum_s = quantum_s
+        self._clock = clock
+        self._sleep = sleep
+        self._own = threading.local()
+
+    def expect(self, seconds: float) -> None:
+        """Tells, inside `paced`, how long this request's step takes by its rehearsal."""
+        if self._quantum_s == "auto":
+            self._own.quantum_s = SHORTEST_QUANTUM_S * max(1, math.ceil(_SLACK * seconds / SHORTEST_QUANTUM_S))
+
+    @contextmanager
+    def paced(self) -> Iterator[None]:
+        """Leaves at a multiple of the quantum after it was entered, however the block ends."""
+        arrived = self._clock()
+        self._own.quantum_s = SHORTEST_QUANTUM_S if self._quantum_s == "auto" else self._quantum_s
+        try:
+            yield
+        finally:
+            quantum_s: float = self._own.quantum_s
+            if quantum_s > 0:
+                passed = self._clock() - arrived
+                self._sleep(math.ceil(passed / quantum_s) * quantum_s - passed)

@@ -1,0 +1,72 @@
+"""What the operator approves: a first request, or a renewal under the old identity."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from private_curator.serving.certificates import MAX_REQUEST_BYTES, CertificateAuthority, common_name, fingerprint
+from shared.errors import InvalidValue
+from shared.renewal import Renewal
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a file asks for.
+
+    Attributes:
+        name: the client's name in the request.
+        request: PKCS #10, PEM.
+        proven_by: fingerprint of the certificate under whose key the request was signed; None for a plain request,
+            which proves nothing about who made it.
+    """
+
+    name: str
+    request: bytes
+    proven_by: str | None
+
+
+def read(data: bytes, authority: CertificateAuthority, *, now: dt.datetime) -> Asked:
+    """Reads a certificate request or a renewal, and checks whatever can be checked without the ledger.
+
+    Args:
+        data: the file.
+        authority: must have issued the certificate that a renewal names.
+        now: the present, with a time zone.
+
+    Raises:
+        InvalidValue: it is neither, its signature is wrong, the old certificate is another authority's or has expired,
+            or the names differ.
+    """
+    if data.lstrip().startswith(b"-----BEGIN CERTIFICATE REQUEST"):
+        return Asked(name=_name(data), request=data, proven_by=None)
+    renewal = Renewal.from_bytes(data)
+    old = renewal.check_signature()
+    try:
+        old.verify_directly_issued_by(authority.certificate())
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise InvalidValue("the renewal's old certificate was not issued by this curator's authority") from error
+    if not old.not_valid_before_utc <= now <= old.not_valid_after_utc:
+        raise InvalidValue(
+            f"the renewal's old certificate is valid from {old.not_valid_before_utc:%Y-%m-%d} to "
+            f"{old.not_valid_after_utc:%Y-%m-%d} UTC and proves nothing now; make sure who asks, and approve the plain "
+            "request (client.csr) with --renew"
+        )
+    name, before = _name(renewal.request), common_name(old.subject)
+    if name != before:
+        raise InvalidValue(f"the renewal asks for {name!r}, but the old certificate belongs to {before!r}")
+    return Asked(name=name, request=renewal.request, proven_by=fingerprint(old))
+
+
+def _name(request: bytes) -> str:
+    if len(request) > MAX_REQUEST_BYTES:
+        raise InvalidValue(f"the request has {len(request)} bytes; at most {MAX_REQUEST_BYTES} are allowed")
+    try:
+        return common_name(x509.load_pem_x509_csr(request).subject)
+    except ValueError as error:
+        raise InvalidValue(
+            "the request is not a PEM certificate request; make it with `dpswd-client cert request`"
+        ) from error

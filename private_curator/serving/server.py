@@ -1,0 +1,283 @@
+"""The composition root: settings in, a serving curator out. Nothing else makes these objects."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import grpc
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+import shared
+from private_curator.ledger import Ledger
+from private_curator.observability import logs
+from private_curator.observability.watch import Watch
+from private_curator.operator.home_directory import SAFE_UMASK, Home
+from private_curator.records import target
+from private_curator.records.labels import class_count, class_names, load_labels
+from private_curator.serving.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY, write_public
+from private_curator.serving.incidents import IncidentBook
+from private_curator.serving.pacing import Pacer
+from private_curator.serving.service import CuratorService, Parts
+from private_curator.serving.turns import Turns
+from private_curator.serving.uploads import UploadStore
+from private_curator.settings.tree import CuratorSettings
+from private_curator.steps.admission import DataSetFacts
+from private_curator.steps.extraction import ExtractorCatalogue
+from private_curator.steps.randomness import SystemNoise
+from private_curator.steps.release import ReleasePipeline, no_checkpoint
+from private_curator.worker.choice import make_engine, report
+from private_curator.worker.sessions import Engine
+from shared.errors import SettingsError
+from shared.privacy.crosscheck import check_with_autodp
+from shared.protocol.v1 import curator_pb2 as pb
+from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["CuratorService"].full_name
+
+_CACHED_CHECKS = 256  # events whose cross-check is remembered; a disagreement is never remembered
+_QUEUED_PER_THREAD = 4  # requests that may wait for a thread before gRPC refuses more with RESOURCE_EXHAUSTED
+
+_log = logging.getLogger(__name__)
+
+
+class CuratorServer:
+    """A curator that listens. A context manager: leaving it stops the server.
+
+    Args:
+        home: the curator's directory.
+        settings: the operator's choices.
+        checkpoint: called at named points of every step; tests stop the process there.
+
+    Raises:
+        SettingsError: something of the home or the settings cannot work.
+        DataInvalid: the records cannot be served.
+        LedgerUnavailable, LedgerCorrupt: see `Ledger.open`.
+    """
+
+    def __init__(
+        self, home: Home, settings: CuratorSettings, *, checkpoint: Callable[[str], None] = no_checkpoint
+    ) -> None:
+        _check_imports()
+        device = choose_device(settings.compute.device)
+        if settings.compute.torch_threads:
+            torch.set_num_threads(settings.compute.torch_threads)
+        data = target.load(settings.records, home=home.path)
+        self._home = home
+        self._settings = settings
+        self._engine: Engine | None = None
+        self._ledger = home.open_ledger(settings.ledger, checkpoint=checkpoint)
+        try:
+            _check_count(self._ledger, data, settings)
+            limits, pace = settings.limits, settings.limits.reply_quantum_ms
+            uploads = UploadStore(
+                home.uploads, max_bytes=limits.client_storage_bytes, max_objects=limits.client_storage_objects
+            )
+            self._engine = make_engine(settings.compute, device)
+            self._pipeline = ReleasePipeline(
+                ledger=self._ledger,
+                data=data,
+                engine=self._engine,
+                labels=load_labels(settings.records, home=home.path, records=data.count),
+                noise=SystemNoise(),
+                device=device,
+                parallel_steps=settings.compute.parallel_steps,
+                max_attempts=limits.max_step_attempts,
+                most_seconds=settings.compute.worker_seconds,
+                checkpoint=checkpoint,
+            )
+            self._service = CuratorService(
+                Parts(
+                    settings=settings,
+                    ledger=self._ledger,
+                    data_set=DataSetFacts(
+                        records=data.count,
+                        record_shape=data.record_shape,
+                        classes=class_count(settings.records),
+                        class_names=class_names(settings.records),
+                    ),
+                    uploads=uploads,
+                    extractors=ExtractorCatalogue(
+                        uploads, approval=settings.extractors.approval, ledger=self._ledger, engine=self._engine
+                    ),
+                    pipeline=self._pipeline,
+                    incidents=IncidentBook(home.incidents),
+                    pacer=Pacer(pace if pace == "auto" else pace / 1000.0),
+                    turns=Turns(min(limits.client_requests, max(1, settings.compute.request_threads // 2))),
+                    # A client that prices many plans repeats events; autodp takes about half a second for each.
+                    crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
+                )
+            )
+            engine = self._engine
+            self._watch = Watch(
+                home, settings, ledger=self._ledger, service=SERVICE_NAME, restarts=lambda: engine.restarts
+            )
+            self._health = health.HealthServicer()
+            self._started = False
+            self._server = self._make_server(self._service)
+        except BaseException:
+            self._close()
+            raise
+
+    def start(self) -> str:
+        """Listens, and returns host:port; also written to the home's address file.
+
+        Raises:
+            SettingsError: the address cannot be bound, or the extraction worker does not start.
+            LedgerUnavailable: another process serves this ledger's file, or the ledger is being restored.
+        """
+        # A second curator on the same file fails here and not at its first charge.
+        self._ledger.serve()
+        assert self._engine is not None
+        report(self._engine)
+        host, port = self._settings.listen.host, self._settings.listen.port
+        try:
+            bound = self._server.add_secure_port(f"{_bracketed(host)}:{port}", self._credentials())
+        except RuntimeError as error:
+            raise SettingsError(
+                f"listen.host {host!r} and listen.port {port} cannot be bound; free the port or choose another "
+                "(0 takes a free one)"
+            ) from error
+        self._watch.start()
+        self._server.start()
+        self._started = True
+        for name in ("", SERVICE_NAME):
+            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        address = f"{_bracketed(host)}:{bound}"
+        write_public(self._home.address, f"{address}\n".encode())
+        return address
+
+    def stop(self) -> bool:
+        """Refuses new requests, lets running ones finish for a while, and closes the ledger.
+
+        Returns:
+            Whether every step has finished. One that has not loses nothing: its charge stands, nothing of it was
+            released, and its request may be repeated.
+        """
+        self._health.enter_graceful_shutdown()
+        if self._started:
+            self._home.address.unlink(missing_ok=True)
+        self._server.stop(self._settings.listen.shutdown_seconds).wait()
+        finished = self._pipeline.idle()
+        self._watch.stop()
+        self._close()
+        return finished
+
+    def _close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._ledger.close()
+
+    def __enter__(self) -> CuratorServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _make_server(self, service: CuratorService) -> grpc.Server:
+        threads = self._settings.compute.request_threads
+        size = self._settings.limits.max_message_bytes
+        server = grpc.server(
+            futures.ThreadPoolExecutor(max_workers=threads, thread_name_prefix="request"),
+            interceptors=[self._watch.interceptor],
+            maximum_concurrent_rpcs=threads * _QUEUED_PER_THREAD,
+            options=[
+                ("grpc.max_receive_message_length", size),
+                ("grpc.max_send_message_length", size),
+                # A second curator on the same port must fail loudly, not share the port's connections.
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        pb_grpc.add_CuratorServiceServicer_to_server(service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        return server
+
+    def _credentials(self) -> grpc.ServerCredentials:
+        directory = self._home.certificates
+        try:
+            key, certificate, authority = (
+                (directory / name).read_bytes() for name in (SERVER_KEY, SERVER_CERTIFICATE, CA_CERTIFICATE)
+            )
+        except OSError as error:
+            raise SettingsError(
+                f"{error.filename} cannot be read ({error.strerror}); make it with `dpswd-curator cert renew-server`"
+            ) from error
+        return grpc.ssl_server_credentials([(key, certificate)], root_certificates=authority, require_client_auth=True)
+
+
+def serve(home: Home, settings: CuratorSettings) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    logs.configure(settings.log)
+    logs.close_side_doors()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold records and keys
+    run_until_signal(CuratorServer(home, settings))
+
+
+def run_until_signal(server: CuratorServer) -> None:
+    """Starts the server, prints one line when it is ready, and stops it on SIGTERM or SIGINT."""
+    stopping = threading.Event()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        _log.info("%s: finishing running steps", signal.Signals(number).name)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    os.umask(SAFE_UMASK)
+    address = server.start()
+    sys.stdout.write(f"listening on {address}\n")
+    sys.stdout.flush()
+    stopping.wait()
+    if not server.stop():
+        _log.warning("a step did not finish in time; its request may be repeated after a restart")
+        sys.stderr.flush()
+        # Its thread cannot be ended, and waiting for it would break the promise of listen.shutdown_seconds.
+        os._exit(0)
+
+
+def choose_device(wish: str) -> torch.device:
+    """The device that the steps run on.
+
+    Raises:
+        SettingsError: cuda was asked for and is not there.
+    """
+    available = torch.cuda.is_available()
+    if wish == "cuda" and not available:
+        raise SettingsError(
+            "compute.device is cuda, but torch sees no CUDA device; install a CUDA build of torch and the driver, or "
+            "choose cpu or auto"
+        )
+    return torch.device("cuda" if available and wish != "cpu" else "cpu")
+
+
+def _check_imports() -> None:
+    """The name ``shared`` is common: another distribution's package of that name must not stand in for ours."""
+    loaded, ours = Path(shared.__file__ or "").resolve().parent, Path(__file__).resolve().parents[2] / "shared"
+    if loaded != ours.resolve():
+        raise SettingsError(
+            f"another package named 'shared' is loaded from {loaded}; uninstall it, or use an environment of its own"
+        )
+
+
+def _check_count(ledger: Ledger, data: target.Target, settings: CuratorSettings) -> None:
+    if ledger.records != data.count:
+        raise SettingsError(
+            f"{settings.records_file} holds {data.count} records, the ledger was made for {ledger.records}; a budget "
+            "belongs to one data set: restore the file, or make a new curator"
+        )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -1,0 +1,1 @@
+"""A step from its admission to its answer."""

@@ -1,0 +1,118 @@
+"""Extractors by digest: checked when they are uploaded, found again in the store, approved by the operator.
+
+The curator's own process reads a graph's shapes and no more. Graphs are built and evaluated, one record at a time, by
+an engine (private_curator/worker): in a process of its own, or in this one.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+
+from private_curator.ledger import Ledger
+from private_curator.serving.uploads import Kind, UploadStore
+from private_curator.steps.admission import ExtractorFacts
+from private_curator.worker.process import LimitReached
+from private_curator.worker.sessions import Engine, ExtractorSource
+from shared.errors import ExtractorNotApproved, ExtractorUnknown, InvalidValue, RequestInvalid
+from shared.extractor.graph import ExtractorGraph
+from shared.protocol.messages import RunParameters
+
+MAX_KNOWN = 64  # extractors whose shapes are remembered; a few kilobytes each
+
+
+class ExtractorCatalogue:
+    """Finds extractors by what a run declares.
+
+    Args:
+        uploads: where clients' graphs and weights are kept.
+        approval: "any", or "listed" for the operator's list in the ledger.
+        ledger: holds that list.
+        engine: builds extractors and evaluates them.
+    """
+
+    def __init__(self, uploads: UploadStore, *, approval: str, ledger: Ledger, engine: Engine) -> None:
+        self._uploads = uploads
+        self._approval = approval
+        self._ledger = ledger
+        self._engine = engine
+        self._known: OrderedDict[str, ExtractorFacts] = OrderedDict()  # by the graph's digest
+        self._lock = threading.Lock()
+
+    def check(self, graph: bytes, weights: bytes, *, record_shape: tuple[int, ...]) -> ExtractorFacts:
+        """Builds an uploaded extractor and proves on synthetic records that no row of it sees another.
+
+        Raises:
+            RequestInvalid: the graph or the weights are not what they should be (the layer's path is named), or
+                exceed the operator's limits of time or memory.
+            ExtractionStopped: the process that checks it has ended; the upload may be repeated.
+        """
+        facts = _facts(graph)
+        if facts.input_shape != record_shape:
+            text = f"takes records of shape {facts.input_shape}; this data set's have {record_shape}"
+            raise RequestInvalid((("graph", text),))
+        try:
+            self._engine.check(graph, weights)
+        except LimitReached as error:
+            raise RequestInvalid((("graph", f"cannot be checked here, use a smaller extractor: {error}"),)) from error
+        return facts
+
+    def get(self, parameters: RunParameters, *, client: str) -> ExtractorSource:
+        """The extractor that a run declares.
+
+        Raises:
+            ExtractorUnknown: this client has not uploaded its graph or its weights.
+        """
+        graph, weights = parameters.graph_digest, parameters.weights_digest
+        for kind, digest in ((Kind.GRAPH, graph), (Kind.WEIGHTS, weights)):
+            if not self._uploads.owns(kind, digest, client=client):
+                raise _unknown(kind)
+        with self._lock:
+            facts = self._known.get(graph)
+            if facts is not None:
+                self._known.move_to_end(graph)
+        if facts is None:
+            facts = _facts(self._read(Kind.GRAPH, graph, client))
+            with self._lock:
+                self._known[graph] = facts
+                while len(self._known) > MAX_KNOWN:
+                    self._known.popitem(last=False)
+        read = functools.partial(self._read_both, graph, weights, client)
+        return ExtractorSource(key=f"{graph} {weights}", facts=facts, read=read)
+
+    def check_approved(self, graph_digest: str) -> None:
+        """Lets a graph pass that the operator allows to run.
+
+        Raises:
+            ExtractorNotApproved: the operator lists graphs, and this one is not listed.
+        """
+        if self._approval == "listed" and graph_digest not in self._ledger.approved_extractors():
+            raise ExtractorNotApproved(
+                f"the operator has not approved the graph {graph_digest}; send this digest to the operator"
+            )
+
+    def _read_both(self, graph: str, weights: str, client: str) -> tuple[bytes, bytes]:
+        return self._read(Kind.GRAPH, graph, client), self._read(Kind.WEIGHTS, weights, client)
+
+    def _read(self, kind: Kind, digest: str, client: str) -> bytes:
+        data = self._uploads.get(kind, digest, client=client)
+        if data is None:
+            raise _unknown(kind)
+        return data
+
+
+def _facts(graph_bytes: bytes) -> ExtractorFacts:
+    try:
+        graph = ExtractorGraph.from_bytes(graph_bytes)
+    except InvalidValue as error:
+        raise RequestInvalid((("graph", str(error)),)) from error
+    return ExtractorFacts(
+        input_shape=graph.input_shape,
+        feature_dimension=graph.feature_dimension,
+        parameter_shapes=graph.parameter_shapes,
+    )
+
+
+def _unknown(kind: Kind) -> ExtractorUnknown:
+    return ExtractorUnknown(f"no {kind.value} with this digest was uploaded by this client; upload the extractor first")

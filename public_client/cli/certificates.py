@@ -1,0 +1,88 @@
+"""``cert``: the client's own key and certificate, from the first request to each renewal."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import click
+
+from public_client.cli.hospital import init
+from public_client.cli.options import echo_json, format_option
+from public_client.curator.identity import Identity
+
+_credentials_option = click.option(
+    "--credentials",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Directory with ca.crt, client.crt, client.key.",
+)
+
+
+@click.group()
+def cert() -> None:
+    """The client's key and certificate; keys never leave this machine."""
+
+
+cert.add_command(init, "request")
+
+
+@cert.command("renew")
+@_credentials_option
+@format_option
+def renew(credentials: Path, output: str) -> None:
+    """Makes a new key and a request that the present key signs, for the operator to approve.
+
+    The present certificate goes on working. When it has expired, send client.csr instead: the operator then has to make
+    sure who asks.
+    """
+    from public_client.curator.identity import REQUEST, renew
+
+    path = renew(credentials)
+    if output == "json":
+        echo_json({"renewal": str(path), "request": str(credentials / REQUEST)})
+    else:
+        click.echo(
+            f"{path}: send it to the curator's operator (dpswd-curator cert approve); with the client.crt that comes "
+            f"back: dpswd-client cert install CLIENT.CRT --credentials {credentials}"
+        )
+
+
+@cert.command("install")
+@click.argument("certificate", type=click.Path(path_type=Path, dir_okay=False))
+@_credentials_option
+@format_option
+def install(certificate: Path, credentials: Path, output: str) -> None:
+    """Puts the renewed CERTIFICATE and its key in the place of the old pair, which is kept as *.previous."""
+    from public_client.curator.identity import install
+
+    _show(install(certificate, credentials), output)
+
+
+@cert.command("show")
+@_credentials_option
+@format_option
+def show(credentials: Path, output: str) -> None:
+    """Name, expiry and fingerprint of the certificate."""
+    from public_client.curator.identity import read_identity
+
+    _show(read_identity(credentials), output)
+
+
+def _show(identity: Identity, output: str) -> None:
+    from public_client.curator.identity import RENEW_BEFORE
+
+    left = identity.expires - dt.datetime.now(dt.UTC)
+    if output == "json":
+        echo_json(
+            {
+                "name": identity.name,
+                "fingerprint": identity.fingerprint,
+                "expires": identity.expires.isoformat(),
+                "days_left": left.days,
+            }
+        )
+        return
+    advice = "" if left > RENEW_BEFORE else "; renew it now with `dpswd-client cert renew`"
+    click.echo(f"{identity.name}, expires {identity.expires:%Y-%m-%d} ({left.days} days){advice}")
+    click.echo(f"fingerprint {identity.fingerprint}")

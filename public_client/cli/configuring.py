@@ -1,0 +1,49 @@
+"""``settings``: what stands in dpswd-client.toml and the environment, explained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from public_client.cli.options import echo_json
+from public_client.settings import ClientSettings, load, settings_file
+from shared.configuration import markdown, settings_of, values_of
+
+
+@click.command()
+@click.option(
+    "--format",
+    "output",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    show_default=True,
+    help="text for people, json for programs, markdown for docs/settings.md.",
+)
+def settings(output: str) -> None:
+    """Every setting: its value now, its default, unit and range, and what it means."""
+    if output == "markdown":
+        click.echo(markdown(ClientSettings))
+        return
+    values = values_of(load())
+    rows: list[dict[str, Any]] = [
+        {
+            "name": row.name,
+            "value": values[row.name],
+            "default": row.default,
+            "unit": row.unit,
+            "allowed": row.allowed,
+            "environment": row.environment,
+            "description": row.description,
+        }
+        for row in settings_of(ClientSettings)
+    ]
+    if output == "json":
+        echo_json(rows)
+        return
+    found = "" if settings_file().is_file() else " (not there)"
+    click.echo(f"from {settings_file()}{found} and the environment; --curator and --credentials override both")
+    for row in rows:
+        value = "none" if row["value"] is None else row["value"]
+        facts = "; ".join(fact for fact in (f"default {row['default']}", row["unit"], row["allowed"]) if fact)
+        click.echo(f"\n{row['name']} = {value}   [{facts}]\n  {row['description']}\n  {row['environment']}")

@@ -1,0 +1,1 @@
+"""The connection to one curator: transport, values, identity, receipts."""

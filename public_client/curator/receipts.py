@@ -1,0 +1,185 @@
+"""Receipts on the client's disk: one signed ledger entry a line, as the curator issued them.
+
+A receipt is the client's proof, offline, of what was charged and answered. Each is checked against the request and the
+reply when it arrives; `public_client.curator.verify` holds the files against an export of the ledger later.
+
+A directory with receipts also holds ``ledger.pub``, the curator's ledger key as it was pinned: the key that came with
+the credentials, or the one that the curator told first. Another key later is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from public_client.curator.values import PendingStep
+from shared.errors import ProtocolError, SettingsError
+from shared.ledger.receipts import SignedEntry
+from shared.protocol.digests import step_digest
+from shared.protocol.messages import PublicMap
+from shared.protocol.receipts import decode_receipt
+from shared.protocol.v1 import curator_pb2 as pb
+
+RECEIPTS_FILE = "receipts.jsonl"
+LEDGER_KEY_FILE = "ledger.pub"
+
+_OPERATIONS: Mapping[str, tuple[str, type[Any]]] = {
+    "align_target": ("AlignTarget", pb.AlignTargetRequest),
+    "release_projections": ("ReleaseProjections", pb.ReleaseProjectionsRequest),
+    "release_quantiles": ("ReleaseQuantiles", pb.ReleaseQuantilesRequest),
+    "evaluate_model": ("EvaluateModel", pb.EvaluateModelRequest),
+    "release_critic_gradient": ("ReleaseCriticGradient", pb.ReleaseCriticGradientRequest),
+}
+_WITH_SOURCE = ("align_target", "release_quantiles")
+_HEX_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+def checked_receipt(
+    message: pb.Receipt,
+    *,
+    public_key: bytes,
+    run_id: str,
+    request_id: str,
+    reply: bytes | None,
+    step: int,
+    request_digest: str,
+) -> SignedEntry:
+    """The signed entry that came with a reply, once it is proved to speak of that reply to that request.
+
+    Raises:
+        ProtocolError: it is signed by another key, or states another run, request, step or reply. One that came with
+            another request is unpacked with this one's ids, so that it shows as one that the key did not sign.
+    """
+    try:
+        receipt = decode_receipt(message, run_id=run_id, request_id=request_id)
+    except ValueError as error:
+        raise ProtocolError(f"the curator's answer carries no receipt: {error}; tell the operator") from error
+    problems = receipt.problems(
+        public_key=public_key,
+        run_id=run_id,
+        request_id=request_id,
+        reply=reply,
+        step=step,
+        request_digest=request_digest,
+    )
+    if problems:
+        what = f"step {step}" if step else "the run's opening"
+        raise ProtocolError(
+            f"the receipt of {what} does not hold: {'; '.join(problems)}; keep the receipts and tell the operator"
+        )
+    return receipt.entry
+
+
+def digest_of(pending: PendingStep) -> str:
+    """SHA-256 of a prepared step's meaning, as the curator computes it from what arrives."""
+    operation, request_type = _OPERATIONS[pending.kind]
+    request = request_type.FromString(pending.message)
+    step: pb.StepInput = request.input
+    source: str | None = None
+    if pending.kind in _WITH_SOURCE:
+        features: pb.SourceFeatures = request.source
+        if features.WhichOneof("features") == "digest":
+            source = features.digest
+        elif features.WhichOneof("features") == "inline":
+            source = hashlib.sha256(features.inline.data).hexdigest()
+    return step_digest(
+        operation=operation,
+        run_id=step.run_id,
+        adapted=step.adapted_parameters,
+        feature_map=(
+            PublicMap.from_message(step.feature_map, field="feature_map") if step.HasField("feature_map") else None
+        ),
+        source=source,
+    )
+
+
+class ReceiptFile:
+    """Receipts of one run directory, appended and never rewritten. Safe for the threads of one process.
+
+    Args:
+        path: the file; made, with its directory, at the first receipt.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._known: set[str] | None = None
+
+    def append(self, entry: SignedEntry) -> None:
+        """Stores a receipt durably; one that is there already (a repeated request) is left out."""
+        line = entry.to_json()
+        with self._lock:
+            if self._known is None:
+                self._known = set(_lines(self.path))
+            if line in self._known:
+                return
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="ascii") as file:
+                # A line that a crash cut short must not swallow this one.
+                file.write(line + "\n" if _ends_a_line(self.path) else "\n" + line + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self._known.add(line)
+
+    def pin(self, public_key: str) -> None:
+        """Notes the ledger's key beside the receipts, or holds it against the one that stands there.
+
+        Raises:
+            ProtocolError: another key is pinned.
+        """
+        path = self.path.with_name(LEDGER_KEY_FILE)
+        if path.exists():
+            check_pinned(path, public_key)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(public_key + "\n", encoding="ascii")
+
+
+def read_pinned(path: Path) -> bytes:
+    """A pinned ledger key: 64 hexadecimal digits in a file.
+
+    Returns:
+        The raw Ed25519 key, 32 bytes.
+
+    Raises:
+        SettingsError: the file is missing or holds no key.
+    """
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read ({error}); it must hold the ledger's public key") from error
+    if not _HEX_KEY.fullmatch(text):
+        raise SettingsError(
+            f"{path} holds no ledger key; it must hold 64 hexadecimal digits, as the operator gave them"
+        )
+    return bytes.fromhex(text)
+
+
+def check_pinned(path: Path, public_key: str) -> None:
+    """Holds the key that a curator tells against a pinned one.
+
+    Raises:
+        ProtocolError: they differ: this is another curator, or its ledger was made anew.
+    """
+    if read_pinned(path).hex() != public_key:
+        raise ProtocolError(
+            f"the curator signs its ledger with another key ({public_key}) than the one pinned in {path}; if the "
+            "operator confirms a new ledger, take another run directory and new credentials"
+        )
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="ascii", errors="replace").splitlines() if path.exists() else []
+
+
+def _ends_a_line(path: Path) -> bool:
+    if not path.stat().st_size:
+        return True
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

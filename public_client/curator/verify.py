@@ -1,0 +1,333 @@
+"""The client's own audit: its receipts by themselves, and against what the operator shows of the ledger.
+
+Receipts are signed by the ledger's key and hold their places in its chain, so they accuse on their own: two different
+receipts for one place prove a rollback, a step beyond the charged ones proves an unlawful answer. Held against a view
+(`shared.ledger.view`) or a whole export they find every edit, deletion, reordering, truncation and rollback that
+touches an entry at or before the last receipt, or, with an earlier view, at or before the end of that one.
+
+The order of lines in a receipt file means nothing, nor do repeated lines: each receipt carries its place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from public_client.curator.receipts import LEDGER_KEY_FILE, RECEIPTS_FILE, read_pinned
+from shared.errors import InvalidValue, SettingsError
+from shared.ledger import view as ledger_view
+from shared.ledger.chain_checks import Finding, Tampering, check_chain, read_export
+from shared.ledger.receipts import RUN_OPENED, STEP_ANSWERED, Receipt, SignedEntry
+from shared.ledger.view import STEP_CONSUMED, LedgerView
+from shared.privacy.budget import Price
+
+_OWN = (RUN_OPENED, STEP_CONSUMED, STEP_ANSWERED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """What a verification found.
+
+    Attributes:
+        receipts: different receipts that were read.
+        runs: runs among them.
+        steps: answered steps among them.
+        last: place of the last receipt in the chain; 0 without any.
+        entries: length of the ledger that they were held against; None without one.
+        findings: everything that is wrong; empty when all is well.
+    """
+
+    receipts: int
+    runs: int
+    steps: int
+    last: int
+    entries: int | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+
+def verify(
+    receipts: Sequence[SignedEntry],
+    *,
+    public_key: bytes,
+    ledger: Sequence[str] | None = None,
+    earlier: Iterable[Sequence[str]] = (),
+    complete: bool = True,
+) -> VerifyReport:
+    """Checks receipts by themselves and against a ledger.
+
+    Args:
+        receipts: the client's own, from all its runs, in any order.
+        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it.
+        ledger: lines of a view or of a whole export; None to check the receipts alone.
+        earlier: lines of views that the client kept from before.
+        complete: whether `receipts` are all that this client ever got; then an answer without a receipt is a finding.
+
+    Raises:
+        InvalidValue: the key is none, or a view has no header.
+    """
+    own = list({entry.statement + entry.signature: entry for entry in receipts}.values())
+    own.sort(key=lambda entry: entry.seq)
+    findings = check_receipts(own, public_key)
+    names = {entry.payload.get("client") for entry in own if entry.signed_by(public_key)}
+    length: int | None = None
+    if ledger is not None:
+        view, found = _read_ledger(ledger, public_key, client=str(min(names, default="", key=str)))
+        findings += found
+        findings += ledger_view.hold_receipts(view, own, public_key)
+        if names and view.client not in names:
+            text = f"the view was made for {view.client!r}, the receipts are those of {sorted(map(str, names))}"
+            findings.append(Finding(tampering=Tampering.INCONSISTENT, seq=0, text=text))
+        shown = [entry for _, entry in sorted(view.shown.items()) if entry.payload.get("client") == view.client]
+        findings += _lawful([entry for entry in shown if entry.kind in _OWN], whole=True)
+        if complete:
+            findings += _unreceipted(shown, own)
+        for lines in earlier:
+            before, found = ledger_view.read_view(lines, public_key)
+            findings += found
+            findings += ledger_view.hold_earlier(view, before)
+        length = view.entries
+    elif complete:
+        findings += _gaps(own)
+    return VerifyReport(
+        receipts=len(own),
+        runs=sum(entry.kind == RUN_OPENED for entry in own),
+        steps=sum(entry.kind == STEP_ANSWERED for entry in own),
+        last=own[-1].seq if own else 0,
+        entries=length,
+        findings=tuple(dict.fromkeys(findings)),
+    )
+
+
+def check_receipts(receipts: Sequence[SignedEntry], public_key: bytes) -> list[Finding]:
+    """What receipts say against themselves and each other.
+
+    Args:
+        receipts: different ones, in the order of their places.
+        public_key: the ledger's raw Ed25519 key.
+    """
+    findings: list[Finding] = []
+    sound: list[SignedEntry] = []
+    for entry in receipts:
+        if entry.signed_by(public_key):
+            sound.append(entry)
+        else:
+            findings.append(_finding(Tampering.FORGED, entry, "the receipt is not signed by the ledger's key"))
+    for before, after in itertools.pairwise(sound):
+        if before.seq == after.seq:
+            text = "two different signed receipts for one place: the ledger was rolled back or rewritten between them"
+            findings.append(_finding(Tampering.REWRITTEN, after, text))
+        elif before.seq + 1 == after.seq and after.previous != before.hash:
+            findings.append(_finding(Tampering.RELINKED, after, "it does not name the receipt before it"))
+    return findings + _lawful(sound, whole=False)
+
+
+def read_receipts(paths: Iterable[Path]) -> tuple[list[SignedEntry], list[Finding]]:
+    """Reads receipt files; for a directory, every ``receipts.jsonl`` in it and below.
+
+    Returns:
+        The receipts, and a finding for each line that is none.
+
+    Raises:
+        SettingsError: a path does not exist, or holds no receipts.
+    """
+    entries: list[SignedEntry] = []
+    findings: list[Finding] = []
+    for path in paths:
+        for file in receipt_files(path):
+            with file.open(encoding="ascii", errors="replace") as lines:
+                read, wrong = read_export(lines)
+            for entry in read:
+                try:
+                    Receipt.of(entry)
+                except InvalidValue as error:
+                    wrong.append(_finding(Tampering.UNREADABLE, entry, str(error)))
+                else:
+                    entries.append(entry)
+            findings += [
+                Finding(tampering=found.tampering, seq=found.seq, text=f"{file}: {found.text}") for found in wrong
+            ]
+    return entries, findings
+
+
+def receipt_files(path: Path) -> list[Path]:
+    """The receipt files that a path means.
+
+    Raises:
+        SettingsError: there are none.
+    """
+    if path.is_file():
+        return [path]
+    found = sorted(path.rglob(RECEIPTS_FILE)) if path.is_dir() else []
+    if not found:
+        raise SettingsError(f"{path} holds no {RECEIPTS_FILE}; give the run directories, or receipt files")
+    return found
+
+
+def pinned_key(*, given: Path | None, credentials: Path | None, receipts: Iterable[Path]) -> bytes:
+    """The ledger's key as the client pinned it; all the places that hold one must agree.
+
+    Args:
+        given: a file that the user names.
+        credentials: the credentials directory; its ledger.pub comes from the operator.
+        receipts: receipt files or run directories; a ledger.pub stands beside each file.
+
+    Raises:
+        SettingsError: no key is pinned anywhere, or two differ.
+    """
+    places = [] if credentials is None else [credentials / LEDGER_KEY_FILE]
+    places += [file.with_name(LEDGER_KEY_FILE) for path in receipts for file in receipt_files(path)]
+    places = ([] if given is None else [given]) + [place for place in places if place.is_file()]
+    if not places:
+        raise SettingsError(
+            f"no ledger key is pinned: no {LEDGER_KEY_FILE} beside the receipts or in the credentials; give --key FILE "
+            "with the 64 hexadecimal digits that the operator told"
+        )
+    keys = {place: read_pinned(place) for place in places}
+    if len(set(keys.values())) > 1:
+        raise SettingsError(
+            f"different ledger keys are pinned in {', '.join(map(str, keys))}; verify each curator's receipts alone"
+        )
+    return next(iter(keys.values()))
+
+
+def _read_ledger(lines: Sequence[str], public_key: bytes, *, client: str) -> tuple[LedgerView, list[Finding]]:
+    """A view, also where the operator handed out the whole chain."""
+    if next((ledger_view.is_view(line) for line in lines if line.strip()), True):
+        return ledger_view.read_view(lines, public_key)
+    entries, findings = read_export(lines)
+    findings += check_chain(entries, public_key)
+    last = entries[-1] if entries else None
+    view = LedgerView(
+        client=client,
+        entries=0 if last is None else max(entry.seq for entry in entries),
+        head="" if last is None else last.hash,
+        time="" if last is None else last.time,
+        hashes={entry.seq: entry.hash for entry in entries},
+        shown={entry.seq: entry for entry in entries},
+    )
+    return view, findings
+
+
+def _lawful(entries: Sequence[SignedEntry], *, whole: bool) -> list[Finding]:
+    """Whether a client's entries, in order, are what the ledger's rules allow.
+
+    Args:
+        entries: signed ones, sorted by place.
+        whole: whether none of the client's own is missing, as in a view.
+    """
+    findings: list[Finding] = []
+    books = _OwnBooks()
+    for entry in entries:
+        findings += [_finding(Tampering.UNLAWFUL, entry, text) for text in books.problems(entry, whole=whole)]
+    return findings
+
+
+class _OwnBooks:
+    """What one client's entries have charged, begun and answered so far."""
+
+    def __init__(self) -> None:
+        self.client: str | None = None
+        self.runs: dict[str, int] = {}
+        self.requests: dict[str, tuple[str, str]] = {}  # request id -> digest, run
+        self.consumed: dict[str, int] = {}
+        self.answered: set[tuple[str, int]] = set()
+
+    def problems(self, entry: SignedEntry, *, whole: bool) -> list[str]:
+        """Takes one entry, and says which rules it breaks."""
+        payload = entry.payload
+        found = []
+        self.client = self.client or payload.get("client")
+        if payload.get("client") != self.client:
+            found.append(f"it belongs to {payload.get('client')!r}, the others to {self.client!r}")
+        run, request = payload.get("run"), payload.get("request_id")
+        known = self.requests.setdefault(str(request), (str(payload.get("digest")), str(run)))
+        if known != (payload.get("digest"), run):
+            found.append("its request id stands for another request")
+        if entry.kind == RUN_OPENED:
+            return found + self._opened(payload)
+        step = payload.get("step")
+        if type(step) is not int or step < 1:
+            return [*found, "steps are counted from 1"]
+        steps = self.runs.get(str(run))
+        if steps is None and whole:
+            found.append("its run was never charged")
+        if steps is not None and step > steps:
+            found.append(f"it is step {step} of a run with {steps} charged steps")
+        if entry.kind == STEP_CONSUMED:
+            if step != self.consumed.get(str(run), 0) + 1:
+                found.append(f"step {self.consumed.get(str(run), 0) + 1} comes next in its run, not {step}")
+            self.consumed[str(run)] = step
+        elif (str(run), step) in self.answered:
+            found.append(f"step {step} of its run was answered before")
+        elif whole and step > self.consumed.get(str(run), 0):
+            found.append(f"step {step} was answered and never begun")
+        if entry.kind == STEP_ANSWERED:
+            self.answered.add((str(run), step))
+        return found
+
+    def _opened(self, payload: Mapping[str, object]) -> list[str]:
+        found = []
+        run, steps = str(payload.get("run")), payload.get("steps")
+        if run in self.runs:
+            found.append("its run was charged before")
+        if type(steps) is not int or steps < 1:
+            return [*found, "a run has at least one step"]
+        self.runs[run] = steps
+        prices = payload.get("prices")
+        for scope, price in prices.items() if isinstance(prices, Mapping) else ():
+            if price is not None and not _grows(price):
+                found.append(f"its price for the {scope} is negative or unreadable: spending never shrinks")
+        return found
+
+
+def _grows(text: object) -> bool:
+    try:
+        price = Price.from_json(str(text))
+    except InvalidValue:
+        return False
+    return all(
+        value >= 0.0 and not math.isnan(value) for value in (*price.renyi, price.infinity, price.run_delta, price.delta)
+    )
+
+
+def _unreceipted(shown: Sequence[SignedEntry], receipts: Sequence[SignedEntry]) -> list[Finding]:
+    have = {entry.statement for entry in receipts}
+    text = "the ledger states it and no receipt is there: a receipt was lost, or somebody else used this identity"
+    return [
+        _finding(Tampering.UNRECEIPTED, entry, text)
+        for entry in shown
+        if entry.kind in (RUN_OPENED, STEP_ANSWERED) and entry.statement not in have
+    ]
+
+
+def _gaps(receipts: Sequence[SignedEntry]) -> list[Finding]:
+    """Steps that must have been answered or given up, judged by the later ones; a view would tell which."""
+    steps: dict[str, set[int]] = defaultdict(set)
+    opened = {entry.payload["run"] for entry in receipts if entry.kind == RUN_OPENED}
+    last: dict[str, SignedEntry] = {}
+    for entry in receipts:
+        if entry.kind == STEP_ANSWERED:
+            steps[entry.payload["run"]].add(entry.payload["step"])
+            last[entry.payload["run"]] = entry
+    findings = []
+    for run, have in steps.items():
+        missing = sorted(set(range(1, max(have) + 1)) - have)
+        if missing:
+            text = f"no receipts for steps {missing[:10]} of its run; hold the receipts against a view of the ledger"
+            findings.append(_finding(Tampering.UNRECEIPTED, last[run], text))
+        if run not in opened:
+            findings.append(_finding(Tampering.UNRECEIPTED, last[run], "no receipt for the charge of its run"))
+    return findings
+
+
+def _finding(tampering: Tampering, entry: SignedEntry, text: str) -> Finding:
+    return Finding(tampering=tampering, seq=entry.seq, text=f"entry {entry.seq} ({entry.kind}): {text}")

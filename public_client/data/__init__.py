@@ -1,0 +1,1 @@
+"""The team's own data: sources, data sets, networks, devices, accuracy."""

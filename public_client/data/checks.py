@@ -1,0 +1,184 @@
+"""A team's own labelled batches, checked as they come: refused in clear words, and before anything is charged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from shared.errors import DataInvalid, InvalidValue
+from shared.extractor.tracing import evaluating
+
+if TYPE_CHECKING:
+    from public_client.data.source import Batches
+
+NO_BATCHES = "the source loader gives no batches; with drop_last=True its data set must hold one batch"
+
+
+class CheckedBatches:
+    """The same batches; each is checked before it is given on.
+
+    Args:
+        batches: (records, labels), that can be iterated again and again.
+        extractor: records to features.
+        classifier: features to scores.
+        device: where the modules are.
+
+    Attributes:
+        record_shape: of one record.
+        classes: of the classifier.
+
+    Raises:
+        DataInvalid: the first batch is not what it should be, or the modules do not take its records.
+        InvalidValue: there are no batches.
+    """
+
+    def __init__(
+        self, batches: Batches, extractor: nn.Module, classifier: nn.Module, *, device: torch.device | None = None
+    ) -> None:
+        self._batches = batches
+        with undisturbed(batches):
+            first: Any = next(iter(batches), None)
+        if first is None:
+            raise InvalidValue(NO_BATCHES)
+        records, _ = _pair(first, 1)
+        _check_records(records, 1)
+        self.record_shape = tuple(records.shape[1:])
+        self.classes = _classes(extractor, classifier, records[:1].to(device))
+        self._check(first, 1)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for number, batch in enumerate(self._batches, start=1):
+            yield self._check(batch, number)
+
+    def __len__(self) -> int:
+        """Batches of a pass, by counting where the loader does not know."""
+        if isinstance(self._batches, Sized):
+            try:
+                return len(self._batches)
+            except TypeError:  # a DataLoader of an IterableDataset
+                pass
+        with undisturbed(self._batches):
+            return sum(1 for _ in self._batches)
+
+    def check_all(self) -> None:
+        """Looks at a whole pass.
+
+        Raises:
+            DataInvalid: a batch is not what it should be.
+        """
+        with undisturbed(self._batches):
+            for _ in self:
+                pass
+
+    def require_shape(self, record_shape: tuple[int, ...]) -> None:
+        """Refuses a source whose records are not shaped as a hospital's.
+
+        Raises:
+            DataInvalid: they are not.
+        """
+        if tuple(record_shape) != self.record_shape:
+            raise DataInvalid(
+                f"the source's records have shape {self.record_shape}, the hospital's {tuple(record_shape)}; bring the "
+                "source to the hospital's shape. Nothing was spent"
+            )
+
+    def _check(self, batch: Any, number: int) -> tuple[Tensor, Tensor]:
+        records, labels = _pair(batch, number)
+        _check_records(records, number)
+        if tuple(records.shape[1:]) != self.record_shape:
+            raise DataInvalid(
+                f"batch {number} of the source has records of shape {tuple(records.shape[1:])}, the first batch of "
+                f"{self.record_shape}"
+            )
+        if labels.shape != records.shape[:1]:
+            raise DataInvalid(
+                f"batch {number} of the source has labels of shape {tuple(labels.shape)} for {len(records)} records; "
+                f"needed is ({len(records)},), one class number for each record"
+            )
+        if labels.dtype != torch.int64:
+            raise DataInvalid(
+                f"batch {number} of the source has labels of type {labels.dtype}; needed are class numbers as "
+                "torch.int64 (labels.long())"
+            )
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= self.classes:
+            raise DataInvalid(
+                f"batch {number} of the source has the label {low if low < 0 else high}; the classifier has "
+                f"{self.classes} scores, so labels are 0 to {self.classes - 1}"
+            )
+        return records, labels
+
+
+def checked(
+    batches: Batches, extractor: nn.Module, classifier: nn.Module, *, device: torch.device | None = None
+) -> CheckedBatches:
+    """The batches with their checks; those that have them stay as they are. See `CheckedBatches`."""
+    if isinstance(batches, CheckedBatches):
+        return batches
+    return CheckedBatches(batches, extractor, classifier, device=device)
+
+
+@contextmanager
+def undisturbed(batches: object) -> Iterator[None]:
+    """Looks at a loader without changing what its seed draws next: of torch's generator and of its own."""
+    owners = (batches, getattr(batches, "sampler", None))
+    own = [g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)]
+    states = [(generator, generator.get_state()) for generator in own]
+    everyone = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(everyone)
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def _pair(batch: Any, number: int) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise DataInvalid(f"batch {number} of the source is {_said(batch)}; needed is (records, labels)")
+    for name, part in zip(("records", "labels"), batch, strict=True):
+        if not isinstance(part, Tensor):
+            raise DataInvalid(
+                f"batch {number} of the source has {name} of type {type(part).__name__}; needed are tensors, as a "
+                "DataLoader gives them (torch.as_tensor makes one)"
+            )
+    return batch[0], batch[1]
+
+
+def _said(batch: Any) -> str:
+    return f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+
+
+def _check_records(records: Tensor, number: int) -> None:
+    if records.dim() < 2 or not len(records):
+        raise DataInvalid(f"batch {number} of the source has shape {tuple(records.shape)}; needed is (m, ...), m >= 1")
+    if records.dtype != torch.float32:
+        raise DataInvalid(
+            f"batch {number} of the source has records of type {records.dtype}; needed is torch.float32, on the scale "
+            "of the hospital's records"
+        )
+    finite = torch.isfinite(records)
+    if not bool(finite.all()):
+        place = torch.nonzero(~finite)[0].tolist()
+        raise DataInvalid(
+            f"batch {number} of the source holds NaN or infinity, first in record {place[0]} at {tuple(place[1:])}; "
+            "fill in what is missing first"
+        )
+
+
+def _classes(extractor: nn.Module, classifier: nn.Module, record: Tensor) -> int:
+    """C, by one record through both modules, which stay in the mode that they are in."""
+    try:
+        with torch.no_grad(), evaluating(extractor), evaluating(classifier):
+            scores = classifier(extractor(record))
+    except (RuntimeError, ValueError, TypeError) as error:
+        shape = tuple(record.shape[1:])
+        raise DataInvalid(f"extractor and classifier do not take source records of shape {shape}: {error}") from error
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != 1:
+        said = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise DataInvalid(f"the classifier gives {said} for one record; needed is (1, C), a score for each class")
+    return scores.shape[1]

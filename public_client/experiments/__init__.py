@@ -1,0 +1,1 @@
+"""Whole experiments from a file: connect, run, plot, report."""

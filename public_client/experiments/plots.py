@@ -1,0 +1,194 @@
+"""Pictures of a finished training: what was charged over its steps, and source and target features before and after.
+
+Everything drawn is the client's own or was released: of the target that is an ellipse, whose centre and size are
+estimated from the released means and spreads along the step's directions, never a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from public_client.methods.alignment import Alignment, Seen
+from public_client.methods.losses import step_directions
+from public_client.plans.plan import Plan
+from public_client.plans.run_plan import RunPlan
+from public_client.training.history import HistoryPoint
+from shared.mechanisms.quantiles.coefficients import source_coefficients
+
+_SHOWN = 1500  # source records in a scatter plot
+_WIDTH = 2.0  # standard deviations that an ellipse covers
+_LEAST_SPREAD = 1e-3  # of the source's variance: noise may push an estimate below zero
+
+
+@dataclass(frozen=True)
+class PlaneEstimate:
+    """A distribution in a plane, by its first two moments.
+
+    Attributes:
+        mean: (2,).
+        covariance: (2, 2).
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+
+def target_in_plane(seen: Seen, plan: Plan, plane: Tensor) -> PlaneEstimate:
+    """What a release says of the target in a plane of feature space; post-processing of public values.
+
+    The mean minimises the squared misfit to the released means along the directions, with the source's mean as prior.
+    Of the covariance only its size is estimated, from the released spreads; its shape is the source's: a step's few
+    hundred noisy numbers do not tell more.
+
+    Args:
+        seen: at one step.
+        plan: with its noise.
+        plane: (d, 2), orthonormal, in the space of mapped and clipped features.
+    """
+    assert plan.sigma is not None, "a plan of an open run has its noise"
+    source = seen.feature_map.clipped(seen.source_features).to(torch.float64)  # (m, d)
+    U = step_directions(seen.release, seen.source_features).to(source)  # (d, k)
+    means, spreads = _moments(seen, plan)
+    noise = plan.sigma**2 / plan.batch_size  # of a mean along one direction
+    own_mean = source.mean(dim=0)
+    gaps = means - own_mean @ U  # (k,)
+    prior = max(float(gaps.square().mean()) - noise, 1e-12)  # of each coordinate of the shift
+    system = U @ U.T + (noise / prior + 1e-9) * torch.eye(len(U), dtype=U.dtype, device=U.device)
+    shift = torch.linalg.solve(system, U @ gaps)  # (d,)
+    covariance = torch.cov((source @ plane).T)
+    if spreads is not None:
+        own = _source_spreads(source, U, seen, plan)
+        factor = float((spreads @ own) / (own @ own).clamp(min=1e-12))  # spreads = factor * own, by least squares
+        covariance = max(factor, _LEAST_SPREAD) * covariance
+    return PlaneEstimate(mean=(own_mean + shift) @ plane, covariance=covariance)
+
+
+def _moments(seen: Seen, plan: Plan) -> tuple[Tensor, Tensor | None]:
+    """Released means (k,) and variances (k,) along the directions; the noise's share is subtracted."""
+    assert plan.sigma is not None
+    values = torch.from_numpy(seen.release.release).to(torch.float64)
+    if plan.release == "rows":
+        return values.mean(dim=0), values.var(dim=0) - plan.sigma**2
+    scaled = values / plan.batch_size**0.5  # (L, k)
+    if len(values) == 1:
+        return scaled[0], None
+    return scaled[0], scaled[1:].square().sum(dim=0) - (len(values) - 1) * plan.sigma**2 / plan.batch_size
+
+
+def _source_spreads(source: Tensor, U: Tensor, seen: Seen, plan: Plan) -> Tensor:
+    """The source's variances (k,) along the directions, truncated as the released ones are."""
+    projections = source @ U
+    if plan.release == "rows":
+        return projections.var(dim=0)
+    count = len(seen.release.release)
+    own = source_coefficients(projections, batch=plan.batch_size, coefficients=count)
+    return own[1:].square().sum(dim=0) / plan.batch_size
+
+
+def principal_plane(features: Tensor) -> Tensor:
+    """(d, 2): the two directions in which features (m, d) vary most."""
+    centred = features.to(torch.float64) - features.to(torch.float64).mean(dim=0)
+    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+    plane: Tensor = directions[:2].T.contiguous()
+    return plane
+
+
+def plot_features(path: Path, alignment: Alignment, *, title: str) -> None:
+    """Source records and the target's estimated ellipse, at the first and at the last step.
+
+    Args:
+        path: the PNG.
+        alignment: of a run whose steps were drawn in this process.
+        title: above both panels.
+    """
+    assert alignment.first is not None
+    assert alignment.last is not None
+    plt = _pyplot()
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), sharex=True, sharey=True, layout="constrained")
+    plane = principal_plane(alignment.first.feature_map.clipped(alignment.first.source_features))
+    for axis, seen, when in zip(axes, (alignment.first, alignment.last), ("before", "after"), strict=True):
+        points = seen.feature_map.clipped(seen.source_features).to(torch.float64) @ plane
+        shown = points[:_SHOWN].cpu().numpy()
+        axis.scatter(shown[:, 0], shown[:, 1], s=4, alpha=0.35, color="C0", linewidths=0, label="source records")
+        own = PlaneEstimate(points.mean(dim=0), torch.cov(points.T))
+        _ellipse(axis, own, color="C0", label="source, two deviations")
+        _ellipse(
+            axis,
+            target_in_plane(seen, alignment.plan, plane),
+            color="C3",
+            label="target: centre and size, from the release",
+        )
+        axis.set_title(when)
+        axis.set_xlabel("first principal direction")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("second principal direction")
+    axes[0].legend(fontsize=8, loc="best")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def plot_epsilon(
+    path: Path,
+    histories: Mapping[str, list[HistoryPoint]],
+    plans: Mapping[str, RunPlan],
+    *,
+    charged: Mapping[str, float],
+    title: str,
+) -> None:
+    """Epsilon over the steps: what the steps so far would cost alone, and what was charged when the run opened.
+
+    Args:
+        path: the PNG.
+        histories: by site.
+        plans: by site.
+        charged: epsilon of each site's run as the curator counted it.
+        title: above the plot.
+    """
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    for index, (name, points) in enumerate(histories.items()):
+        color = f"C{index}"
+        axis.plot(
+            [point.step for point in points],
+            [point.epsilon for point in points],
+            color=color, marker="os^Dv"[index % 5], markersize=4, alpha=0.8, label=f"{name}: the steps so far alone",
+        )  # fmt: skip
+        axis.axhline(charged[name], color=color, linestyle="--", linewidth=1, label=f"{name}: charged at the start")
+    axis.set_xlabel("private steps drawn")
+    axis.set_ylabel(f"epsilon at delta {next(iter(plans.values())).delta:g}")
+    axis.set_ylim(bottom=0)
+    axis.set_xlim(left=0)
+    axis.legend(fontsize=8, loc="lower right")
+    axis.grid(alpha=0.3)
+    axis.set_title(title)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _ellipse(axis: Any, estimate: PlaneEstimate, *, color: str, label: str) -> None:
+    angle = np.linspace(0.0, 2.0 * np.pi, 100)
+    circle: npt.NDArray[np.float64] = np.stack((np.cos(angle), np.sin(angle)))
+    values, vectors = np.linalg.eigh(estimate.covariance.cpu().numpy())
+    outline = estimate.mean.cpu().numpy()[:, None] + _WIDTH * vectors @ (
+        np.sqrt(np.clip(values, 0.0, None))[:, None] * circle
+    )
+    axis.plot(outline[0], outline[1], color=color, label=label)
+    axis.plot(*estimate.mean.cpu().numpy(), marker="+", markersize=10, color=color)
+
+
+def _pyplot() -> Any:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt

@@ -1,0 +1,1 @@
+"""The ways to train for a target, one file each."""

@@ -1,0 +1,340 @@
+"""What an evaluation's release says: post-processing, free.
+
+Everything is linear in the release or projected from it, and every figure comes with what the noise may have done to
+it: its law is known exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+
+from shared.errors import InvalidValue
+from shared.mechanisms.evaluation.counts import bin_edges
+from shared.privacy.evaluation_parts import CONFIDENCE_WEIGHT
+from shared.protocol.evaluations import EvaluationRelease
+from shared.protocol.messages import Evaluation
+
+Floats = npt.NDArray[np.float64]
+
+_FEWEST = 3.0
+"""A bin whose noisy size is below so many of its own deviations is shown without figures."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A two-sided interval.
+
+    Attributes:
+        low: lower end.
+        high: upper end.
+        level: probability of covering the figure.
+    """
+
+    low: float
+    high: float
+    level: float
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """One bin of the reliability diagram.
+
+    Attributes:
+        low: its lowest confidence.
+        high: its highest confidence.
+        records: noisy number of records in it.
+        confidence: their mean confidence; NaN where too few records stand against the noise.
+        accuracy: share of correct ones among them; NaN likewise.
+        accuracy_error: standard deviation of `accuracy` through the noise alone; NaN likewise.
+    """
+
+    low: float
+    high: float
+    records: float
+    confidence: float
+    accuracy: float
+    accuracy_error: float
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """An evaluated model.
+
+    Attributes:
+        records: n.
+        accuracy: share of correct predictions among the hospital's n records, best linear estimate, clipped to [0, 1].
+        accuracy_interval: 95% interval of that share; the noise is all that is uncertain about it.
+        population_interval: 95% interval of the accuracy on further records like these: noise and sampling.
+        confusion: (C, C) non-negative counts that add up to n, row the label; or None.
+        confusion_sigma: noise on each cell before the projection.
+        reliability: bins; empty where calibration was not released.
+        calibration_error: expected calibration error with the noise's share taken off; NaN without calibration.
+        noise_floor: calibration error that noise alone would show; figures near it say nothing.
+        overconfidence: mean confidence minus accuracy, unbiased; NaN without calibration.
+        overconfidence_error: its standard deviation through the noise.
+        epsilon: what the evaluation cost alone.
+        delta: the data set's delta.
+        spent: epsilon that the data set has spent, by its ledger, afterwards.
+        remaining: epsilon that is left to this client.
+        class_names: in order, where the operator declares them.
+    """
+
+    records: int
+    accuracy: float
+    accuracy_interval: Interval
+    population_interval: Interval
+    confusion: Floats | None
+    confusion_sigma: float
+    reliability: tuple[ReliabilityBin, ...]
+    calibration_error: float
+    noise_floor: float
+    overconfidence: float
+    overconfidence_error: float
+    epsilon: float
+    delta: float
+    spent: float
+    remaining: float
+    class_names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        release: EvaluationRelease,
+        *,
+        declared: Evaluation,
+        records: int,
+        epsilon: float,
+        delta: float,
+        spent: float = math.nan,
+        remaining: float = math.nan,
+        class_names: Sequence[str] = (),
+        level: float = 0.95,
+    ) -> Report:
+        """Reads a release.
+
+        Args:
+            release: from the curator.
+            declared: with which noise.
+            records: n.
+            epsilon: what the evaluation costs alone.
+            delta: the data set's delta.
+            spent: of the data set, afterwards.
+            remaining: to this client, afterwards.
+            class_names: in order.
+            level: of the intervals.
+
+        Raises:
+            InvalidValue: the release has not the declared parts or shapes.
+        """
+        _check(release, declared)
+        correct, variance = best_correct(release, declared, records)
+        width = float(ndtri(0.5 + level / 2.0)) * math.sqrt(variance)
+        share = min(max(correct / records, 0.0), 1.0)
+        spread = float(ndtri(0.5 + level / 2.0)) * math.sqrt(
+            variance / records**2 + max(share * (1.0 - share), 0.25 / records) / records
+        )
+        calibration = _Calibration.of(release, declared, records)
+        return cls(
+            records=records,
+            accuracy=share,
+            accuracy_interval=_interval(correct / records, width / records, level),
+            population_interval=_interval(correct / records, spread, level),
+            confusion=None if release.confusion is None else nearest_counts(release.confusion, records),
+            confusion_sigma=declared.confusion_sigma,
+            reliability=calibration.bins,
+            calibration_error=calibration.error,
+            noise_floor=calibration.floor,
+            overconfidence=calibration.gap,
+            overconfidence_error=calibration.gap_error,
+            epsilon=epsilon,
+            delta=delta,
+            spent=spent,
+            remaining=remaining,
+            class_names=tuple(class_names),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; figures that are not known are null."""
+        return {
+            "records": self.records,
+            "accuracy": self.accuracy,
+            "accuracy_interval": [self.accuracy_interval.low, self.accuracy_interval.high],
+            "population_interval": [self.population_interval.low, self.population_interval.high],
+            "level": self.accuracy_interval.level,
+            "confusion": None if self.confusion is None else self.confusion.tolist(),
+            "confusion_sigma": self.confusion_sigma,
+            "reliability": [
+                {name: _known(getattr(b, name)) for name in ReliabilityBin.__dataclass_fields__}
+                for b in self.reliability
+            ],
+            "calibration_error": _known(self.calibration_error),
+            "noise_floor": _known(self.noise_floor),
+            "overconfidence": _known(self.overconfidence),
+            "overconfidence_error": _known(self.overconfidence_error),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "spent": _known(self.spent),
+            "remaining": _known(self.remaining),
+            "class_names": list(self.class_names),
+        }
+
+    def __str__(self) -> str:
+        """A few lines for a terminal."""
+        inner, outer = self.accuracy_interval, self.population_interval
+        known, further = (f"{100 * one.low:.1f} to {100 * one.high:.1f}%" for one in (inner, outer))
+        lines = [
+            f"accuracy on all {self.records} labelled records: {100 * self.accuracy:.1f}%",
+            f"  {100 * inner.level:.0f}% intervals: {known} on these records, {further} on further ones like them",
+        ]
+        if self.confusion is not None:
+            lines.append(f"confusion matrix (row: label), noise {self.confusion_sigma:.3g} on each count:")
+            names = self.class_names or tuple(str(i) for i in range(len(self.confusion)))
+            wide = max(7, *(len(name) for name in names))
+            lines += [
+                "  " + name.rjust(wide) + " " + " ".join(f"{count:7.0f}" for count in row)
+                for name, row in zip(names, self.confusion, strict=True)
+            ]
+        if self.reliability:
+            lines.append("calibration (confidence: mean confidence, share correct):")
+            lines += [f"  {_bin_line(b)}" for b in self.reliability]
+            lines.append(
+                f"  calibration error {100 * self.calibration_error:.1f} points (noise alone would show "
+                f"{100 * self.noise_floor:.1f}); overconfident by {100 * self.overconfidence:+.1f} "
+                f"+- {100 * 1.96 * self.overconfidence_error:.1f} points"
+            )
+        lines.append(f"cost: epsilon {math.ceil(self.epsilon * 1e4) / 1e4:.4f} alone, at delta {self.delta:g}")
+        if not math.isnan(self.spent):
+            lines.append(
+                f"the data set has spent {math.ceil(self.spent * 1e4) / 1e4:.4f} by its ledger, "
+                f"{math.floor(self.remaining * 1e4) / 1e4:.4f} are left to you"
+            )
+        return "\n".join(lines)
+
+
+def correct_estimates(declared: Evaluation) -> list[float]:
+    """Variances of the independent estimates of the number of correct predictions, in the order of `best_correct`."""
+    classes, bins = declared.classes, declared.bins
+    variances = [declared.correct_sigma**2]
+    if declared.confusion_sigma:
+        square = declared.confusion_sigma**2
+        variances += [classes * square, (classes**2 - classes) * square]
+    if declared.calibration_sigma:
+        variances += [bins * declared.calibration_sigma**2] * 2
+    return variances
+
+
+def correct_variance(declared: Evaluation) -> float:
+    """Variance of the best linear estimate of the number of correct predictions."""
+    return 1.0 / math.fsum(1.0 / variance for variance in correct_estimates(declared))
+
+
+def best_correct(release: EvaluationRelease, declared: Evaluation, records: int) -> tuple[float, float]:
+    """The number of correct predictions from all parts of a release, weighted by their precision.
+
+    The parts are independent and unbiased: the count itself; the confusion matrix's diagonal, and n minus the rest of
+    it; the calibration table's correct, and n minus its wrong.
+
+    Args:
+        release: from the curator.
+        declared: with which noise.
+        records: n.
+
+    Returns:
+        The estimate and its variance.
+    """
+    found = [release.correct]
+    if release.confusion is not None:
+        trace = float(np.trace(release.confusion))
+        found += [trace, records - (float(release.confusion.sum()) - trace)]
+    if release.calibration is not None:
+        found += [float(release.calibration[0].sum()), records - float(release.calibration[1].sum())]
+    variances = correct_estimates(declared)
+    best = correct_variance(declared)
+    return best * math.fsum(value / v for value, v in zip(found, variances, strict=True)), best
+
+
+def nearest_counts(noisy: Floats, total: float) -> Floats:
+    """The closest matrix of non-negative numbers with a given sum (Euclidean projection on a simplex).
+
+    Args:
+        noisy: any shape.
+        total: positive.
+
+    Returns:
+        The same shape.
+    """
+    flat = np.sort(noisy.ravel())[::-1]
+    excess = (np.cumsum(flat) - total) / np.arange(1, flat.size + 1)
+    shift = excess[np.nonzero(flat > excess)[0][-1]]
+    result: Floats = np.maximum(noisy - shift, 0.0)
+    return result
+
+
+@dataclass(frozen=True)
+class _Calibration:
+    bins: tuple[ReliabilityBin, ...] = ()
+    error: float = math.nan
+    floor: float = math.nan
+    gap: float = math.nan
+    gap_error: float = math.nan
+
+    @classmethod
+    def of(cls, release: EvaluationRelease, declared: Evaluation, records: int) -> _Calibration:
+        if release.calibration is None:
+            return cls()
+        sigma, edges = declared.calibration_sigma, bin_edges(classes=declared.classes, bins=declared.bins)
+        right, wrong, places = release.calibration
+        middle, width = (edges[1:] + edges[:-1]) / 2.0, edges[1] - edges[0]
+        size = right + wrong
+        confidence_sum = middle * size + places * width / CONFIDENCE_WEIGHT
+        # Confidence minus correctness, summed over a bin's records: its noise is linear in the three sums.
+        gap = confidence_sum - right
+        deviation = sigma * np.sqrt((1.0 - middle) ** 2 + middle**2 + (width / CONFIDENCE_WEIGHT) ** 2)
+        shown = []
+        for b in range(declared.bins):
+            known = size[b] > _FEWEST * math.sqrt(2.0) * sigma
+            accuracy = min(max(right[b] / size[b], 0.0), 1.0) if known else math.nan
+            error = sigma * math.hypot(1.0 - accuracy, accuracy) / size[b] if known else math.nan
+            mean = min(max(confidence_sum[b] / size[b], edges[b]), edges[b + 1]) if known else math.nan
+            shown.append(ReliabilityBin(float(edges[b]), float(edges[b + 1]), float(size[b]), mean, accuracy, error))
+        return cls(
+            bins=tuple(shown),
+            error=float(np.sqrt(np.maximum(gap**2 - deviation**2, 0.0)).sum() / records),
+            floor=float(math.sqrt(2.0 / math.pi) * deviation.sum() / records),
+            gap=float(gap.sum() / records),
+            gap_error=float(math.sqrt((deviation**2).sum()) / records),
+        )
+
+
+def _check(release: EvaluationRelease, declared: Evaluation) -> None:
+    wanted = (declared.classes, declared.classes) if declared.confusion_sigma else None
+    found = None if release.confusion is None else release.confusion.shape
+    table = (3, declared.bins) if declared.calibration_sigma else None
+    other = None if release.calibration is None else release.calibration.shape
+    if wanted != found or table != other:
+        raise InvalidValue(
+            f"the release holds a confusion matrix {found} and calibration sums {other}, but {wanted} and {table} were "
+            "declared"
+        )
+
+
+def _interval(middle: float, half: float, level: float) -> Interval:
+    return Interval(min(max(middle - half, 0.0), 1.0), min(max(middle + half, 0.0), 1.0), level)
+
+
+def _bin_line(one: ReliabilityBin) -> str:
+    head = f"{one.low:.2f} to {one.high:.2f}  {max(one.records, 0.0):7.0f} records  "
+    if math.isnan(one.accuracy):
+        return head + "too few against the noise"
+    return head + f"{one.confidence:.2f}  {one.accuracy:.2f} +- {1.96 * one.accuracy_error:.2f}"
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

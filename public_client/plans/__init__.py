@@ -1,0 +1,1 @@
+"""What a run will be and what it will cost, before anything is spent."""

@@ -1,0 +1,111 @@
+"""Roughly what a plan can reach: what the same way of training reached where it was measured with as much to go by.
+
+How much a release tells grows with records times epsilon (its noise falls with both), so a plan is put beside the
+measured run of its way and kind of record that has the most of it, but not more than the plan. The figures are those of
+docs/results.md and docs/small-hospitals.md; a test holds them to the files of results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from public_client.plans.plan import Plan
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One line of a table of results, over five seeds or more.
+
+    Attributes:
+        way: the plan's `parameters`.
+        kind: "images" or "vectors".
+        task: source and target.
+        records: n of the target.
+        epsilon: of the whole run.
+        before: of the source-trained model, in percent.
+        after: of the adapted one, in percent.
+        deviation: of `after` over seeds; None for a mean over several targets.
+        without: what the same training reaches without any release, in percent; None where there is no such thing.
+        page: where the table stands.
+    """
+
+    way: str
+    kind: str
+    task: str
+    records: int
+    epsilon: float
+    before: float
+    after: float
+    deviation: float | None
+    without: float | None = None
+    page: str = "docs/results.md"
+
+    def __str__(self) -> str:
+        """In words."""
+        spread = "" if self.deviation is None else f" ± {self.deviation:.1f}"
+        control = "" if self.without is None else f", {self.without:.1f} without any release"
+        return (
+            f"{self.task}, {self.records:,} records, epsilon {self.epsilon:g}: accuracy {self.before:.1f} -> "
+            f"{self.after:.1f}{spread} %{control} ({self.page})"
+        )
+
+
+_TO_USPS, _TO_MNIST = ("MNIST -> USPS", 7291), ("USPS -> MNIST", 60000)
+_DIGITS = ("digits behind a turn", 898)
+_SMALL = "docs/small-hospitals.md"
+
+MEASURED = (
+    Measured("none", "images", *_TO_USPS, 0.1, 80.2, 95.4, 1.8, 89.5),
+    Measured("none", "images", *_TO_USPS, 0.2, 80.2, 96.9, 0.4, 89.5),
+    Measured("none", "images", *_TO_USPS, 0.5, 80.2, 97.2, 0.1, 89.5),
+    Measured("none", "images", *_TO_USPS, 1.0, 80.2, 97.3, 0.2, 89.5),
+    Measured("none", "images", *_TO_USPS, 3.0, 80.2, 97.4, 0.2, 89.5),
+    Measured("none", "images", *_TO_MNIST, 1.0, 62.9, 95.6, 0.2, 82.1),
+    Measured("none", "images", *_DIGITS, 1.0, 51.4, 90.5, 3.6, 80.0, _SMALL),
+    Measured("none", "images", *_DIGITS, 2.0, 51.4, 92.4, 1.9, 80.0, _SMALL),
+    Measured("none", "images", *_DIGITS, 4.0, 51.4, 92.7, 0.8, 80.0, _SMALL),
+    Measured("adapters", "images", *_TO_USPS, 0.5, 80.2, 95.3, 0.9),
+    Measured("adapters", "images", *_TO_USPS, 1.0, 80.2, 95.3, 1.3),
+    Measured("adapters", "images", *_TO_MNIST, 0.5, 62.9, 85.0, 1.5),
+    Measured("all", "images", *_TO_USPS, 1.0, 80.2, 80.4, 1.8),
+    Measured("all", "images", *_TO_USPS, 10.0, 80.2, 81.1, 0.7),
+    Measured("all", "images", *_TO_MNIST, 10.0, 62.9, 64.4, 2.8),
+    Measured("none", "vectors", "Office-Caltech10, mean of six pairs", 958, 1.0, 38.5, 39.0, None, 38.5),
+)
+"""What was measured: by a plan's own defaults, but "all" with 400 steps and `alignment_weight` 10."""
+
+_KINDS = {3: "images", 2: "sequences", 1: "vectors"}
+
+
+def kind_of(record_shape: tuple[int, ...] | None) -> str:
+    """What records of a shape are called here; "records" where the shape says nothing."""
+    return _KINDS.get(len(record_shape or ()), "records")
+
+
+def measured_alike(plan: Plan) -> Measured | None:
+    """The measured run of the plan's way and kind of record with the most records times epsilon, at most the plan's.
+
+    Returns:
+        None where nothing of the kind was measured with so little.
+    """
+    most = plan.records * plan.epsilon * (1 + 1e-9)
+    enough = [m for m in _of_the_kind(plan) if m.records * m.epsilon <= most]
+    return max(enough, key=lambda m: m.records * m.epsilon, default=None)
+
+
+def reach_text(plan: Plan) -> tuple[str, str]:
+    """What a team may roughly expect, in two lines."""
+    advice = "your data may differ: `evaluate` tells, for a small epsilon of its own"
+    found = measured_alike(plan)
+    if found is not None:
+        return str(found), advice
+    so = "with so few records times epsilon" if _of_the_kind(plan) else "by this way of training"
+    return f"not known: on {kind_of(plan.record_shape)} nothing was measured {so}", advice
+
+
+def _of_the_kind(plan: Plan) -> list[Measured]:
+    if (plan.release == "rows") != (plan.parameters == "all"):
+        return []  # measured were rows for all weights, coefficients for the rest
+    return [m for m in MEASURED if (m.way, m.kind) == (plan.parameters, kind_of(plan.record_shape))]

@@ -1,0 +1,1 @@
+"""What is fitted to one stored release: views, missing columns, augmentation."""

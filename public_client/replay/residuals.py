@@ -1,0 +1,113 @@
+"""How far features of public records are from stored releases, in units of the releases' own noise.
+
+The residuals are what a likelihood needs: where the features come from the target's distribution each of them is
+standard normal, because the noise's law is known exactly. Source records may carry weights, so that classes which are
+more frequent at the target count for more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from public_client.methods.losses import step_directions
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.quantiles.coefficients import cosine_basis
+from shared.mechanisms.rows.cotangents import noised_source_projections
+from shared.protocol.messages import StepRelease
+
+
+class Misfit:
+    """The releases of one run.
+
+    Args:
+        releases: of coefficients (L, k), or of rows (b, k), whose coefficients are then taken here.
+        like: any tensor of the features' type, (m, d), on their device.
+        feature_map: the run's public map.
+        batch: b.
+        sigma: noise of each released value.
+        row_coefficients: L for releases of rows; None if they are coefficients already.
+    """
+
+    def __init__(
+        self,
+        releases: Sequence[StepRelease],
+        *,
+        like: Tensor,
+        feature_map: FeatureMap,
+        batch: int,
+        sigma: float,
+        row_coefficients: int | None = None,
+    ) -> None:
+        self._map = feature_map
+        self._unit = sigma / math.sqrt(batch)
+        self._sigma = sigma
+        self._rows = row_coefficients is not None
+        self._seeds = [release.directions_seed for release in releases]
+        self._directions = [step_directions(release, like) for release in releases]
+        self._targets = []
+        for release in releases:
+            released = torch.from_numpy(release.release).to(like)
+            if row_coefficients is not None:
+                basis = cosine_basis(len(released), row_coefficients, device=like.device, dtype=like.dtype)
+                released = basis.T @ released.sort(dim=0).values
+            self._targets.append(released / math.sqrt(batch))  # (L, k)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    @property
+    def values(self) -> int:
+        """Numbers in one release, L k."""
+        return self._targets[0].numel()
+
+    def residuals(self, features: Tensor, weights: Tensor, number: int) -> Tensor:
+        """Coefficients of weighted source features less the released ones, over the noise's deviation.
+
+        Args:
+            features: (m, d), raw; differentiable.
+            weights: (m,), positive; differentiable.
+            number: of the release, from 0.
+
+        Returns:
+            (L, k).
+        """
+        U, target = self._directions[number], self._targets[number]
+        clipped = self._map.clipped(features)
+        if self._rows:
+            projections = noised_source_projections(clipped, U, sigma=self._sigma, seed=self._seeds[number])
+        else:
+            projections = clipped @ U
+        own = weighted_coefficients(projections, weights, len(target))
+        return (own - target) / self._unit
+
+    def distance(self, residuals: Tensor) -> Tensor:
+        """F of `losses` from residuals: d / 2 times the mean squared difference, less the noise's share."""
+        d, k = self._directions[0].shape
+        return 0.5 * d / k * self._unit**2 * (residuals.square().sum() - residuals.numel())
+
+
+def weighted_coefficients(projections: Tensor, weights: Tensor, coefficients: int) -> Tensor:
+    """Quantile coefficients, over sqrt(b), of a weighted sample: the integral of its quantile function times cosines.
+
+    Args:
+        projections: (m, k).
+        weights: (m,), positive.
+        coefficients: L.
+
+    Returns:
+        (L, k); for equal weights and m == b this is B^T sort(projections) / sqrt(b) up to O(1 / b^2).
+    """
+    ordered, order = projections.sort(dim=0)
+    shares = (weights / weights.sum())[order]  # (m, k)
+    levels = shares.cumsum(dim=0)
+    rows = [(ordered * shares).sum(dim=0)]
+    for degree in range(1, coefficients):
+        # The integral of sqrt(2) cos(pi l t) over each record's levels; it is 0 at both ends.
+        waves = torch.sin(math.pi * degree * levels[:-1])
+        masses = torch.diff(waves, dim=0, prepend=torch.zeros_like(waves[:1]), append=torch.zeros_like(waves[:1]))
+        rows.append((ordered * masses).sum(dim=0) * (math.sqrt(2.0) / (math.pi * degree)))
+    return torch.stack(rows)

@@ -1,0 +1,269 @@
+"""How another site may see the source's records: small differentiable models with a prior, fitted to its releases.
+
+A view maps public source records to features that look like the target's. `ImageView` changes the images before
+the extractor; `FeatureView` changes the features after it, for records that are vectors or sequences. Every parameter
+has a Gaussian prior around the identity, of a width that says what is usual between two devices. `penalty` is minus
+its logarithm, so that a fit that adds it to minus the logarithm of the releases' likelihood finds the posterior's mode:
+where the releases say little (few records, much noise) the view stays near the identity, and the accuracy with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from public_client.replay.augmentation import Drawn, Variation, Warps, draw_variation
+from shared.errors import InvalidValue
+from shared.extractor import AffineWarp2d, ChannelAffine
+
+SEARCH = Warps(turn=0.5, scale=0.35, aspect=0.2, shear=0.2, shift=0.12)
+"""Where the fit of an image view may begin."""
+VARIATION = Variation(
+    warps=Warps(turn=0.12, scale=0.1, aspect=0.05, shear=0.1, shift=0.06), elastic=0.1, stroke=0.3, gamma=0.3
+)
+"""Of each image while the classes are learned again (docs/recipe.md)."""
+
+# Widths of the priors: standard deviations around the identity.
+_WARP, _STROKE, _GAMMA, _BLUR, _GAIN, _BIAS = 0.3, 0.5, 0.5, 0.5, 0.3, 0.3
+_FEATURE_GAIN, _FEATURE_BIAS = 0.3, 0.5  # of the logarithm; in deviations of the feature
+CLASS_WIDTH = 0.5
+"""Of the prior on the logarithm of a class's frequency at the target over the source's."""
+_UNIFORM_BORDER = 0.5  # a source has a background if this share of its border pixels are one value
+
+
+class View(nn.Module):
+    """Source records as another site would see them.
+
+    Attributes:
+        tunes_extractor: whether the extractor may be trained on what is seen; not where the view is one of its
+            features.
+        keeps_scores: whether the classifier learns the scores that it gave to unchanged records, not labels: then
+            tuning changes nothing but what the view asks for.
+    """
+
+    tunes_extractor = True
+    keeps_scores = False
+
+    def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Features (m, d) of records (m, ...); varied a little at random if a generator is given."""
+        raise NotImplementedError
+
+    def penalty(self) -> Tensor:
+        """Minus the logarithm of the prior, up to a constant; 0 at the identity."""
+        raise NotImplementedError
+
+    def candidates(self, count: int, generator: torch.Generator) -> list[View]:  # noqa: ARG002 - part of the interface
+        """Other places where a fit may begin; none where one start is enough."""
+        return []
+
+    def check(self, records: Tensor, features: Tensor) -> None:
+        """Told of source records (m, ...) and their features (m, d) before a release is paid for.
+
+        Raises:
+            InvalidValue: this view cannot see such records.
+        """
+
+
+class ImageView(View):
+    """An affine resampling, sharpness, stroke thickness, gamma, gain and bias of images.
+
+    Args:
+        channels: c.
+        background: what lies outside the image; None repeats its border.
+        variation: of each image while the classes are learned again.
+
+    Attributes:
+        warp: where it looks.
+        blur: tanh of it mixes in a 3 x 3 mean; negative sharpens.
+        stroke: tanh of it mixes in a 3 x 3 maximum (thicker strokes) or minimum (thinner).
+        gamma: logarithm of the exponent on brightness in [0, 1].
+        affine: gain and bias of each channel.
+    """
+
+    def __init__(self, channels: int, background: float | None = None, variation: Variation = VARIATION) -> None:
+        super().__init__()
+        self.variation = variation
+        self.warp = AffineWarp2d()
+        self.blur = nn.Parameter(torch.zeros(()))
+        self.stroke = nn.Parameter(torch.zeros(()))
+        self.gamma = nn.Parameter(torch.zeros(()))
+        self.affine = ChannelAffine(channels)
+        self._background = background
+
+    def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Features (m, d) of images (m, c, h, w) in [-1, 1]."""
+        drawn = None if generator is None else draw_variation(self.variation, records, generator)
+        features: Tensor = extractor(self.see(records, drawn))
+        return features
+
+    def see(self, x: Tensor, drawn: Drawn | None = None) -> Tensor:
+        """(b, c, h, w) in [-1, 1] to the same; the identity at first."""
+        x = self._resample(x, drawn)
+        x = x + torch.tanh(self.blur) * (functional.avg_pool2d(_padded(x), 3, 1) - x)
+        mix = torch.tanh(self.stroke if drawn is None else self.stroke + drawn.stroke)
+        thick, thin = functional.max_pool2d(x, 3, 1, 1), -functional.max_pool2d(-x, 3, 1, 1)
+        x = (1 - mix.abs()) * x + functional.relu(mix) * thick + functional.relu(-mix) * thin
+        bright = ((x + 1) / 2).clamp(1e-3, 1.0)  # the lower end keeps the power's derivative finite
+        gamma = self.gamma if drawn is None else self.gamma + drawn.gamma
+        seen: Tensor = self.affine(bright.pow(torch.exp(gamma)) * 2 - 1)
+        return seen
+
+    def penalty(self) -> Tensor:
+        """See `View.penalty`."""
+        warp, affine = self.warp, self.affine
+        identity = torch.eye(2, 3, device=warp.theta.device)
+        total = ((warp.theta - identity) / _WARP).square().sum()
+        for parameter, width in ((self.blur, _BLUR), (self.stroke, _STROKE), (self.gamma, _GAMMA)):
+            total = total + (parameter / width).square()
+        total = total + ((affine.gain - 1) / _GAIN).square().sum() + (affine.bias / _BIAS).square().sum()
+        return 0.5 * total
+
+    def check(self, records: Tensor, features: Tensor) -> None:  # noqa: ARG002 - part of the interface
+        """See `View.check`."""
+        if records.dim() != 4 or records.shape[1] != self.affine.channels:
+            raise InvalidValue(
+                f"the view is of images with {self.affine.channels} channels, records have shape "
+                f"{tuple(records.shape[1:])}; allowed: ({self.affine.channels}, h, w)"
+            )
+
+    def candidates(self, count: int, generator: torch.Generator) -> list[View]:
+        """Views that look through random warps: from the identity alone a turn is fitted as a shear."""
+        views: list[View] = []
+        for theta in SEARCH.draw(count, generator):
+            view = ImageView(self.affine.channels, self._background, self.variation).to(self.warp.theta.device)
+            with torch.no_grad():
+                view.warp.theta.copy_(theta)
+            views.append(view)
+        return views
+
+    def _resample(self, x: Tensor, drawn: Drawn | None) -> Tensor:
+        """One resampling for warp and variation together: a second one would blur."""
+        theta = self.warp.theta.expand(len(x), 2, 3)
+        if drawn is not None:  # what is seen through the warp is an image that varies itself
+            turned = drawn.theta[:, :, :2]
+            theta = torch.cat((turned @ theta[:, :, :2], turned @ theta[:, :, 2:] + drawn.theta[:, :, 2:]), dim=2)
+        grid = functional.affine_grid(theta, list(x.shape), align_corners=False)
+        if drawn is not None:
+            grid = grid + drawn.displacement
+        if self._background is None:
+            return functional.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+        above = functional.grid_sample(
+            x - self._background, grid, mode="bilinear", padding_mode="zeros", align_corners=False
+        )
+        return above + self._background
+
+
+class FeatureView(View):
+    """One gain and one bias for each feature of the frozen extractor.
+
+    Args:
+        spread: (d,), positive: the source's deviation of each feature, the unit of the biases.
+
+    Attributes:
+        log_gain: (d,), in units of its prior's width.
+        bias: (d,), in units of its prior's width.
+        factors: (2,), the priors' widths over the usual ones; `evidence` learns them from the releases.
+    """
+
+    tunes_extractor = False
+    spread: Tensor
+    factors: Tensor
+
+    def __init__(self, spread: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("spread", spread.detach().clone())
+        self.register_buffer("factors", torch.ones(2).to(spread))
+        self.log_gain = nn.Parameter(torch.zeros_like(self.spread))
+        self.bias = nn.Parameter(torch.zeros_like(self.spread))
+
+    def forward(
+        self,
+        extractor: nn.Module,
+        records: Tensor,
+        generator: torch.Generator | None = None,  # noqa: ARG002 - part of the interface
+    ) -> Tensor:
+        """Features (m, d) of records (m, ...); they are not varied."""
+        with torch.no_grad():
+            features = extractor(records)
+        return self.see(features, self.log_gain * self.factors[0], self.bias * self.factors[1])
+
+    def check(self, records: Tensor, features: Tensor) -> None:  # noqa: ARG002 - part of the interface
+        """See `View.check`."""
+        if features.shape[1] != len(self.spread):
+            raise InvalidValue(
+                f"the view has one gain for each of {len(self.spread)} features, the extractor gives "
+                f"{features.shape[1]}; make it with the deviation of each feature, shape ({features.shape[1]},)"
+            )
+
+    def see(self, features: Tensor, log_gain: Tensor, bias: Tensor) -> Tensor:
+        """Features (m, d) to the same, by gains and biases (d,) in units of their usual widths."""
+        return moved_features(features, log_gain, bias, self.spread)
+
+    def penalty(self) -> Tensor:
+        """See `View.penalty`."""
+        return 0.5 * (self.log_gain.square().sum() + self.bias.square().sum())
+
+
+class MixedViews(View):
+    """Several sites' views of the same records: each batch is seen through one of them.
+
+    Args:
+        views: one for each site, all of one kind.
+        weights: how often each is drawn.
+        seed: of the draws.
+    """
+
+    def __init__(self, views: Sequence[View], weights: Sequence[float], seed: int) -> None:
+        super().__init__()
+        self.views = nn.ModuleList(views)
+        self.tunes_extractor = all(view.tunes_extractor for view in views)
+        self.keeps_scores = all(view.keeps_scores for view in views)
+        self._weights = torch.tensor(weights)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Features (m, d) of records (m, ...), as one of the sites sees them."""
+        number = int(torch.multinomial(self._weights, 1, generator=self._generator))
+        seen: Tensor = self.views[number](extractor, records, generator)
+        return seen
+
+
+def moved_features(features: Tensor, log_gain: Tensor, bias: Tensor, spread: Tensor) -> Tensor:
+    """Features (m, d) by gains and biases (d,) in units of their usual widths; spread (d,) is the biases' unit."""
+    return features * torch.exp(_FEATURE_GAIN * log_gain) + _FEATURE_BIAS * bias * spread
+
+
+def view_for(records: Tensor, features: Tensor) -> View:
+    """The ready view for a kind of record, the identity at first.
+
+    Args:
+        records: (m, ...) public source records.
+        features: (m, d), theirs.
+
+    Raises:
+        InvalidValue: there is none.
+    """
+    if records.dim() == 4:
+        return ImageView(records.shape[1], background_of(records)).to(records.device)
+    if records.dim() in (2, 3):
+        spread = features.std(dim=0) if len(features) > 1 else torch.ones_like(features[0])
+        return FeatureView(spread.clamp(min=1e-6)).to(records.device)
+    raise InvalidValue(
+        f"there is no ready view for records of shape {tuple(records.shape[1:])}; allowed: (d,), (c, l), (c, h, w); or "
+        'plan with parameters="adapters"'
+    )
+
+
+def background_of(images: Tensor) -> float | None:
+    """The value of most border pixels of images (m, c, h, w), or None if there is no such value."""
+    border = torch.cat((images[..., 0, :], images[..., -1, :], images[..., :, 0], images[..., :, -1]), dim=-1)
+    middle = border.median()
+    share = ((border - middle).abs() < 1e-3).float().mean()
+    return float(middle) if float(share) >= _UNIFORM_BORDER else None
+
+
+def _padded(x: Tensor) -> Tensor:
+    return functional.pad(x, (1, 1, 1, 1), mode="replicate")

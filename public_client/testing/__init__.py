@@ -1,0 +1,1 @@
+"""Curators for rehearsals: one in memory, and a real process on this machine."""

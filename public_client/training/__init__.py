@@ -1,0 +1,1 @@
+"""Training against curators: sites, the loop, checkpoints, saved models."""

@@ -1,0 +1,351 @@
+"""Domain adaptation against one curator or several; `ways` holds the training loops.
+
+Usage::
+
+    model = DomainAdaptation(extractor, classifier, curator=hospital, plan=plan)
+    model.fit(source_loader)
+    model.save("adapted.safetensors")
+
+With a `Federation` in the curator's place, each site gets a model of its own, trained in parallel with the others, or,
+with ``shared=True``, all sites train one. A site that fails is set aside and reported (`reports`); `fit` raises only
+when none is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from public_client.curator.stub import Curator
+from public_client.data import accuracy as evaluation
+from public_client.data.checks import CheckedBatches, checked
+from public_client.data.devices import resolve_device
+from public_client.data.progress import reporting
+from public_client.data.source import Batches, collect, train_source, usual_epochs
+from public_client.methods.ways import WAYS
+from public_client.plans.declarable import Declarable
+from public_client.plans.quotes import ask_first
+from public_client.plans.run_plan import RunPlan, plan_from_json
+from public_client.replay.views import View
+from public_client.training.checkpoint import Checkpoint
+from public_client.training.distributed import Ranks, SharedCheckpoint, SharedCurator
+from public_client.training.federation import Federation
+from public_client.training.history import HistoryPoint
+from public_client.training.logs import NoLog, Recorder
+from public_client.training.loop import Evaluate, Training
+from public_client.training.saved_model import save_adapted
+from public_client.training.sites import ALONE, Group, Model, Site, reports, train_groups
+from shared.errors import InvalidValue, SettingsError
+from shared.models.source_statistics import SourceStatistics
+
+_SUMMED_UP = 2048  # source records in the saved model's statistics
+
+
+class DomainAdaptation:
+    """Adapts a classifier to private records of one curator, or of several.
+
+    Args:
+        extractor: records to features, any module of the closed vocabulary.
+        classifier: features to scores; never leaves the client.
+        curator: the connection to the hospital, or a `Federation` of several.
+        plan: from `Curator.plan` or `Curator.plan_critic`; by name, from the same of a `Federation`.
+        shared: whether several sites train one model (one adapter, or one network on all sites' views). The way "all"
+            always does.
+        adapter: a small module of the vocabulary, records to records of the same shape and the identity at first, in
+            the place of the plan's own adapter.
+        view: what the replay (`parameters="none"`) fits, in the place of the ready view for the kind of record: the
+            identity of a `tables.TableView` for tables with gaps.
+        device: "auto", "cpu" or "cuda".
+        seed: of every random choice on the client's side.
+        source_epochs: passes of source-only training before the alignment; by default about 900 updates, and 0 for
+            modules that are trained already.
+
+    Attributes:
+        extractor: the source side; in the way "all" also what private records go through.
+        sites: by name; each has its model, its history and, where it was set aside, the reason.
+
+    Raises:
+        SettingsError: plans and curators do not belong together, or the plans' way has no use for the view.
+    """
+
+    def __init__(
+        self,
+        extractor: nn.Module,
+        classifier: nn.Module,
+        *,
+        curator: Curator | Federation,
+        plan: RunPlan | Mapping[str, RunPlan],
+        shared: bool = False,
+        adapter: nn.Module | None = None,
+        view: View | None = None,
+        device: str = "auto",
+        seed: int = 0,
+        source_epochs: int | None = None,
+    ) -> None:
+        self.device = resolve_device(device)
+        self.extractor = extractor.to(self.device)
+        self.classifier = classifier.to(self.device)
+        self.adapter = adapter
+        self.view = view
+        self.seed = seed
+        self.source_epochs = source_epochs
+        self._curators, self._plans, self._weights = _by_name(curator, plan)
+        ways = {p.parameters for p in self._plans.values()}
+        if len(ways) > 1:
+            raise SettingsError(f"the sites' plans train different parameters ({', '.join(sorted(ways))}); plan alike")
+        if view is not None and ways != {"none"}:
+            raise SettingsError(
+                f"a view is fitted to replayed releases, and the plan trains {', '.join(ways)}; plan with "
+                'parameters="none", or leave the view out'
+            )
+        self.shared = shared or ways == {"all"}
+        self._way = WAYS[next(iter(ways))]
+        self.sites = self._fresh_sites(None)
+        self._source: Batches | None = None
+
+    @property
+    def plan(self) -> RunPlan:
+        """The first site's plan, with its noise once the run is open."""
+        return self._first.plan
+
+    @property
+    def history(self) -> list[HistoryPoint]:
+        """Points of the first site's course."""
+        return self._first.history
+
+    @property
+    def target_extractor(self) -> nn.Module:
+        """What the first site's records go through."""
+        return self.model().extractor
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """For each site: what was charged, how far it came, and why no further."""
+        return reports(self.sites)
+
+    def fit(
+        self,
+        source_loader: Batches,
+        *,
+        evaluate: Evaluate | Mapping[str, Evaluate] | None = None,
+        checkpoint: str | Path | None = None,
+        log: Recorder | None = None,
+        progress: bool = True,
+    ) -> DomainAdaptation:
+        """Trains on the source, opens the runs (which charges all of each), and aligns.
+
+        Args:
+            source_loader: (images, labels) batches of the public source, such as a DataLoader.
+            evaluate: called at a few points, for curves; private accuracy is not known outside rehearsals. By site's
+                name where there are several.
+            checkpoint: a directory; a training that was begun there is continued, without spending a step twice, and
+                sites that were set aside get another chance.
+            log: told of every step (`logs.TrainingLog`).
+            progress: shows progress bars on standard error.
+
+        Raises:
+            BudgetExhausted: no site admits its plan; nothing was spent.
+            DataInvalid: the source is not what it should be, or not of the hospital's shape; nothing was spent.
+            InvalidValue: the view cannot see such records; nothing was spent.
+            ProtocolError: no site is left.
+        """
+        torch.manual_seed(self.seed)
+        batches = self._source = checked(source_loader, self.extractor, self.classifier, device=self.device)
+        ranks = Ranks.current()
+        progress = progress and ranks.first
+        if ranks.size > 1 and (len(self.sites) > 1 or not isinstance(self._first.curator, SharedCurator)):
+            raise SettingsError("in several processes train against one SharedCurator")
+        ranks.synchronise(self.extractor, self.classifier)
+        store = None
+        if checkpoint is not None:
+            store = (SharedCheckpoint if ranks.size > 1 else Checkpoint)(Path(checkpoint))
+        before = {name: site.model for name, site in self.sites.items()}
+        self.sites = self._fresh_sites(store)
+        for name, model in before.items():
+            self.sites[name].model = model  # what an earlier fit reached stays until a new run is open
+        groups = self._groups(store)
+        ask_first(list(self.sites.values()), lambda shape, plan: self._declarable(batches, shape, plan))
+        groups = [group for group in groups if group.live]
+        start = store.read_start() if store is not None else None
+        if start is None:
+            self._train_source(batches, progress=progress)
+            source = collect(batches, most=max(1, self.plan.source_records // ranks.size))
+            features = ranks.gather(evaluation.features(self.extractor, source.images.to(self.device)))
+            self._write_start(store, features)
+        else:
+            self._restore(start)
+            features = torch.as_tensor(start["features"]).to(self.device)
+        if self.view is not None:  # before anything is charged for it
+            self.view.check(collect(batches, most=max(1, self.plan.source_records)).images, features)
+        training = Training(
+            model=Model(self.extractor, self.classifier),
+            source=batches,
+            features=features,
+            device=self.device,
+            seed=self.seed,
+            progress=progress,
+            evaluate=self._by_site(evaluate),
+            log=log if log is not None and ranks.first else NoLog(),
+            adapter=self.adapter,
+            view=self.view,
+        )
+        way = self._way
+        train_groups(groups, lambda group: way.begin(group, training), lambda group: way.fit(group, training))
+        return self
+
+    def model(self, site: str | None = None) -> Model:
+        """What a site's records go through; the source-trained modules where nothing was trained for it.
+
+        Args:
+            site: its name; by default the first that was trained.
+
+        Raises:
+            InvalidValue: there is no such site.
+        """
+        return self._named(site).model or Model(self.extractor, self.classifier)
+
+    def predict(self, records: Tensor, *, site: str | None = None) -> Tensor:
+        """Classes (n,) of target records (n, ...)."""
+        model = self.model(site)
+        scores = model.classifier(evaluation.features(model.extractor, records.to(self.device)))
+        return torch.as_tensor(scores.argmax(dim=1))
+
+    def save(self, path: str | Path, *, site: str | None = None) -> list[Path]:
+        """Writes adapted extractor and classifier, graphs and weights, to one file for each model (`load_adapted`).
+
+        Args:
+            path: of the file; for several sites with models of their own ``NAME-SITE`` with the same ending.
+            site: writes this one's model alone, to `path` itself.
+
+        Returns:
+            The files.
+        """
+        whole = Path(path)
+        if site is not None or self.shared or len(self.sites) == 1:
+            named = {whole: self._named(site)}
+        else:
+            trained = [s for s in self.sites.values() if s.model is not None]
+            named = {whole.with_stem(f"{whole.stem}-{s.name}"): s for s in trained}
+        for file, one in named.items():
+            model = one.model or Model(self.extractor, self.classifier)
+            save_adapted(
+                file,
+                extractor=model.extractor,
+                classifier=model.classifier,
+                record_shape=one.record_shape or one.curator.describe().record_shape,
+                plan=one.plan,
+                statistics=self._statistics(model),
+            )
+        return list(named)
+
+    def _statistics(self, model: Model) -> SourceStatistics | None:
+        """Of the public source as the saved model's classifier should see it, for the hospital's drift report."""
+        if self._source is None:
+            return None
+        source = collect(self._source, most=_SUMMED_UP)
+        # An adapter stands before records of the target alone: the source goes through the extractor as it was.
+        extractor = self.extractor if self._way.target_side else model.extractor
+        features = evaluation.features(extractor, source.images.to(self.device))
+        with torch.no_grad():
+            return SourceStatistics.of(source.images, features, model.classifier(features))
+
+    @property
+    def _first(self) -> Site:
+        """The first site that was trained, or simply the first."""
+        trained = [site for site in self.sites.values() if site.lost is None]
+        return (trained or list(self.sites.values()))[0]
+
+    def _named(self, site: str | None) -> Site:
+        if site is None:
+            return self._first
+        if site not in self.sites:
+            raise InvalidValue(f"there is no site {site!r}; the sites are {', '.join(self.sites)}")
+        return self.sites[site]
+
+    def _fresh_sites(self, store: Checkpoint | None) -> dict[str, Site]:
+        alone = len(self._plans) == 1 and ALONE in self._plans
+        return {
+            name: Site(
+                name, self._curators[name], plan, self._weights[name],
+                store if store is None or alone else store.site(name),
+            )
+            for name, plan in self._plans.items()
+        }  # fmt: skip
+
+    def _groups(self, store: Checkpoint | None) -> list[Group]:
+        sites = list(self.sites.values())
+        return [Group(sites, store)] if self.shared else [Group([site], site.store) for site in sites]
+
+    def _by_site(self, evaluate: Evaluate | Mapping[str, Evaluate] | None) -> Mapping[str, Evaluate]:
+        if evaluate is None:
+            return {}
+        return evaluate if isinstance(evaluate, Mapping) else dict.fromkeys(self.sites, evaluate)
+
+    def _declarable(self, batches: CheckedBatches, record_shape: tuple[int, ...], plan: RunPlan) -> Declarable:
+        batches.require_shape(record_shape)
+        return self._way.declarable(self.extractor, record_shape, plan, self.adapter)
+
+    def _train_source(self, batches: CheckedBatches, *, progress: bool) -> None:
+        epochs = usual_epochs(len(batches)) if self.source_epochs is None else self.source_epochs
+        if epochs == 0:
+            batches.check_all()  # what training would find, before anything is charged
+        with reporting("training on the source", epochs, shown=progress and epochs > 0) as bar:
+            train_source(
+                self.extractor,
+                self.classifier,
+                batches,
+                epochs=epochs,
+                device=self.device,
+                on_epoch=lambda _, loss: bar.advance(f"class loss {loss:.3f}"),
+                ranks=Ranks.current(),
+            )
+        self.extractor.eval()
+        self.classifier.eval()
+
+    def _write_start(self, store: Checkpoint | None, features: Tensor) -> None:
+        if store is not None:
+            store.write_start(
+                {
+                    "extractor": self.extractor.state_dict(),
+                    "classifier": self.classifier.state_dict(),
+                    "features": features,
+                    "plans": {name: plan.to_json() for name, plan in self._plans.items()},
+                    "shared": self.shared,
+                }
+            )
+
+    def _restore(self, start: dict[str, Any]) -> None:
+        stored = {name: plan_from_json(values) for name, values in start["plans"].items()}
+        # What is left, and the delta of a budget that was extended meanwhile, are the ledger's, no wish of the plan.
+        same = all(name in stored and _same_wish(stored[name], plan) for name, plan in self._plans.items())
+        if not same or start["shared"] != self.shared:
+            raise SettingsError(
+                "the checkpoint holds another plan; continue it with its own, or choose another directory"
+            )
+        self.extractor.load_state_dict(start["extractor"])
+        self.classifier.load_state_dict(start["classifier"])
+        self.extractor.eval()
+        self.classifier.eval()
+
+
+def _by_name(
+    curator: Curator | Federation, plan: RunPlan | Mapping[str, RunPlan]
+) -> tuple[dict[str, Curator], dict[str, RunPlan], dict[str, float]]:
+    """Curators, plans and weights of all sites; one curator is the site `ALONE`."""
+    if isinstance(curator, Federation):
+        plans = dict(plan) if isinstance(plan, Mapping) else dict.fromkeys(curator, plan)
+        unknown = sorted(set(plans) - set(curator))
+        if unknown or not plans:
+            raise SettingsError(f"there are plans for {unknown}; the connected sites are {sorted(curator)}")
+        return {name: curator.curators[name] for name in plans}, plans, curator.weights
+    if isinstance(plan, Mapping):
+        raise SettingsError("plans for several sites need a Federation of their curators")
+    return {ALONE: curator}, {ALONE: plan}, {ALONE: 1.0}
+
+
+def _same_wish(stored: RunPlan, wanted: RunPlan) -> bool:
+    return plan_from_json({**stored.to_json(), "delta": wanted.delta}) == wanted

@@ -1,0 +1,232 @@
+"""The training loop, and what it keeps: the state on disk, the points of the course.
+
+`align` is the whole loop of the ways that draw many steps (`ways`): a public half, one charged step of every site, one
+descent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from public_client.data.progress import reporting
+from public_client.data.source import Batches
+from public_client.replay.views import View
+from public_client.training.charged_run import AnsweredStep
+from public_client.training.distributed import Ranks
+from public_client.training.history import Average, HistoryPoint, detached, write_history
+from public_client.training.logs import NoLog, Recorder
+from public_client.training.sites import Group, Model, Site
+from shared.kernels.feature_map import FeatureMap
+
+Evaluate = Callable[[nn.Module, nn.Module], float]
+"""(extractor, classifier) to accuracy in percent; for rehearsals, where labels of the target are at hand."""
+
+_POINTS = 20  # evaluations and epsilon figures in one training
+
+
+@dataclass
+class Training:
+    """What the sites of one training have in common.
+
+    Attributes:
+        model: source-trained; the adapter way and the replay leave it as it is.
+        source: labelled public batches.
+        features: (m, d) of source records under the source-trained extractor.
+        device: where the modules are.
+        seed: of the client's random choices.
+        progress: whether bars are shown.
+        evaluate: by site, where labels of the target are at hand.
+        log: told of every step.
+        adapter: a module of the caller's own in the place of the plan's adapter, or None.
+        view: the identity of the view that the replay fits, or None for the ready one.
+        ranks: the processes that train together.
+    """
+
+    model: Model
+    source: Batches
+    features: Tensor
+    device: torch.device
+    seed: int = 0
+    progress: bool = True
+    evaluate: Mapping[str, Evaluate] = field(default_factory=dict)
+    log: Recorder = field(default_factory=NoLog)
+    adapter: nn.Module | None = None
+    view: View | None = None
+    ranks: Ranks = field(default_factory=Ranks.current)
+
+    def record(self, site: Site, step: int, distance: float) -> None:
+        """Adds a point to a site's course: costs, and accuracy where it can be known."""
+        evaluate, model = self.evaluate.get(site.name), site.model or self.model
+        accuracy = evaluate(model.extractor, model.classifier) if evaluate is not None else math.nan
+        point = HistoryPoint(step, distance, site.plan.epsilon_after(step), accuracy)
+        site.history.append(point)
+        self.log.scalars(site.name, step, distance=distance, epsilon=point.epsilon, accuracy=accuracy)
+
+
+@dataclass(frozen=True)
+class PublicStep:
+    """The public half of a step.
+
+    Attributes:
+        features: (m, d) of the source.
+        feature_map: of this step; None for each run's own.
+        class_loss: on the same batch, or None where the classes are not trained.
+    """
+
+    features: Tensor
+    feature_map: FeatureMap | None = None
+    class_loss: Tensor | None = None
+
+
+def align(
+    group: Group,
+    optimizer: torch.optim.Optimizer,
+    public: Callable[[], PublicStep],
+    weight: Callable[[AnsweredStep], float],
+    training: Training,
+) -> None:
+    """The training loop: a public half, a charged step of every site, one descent; store, record, go on.
+
+    Args:
+        group: with open runs.
+        optimizer: of what is trained, in place, with the rates of the start.
+        public: the public half of the next step.
+        weight: of an answered step's loss.
+        training: what all sites share.
+    """
+    steps = max(site.plan.steps for site in group.live)
+    parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: _cosine(t, steps))
+    average = Average(parameters, group.live[0].plan.averaging)
+    t = _restore(group, parameters, optimizer, schedule, average)
+    distances: dict[str, list[float]] = {site.name: [] for site in group.sites}
+    with reporting(f"aligning with {group}", steps, shown=training.progress, done=t) as bar:
+        for site in group.live if t == 0 else []:
+            training.record(site, 0, math.nan)
+        while group.unfinished:
+            t += 1
+            half = public()
+            answers = group.step(half.features, feature_map=half.feature_map)
+            shares = group.shares([site for site in group.sites if site.name in answers])
+            loss = half.class_loss if half.class_loss is not None else torch.zeros((), device=training.device)
+            for name, answer in answers.items():
+                loss = loss + shares[name] * weight(answer) * answer.loss
+            if loss.requires_grad:
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                training.ranks.average_gradients(parameters)
+                optimizer.step()
+            schedule.step()
+            average.update(parameters)
+            _store(group, t, answers, parameters, optimizer, schedule, average)
+            for site in group.sites:
+                if site.name in answers:
+                    distances[site.name].append(answers[site.name].distance)
+                    _log_step(training, site, answers[site.name], half, schedule)
+            if not group.unfinished:
+                average.copy_to(parameters)
+            _record_points(training, group, distances)
+            bar.advance(status(group))
+    average.copy_to(parameters)
+    write_histories(group)
+
+
+def _store(
+    group: Group,
+    step: int,
+    answers: Mapping[str, AnsweredStep],
+    parameters: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    average: Average,
+) -> None:
+    if group.store is None:
+        return
+    group.store.write_state(
+        {
+            "step": step,
+            "steps": {site.name: site.steps for site in group.sites},
+            "request_ids": [answer.request_id for answer in answers.values()],
+            "optimizer": optimizer.state_dict(),
+            "schedule": schedule.state_dict(),
+            "parameters": detached(parameters),
+            "average": average.values,
+        }
+    )
+
+
+def _restore(
+    group: Group,
+    parameters: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    average: Average,
+) -> int:
+    """Goes back to the stored state; returns the steps that are done."""
+    state = group.store.read_state() if group.store is not None else None
+    if state is None:
+        return 0
+    with torch.no_grad():
+        for parameter, stored in zip(parameters, state["parameters"], strict=True):
+            parameter.copy_(stored)
+    optimizer.load_state_dict(state["optimizer"])
+    schedule.load_state_dict(state["schedule"])
+    average.values = [value.to(parameters[0].device) for value in state["average"]]
+    done = int(state["step"])
+    for site in group.live:
+        site.steps = int(state["steps"].get(site.name, 0))
+        # A site that was set aside earlier comes back with a request that was made for weights of that time.
+        site.stale = site.run.has_pending and site.steps < done
+    if not group.unfinished:
+        average.copy_to(parameters)
+    return done
+
+
+def _log_step(
+    training: Training,
+    site: Site,
+    answer: AnsweredStep,
+    half: PublicStep,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+) -> None:
+    values = {"distance": answer.distance, "learning_rate": float(schedule.get_last_lr()[0])}
+    if half.class_loss is not None:
+        values["class_loss"] = float(half.class_loss.detach())
+    training.log.scalars(site.name, site.steps, **values)
+
+
+def _record_points(training: Training, group: Group, distances: dict[str, list[float]]) -> None:
+    """A point for each site about twenty times, and at its last step."""
+    for site in group.live:
+        every = max(1, site.plan.steps // _POINTS)
+        fresh = distances[site.name]
+        if fresh and (site.steps % every == 0 or site.steps == site.plan.steps):
+            training.record(site, site.steps, sum(fresh) / len(fresh))
+            fresh.clear()
+
+
+def status(group: Group) -> str:
+    """The first site's costs and accuracy, where it is known; how many sites still take part, if there are several."""
+    site = group.live[0]
+    last = site.history[-1] if site.history else None
+    epsilon = 0.0 if last is None else last.epsilon
+    accuracy = "" if last is None or math.isnan(last.accuracy) else f"  accuracy {last.accuracy:.1f}%"
+    several = f"  {len(group.live)} of {len(group.sites)} sites" if len(group.sites) > 1 else ""
+    return f"epsilon {epsilon:.3f} of {site.plan.epsilon:.3f}{accuracy}{several}"
+
+
+def write_histories(group: Group) -> None:
+    """Writes each site's course beside its run, where it has a directory."""
+    for site in group.sites:
+        if site.store is not None and site.store.writes:
+            write_history(site.history, site.store.directory / "history.csv")
+
+
+def _cosine(step: int, steps: int) -> float:
+    """From 1 down to 0.05: large moves first, then the noise is averaged out."""
+    return 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * min(step, steps) / steps))

@@ -1,0 +1,60 @@
+"""The adapted model as the client writes and reads it; the file's format is `shared.models.adapted`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from public_client.data.devices import resolve_device
+from public_client.plans.run_plan import RunPlan
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights
+from shared.models.adapted import FORMAT, AdaptedModel, read_adapted, write_adapted
+from shared.models.source_statistics import SourceStatistics
+
+__all__ = ["FORMAT", "AdaptedModel", "load_adapted", "save_adapted"]
+
+
+def save_adapted(
+    path: Path,
+    *,
+    extractor: nn.Module,
+    classifier: nn.Module,
+    record_shape: tuple[int, ...],
+    plan: RunPlan | Mapping[str, Any],
+    statistics: SourceStatistics | None = None,
+) -> None:
+    """Writes both modules to one file.
+
+    Args:
+        path: the file.
+        extractor: records to features.
+        classifier: features to scores.
+        record_shape: of one record.
+        plan: how it was trained.
+        statistics: of the public source, for the hospital's drift report.
+
+    Raises:
+        ExtractorUnsupported: the classifier uses something outside the closed vocabulary.
+    """
+    graph = trace(extractor, record_shape)
+    head = trace(classifier, (graph.feature_dimension,))
+    write_adapted(
+        path,
+        extractor=(graph, module_weights(extractor, graph)),
+        classifier=(head, module_weights(classifier, head)),
+        plan=plan if isinstance(plan, Mapping) else plan.to_json(),
+        statistics=statistics,
+    )
+
+
+def load_adapted(path: str | Path, *, device: str = "auto") -> AdaptedModel:
+    """Reads what `save_adapted` wrote.
+
+    Raises:
+        DataInvalid: the file is something else.
+    """
+    return read_adapted(path, device=resolve_device(device))

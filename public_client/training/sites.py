@@ -1,0 +1,276 @@
+"""The curators of one training: what each was asked, how far it came, and what happens when one drops out.
+
+A training asks one curator or several. Each is a `Site`; sites that train one model together are a `Group`. A site
+that cannot be reached, is exhausted or refuses is set aside and reported, and the training goes on with the rest; only
+when none is left does its error end the training.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from public_client.curator.stub import Curator
+from public_client.plans.run_plan import RunPlan
+from public_client.training.charged_run import AnsweredStep, ChargedRun, PublicSource
+from public_client.training.checkpoint import Checkpoint
+from public_client.training.history import HistoryPoint
+from shared.errors import DpswdError, SettingsError
+from shared.kernels.feature_map import FeatureMap
+
+_log = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
+
+ALONE = "curator"
+"""The name of a training's only site."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a site's records go through.
+
+    Attributes:
+        extractor: records to features.
+        classifier: features to scores.
+    """
+
+    extractor: nn.Module
+    classifier: nn.Module
+
+
+@dataclass(eq=False)
+class Site:
+    """One curator's part in a training.
+
+    Attributes:
+        name: the team's name for it.
+        curator: the connection.
+        plan: of its run.
+        weight: its share in a model that several sites train together, before it is divided by the sum of all.
+        store: its directory, or None.
+        model: what was trained for it; None before its run is open.
+        record_shape: of one of its records, once its run is open.
+        opened: its run, once it is open.
+        source: source features that the curator holds, where they stay fixed.
+        steps: that were drawn and applied.
+        stale: the step that is under way was asked with weights of long ago; its answer is drawn and dropped.
+        history: points of its course.
+        lost: why it was set aside; None while it takes part.
+        convinced: whether the releases behind its model spoke for any change; if not, that is the source-trained one.
+    """
+
+    name: str
+    curator: Curator
+    plan: RunPlan
+    weight: float = 1.0
+    store: Checkpoint | None = None
+    model: Model | None = None
+    record_shape: tuple[int, ...] | None = None
+    opened: ChargedRun[Any, Any] | None = None
+    source: PublicSource | None = None
+    steps: int = 0
+    stale: bool = False
+    history: list[HistoryPoint] = field(default_factory=list)
+    lost: DpswdError | None = None
+    convinced: bool = True
+
+    @property
+    def run(self) -> ChargedRun[Any, Any]:
+        """The open run."""
+        assert self.opened is not None, "the run is opened before it is used"
+        return self.opened
+
+    def begin(self, run: ChargedRun[Any, Any]) -> None:
+        """Takes an opened run, and its plan with the noise."""
+        self.opened, self.plan = run, run.plan
+
+    @property
+    def state(self) -> str:
+        """In words: "finished", "set aside" or "refused" (nothing was charged)."""
+        if self.lost is None:
+            return "finished"
+        return "refused" if self.opened is None else "set aside"
+
+    def report(self) -> dict[str, Any]:
+        """Plain values: what was charged here, how far it came, and why no further."""
+        return {
+            "site": self.name,
+            "state": self.state,
+            "steps": self.steps,
+            "planned_steps": self.plan.steps,
+            "convinced": self.convinced,
+            "charged_epsilon": 0.0 if self.opened is None else self.opened.run.quote.epsilon,
+            "reason": None if self.lost is None else f"{type(self.lost).__name__}: {self.lost}",
+        }
+
+
+class Group:
+    """Sites that train one model together; often one alone.
+
+    Args:
+        sites: at least one.
+        store: where the state of the shared model is kept, or None.
+
+    Attributes:
+        sites: all of them, also those set aside.
+    """
+
+    def __init__(self, sites: Sequence[Site], store: Checkpoint | None) -> None:
+        self.sites = list(sites)
+        self.store = store
+
+    def __str__(self) -> str:
+        return ", ".join(site.name for site in self.sites)
+
+    @property
+    def live(self) -> list[Site]:
+        """Those that still take part."""
+        return [site for site in self.sites if site.lost is None]
+
+    @property
+    def unfinished(self) -> list[Site]:
+        """Those that take part and have steps left."""
+        return [site for site in self.live if site.steps + site.run.steps_lost < site.plan.steps]
+
+    def shares(self, sites: Sequence[Site]) -> dict[str, float]:
+        """Each site's part of a sum over these sites."""
+        total = sum(site.weight for site in sites)
+        return {site.name: site.weight / total for site in sites}
+
+    def each(
+        self, act: Callable[[Site], _Answer], sites: Sequence[Site] | None = None, *, parallel: bool = True
+    ) -> dict[str, _Answer]:
+        """Asks sites in parallel, and sets aside those that fail.
+
+        Args:
+            act: asks one site.
+            sites: which; by default all that take part.
+            parallel: one thread for each site; off where the act computes more than it waits.
+
+        Returns:
+            The answers by name, without those of sites that were set aside.
+
+        Raises:
+            DpswdError: the last site was set aside; the error is the first that ended one.
+            SettingsError: of any site: the caller's settings are wrong, other sites do not help.
+        """
+        asked = self.live if sites is None else list(sites)
+
+        answers: dict[str, _Answer] = {}
+        failed: dict[str, DpswdError] = {}
+
+        def attempt(site: Site) -> None:
+            try:
+                answers[site.name] = act(site)
+            except SettingsError:
+                raise
+            except DpswdError as error:
+                failed[site.name] = error
+
+        if parallel and len(asked) > 1:
+            with ThreadPoolExecutor(len(asked), thread_name_prefix="site") as pool:
+                list(pool.map(attempt, asked))
+        else:
+            for site in asked:
+                attempt(site)
+        for site in asked:
+            if site.name in failed:
+                self._set_aside(site, failed[site.name])
+        if not self.live:
+            raise next(site.lost for site in self.sites if site.lost is not None)
+        return answers
+
+    def record_shape(self) -> tuple[int, ...]:
+        """Of one record, as the sites that take part tell it now; those that do not answer are set aside.
+
+        Raises:
+            DpswdError: none answers; the first one's error.
+        """
+        shapes = self.each(lambda site: site.curator.describe().record_shape)
+        return next(iter(shapes.values()))
+
+    def install(self, model: Model) -> None:
+        """Gives the sites that take part what their records go through from now on."""
+        for site in self.live:
+            site.model = model
+
+    def step(self, features: Tensor, *, feature_map: FeatureMap | None = None) -> dict[str, AnsweredStep]:
+        """One charged step of every site that has steps left; the requests travel in parallel.
+
+        Args:
+            features: (m, d) public source features; sites that hold uploaded ones use these.
+            feature_map: the public map of this step; by default each run's own.
+
+        Returns:
+            The answered steps by name; of a stale step the answer is left out.
+        """
+        drawn = self.each(lambda site: site.run.draw(site.source or features, feature_map=feature_map), self.unfinished)
+        answers = {}
+        for site in self.unfinished:
+            if site.name not in drawn:
+                continue
+            site.steps += 1
+            if site.stale:
+                site.stale = False
+                continue
+            release, request_id = drawn[site.name]
+            answers[site.name] = site.run.answered(
+                site.source or features, release, request_id, feature_map=feature_map
+            )
+        return answers
+
+    def _set_aside(self, site: Site, error: DpswdError) -> None:
+        site.lost = error
+        if site.name != ALONE:
+            _log.warning(
+                "%s is set aside after %d of %d steps (%s: %s)",
+                site.name, site.steps, site.plan.steps, type(error).__name__, error,
+            )  # fmt: skip
+
+
+def train_groups(groups: Sequence[Group], begin: Callable[[Group], None], train: Callable[[Group], None]) -> None:
+    """Begins groups one after the other and trains them in parallel, each in a thread.
+
+    A group that loses all its sites leaves the others alone.
+
+    Args:
+        groups: at least one.
+        begin: traces extractors, which no other thread may run meanwhile, and opens runs.
+        train: the rest.
+
+    Raises:
+        DpswdError: no group could finish; the first one's error, with the others' as notes.
+    """
+    failed: list[tuple[Group, DpswdError]] = []
+
+    def attempt(act: Callable[[Group], None], group: Group) -> None:
+        try:
+            act(group)
+        except DpswdError as error:
+            if group.live:  # not the sites' doing
+                raise
+            failed.append((group, error))
+
+    for group in groups:
+        attempt(begin, group)
+    begun = [group for group in groups if group.live]
+    if len(begun) == 1:
+        attempt(train, begun[0])
+    elif begun:
+        with ThreadPoolExecutor(len(begun), thread_name_prefix="group") as pool:
+            list(pool.map(lambda group: attempt(train, group), begun))
+    if len(failed) == len(groups):
+        _, first = failed[0]
+        for group, error in failed[1:]:
+            first.add_note(f"{group}: {error}")
+        raise first
+
+
+def reports(sites: Mapping[str, Site]) -> list[dict[str, Any]]:
+    """The sites' reports, in order."""
+    return [site.report() for site in sites.values()]

@@ -1,0 +1,229 @@
+"""The seam for noise, the integer grid, and the one function that turns a signal into a release.
+
+docs/privacy, section 7: the signal is rounded to a grid of step g = sigma 2^-11, ideal Gaussian noise is rounded to the
+same grid, and the two are added as integers. The sum no longer depends on float details of the signal, its size on
+the wire is fixed, and saturating it is post-processing of a value that is already private.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.errors import InvalidValue
+from shared.kernels.grid_gaussian import LARGEST_EXPONENT, grid_gaussian_table
+from shared.kernels.keystream import Keystream, derived_key
+
+GRID_EXPONENT = 11  # 2048 steps for each sigma: rounding costs 2^-11 sigma, and 16 sigma fit in int16
+_LARGEST_SIGNAL = float(1 << 52)  # grid steps; far outside int32, and still exact in float64 with noise added
+
+Integer = Literal["int16", "int24", "int32"]
+_BITS: dict[Integer, int] = {"int16": 16, "int24": 24, "int32": 32}
+SURE_REACH = 10.0  # sigma; a value of the noise lies further out with probability 1.5e-23
+
+
+class NoiseSource(Protocol):
+    """Where noise comes from. The curator's is keyed by the operating system; tests use a seeded one."""
+
+    def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> NDArray[np.int64]:
+        """Independent ideal N(0, sigma^2) values rounded to the grid.
+
+        Args:
+            shape: of the result.
+            sigma: standard deviation, in the units of the released quantity.
+            step: distance of two grid points in the same units; sigma / step is a power of two, 2^0 to 2^11.
+
+        Returns:
+            Integers, in units of `step`.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class GridArray:
+    """Released integers and the step that gives them a unit.
+
+    Attributes:
+        values: int16 or int32, any shape; made read-only.
+        step: units of the released quantity for each integer step, positive and finite.
+        integer: what each value fits in, by declared sizes and not by the values; decides their width on the wire.
+    """
+
+    values: NDArray[np.int16] | NDArray[np.int32]
+    step: float
+    integer: Integer = "int32"
+
+    def __post_init__(self) -> None:
+        if self.values.dtype not in (np.dtype(np.int16), np.dtype(np.int32)):
+            raise InvalidValue(f"grid values have type {self.values.dtype}; use int16 or int32")
+        if not (math.isfinite(self.step) and self.step > 0.0):
+            raise InvalidValue(f"the grid step is {self.step}; it must be positive and finite")
+        self.values.setflags(write=False)
+
+    def to_tensor(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
+        """The released quantity in its own units.
+
+        Args:
+            device: where the tensor lives.
+            dtype: a floating-point type.
+
+        Returns:
+            values * step, in the shape of `values`.
+        """
+        # Multiplied in float64 first: int32 values do not fit in float32's 24 bits.
+        exact = torch.from_numpy(self.values.astype(np.float64) * self.step)
+        return exact.to(device=device, dtype=dtype)
+
+
+class SeededNoise:
+    """Noise from a known seed, the same bits on every machine: for public noise and for tests.
+
+    Whoever knows the seed can subtract the noise, so this is never the noise of a private release.
+
+    Args:
+        seed: 32 bytes.
+        purpose: constant text that separates this use of the seed from every other.
+    """
+
+    def __init__(self, seed: bytes, *, purpose: str = "seeded noise") -> None:
+        self._stream = Keystream(derived_key(seed, purpose))
+
+    def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> NDArray[np.int64]:
+        """The next values of the seed's stream; see `NoiseSource.grid_gaussian`."""
+        return gaussian_on_grid(self._stream, shape, sigma=sigma, step=step)
+
+
+def grid_step(sigma: float, exponent: int = GRID_EXPONENT) -> float:
+    """The grid's step, sigma 2^-exponent, exactly.
+
+    Args:
+        sigma: standard deviation of the noise, positive and finite.
+        exponent: 0 to 11.
+
+    Returns:
+        The step in sigma's units.
+
+    Raises:
+        InvalidValue: sigma or the exponent is outside what is allowed.
+    """
+    if not (math.isfinite(sigma) and sigma > 0.0):
+        raise InvalidValue(f"sigma is {sigma}; it must be positive and finite")
+    if not 0 <= exponent <= LARGEST_EXPONENT:
+        raise InvalidValue(f"the grid exponent is {exponent}; it must lie between 0 and {LARGEST_EXPONENT}")
+    step = math.ldexp(sigma, -exponent)
+    if math.ldexp(step, exponent) != sigma:  # a subnormal step lost bits
+        raise InvalidValue(f"sigma is {sigma}; it is too small for a grid, use at least 1e-300")
+    return step
+
+
+def grid_exponent(*, sigma: float, step: float) -> int:
+    """The inverse of `grid_step`.
+
+    Args:
+        sigma: standard deviation of the noise.
+        step: the grid's step.
+
+    Returns:
+        log2(sigma / step), an integer from 0 to 11.
+
+    Raises:
+        InvalidValue: step is not sigma times a power of two from 2^-11 to 2^0.
+    """
+    for exponent in range(LARGEST_EXPONENT + 1):
+        if grid_step(sigma, exponent) == step:
+            return exponent
+    raise InvalidValue(
+        f"the grid step {step} does not belong to sigma {sigma}; "
+        f"use sigma * 2**-p with an integer p from 0 to {LARGEST_EXPONENT}"
+    )
+
+
+def gaussian_on_grid(stream: Keystream, shape: tuple[int, ...], *, sigma: float, step: float) -> NDArray[np.int64]:
+    """N(0, sigma^2) rounded to the grid, from the next words of a keystream.
+
+    Args:
+        stream: of random words.
+        shape: of the result.
+        sigma: standard deviation.
+        step: the grid's step, sigma 2^-p.
+
+    Returns:
+        Integers, in units of `step`.
+
+    Raises:
+        InvalidValue: the step does not belong to sigma.
+    """
+    table = grid_gaussian_table(grid_exponent(sigma=sigma, step=step))
+    return table.sample(stream, math.prod(shape)).reshape(shape)
+
+
+def narrowest_integer(bound: float, *, sigma: float) -> Integer:
+    """The narrowest type that a noised signal saturates in practically never; a function of public numbers alone.
+
+    The width of a reply must not depend on the records, so it is the signal's largest possible value that decides,
+    with ten sigma of noise on top. Should a value saturate all the same, that is post-processing.
+
+    Args:
+        bound: no coordinate of the signal can be larger, in the released quantity's units.
+        sigma: standard deviation of the noise, in the same units.
+
+    Returns:
+        int32 if no narrower type will do.
+    """
+    reach = (bound + SURE_REACH * sigma) / grid_step(sigma)
+    for integer in ("int16", "int24"):
+        if reach <= _limit(integer):
+            return integer
+    return "int32"
+
+
+def _limit(integer: Integer) -> int:
+    """The largest value; the same on both sides keeps the law symmetric."""
+    return (1 << (_BITS[integer] - 1)) - 1
+
+
+def release_on_grid(signal: Tensor, *, sigma: float, noise: NoiseSource, integer: Integer) -> GridArray:
+    """Round a signal to the grid, add grid noise, saturate.
+
+    Args:
+        signal: any shape, finite, in the released quantity's units; computed in float64 so that its own rounding
+            errors are far below the grid's.
+        sigma: standard deviation of the noise, in the same units.
+        noise: where the noise comes from.
+        integer: the type that travels; see `narrowest_integer`.
+
+    Returns:
+        The release. Its privacy is the Gaussian mechanism's, with at most `step` added to each coordinate's
+        sensitivity (two roundings of half a step).
+    """
+    step = grid_step(sigma)
+    return release_steps(
+        torch.round(signal.detach().to(torch.float64) / step), sigma=sigma, noise=noise, integer=integer
+    )
+
+
+def release_steps(steps: Tensor, *, sigma: float, noise: NoiseSource, integer: Integer) -> GridArray:
+    """Add grid noise to a signal that is already a whole number of steps of `grid_step(sigma)`, and saturate.
+
+    Args:
+        steps: any shape, float64 holding integers.
+        sigma: standard deviation of the noise.
+        noise: where the noise comes from.
+        integer: the type that travels.
+
+    Returns:
+        The release.
+    """
+    step = grid_step(sigma)
+    whole = steps.clamp(-_LARGEST_SIGNAL, _LARGEST_SIGNAL).to(torch.int64).cpu().numpy()
+    noised = whole + noise.grid_gaussian(tuple(steps.shape), sigma=sigma, step=step)
+    limit = _limit(integer)
+    kept = np.clip(noised, -limit, limit)
+    values = kept.astype(np.int16) if integer == "int16" else kept.astype(np.int32)
+    return GridArray(values=values, step=step, integer=integer)

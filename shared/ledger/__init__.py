@@ -1,0 +1,1 @@
+"""The signed ledger as both parties read it: entries, receipts, chains, views."""

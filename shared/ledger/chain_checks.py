@@ -1,0 +1,118 @@
+"""Whether signed entries are one unbroken chain, and whether a client's receipts stand in it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shared.errors import InvalidValue
+from shared.ledger.receipts import GENESIS, SignedEntry
+
+
+class Tampering(enum.Enum):
+    """What a check found."""
+
+    UNREADABLE = "unreadable"  # not a statement at all
+    EDITED = "edited"  # the signature does not fit the statement
+    MISSING = "missing"  # entries were deleted: a gap in seq
+    REORDERED = "reordered"  # an entry stands behind one with a higher or equal seq
+    RELINKED = "relinked"  # the entry names another predecessor than the one that stands there
+    TRUNCATED = "truncated"  # a receipt names an entry behind the end: truncation or rollback
+    REWRITTEN = "rewritten"  # a receipt and the ledger have different entries at one place
+    FORGED = "forged"  # a receipt that the ledger's key did not sign
+    UNLAWFUL = "unlawful"  # an entry that the ledger's rules do not allow at its place
+    UNRECEIPTED = "unreceipted"  # the ledger charges or answers what no receipt of the client's is there for
+    INCONSISTENT = "inconsistent"  # tables, stored bytes or the file do not agree with the entries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong, and where.
+
+    Attributes:
+        tampering: the kind of damage.
+        seq: the place in the chain, or the line number for an unreadable line.
+        text: one sentence for the reader.
+    """
+
+    tampering: Tampering
+    seq: int
+    text: str
+
+
+def read_export(lines: Iterable[str]) -> tuple[list[SignedEntry], list[Finding]]:
+    """Reads an export or a receipt file, one `SignedEntry.to_json` per line; empty lines are skipped.
+
+    Returns:
+        The entries in the order of the file, and a finding for each line that is none.
+    """
+    entries: list[SignedEntry] = []
+    findings: list[Finding] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entries.append(SignedEntry.from_json(line))
+        except InvalidValue as error:
+            findings.append(Finding(tampering=Tampering.UNREADABLE, seq=number, text=f"line {number}: {error}"))
+    return entries, findings
+
+
+def check_chain(entries: Iterable[SignedEntry], public_key: bytes) -> list[Finding]:
+    """Every signature, and that the entries are 1, 2, 3, ... each naming the one before.
+
+    A truncated tail leaves a valid chain: only receipts, or a head noted elsewhere, can show it.
+    """
+    findings: list[Finding] = []
+    expected, previous = 1, GENESIS
+    for entry in entries:
+        if not entry.signed_by(public_key):
+            findings.append(_finding(Tampering.EDITED, entry, "its signature does not fit its content"))
+        if entry.seq > expected:
+            findings.append(_finding(Tampering.MISSING, entry, f"entries {expected} to {entry.seq - 1} are missing"))
+        elif entry.seq < expected:
+            findings.append(_finding(Tampering.REORDERED, entry, f"it stands where entry {expected} belongs"))
+        elif entry.previous != previous:
+            findings.append(_finding(Tampering.RELINKED, entry, "it does not name the entry before it"))
+        expected, previous = max(expected, entry.seq) + 1, entry.hash
+    return findings
+
+
+def verify_receipts(
+    export: Sequence[SignedEntry], receipts: Iterable[SignedEntry], public_key: bytes
+) -> tuple[Finding, ...]:
+    """Holds a client's receipts, or noted heads, against an export of the ledger.
+
+    Any signed entry serves as a receipt here: an auditor may keep the ledger's last entry as a witness.
+
+    Args:
+        export: the ledger's entries in the order of the export, as `read_export` returns them.
+        receipts: the signed entries that the client kept, in any order.
+        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it.
+
+    Returns:
+        Findings; empty exactly when the export is one unbroken signed chain that contains every receipt.
+
+    Raises:
+        InvalidValue: ``public_key`` is no Ed25519 key.
+    """
+    findings = check_chain(export, public_key)
+    statements = {entry.seq: entry.statement for entry in export}
+    last = max(statements, default=0)
+    for receipt in receipts:
+        if not receipt.signed_by(public_key):
+            findings.append(_finding(Tampering.FORGED, receipt, "the receipt is not signed by the ledger's key"))
+        elif receipt.seq > last:
+            text = f"the ledger ends at entry {last}: it was truncated or rolled back behind this receipt"
+            findings.append(_finding(Tampering.TRUNCATED, receipt, text))
+        elif receipt.seq not in statements:
+            findings.append(_finding(Tampering.MISSING, receipt, "the entry of this receipt is missing"))
+        elif statements[receipt.seq] != receipt.statement:
+            text = "the ledger now states something else than this signed receipt: its history was rewritten"
+            findings.append(_finding(Tampering.REWRITTEN, receipt, text))
+    return tuple(findings)
+
+
+def _finding(tampering: Tampering, entry: SignedEntry, text: str) -> Finding:
+    return Finding(tampering=tampering, seq=entry.seq, text=f"entry {entry.seq} ({entry.kind}): {text}")

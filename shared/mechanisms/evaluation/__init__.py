@@ -1,0 +1,1 @@
+"""Noised counts of a model's predictions."""

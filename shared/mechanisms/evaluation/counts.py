@@ -1,0 +1,163 @@
+"""Counts of a model's predictions on labelled records, noised: accuracy, confusion matrix, calibration.
+
+docs/privacy/evaluation.md derives the sensitivities. Sums are kept in exact integers: counts that are equal for two
+neighbouring data sets are equal to the last bit, whatever the order, the chunks or the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.errors import InvalidValue
+from shared.kernels.clipping import neutralise
+from shared.kernels.noise import GridArray, NoiseSource, grid_step, release_on_grid
+from shared.privacy.evaluation_parts import CONFIDENCE_WEIGHT
+
+LARGEST_SCORE = 1e4
+"""Scores are cut here: a softmax of larger ones is 0 or 1 in any case."""
+_PLACE_UNITS = 1 << 20  # a confidence's place in its bin is a whole number of 2^-20 bins
+_LARGEST_INT32 = 2**31 - 1
+_NOISE_REACH = 2**15  # 16 sigma of noise, in steps
+
+
+@dataclass(frozen=True, eq=False)
+class ReleasedCounts:
+    """What an evaluation releases.
+
+    Attributes:
+        correct: (1,) int32.
+        confusion: (C, C) int32, row the label, column the prediction; or None.
+        calibration: (3, B) int32: correct, wrong, weighted places; or None.
+    """
+
+    correct: GridArray
+    confusion: GridArray | None
+    calibration: GridArray | None
+
+
+class EvaluationCounter:
+    """Counts records chunk by chunk; every record enters by a function of itself alone.
+
+    Args:
+        classes: C, at least 2.
+        bins: B of the confidence between 1/C and 1; 0 without calibration.
+    """
+
+    def __init__(self, *, classes: int, bins: int = 0) -> None:
+        if classes < 2 or bins < 0:
+            raise InvalidValue(f"counts need at least 2 classes and 0 or more bins; got {classes} and {bins}")
+        self._classes = classes
+        self._bins = bins
+        self.records = 0
+        self.confusion: NDArray[np.int64] = np.zeros((classes, classes), dtype=np.int64)
+        """Counts so far; private."""
+        self._table: NDArray[np.int64] = np.zeros((2, bins), dtype=np.int64)
+        self._places: NDArray[np.int64] = np.zeros(bins, dtype=np.int64)
+
+    def add(self, scores: Tensor, labels: NDArray[np.int64]) -> None:
+        """Counts a chunk of records.
+
+        Args:
+            scores: (m, C) floating point; NaN and infinities count as 0.
+            labels: (m,) from 0 to C - 1.
+
+        Raises:
+            InvalidValue: a shape or a label is outside what is allowed; the text names no value.
+        """
+        if scores.dim() != 2 or scores.shape != (len(labels), self._classes) or labels.ndim != 1:
+            raise InvalidValue(
+                f"scores of shape {tuple(scores.shape)} and {labels.shape} labels cannot be counted; needed are (m, "
+                f"{self._classes}) and (m,)"
+            )
+        if len(labels) and not (labels.min() >= 0 and labels.max() < self._classes):
+            raise InvalidValue(f"a label is outside of 0 to {self._classes - 1}")
+        finite = neutralise(scores.detach()).to("cpu", torch.float64).clamp(-LARGEST_SCORE, LARGEST_SCORE)
+        predictions = finite.argmax(dim=1).numpy()
+        confidences = torch.softmax(finite, dim=1).max(dim=1).values.numpy()
+        self.records += len(labels)
+        np.add.at(self.confusion, (labels, predictions), 1)
+        if self._bins:
+            bins, places = bin_places(confidences, classes=self._classes, bins=self._bins)
+            np.add.at(self._table, ((predictions != labels).astype(np.int64), bins), 1)
+            np.add.at(self._places, bins, places)
+
+    def signals(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """The exact sums, private: correct (1,), confusion (C, C) and calibration (3, B)."""
+        correct = np.array([np.trace(self.confusion)], dtype=np.float64)
+        places = self._places * (CONFIDENCE_WEIGHT / _PLACE_UNITS)  # a power of two: exact
+        return correct, self.confusion.astype(np.float64), np.vstack([self._table, places]).astype(np.float64)
+
+    def release(
+        self, *, correct_sigma: float, confusion_sigma: float, calibration_sigma: float, noise: NoiseSource
+    ) -> ReleasedCounts:
+        """Adds noise to the sums.
+
+        Args:
+            correct_sigma: of the number of correct predictions.
+            confusion_sigma: of each cell; 0: not released.
+            calibration_sigma: of each calibration sum; 0: not released.
+            noise: where the noise comes from.
+
+        Raises:
+            InvalidValue: a sum could leave int32.
+        """
+        correct, confusion, calibration = self.signals()
+
+        def noised(signal: NDArray[np.float64], sigma: float) -> GridArray | None:
+            if not sigma:
+                return None
+            check_count_range(records=self.records, sigma=sigma)
+            return release_on_grid(torch.from_numpy(signal), sigma=sigma, noise=noise, integer="int32")
+
+        first = noised(correct, correct_sigma)
+        if first is None:
+            raise InvalidValue("correct_sigma is 0; the number of correct predictions is always released with noise")
+        return ReleasedCounts(first, noised(confusion, confusion_sigma), noised(calibration, calibration_sigma))
+
+
+def bin_places(
+    confidences: NDArray[np.float64], *, classes: int, bins: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The bin of each confidence and its place in it.
+
+    Args:
+        confidences: (m,), from 1/C to 1 but for rounding.
+        classes: C.
+        bins: B.
+
+    Returns:
+        Bins (m,), 0 to B - 1, and places (m,), -2^19 to 2^19 in units of 2^-20 of a bin's width, 0 in the middle.
+    """
+    lowest = 1.0 / classes
+    scaled = np.clip((confidences - lowest) / (1.0 - lowest), 0.0, 1.0) * bins
+    found = np.minimum(np.floor(scaled), bins - 1).astype(np.int64)
+    places = np.rint((scaled - found - 0.5) * _PLACE_UNITS).astype(np.int64)
+    return found, np.clip(places, -_PLACE_UNITS // 2, _PLACE_UNITS // 2)
+
+
+def bin_edges(*, classes: int, bins: int) -> NDArray[np.float64]:
+    """The edges of the bins, (B + 1,), from 1/C to 1."""
+    lowest = 1.0 / classes
+    return lowest + (1.0 - lowest) * np.arange(bins + 1) / bins
+
+
+def check_count_range(*, records: int, sigma: float) -> None:
+    """Refuses noise so small that a noised count of all records could leave int32; uses public numbers only.
+
+    Args:
+        records: n.
+        sigma: standard deviation of the noise.
+
+    Raises:
+        InvalidValue: the count may saturate.
+    """
+    if records / grid_step(sigma) + _NOISE_REACH > _LARGEST_INT32:
+        raise InvalidValue(
+            f"counts of {records} records do not fit in 32 bits at noise sigma {sigma:g}; records / sigma must stay "
+            f"below {2**20 - 16}: use more noise"
+        )

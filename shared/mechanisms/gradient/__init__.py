@@ -1,0 +1,1 @@
+"""The sanitized gradient through the target branch."""

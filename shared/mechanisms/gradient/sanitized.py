@@ -1,0 +1,73 @@
+"""The target branch's gradient: clipped record by record, summed, noised.
+
+The gradient of a distance with respect to the weights passes through each private record's own Jacobian, so it is not
+post-processing of the released projections: with a linear extractor its row space contains every record of the
+batch (docs/privacy, section 5). Here each record's gradient is clipped to C; one replaced record moves the sum by at
+most 2 C.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared.errors import InvalidValue
+from shared.kernels.clipping import clip_factors, neutralise
+from shared.kernels.noise import GridArray, NoiseSource, grid_step, narrowest_integer, release_steps
+
+_CHUNK = 1 << 18  # numbers held in float64 at a time: 2 MiB stay in a core's own cache
+_LARGEST_INT32 = 2**31 - 1
+_NOISE_REACH = 2**15  # 16 sigma of noise, in steps
+
+
+def check_gradient_range(*, batch: int, clip_norm: float, sigma: float) -> None:
+    """Refuse parameters whose noised sum could leave int32; uses public numbers only.
+
+    Args:
+        batch: b, records in the sample.
+        clip_norm: C.
+        sigma: standard deviation of the noise on the sum.
+
+    Raises:
+        InvalidValue: the sum may saturate.
+    """
+    if not 0.0 < clip_norm < float("inf"):
+        raise InvalidValue(f"the clip norm is {clip_norm}; it must be positive and finite")
+    if batch * clip_norm / grid_step(sigma) + _NOISE_REACH > _LARGEST_INT32:
+        raise InvalidValue(
+            f"a sum of {batch} gradients clipped to {clip_norm} does not fit in 32 bits at noise sigma {sigma}; "
+            f"batch * clip_norm / sigma must stay below {2**20 - 16}: use more noise or a smaller clip norm"
+        )
+
+
+def release_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, noise: NoiseSource) -> GridArray:
+    """Clip, sum, add noise.
+
+    Each clipped gradient is rounded to the grid before it is summed: the sum is then exact in integers, the same on
+    every device and in every order, and one replaced record moves it by at most 2 C plus one step in each
+    coordinate, which is what the accountant charges.
+
+    Args:
+        per_record: (b, p), row i a function of record i and of public or already released values alone.
+        clip_norm: C, in the gradient's units.
+        sigma: standard deviation of the noise on the sum, in the same units.
+        noise: where the noise comes from.
+
+    Returns:
+        (p,), the noised sum over the batch, in the narrowest type that holds a sum of b C and ten sigma of noise.
+
+    Raises:
+        InvalidValue: the shape is wrong, or the sum could leave int32.
+    """
+    if per_record.dim() != 2:
+        raise InvalidValue(f"per-record gradients have shape {tuple(per_record.shape)}; use (records, parameters)")
+    batch, parameters = per_record.shape
+    check_gradient_range(batch=batch, clip_norm=clip_norm, sigma=sigma)
+    step = grid_step(sigma)
+    total = torch.zeros(parameters, dtype=torch.float64, device=per_record.device)
+    for rows in torch.split(per_record.detach(), max(1, _CHUNK // max(1, parameters))):
+        finite = neutralise(rows)
+        clipped = finite.to(torch.float64) * clip_factors(finite, clip_norm)
+        total += torch.round(clipped / step).sum(dim=0)  # integers below 2^53: exact in any order
+    integer = narrowest_integer(batch * clip_norm, sigma=sigma)
+    return release_steps(total, sigma=sigma, noise=noise, integer=integer)

@@ -1,0 +1,1 @@
+"""Sliced quantile coefficients."""

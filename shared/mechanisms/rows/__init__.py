@@ -1,0 +1,1 @@
+"""Noised projections, row by row."""

@@ -1,0 +1,1 @@
+"""Models as files: graphs, weights and what is known of their source."""

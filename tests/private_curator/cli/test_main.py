@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import json
+import re
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from private_curator.cli import main
+from private_curator.cli.common import EXIT_CODES
+from private_curator.operator.home_directory import Home
+from private_curator.serving.incidents import IncidentBook
+from public_client.curator.identity import make_identity
+
+RECORDS = np.random.default_rng(2).normal(size=(40, 3)).astype(np.float32)
+
+
+class Operator:
+    """Runs commands in this process; the end-to-end tests run them as processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.home = Home(directory / "home")
+        np.save(directory / "records.npy", RECORDS)
+
+    def run(self, *arguments: object, status: int = 0) -> str:
+        environment = {"DPSWD_CURATOR_HOME": str(self.home.path)}
+        result = CliRunner().invoke(main, [str(argument) for argument in arguments], env=environment)
+        assert result.exit_code == status, (result.output, result.exception)
+        return result.output
+
+    def json(self, *arguments: object):
+        return json.loads(self.run(*arguments, "--format", "json"))
+
+    def init(self, *arguments: object, status: int = 0) -> str:
+        records = self.directory / "records.npy"
+        return self.run("init", "--records", records, "--epsilon", 2, "--delta", 1e-5, *arguments, status=status)
+
+
+@pytest.fixture
+def bare(tmp_path):
+    return Operator(tmp_path)
+
+
+@pytest.fixture
+def operator(bare):
+    bare.init()
+    return bare
+
+
+def test_init_makes_a_curator_that_passes_preflight(operator):
+    shown = operator.json("budget", "show")
+    assert (shown["records"], shown["epsilon"], shown["delta"], shown["epsilon_spent"]) == (40, 2.0, 1e-5, 0.0)
+    assert all(row["ok"] for row in operator.json("preflight"))
+    assert stat.S_IMODE(operator.home.ledger_key.stat().st_mode) == 0o600
+
+
+def test_init_never_overwrites(operator):
+    before = operator.home.ledger_key.read_bytes()
+    assert "nothing is ever overwritten" in operator.init(status=3)
+    assert operator.home.ledger_key.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("--array", "x", "--record-shape", "1,2"), 4),
+        (("--record-shape", "1,a"), 3),
+        (("--san", "no name"), 3),
+        (("--address", "nowhere"), 3),
+        (("--scale-from", "1", "0"), 3),
+        (("--epsilon", "-1"), 9),
+        (("--delta", "2"), 9),
+        (("--device", "tpu"), 2),
+    ],
+)
+def test_a_refused_init_says_why_and_leaves_nothing(bare, arguments, status):
+    output = bare.init(*arguments, status=status)
+    assert "Error" in output
+    assert "Traceback" not in output
+    assert list(bare.home.path.rglob("*.*")) == []
+
+
+def test_init_writes_what_it_was_told(bare):
+    bare.init(
+        "--name", "ward 7", "--record-shape", "1,3", "--scale-from", -4, 4, "--address", "0.0.0.0:7000",
+        "--device", "cpu", "--approve", "listed", "--san", "curator.example.org",
+    )  # fmt: skip
+    values = {row["name"]: row["value"] for row in bare.json("settings")}
+    assert values["records.name"] == "ward 7"
+    assert values["records.record_shape"] == [1, 3]
+    assert (values["listen.host"], values["listen.port"]) == ("0.0.0.0", 7000)
+    assert (values["compute.device"], values["extractors.approval"]) == ("cpu", "listed")
+    assert all(row["ok"] for row in bare.json("preflight"))
+
+
+def test_the_life_of_a_client(operator, tmp_path):
+    added = operator.json("client", "add", "ml-team", "--out", tmp_path / "a", "--epsilon", 1)
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "ca.crt",
+        "client.crt",
+        "client.key",
+        "ledger.pub",
+    ]
+    (listed,) = operator.json("client", "list")
+    assert (listed["name"], listed["fingerprint"], listed["epsilon"]) == ("ml-team", added["fingerprint"], 1.0)
+    operator.run("client", "share", "ml-team", "--epsilon", 0.5, "--reason", "less is enough")
+    renewed = operator.json("client", "renew", "ml-team", "--out", tmp_path / "b")
+    operator.run("client", "renew", "ml-team", "--out", tmp_path / "b", status=3)
+    operator.run("client", "revoke", "ml-team", "--reason", "left")
+    (listed,) = operator.json("client", "list")
+    assert (listed["revoked"], listed["epsilon"], listed["fingerprint"]) == (True, 0.5, renewed["fingerprint"])
+    operator.run("client", "add", "ml-team", "--out", tmp_path / "c", status=9)
+    assert not (tmp_path / "c").exists()
+    operator.run("client", "revoke", "nobody", "--reason", "x", status=7)
+
+
+def test_a_clients_key_never_comes_here(operator, tmp_path):
+    request = make_identity("hospital-b", tmp_path / "b")
+    shown = operator.json("client", "add", "hospital-b", "--request", request, "--out", tmp_path / "signed")
+    assert sorted(path.name for path in (tmp_path / "signed").iterdir()) == ["ca.crt", "client.crt", "ledger.pub"]
+    assert "stays" in shown["key"]
+    operator.run("client", "add", "other", "--request", request, "--out", tmp_path / "x", status=9)
+    operator.run("client", "add", "other", "--request", tmp_path / "none.csr", "--out", tmp_path / "x", status=3)
+    assert [row["name"] for row in operator.json("client", "list")] == ["hospital-b"]
+
+
+def test_the_budget_changes_by_explicit_acts_only(operator):
+    operator.run("budget", "lower", "--epsilon", 1, "--reason", "a new rule")
+    operator.run("budget", "lower", "--epsilon", 3, "--reason", "x", status=9)
+    operator.run("budget", "extend", "--epsilon", 0.5, "--reason", "x", status=9)
+    operator.run("budget", "extend", "--epsilon", 4, "--reason", "the board agreed")
+    assert operator.json("budget", "show")["epsilon"] == 4.0
+    for act, state in (("freeze", "frozen"), ("unfreeze", "open")):
+        operator.run("budget", act, "--reason", "an inquiry")
+        assert operator.json("budget", "show")["state"] == state
+    operator.run("budget", "end", "--reason", "over", "--yes")
+    assert operator.json("budget", "show")["state"] == "ended"
+    operator.run("budget", "unfreeze", "--reason", "x", status=9)
+    operator.run("budget", "lower", "--epsilon", 1, status=2)
+
+
+def test_extractors_are_approved_and_withdrawn(operator):
+    digest = "ab" * 32
+    operator.run("extractor", "approve", digest)
+    assert operator.json("extractor", "list") == [{"digest": digest}]
+    operator.run("extractor", "withdraw", digest)
+    assert operator.json("extractor", "list") == []
+    operator.run("extractor", "approve", "LeNet", status=9)
+
+
+def test_the_ledger_is_verified_exported_backed_up_and_restored(operator, tmp_path):
+    assert operator.json("ledger", "verify")["ok"] is True
+    operator.run("ledger", "export", "--out", tmp_path / "export.jsonl")
+    operator.run("ledger", "export", "--out", tmp_path / "export.jsonl", status=3)
+    assert (
+        len((tmp_path / "export.jsonl").read_text().splitlines()) == operator.json("budget", "show")["ledger_entries"]
+    )
+    operator.run("ledger", "backup", tmp_path / "backup.db")
+    assert operator.json("ledger", "verify", "--file", tmp_path / "backup.db")["ok"] is True
+    operator.run("budget", "freeze", "--reason", "later than the backup")
+    refused = operator.run("ledger", "restore", tmp_path / "backup.db", status=6)
+    assert "would be forgotten" in refused
+    loss = "I accept that the freeze of today is forgotten, it was a test"
+    operator.run("ledger", "restore", tmp_path / "backup.db", "--accept-loss", loss)
+    assert operator.json("budget", "show")["state"] == "open"
+
+
+def test_an_edited_ledger_has_its_own_exit_code(operator, tmp_path):
+    operator.run("ledger", "export", "--out", tmp_path / "export.jsonl")
+    data = bytearray(operator.home.ledger.read_bytes())
+    place = data.find(b'"epsilon":2.0')
+    data[place : place + 13] = b'"epsilon":9.0'
+    operator.home.ledger.write_bytes(bytes(data))
+    assert "edited" in operator.run("ledger", "verify", status=6)
+
+
+def test_without_a_home_every_command_says_what_to_do(bare):
+    for command in (("budget", "show"), ("client", "list"), ("serve",), ("settings",), ("run", "list")):
+        assert "dpswd-curator init" in bare.run(*command, status=3)
+
+
+def test_preflight_names_every_problem_and_its_remedy(operator):
+    operator.home.ledger_key.chmod(0o644)
+    np.save(operator.directory / "records.npy", RECORDS[:30])
+    output = operator.run("preflight", "--format", "json", status=3)
+    bad = {row["check"]: row["finding"] for row in json.loads(output) if not row["ok"]}
+    assert "chmod 600" in bad["key files"]
+    assert "restore the file" in bad["records"]
+    assert set(bad) == {"key files", "records"}
+
+
+def test_incidents_are_listed_by_number(operator):
+    try:
+        raise ValueError("patient 4711")
+    except ValueError as error:
+        number = IncidentBook(operator.home.incidents).record(error, operation="AlignTarget", client="ml-team")
+    assert operator.json("incidents", "list")[0]["number"] == number
+    shown = operator.run("incidents", "show", number, "--format", "json")
+    assert "test_main.py" in shown
+    assert "patient" not in shown
+    assert "4711" not in shown.replace(number, "")  # random digits
+    operator.run("incidents", "show", "0", status=9)
+
+
+def test_every_command_has_help_and_exit_codes_have_their_page(bare):
+    def walk(command, path):
+        assert command.help, path
+        for name, inner in getattr(command, "commands", {}).items():
+            assert "Usage" in bare.run(*path, name, "--help")
+            walk(inner, (*path, name))
+
+    walk(main, ())
+    page = (Path(__file__).resolve().parents[3] / "docs" / "exit-codes.md").read_text()
+    rows = re.findall(r"^\| \[(\d+)\]\(exit-codes/\1\.md\) \| (.*?) ?\|", page, flags=re.MULTILINE)
+    documented = {int(code) for code, meaning in rows if meaning}
+    assert documented == {0, 1, 2} | {code for _, code, _ in EXIT_CODES}

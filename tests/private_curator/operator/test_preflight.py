@@ -1,0 +1,211 @@
+"""Each check of the preflight fails for its own reason, says how to mend it, and leaves the others alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from private_curator.cli import main
+from private_curator.operator import home_directory as home
+from private_curator.operator import preflight
+from private_curator.serving.certificates import CertificateAuthority
+from private_curator.settings.tree import RecordsSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def made(tmp_path):
+    np.save(tmp_path / "r.npy", np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32))
+    return home.create(
+        tmp_path / "home",
+        records=RecordsSettings(file=tmp_path / "r.npy"),
+        epsilon=1.0,
+        delta=1e-5,
+        names=["localhost"],
+    )
+
+
+@pytest.fixture(autouse=True)
+def without_worker(monkeypatch):
+    """Starting a worker takes seconds; tests/private_curator/worker has its check."""
+    monkeypatch.delitem(preflight.CHECKS, "extraction worker")
+
+
+def failing(made, **overrides) -> dict[str, str]:
+    chosen = {"listen.port": "0", "compute.device": "cpu"} | {k.replace("__", "."): v for k, v in overrides.items()}
+    return {finding.check: finding.text for finding in preflight.check(made, chosen) if not finding.ok}
+
+
+def only(made, check: str, **overrides) -> str:
+    found = failing(made, **overrides)
+    assert set(found) == {check}, found
+    return found[check]
+
+
+def test_a_sound_curator_passes_every_check(made):
+    findings = preflight.check(made, {"listen.port": "0", "metrics.enabled": "true", "metrics.port": "0"})
+    assert [finding.check for finding in findings] == list(preflight.CHECKS)
+    assert all(finding.ok and finding.text for finding in findings), findings
+
+
+def test_settings(made):
+    found = failing(made, listen__port="70000")
+    assert "listen.port" in found["settings"]
+    assert "ledger" not in found  # what does not need the settings is checked all the same
+
+
+def test_permissions(made, monkeypatch):
+    made.path.chmod(0o777)
+    assert "chmod o-w" in only(made, "permissions")
+    made.path.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert failing(made) == {}  # a volume that belongs to another user and can be written to
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != made.path and allowed(path, mode))
+    assert "chown" in only(made, "permissions")
+
+
+def test_a_directory_that_is_not_written_to(made, monkeypatch):
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != made.certificates and allowed(path, mode))
+    assert "chmod u+wx" in only(made, "permissions")
+
+
+def test_keys_that_do_not_belong_together(made, tmp_path):
+    other = CertificateAuthority(tmp_path / "other")
+    other.create(names=["localhost"], data_set="x")
+    shutil.copy(tmp_path / "other" / "server.key", made.certificates / "server.key")
+    assert "cert renew-server" in only(made, "keys")
+    (made.certificates / "server.key").write_text("no key")
+    (made.certificates / "server.key").chmod(0o600)
+    assert "damaged" in only(made, "keys")
+    shutil.copy(tmp_path / "other" / "server.crt", made.certificates / "server.crt")
+    assert "not issued by" in failing(made)["certificates"]
+
+
+def test_a_missing_key(made):
+    made.ledger_key.unlink()
+    found = failing(made)
+    assert "backup" in found["keys"]
+    assert "backup" in found["key files"]
+
+
+def test_key_files_that_others_can_read(made):
+    made.ledger_key.chmod(0o640)
+    assert "chmod 600" in only(made, "key files")
+
+
+def test_certificates_that_expire_soon(made):
+    later = preflight._Site(made, {}, now=lambda: dt.datetime.now(dt.UTC) + dt.timedelta(days=380))
+    with pytest.raises(Exception, match="cert renew-server"):
+        preflight.CHECKS["certificates"](later)
+    much_later = dataclasses.replace(later, now=lambda: dt.datetime.now(dt.UTC) + dt.timedelta(days=3640))
+    with pytest.raises(Exception, match=r"cert renew-server|new curator"):
+        preflight.CHECKS["certificates"](much_later)
+
+
+def test_a_clock_that_is_slow(made):
+    early = preflight._Site(made, {}, now=lambda: dt.datetime.now(dt.UTC) - dt.timedelta(minutes=6))
+    with pytest.raises(Exception, match="set-ntp"):
+        preflight.CHECKS["clock"](early)
+    almost = preflight._Site(made, {}, now=lambda: dt.datetime.now(dt.UTC) - dt.timedelta(minutes=3))
+    assert "UTC" in preflight.CHECKS["clock"](almost)
+
+
+def test_what_the_kernel_says_of_the_clock_is_told(made, monkeypatch):
+    monkeypatch.setattr(preflight, "clock_is_synchronised", lambda: False)
+    assert "NTP" in preflight.CHECKS["clock"](preflight._Site(made, {}))
+    monkeypatch.undo()
+    assert preflight.clock_is_synchronised() in (True, False)
+
+
+def test_a_damaged_ledger(made):
+    data = bytearray(made.ledger.read_bytes())
+    place = data.find(b'"epsilon":1.0')
+    data[place : place + 13] = b'"epsilon":9.0'
+    made.ledger.write_bytes(bytes(data))
+    assert failing(made)["ledger"]
+
+
+def test_records_with_holes(made, tmp_path):
+    np.save(tmp_path / "r.npy", np.full((20, 3), np.nan, np.float32))
+    text = only(made, "records")
+    assert "records inspect" in text
+    assert "record 0" not in text
+    (tmp_path / "r.npy").unlink()
+    assert "does not exist" in only(made, "records")
+
+
+def test_a_device_that_is_not_there_or_does_not_compute(made, monkeypatch):
+    if not torch.cuda.is_available():
+        assert "no CUDA device" in only(made, "device", compute__device="cuda")
+
+    def broken(*_, **__):
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(torch, "ones", broken)
+    assert "compute.device to cpu" in only(made, "device")
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(3))
+    assert "wrong sums" in only(made, "device")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_cuda_device_is_named_with_its_free_memory(made):
+    text = preflight.CHECKS["device"](preflight._Site(made, {"compute.device": "cuda"}))
+    assert torch.cuda.get_device_name() in text
+    assert re.search(r"[1-9][0-9]* MiB free", text)
+
+
+def test_a_full_or_read_only_disk(made, monkeypatch):
+    usage = shutil.disk_usage(made.path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    assert "free some space" in only(made, "disk")
+    monkeypatch.undo()
+
+    def refuse(**_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    assert "Read-only" in only(made, "disk")
+
+
+def test_an_address_in_use_or_of_another_machine(made):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert "end what listens there" in only(made, "address", listen__port=str(port))
+        assert "metrics.port" in only(made, "watching", metrics__enabled="true", metrics__port=str(port))
+        made.address.write_text(f"127.0.0.1:{port}\n")  # as the serving curator writes it
+        assert failing(made, listen__port=str(port)) == {}
+    assert "listen.host" in only(made, "address", listen__host="no-such-host.invalid")
+    assert "cannot be bound" in only(made, "address", listen__host="192.0.2.1")
+
+
+def test_the_command_ends_with_exit_code_3_and_names_the_remedy(made):
+    made.ledger_key.chmod(0o640)
+    arguments = ["preflight", "--home", str(made.path), "--set", "listen.port=0", "--format", "json"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 3
+    assert [row["check"] for row in json.loads(result.output) if not row["ok"]] == ["key files"]
+    made.ledger_key.chmod(0o600)
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+
+
+def test_the_page_lists_every_check():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    for name in (*preflight.CHECKS, "extraction worker"):
+        assert f"\n| {name} |" in page, name

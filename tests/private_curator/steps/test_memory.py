@@ -1,0 +1,78 @@
+"""What a long life does to the curator's memory: nothing. What a hostile client does: nothing beyond a bound."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from private_curator.steps import extraction
+from shared.privacy import filter as privacy_filter
+from shared.protocol.messages import Gradient, Quantiles
+
+RECORDS = np.random.default_rng(7).normal(size=(24, 6)).astype(np.float32)
+SOURCE = np.ones((9, 5), np.float32)
+STEPS = 150
+
+
+def _module(features=5):
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, features))
+
+
+def _resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_steps_leave_nothing_behind_in_the_curator(make_hospital):
+    hospital = make_hospital(RECORDS)
+    parameters = hospital.declare(
+        _module(), release=Quantiles(2, 30.0), gradient=Gradient(("0.weight",), 0.1, 30.0), batch_size=12,
+        steps=2 * STEPS,
+    )  # fmt: skip
+    run = hospital.open_run(parameters)
+
+    def steps(count):
+        for _ in range(count):
+            stored = hospital.step(run, parameters, source=SOURCE)
+        gc.collect()
+        return len(stored.reply) + len(stored.receipt.statement)
+
+    kept = steps(50)  # bytes, if the reply of a step were kept
+    before = _resident()
+    tracemalloc.start()
+    try:
+        steps(10)  # what is made once while traced
+        traced, _ = tracemalloc.get_traced_memory()
+        steps(STEPS)
+        grown = tracemalloc.get_traced_memory()[0] - traced
+    finally:
+        tracemalloc.stop()
+    # The interpreter's own free lists grow a little; what was kept of each step would be twice as much as is allowed.
+    assert grown < STEPS * kept / 2, (grown, kept)
+    assert _resident() - before < 32 << 20
+
+
+def test_a_flood_of_quotes_is_remembered_up_to_a_bound(make_hospital, monkeypatch):
+    monkeypatch.setattr(privacy_filter, "MAX_CACHED_PRICES", 5)
+    hospital = make_hospital(RECORDS)
+    parameters = hospital.declare(_module(), release=Quantiles(2, 30.0), batch_size=12)
+    opened = hospital.open_run(parameters)
+    for steps in range(1, 30):
+        event = type(opened.event)(step=opened.event.step, steps=steps)
+        hospital.ledger.price_run(client="ml-team", event=event)
+        assert 0 < len(hospital.ledger._books.account.filter._prices) <= 5
+
+
+def test_the_shapes_of_few_extractors_are_remembered(make_hospital, monkeypatch):
+    monkeypatch.setattr(extraction, "MAX_KNOWN", 3)
+    hospital = make_hospital(RECORDS)
+    for features in range(2, 9):
+        parameters = hospital.declare(_module(features), release=Quantiles(2, 30.0), batch_size=12)
+        assert hospital.extractors.get(parameters, client="ml-team").facts.feature_dimension == features
+        assert len(hospital.extractors._known) <= 3

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import contextlib
+import uuid
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from private_curator.ledger.sqlite import file_lock, write_lock
+from shared.errors import LedgerUnavailable, RequestIdReused, RunFinished, StepGivenUp
+from shared.kernels.clipping import clip_records
+from shared.kernels.directions import directions
+from shared.mechanisms.quantiles.coefficients import cosine_basis
+from shared.mechanisms.quantiles.cotangents import QuantileCotangent
+from shared.mechanisms.rows.cotangents import noised_source_projections, row_cotangents
+from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, StepRelease
+
+INPUTS, FEATURES = 6, 5
+RNG = np.random.default_rng(7)
+RECORDS = RNG.normal(size=(24, INPUTS)).astype(np.float32)
+SOURCE = (RNG.normal(size=(17, FEATURES)) + 0.3).astype(np.float32)
+MAP = PublicMap(center=np.full(FEATURES, 0.1, np.float32), scale=np.full(FEATURES, 0.6, np.float32))
+POINTS = ["consumed", "sampled", "directed", "extracted", "released", "sanitized", "stored"]
+
+
+@pytest.fixture
+def module():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, FEATURES))
+
+
+def _features(module, records=RECORDS):
+    with torch.no_grad():
+        raw = module(torch.from_numpy(records))
+    return clip_records((raw - torch.from_numpy(MAP.center)) * torch.from_numpy(MAP.scale))
+
+
+def _decoded(stored):
+    return StepRelease.from_bytes(stored.reply)
+
+
+def _run(hospital, module, release, *, gradient=None, batch_size=24, **options):
+    parameters = hospital.declare(
+        module, release=release, gradient=gradient, batch_size=batch_size, feature_map=MAP, **options
+    )
+    return hospital.open_run(parameters), parameters
+
+
+ALL_SIZE = INPUTS * 8 + 8 + 8 * FEATURES + FEATURES
+ALL = Gradient(("0.weight", "0.bias", "2.weight", "2.bias"), clip_norm=0.05, sigma=0.5)
+
+
+def test_without_noise_the_rows_are_the_clipped_projections_in_a_random_order(make_hospital, module, no_noise):
+    hospital = make_hospital(RECORDS, noise=no_noise)
+    run, parameters = _run(hospital, module, Rows(sigma=1.0))
+    released = _decoded(hospital.step(run, parameters))
+    U = directions(released.directions_seed, FEATURES, 20)
+    expected = (_features(module) @ U).numpy()
+    half_step = 0.5 / 2048 + 1e-6
+    np.testing.assert_allclose(np.sort(released.release, axis=0), np.sort(expected, axis=0), atol=half_step)
+    order = np.argmin(np.abs(released.release[:, None, :] - expected[None]).max(axis=2), axis=1)
+    np.testing.assert_allclose(released.release, expected[order], atol=half_step)
+    assert list(order) != list(range(len(RECORDS)))  # 1 in 24! by chance
+
+
+def test_without_noise_the_coefficients_are_those_of_the_sorted_projections(make_hospital, module, no_noise):
+    hospital = make_hospital(RECORDS, noise=no_noise)
+    run, parameters = _run(hospital, module, Quantiles(coefficients=4, sigma=1.0))
+    released = _decoded(hospital.step(run, parameters))
+    U = directions(released.directions_seed, FEATURES, 20)
+    expected = cosine_basis(24, 4).float().T @ (_features(module) @ U).sort(dim=0).values
+    np.testing.assert_allclose(released.release, expected.numpy(), atol=0.5 / 2048 + 1e-5)
+
+
+@pytest.mark.parametrize("release", [Rows(sigma=1.0), Quantiles(coefficients=3, sigma=1.0)])
+def test_without_noise_the_gradient_is_the_clipped_sum_over_records(make_hospital, module, no_noise, release):
+    """Second derivation: one record after the other by plain autograd, no vmap and no closed form of the clip."""
+    hospital = make_hospital(RECORDS, noise=no_noise)
+    run, parameters = _run(hospital, module, release, gradient=ALL)
+    released = _decoded(hospital.step(run, parameters, source=SOURCE))
+    U = directions(released.directions_seed, FEATURES, 20)
+    source = clip_records((torch.from_numpy(SOURCE) - torch.from_numpy(MAP.center)) * torch.from_numpy(MAP.scale))
+    values = torch.from_numpy(released.release)
+    if isinstance(release, Rows):
+        noised = noised_source_projections(source, U, sigma=1.0, seed=released.directions_seed)
+        found = row_cotangents(values, noised, U)
+        projections = (_features(module) @ U).numpy()
+        order = np.argmin(np.abs(released.release[:, None, :] - projections[None]).max(axis=2), axis=1)
+        cotangents, scale = {int(record): found.values[row] for row, record in enumerate(order)}, found.scale
+    else:
+        function = QuantileCotangent.from_release(values, source, U, batch=24)
+        cotangents, scale = {i: function(_features(module)[i]) for i in range(24)}, function.scale
+    total = torch.zeros(ALL_SIZE)
+    weights = dict(module.named_parameters())
+    for i, record in enumerate(torch.from_numpy(RECORDS)):
+        mapped = (module(record) - torch.from_numpy(MAP.center)) * torch.from_numpy(MAP.scale)
+        clipped = mapped * (0.5 / mapped.norm()).clamp(max=1.0)
+        grads = torch.autograd.grad((clipped * cotangents[i]).sum(), [weights[name] for name in ALL.parameters])
+        flat = torch.cat([g.reshape(-1) for g in grads])
+        total += flat * (ALL.clip_norm / flat.norm()).clamp(max=1.0)
+    assert released.cotangent_scale == pytest.approx(scale, rel=1e-4)
+    assert released.gradient is not None
+    np.testing.assert_allclose(released.gradient, total.numpy(), atol=24 * 0.5 * ALL.sigma / 2048)
+    assert np.linalg.norm(released.gradient) > 0.05  # not zero against zero
+    clipped_rows = (_features(module).norm(dim=1) > 0.499).sum()
+    assert 3 < clipped_rows < 21  # both sides of the clip are exercised
+
+
+def test_the_order_of_events(make_hospital, module):
+    seen: list[str] = []
+    hospital = make_hospital(RECORDS, checkpoint=seen.append)
+    run, parameters = _run(hospital, module, Quantiles(2, 1.0), gradient=ALL)
+    hospital.step(run, parameters, source=SOURCE)
+    assert seen == POINTS
+    assert hospital.ledger.run(client="ml-team", run_id=run.run_id).steps_used == 1
+
+
+def test_a_repeat_gets_the_same_bytes_and_computes_nothing(make_hospital, module):
+    seen: list[str] = []
+    hospital = make_hospital(RECORDS, checkpoint=seen.append)
+    run, parameters = _run(hospital, module, Rows(1.0))
+    request = str(uuid.uuid4())
+    first = hospital.step(run, parameters, request_id=request)
+    count = len(seen)
+    second = hospital.step(run, parameters, request_id=request)
+    assert (second.reply, second.receipt) == (first.reply, first.receipt)
+    assert len(seen) == count
+
+
+def test_another_request_draws_everything_anew(make_hospital, module):
+    hospital = make_hospital(RECORDS)
+    run, parameters = _run(hospital, module, Rows(1.0), batch_size=8)
+    replies = [_decoded(hospital.step(run, parameters)) for _ in range(3)]
+    assert [reply.step for reply in replies] == [1, 2, 3]
+    assert len({reply.directions_seed for reply in replies}) == 3
+    with pytest.raises(RunFinished):
+        hospital.step(run, parameters)
+
+
+def test_an_id_with_other_content_is_refused(make_hospital, module):
+    hospital = make_hospital(RECORDS)
+    run, parameters = _run(hospital, module, Quantiles(2, 1.0), gradient=ALL)
+    request = str(uuid.uuid4())
+    hospital.step(run, parameters, source=SOURCE, request_id=request)
+    with pytest.raises(RequestIdReused):
+        hospital.step(run, parameters, source=SOURCE + 1, request_id=request)
+
+
+class Fault(Exception):
+    pass
+
+
+@pytest.mark.parametrize("point", POINTS[:-1])
+def test_a_step_that_fails_anywhere_releases_nothing_and_can_be_repeated(make_hospital, module, point):
+    failing = True
+
+    def checkpoint(name):
+        if failing and name == point:
+            raise Fault
+
+    hospital = make_hospital(RECORDS, checkpoint=checkpoint)
+    run, parameters = _run(hospital, module, Quantiles(2, 1.0), gradient=ALL)
+    request = str(uuid.uuid4())
+    with pytest.raises(Fault):
+        hospital.step(run, parameters, source=SOURCE, request_id=request)
+    failing = False
+    stored = hospital.step(run, parameters, source=SOURCE, request_id=request)
+    assert _decoded(stored).step == 1
+    assert hospital.ledger.run(client="ml-team", run_id=run.run_id).steps_used == 1
+    assert hospital.pipeline.idle()
+    assert hospital.ledger.verify().ok
+
+
+def test_how_often_a_step_may_fail_is_bounded(make_hospital, module):
+    def checkpoint(name):
+        if name == "sampled":
+            raise Fault
+
+    hospital = make_hospital(RECORDS, checkpoint=checkpoint, max_attempts=2)
+    run, parameters = _run(hospital, module, Rows(1.0))
+    request = str(uuid.uuid4())
+    outcomes = []
+    for _ in range(4):
+        with pytest.raises((Fault, StepGivenUp)) as caught:
+            hospital.step(run, parameters, request_id=request)
+        outcomes.append(caught.type)
+    assert outcomes == [Fault, Fault, StepGivenUp, StepGivenUp]
+    assert _attempts_written(hospital) == [2]  # a step that is given up writes nothing more
+
+
+def _attempts_written(hospital):
+    return [entry.payload["attempt"] for entry in hospital.ledger.history() if entry.kind == "step-resumed"]
+
+
+def test_a_step_that_is_given_up_does_not_block_its_run(make_hospital, module):
+    failing = True
+
+    def checkpoint(name):
+        if failing and name == "extracted":
+            raise Fault
+
+    hospital = make_hospital(RECORDS, checkpoint=checkpoint, max_attempts=1)
+    run, parameters = _run(hospital, module, Rows(1.0), steps=2)
+    poisoned = str(uuid.uuid4())
+    with pytest.raises(Fault):
+        hospital.step(run, parameters, request_id=poisoned)
+    failing = False
+    with pytest.raises(StepGivenUp, match=r"step 1 of this run failed 1 times.*next step under a new request id"):
+        hospital.step(run, parameters, request_id=poisoned)
+    assert _decoded(hospital.step(run, parameters)).step == 2
+    with pytest.raises(RunFinished):
+        hospital.step(run, parameters)  # the step that was given up stays charged
+
+
+def test_a_reply_that_could_not_be_stored_does_not_count_as_a_failed_step(make_hospital, module):
+    """A full disk or a locked ledger says nothing about a record, and passes: the step must not be lost to it."""
+    locked = True
+
+    def checkpoint(name):
+        if locked and name == "sanitized":
+            holding.enter_context(file_lock(write_lock(hospital.home.ledger), timeout_s=0.0, held_by="this test"))
+
+    hospital = make_hospital(RECORDS, checkpoint=checkpoint, max_attempts=1, lock_timeout_s=0.01)
+    run, parameters = _run(hospital, module, Rows(1.0))
+    request = str(uuid.uuid4())
+    for _ in range(3):
+        with contextlib.ExitStack() as holding, pytest.raises(LedgerUnavailable):
+            hospital.step(run, parameters, request_id=request)
+    locked = False
+    assert _decoded(hospital.step(run, parameters, request_id=request)).step == 1
+    assert _attempts_written(hospital) == []
+    assert hospital.ledger.verify().ok
+
+
+@pytest.mark.parametrize("release", [Rows(1.0), Quantiles(2, 1.0)])
+def test_hostile_records_change_no_size_and_break_nothing(make_hospital, tmp_path, module, release):
+    """Zero, huge and tiny records: the reply has the same length, and every value is finite."""
+    lengths = set()
+    for number, scale in enumerate((0.0, 1e-38, 1.0, 1e38)):
+        records = np.full((24, INPUTS), scale, np.float32)
+        hospital = make_hospital(records, directory=tmp_path / str(number))
+        run, parameters = _run(hospital, module, release, gradient=ALL)
+        stored = hospital.step(run, parameters, source=SOURCE)
+        released = _decoded(stored)
+        assert np.isfinite(released.release).all()
+        assert np.isfinite(released.gradient).all()
+        lengths.add(len(stored.reply))
+    assert len(lengths) == 1
+
+
+def test_adapted_parameters_replace_the_uploaded_ones(make_hospital, module, no_noise):
+    hospital = make_hospital(RECORDS, noise=no_noise)
+    gradient = Gradient(("2.weight", "2.bias"), 0.05, 0.5)
+    run, parameters = _run(hospital, module, Quantiles(3, 1.0), gradient=gradient)
+    zero = np.zeros(8 * FEATURES + FEATURES, "<f4").tobytes()
+    released = _decoded(hospital.step(run, parameters, source=SOURCE, adapted=zero))
+    # All features are zero now, so every record maps to the same clipped point and only the mean coefficient is left.
+    assert np.abs(released.release[1:]).max() < 1e-3
+    assert np.abs(released.release[0]).max() > 0.01
+
+
+def test_denormal_numbers_cost_no_time_of_their_own(make_hospital, module):
+    """A client writes the graph; numbers below 1e-38, 16 to 80 times slower, would show some records in the clock."""
+    products: list[float] = []
+    hospital = make_hospital(
+        RECORDS, checkpoint=lambda _: products.append(float(torch.tensor(1e-30) * torch.tensor(1e-10)))
+    )
+    run, parameters = _run(hospital, module, Rows(1.0))
+    hospital.step(run, parameters)
+    seen = dict(zip(POINTS, products, strict=True))
+    assert seen["sampled"] == seen["extracted"] == seen["released"] == 0.0
+    assert seen["consumed"] > 0.0  # the ledger and the accountant keep the whole of float arithmetic
+    assert seen["stored"] > 0.0

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from cryptography import x509
+
+from public_client.cli.main import _COMMANDS, _EXIT_CODES, main
+from shared import errors
+
+RUN = ["--features", "320", "--directions", "200", "--records", "7438", "--batch", "128", "--steps", "5900",
+       "--delta", "1e-5"]  # fmt: skip
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("bound", "sigma"),
+    # docs/privacy 8, M-U with d = 320, epsilon 10
+    [("wbk27", 1.25), ("wbk9", 1.26), ("clt", 1.62), ("bernstein-published", 6.19), ("pld", 0.839)],
+)
+def test_calibrate_gives_the_reference_values_and_epsilon_inverts_it(bound, sigma):
+    answer = json.loads(invoke("calibrate", *RUN, "--epsilon", "10", "--bound", bound, "--format", "json").stdout)
+    assert answer["sigma"] == pytest.approx(sigma, rel=0.01)
+    assert answer["guarantee"] is (bound not in ("clt", "bernstein-published"))
+    back = json.loads(
+        invoke("epsilon", *RUN, "--sigma", str(answer["sigma"]), "--bound", bound, "--format", "json").stdout
+    )
+    assert back["epsilon"] == pytest.approx(10, rel=1e-3)
+
+
+def test_text_output_says_what_is_no_guarantee():
+    text = invoke("calibrate", *RUN, "--epsilon", "10", "--bound", "clt").output
+    assert "not a guarantee" in text
+
+
+def test_a_wrong_value_is_one_sentence_and_an_exit_code():
+    result = invoke("calibrate", *RUN, "--epsilon", "-1")
+    assert result.exit_code == 9
+    assert result.stderr.startswith("dpswd-client: epsilon is -1.0")
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_describe_and_plan_read_a_curator(served):
+    there = ["--curator", served.address, "--credentials", str(served.credentials)]
+    described = json.loads(invoke("describe", *there, "--format", "json").stdout)
+    assert described["records"] == 1000
+    assert "1000 records" in invoke("describe", *there).stdout
+    plan = json.loads(
+        invoke("plan", *there, "--epsilon", "2", "--batch", "100", "--steps", "30", "--features", "96",
+               "--adapted", "90", "--parameters", "adapters", "--format", "json").stdout
+    )  # fmt: skip
+    assert (plan["batch_size"], plan["steps"], plan["fits"]) == (100, 30, True)
+    assert plan["sigma"] > 0
+    assert served.curator.spent == 0
+    assert "does NOT fit" in invoke("plan", *there, "--epsilon", "6").stdout
+    asked = invoke("plan", *there, "--epsilon", "2", "--parameters", "none", "--ask").stdout
+    assert "the curator would admit it now" in asked
+    assert "noise" in asked
+    assert served.curator.spent == 0
+
+
+def test_an_unreachable_curator_has_its_own_exit_code(certificates):
+    result = invoke("describe", "--curator", "localhost:1", "--credentials", str(certificates))
+    assert result.exit_code == 11
+    assert "no curator answers at localhost:1" in result.stderr
+
+
+def test_credentials_without_a_curator_are_refused(certificates):
+    result = invoke("train", "--credentials", str(certificates))
+    assert result.exit_code == 3
+    assert "belong together" in result.stderr
+
+
+def test_init_makes_a_key_that_stays_and_a_request_that_goes(tmp_path):
+    made = json.loads(invoke("init", "ml-team", "--out", str(tmp_path / "mine"), "--format", "json").stdout)
+    request = x509.load_pem_x509_csr((tmp_path / "mine" / "client.csr").read_bytes())
+    assert request.subject.rfc4514_string() == "CN=ml-team"
+    assert request.is_signature_valid
+    assert (tmp_path / "mine" / "client.key").stat().st_mode & 0o777 == 0o600
+    assert made["request"].endswith("client.csr")
+    again = invoke("init", "ml-team", "--out", str(tmp_path / "mine"))
+    assert again.exit_code == 3
+    assert "not overwritten" in again.stderr
+
+
+@pytest.mark.parametrize("command", list(_COMMANDS))
+def test_every_command_explains_itself(command):
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_the_accountants_commands_do_not_load_torch():
+    script = (
+        "import sys\nfrom click.testing import CliRunner\nfrom public_client.cli.main import main\n"
+        f"result = CliRunner().invoke(main, {['epsilon', *RUN, '--sigma', '2', '--bound', 'clt']!r})\n"
+        "assert result.exit_code == 0, result.output\n"
+        "assert not {'torch', 'grpc'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_guide_lists_every_exit_code():
+    guide = (Path(__file__).parents[3] / "docs" / "ml-team.md").read_text()
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", guide, flags=re.MULTILINE)}
+    assert listed == {code for _, code in _EXIT_CODES} | {0, 1, 2, 13, 130}
+
+
+def test_every_deliberate_error_has_an_exit_code():
+    kinds, seen = [errors.DpswdError], []
+    while kinds:
+        kind = kinds.pop()
+        seen.append(kind)
+        kinds += kind.__subclasses__()
+    assert len(seen) > 20
+    for kind in seen:
+        assert next(code for base, code in _EXIT_CODES if issubclass(kind, base)) >= 3
+
+
+def test_a_defect_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(_COMMANDS, "describe", ("public_client.no_such_module", "describe"))
+    monkeypatch.delenv("DPSWD_TRACEBACK", raising=False)
+    result = invoke("describe")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("dpswd-client: a defect, please report it (ModuleNotFoundError")

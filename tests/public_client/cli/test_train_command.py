@@ -1,0 +1,144 @@
+"""``train`` from the command line: dry runs, several curators, methods, own files."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from public_client.cli.main import main
+from public_client.testing.mock import mock_description
+from public_client.training.saved_model import load_adapted
+from shared import errors
+
+SHORT = ["--source-epochs", "1", "--steps", "3", "--batch", "40", "--directions", "8", "--device", "cpu"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """A team's own table, and a public stand-in for the target."""
+    rng = np.random.default_rng(0)
+    for name in ("source", "target"):
+        y = rng.integers(0, 3, size=120)
+        np.savez(tmp_path / f"{name}.npz", x=(rng.normal(size=(120, 6)) + y[:, None]).astype(np.float32), y=y)
+    return ["--set", f"data.source={tmp_path / 'source.npz'}", "--set", f"data.target={tmp_path / 'target.npz'}"]
+
+
+def test_a_dry_run_needs_no_server_and_lists_what_would_be_charged(tables, tmp_path):
+    told = tmp_path / "hospital.json"
+    description = mock_description(records=500, record_shape=(6,), epsilon=3.0, delta=1e-6)
+    told.write_text(json.dumps(description.to_json()))
+    words = ["train", "--dry-run", *tables, *SHORT, "--curator", "a=nowhere:1", "--curator", "b=nowhere:2",
+             "--description", told, "--method", "adapter", "--epsilon", 2, "--save", tmp_path / "no.safetensors",
+             "--plots", tmp_path / "plots", "--log-dir", tmp_path / "logs"]  # fmt: skip
+    text = invoke(*words)
+    assert text.exit_code == 0, text.output
+    assert "nothing was spent" in text.stdout
+    assert "meaningless" in text.stdout
+    assert "%" not in text.stdout  # no accuracy is shown
+    charged = [float(re.findall(rf"{site}: epsilon (\S+) for a run of 3 steps", text.stdout)[0]) for site in ("a", "b")]
+    assert all(1.8 < epsilon <= 2.0 for epsilon in charged)
+    assert not (tmp_path / "no.safetensors").exists()
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"epsilon.png", "features-a.png", "features-b.png"}
+    assert (tmp_path / "logs" / "steps.csv").exists()
+    found = json.loads(invoke(*words, "--format", "json").stdout)
+    assert found["dry_run"] is True
+    (run,) = found["runs"]
+    assert [site["charged_epsilon"] for site in run["sites"]] == pytest.approx(charged, abs=1e-3)
+    assert run["accuracy"] == {"a": None, "b": None}
+
+
+def test_two_curators_from_the_command_line(serve, tmp_path, tables):
+    north, south = serve(record_shape=(6,)), serve(record_shape=(6,))
+    south.curator.spent = 4.5  # exhausted: reported, and the training goes on
+    done = invoke(
+        "train", *tables, *SHORT, "--method", "adapter",
+        "--curator", f"north={north.address}", "--credentials", north.credentials,
+        "--curator", f"south={south.address}", "--credentials", south.credentials,
+        "--checkpoint", tmp_path / "run", "--save", tmp_path / "adapted.safetensors",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "south was refused after 0 of 3 steps: BudgetExhausted" in done.stdout
+    assert "north        1.0000 spent" in done.stdout
+    assert (north.curator.spent, south.curator.spent) == (1.0, 4.5)
+    assert load_adapted(tmp_path / "adapted-north.safetensors", device="cpu").plan["epsilon"] == 1.0
+    again = invoke(
+        "train", *tables, *SHORT, "--method", "adapter",
+        "--curator", f"north={north.address}", "--credentials", north.credentials, "--checkpoint", tmp_path / "run",
+    )  # fmt: skip
+    assert again.exit_code == 3
+    assert "holds a run already; continue it with --resume" in again.stderr
+
+
+def test_a_critic_trains_in_a_dry_run_and_against_two_curators_and_is_resumed(serve, tmp_path, tables):
+    short = ["--source-epochs", 1, "--steps", 4, "--batch", 40, "--device", "cpu", "--method", "dp-dann"]
+    dry = invoke("train", "--dry-run", *tables, *short, "--epsilon", 2, "--records", 500, "--plots", tmp_path / "plots")
+    assert dry.exit_code == 0, dry.output
+    assert "nothing was spent" in dry.stdout
+    (charged,) = re.findall(r"epsilon (\S+) for a run of 4 steps, each releasing a sanitized gradient of", dry.stdout)
+    assert 1.8 < float(charged) <= 2.0
+    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["epsilon.png"]
+    wrong = invoke("train", "--dry-run", *tables, *short, "--directions", 8)
+    assert wrong.exit_code == 9
+    assert "a critic's plan has no directions" in wrong.stderr
+
+    north, south = serve(record_shape=(6,)), serve(record_shape=(6,))
+    south.curator.failures["ReleaseCriticGradient"] = [None, None, errors.RunFinished("closed by the operator")]
+    words = [
+        "train", *tables, *short, "--checkpoint", tmp_path / "run", "--save", tmp_path / "adapted.safetensors",
+        "--curator", f"north={north.address}", "--credentials", north.credentials,
+        "--curator", f"south={south.address}", "--credentials", south.credentials,
+    ]  # fmt: skip
+    first = invoke(*words)
+    assert first.exit_code == 0, first.output
+    assert "south was set aside after 2 of 4 steps: RunFinished" in first.stdout
+    resumed = invoke(*words, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert "set aside" not in resumed.stdout
+    for served in (north, south):
+        assert (served.curator.steps_charged, served.curator.spent) == (4, 1.0)
+    saved = [load_adapted(tmp_path / f"adapted-{name}.safetensors", device="cpu") for name in ("north", "south")]
+    assert [model.plan["method"] for model in saved] == ["dp-dann", "dp-dann"]
+
+
+def test_a_local_baseline_over_two_seeds_on_ones_own_stand_in(tables):
+    done = invoke("train", *tables, "--source-epochs", 1, "--method", "coral", "--set", "method.steps=5",
+                  "--seed", 0, "--seed", 1, "--device", "cpu")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "over 2 seeds" in done.stdout
+
+
+def test_a_method_that_keeps_nothing_is_refused_before_it_trains(tables, tmp_path):
+    saved = tmp_path / "adapted.safetensors"
+    refused = invoke("train", *tables, "--method", "coral", "--save", saved, "--source-epochs", 100_000)
+    assert refused.exit_code == 3
+    assert "coral is a local method, without a plan" in refused.stderr
+
+
+def test_ones_own_files_are_checked(tmp_path, tables):
+    np.savez(tmp_path / "bad.npz", x=np.full((4, 6), np.nan), y=np.arange(4))
+    bad = invoke("train", "--set", f"data.source={tmp_path / 'bad.npz'}", "--set", tables[3])
+    assert bad.exit_code == 4
+    assert "NaN" in bad.stderr
+    np.savez(tmp_path / "bad.npz", x=np.zeros((4, 5), np.float32), y=np.arange(4))
+    other = invoke("train", *tables[:2], "--set", f"data.target={tmp_path / 'bad.npz'}")
+    assert other.exit_code == 4
+    assert "must be alike" in other.stderr
+    missing = invoke("train", "--set", "data.source=none.npz")
+    assert missing.exit_code == 3
+    alone = invoke("train", *tables[:2])
+    assert alone.exit_code == 3
+    assert "public stand-in" in alone.stderr
+
+
+def test_methods_are_listed():
+    listed = invoke("train", "--list-methods").stdout
+    assert "replay" in listed
+    assert "coral" in listed

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import uuid
+
+import grpc
+import numpy as np
+import pytest
+
+from public_client.curator.connection import Patience, call
+from public_client.curator.receipts import checked_receipt
+from public_client.curator.stub import Curator
+from public_client.curator.values import PendingStep
+from shared import errors
+from shared.ledger import chain_checks, receipts
+from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, RunParameters
+from shared.protocol.receipts import encode_receipt
+from shared.protocol.v1 import curator_pb2 as pb
+
+DIGEST = "a" * 64
+
+
+def declaration(**changes):
+    values = {
+        "graph_digest": DIGEST, "weights_digest": DIGEST, "directions": 5, "batch_size": 8, "steps": 4,
+        "release": Quantiles(coefficients=2, sigma=0.5), "gradient": None,
+    }  # fmt: skip
+    return RunParameters(**(values | changes))
+
+
+@pytest.fixture
+def hospital(served, tmp_path):
+    with Curator.connect(served.address, credentials=served.credentials, run_directory=tmp_path / "run") as curator:
+        yield curator
+
+
+def test_describe_reads_everything_and_prints_the_figures_a_user_needs(hospital):
+    description = hospital.describe()
+    assert description.records == 1000
+    assert description.record_shape == (1, 8, 8)
+    assert description.remaining == 5.0
+    assert description.to_json()["data_set_budget"]["delta"] == 1e-5
+    text = str(description)
+    assert "1000 records of shape 1 x 8 x 8" in text
+    assert "epsilon 5 at delta 1e-05" in text
+    assert "quantiles" in text
+
+
+def test_missing_credentials_are_named(served, tmp_path):
+    with pytest.raises(errors.SettingsError, match=r"client\.crt"):
+        Curator.connect(served.address, credentials=tmp_path)
+
+
+def test_address_without_port_is_explained(served):
+    with pytest.raises(errors.SettingsError, match="host:port"):
+        Curator.connect("localhost", credentials=served.credentials)
+
+
+def test_nobody_at_the_address(certificates):
+    with pytest.raises(errors.CuratorUnavailable, match="no curator answers at localhost:1 "):
+        Curator.connect("localhost:1", credentials=certificates, patience_s=0.5)
+
+
+def test_a_foreign_authority_is_not_trusted(served, certificates, tmp_path):
+    for name in ("client.crt", "client.key"):
+        (tmp_path / name).write_bytes((certificates / name).read_bytes())
+    (tmp_path / "ca.crt").write_bytes((certificates / "client.crt").read_bytes())
+    with pytest.raises(errors.CuratorUnavailable):
+        Curator.connect(served.address, credentials=tmp_path, patience_s=0.5)
+
+
+def test_retryable_refusals_are_repeated_with_the_same_id(hospital, served):
+    served.curator.failures["OpenRun"] = [
+        errors.RequestInProgress("busy"),
+        errors.CuratorUnavailable("ledger locked"),
+        grpc.StatusCode.UNAVAILABLE,
+    ]
+    run = hospital.open_run(declaration())
+    assert run.run_id == "run-1"
+    assert served.curator.calls["OpenRun"] == 4
+    assert len(set(served.curator.request_ids)) == 1
+
+
+def test_final_refusals_are_not_repeated(hospital, served):
+    served.curator.failures["OpenRun"] = [errors.RequestInvalid((("parameters.steps", "is 0; allowed are 1 to 9"),))]
+    with pytest.raises(errors.RequestInvalid, match=r"parameters\.steps: is 0"):
+        hospital.open_run(declaration())
+    assert served.curator.calls["OpenRun"] == 1
+
+
+def test_an_answer_that_is_lost_on_the_way_is_fetched_again_without_a_second_charge(hospital, served):
+    run = hospital.open_run(declaration())
+    served.curator.failures["ReleaseQuantiles:after"] = [1, 1]
+    release = hospital.release_quantiles(run)
+    assert served.curator.steps_charged == 1
+    assert served.curator.calls["ReleaseQuantiles"] == 3
+    assert release.step == 1
+    assert release.release.shape == (2, 5)
+
+
+def test_exhausted_budget_arrives_with_its_figures(hospital, served):
+    served.curator.spent = 4.5
+    with pytest.raises(errors.BudgetExhausted) as caught:
+        hospital.open_run(declaration())
+    assert (caught.value.requested, caught.value.spent, caught.value.remaining) == (1.0, 4.5, 0.5)
+    assert caught.value.steps_that_fit == 3
+    assert hospital.describe().remaining == 0.5
+
+
+def test_price_spends_nothing(hospital, served):
+    quote = hospital.price_run(declaration())
+    assert quote.epsilon == 1.0
+    assert quote.fits
+    assert served.curator.spent == 0.0
+
+
+@pytest.mark.parametrize(
+    ("release", "gradient", "method"),
+    [
+        (Rows(sigma=1.0), Gradient(("w",), 1.0, 2.0), "AlignTarget"),
+        (Rows(sigma=1.0), None, "ReleaseProjections"),
+        (Quantiles(coefficients=2, sigma=1.0), Gradient(("w",), 1.0, 2.0), "ReleaseQuantiles"),
+    ],
+)
+def test_the_declared_release_decides_the_request(hospital, served, release, gradient, method):
+    served.curator.gradient_size = 3
+    run = hospital.open_run(declaration(release=release, gradient=gradient))
+    weights = np.array([1.0, 2.0, 3.0])
+    answer = hospital.send(hospital.prepare_step(run, source=np.ones((4, 6)), adapted_parameters=weights)
+                           if method != "ReleaseProjections" else hospital.prepare_step(run))  # fmt: skip
+    assert served.curator.calls[method] == 1
+    if gradient is not None:
+        assert answer.gradient.shape == (3,)
+        sent = np.frombuffer(served.curator.inputs[0].adapted_parameters, dtype="<f4")
+        np.testing.assert_array_equal(sent, weights)
+    else:
+        assert answer.gradient is None
+
+
+def test_named_methods_send_what_they_say(hospital, served):
+    run = hospital.open_run(declaration(release=Rows(sigma=1.0), gradient=Gradient(("w",), 1.0, 2.0)))
+    public_map = PublicMap(np.zeros(6, np.float32), np.ones(6, np.float32))
+    hospital.align_target(run, source="b" * 64, feature_map=public_map)
+    hospital.release_projections(run)
+    assert served.curator.calls["AlignTarget"] == 1
+    assert served.curator.calls["ReleaseProjections"] == 1
+    assert served.curator.inputs[0].HasField("feature_map")
+
+
+def test_receipts_are_kept_once_and_form_a_chain(hospital, served, tmp_path):
+    run = hospital.open_run(declaration())
+    pending = hospital.prepare_step(run)
+    first = hospital.send(pending)
+    again = hospital.send(pending)
+    np.testing.assert_array_equal(first.release, again.release)
+    hospital.release_quantiles(run)
+    lines = (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()
+    entries, findings = chain_checks.read_export(lines)
+    assert (len(entries), findings) == (3, [])  # the charge and two answers
+    key = bytes.fromhex(hospital.describe().ledger_public_key)
+    assert chain_checks.verify_receipts(served.curator.entries, entries, key) == ()
+
+
+def test_a_receipt_for_another_reply_is_refused(hospital, served):
+    run = hospital.open_run(declaration())
+    served.curator.forge_receipts = True
+    with pytest.raises(errors.ProtocolError, match="SHA-256"):
+        hospital.release_quantiles(run)
+
+
+@pytest.mark.parametrize("changed", [{"request_id": str(uuid.UUID(int=7, version=4))}, {"run_id": "run-2"}])
+def test_the_receipt_of_another_request_is_refused(hospital, served, changed):
+    run = hospital.open_run(declaration())
+    pending = hospital.prepare_step(run)
+    hospital.send(pending)
+    receipt = receipts.Receipt.of(served.curator.entries[-1])
+    ids = {"run_id": run.run_id, "request_id": pending.request_id, "request_digest": receipt.request_digest}
+    stored = served.curator.stored[pending.request_id].step_release
+    stated = ids | {"step": 1, "reply": stored, "public_key": served.curator.key.public_key().public_bytes_raw()}
+    message = encode_receipt(receipt)
+    assert checked_receipt(message, **stated) == receipt.entry
+    with pytest.raises(errors.ProtocolError, match=r"another request's|carries no receipt"):
+        checked_receipt(message, **stated | changed)
+
+
+def test_a_pending_step_survives_a_new_connection(hospital, served):
+    run = hospital.open_run(declaration())
+    pending = hospital.prepare_step(run)
+    first = hospital.send(pending)
+    copy = PendingStep(pending.kind, pending.run_id, pending.request_id, bytes(pending.message))
+    with Curator.connect(served.address, credentials=served.credentials) as other:
+        again = other.send(copy)
+    np.testing.assert_array_equal(first.release, again.release)
+    assert served.curator.steps_charged == 1
+
+
+def test_pauses_double_and_patience_ends():
+    class Failure(grpc.RpcError, grpc.Call):
+        def code(self):
+            return grpc.StatusCode.UNAVAILABLE
+
+        def details(self):
+            return "gone"
+
+        def trailing_metadata(self):
+            return ()
+
+        initial_metadata = is_active = time_remaining = cancel = add_callback = None
+
+    Failure.__abstractmethods__ = frozenset()
+    clock = [0.0]
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        clock[0] += seconds
+
+    def method(request, timeout):
+        assert timeout == 3.0
+        raise Failure
+
+    patience = Patience(timeout_s=3.0, total_s=60.0, first_pause_s=1.0, longest_pause_s=8.0)
+    with pytest.raises(errors.CuratorUnavailable, match="gone"):
+        call(method, pb.DescribeRequest(), pb.DescribeResponse, patience=patience, pause=pause, clock=lambda: clock[0])
+    assert len(pauses) >= 6
+    for pause_s, longest in zip(pauses, (1, 2, 4, 8, 8, 8), strict=False):
+        assert longest / 2 <= pause_s <= longest
+    assert clock[0] <= 60.0

@@ -1,0 +1,129 @@
+"""What a plan says it can reach is what the files of results say was reached."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from benchmarks import digits, office, small_hospitals
+from benchmarks.records import read
+from public_client.plans.measured import MEASURED, measured_alike
+from public_client.plans.plan import plan_json
+from public_client.testing.mock import MockCurator, mock_description
+
+ROOT = Path(__file__).resolve().parents[3]
+TASKS = {"MNIST -> USPS": "mnist-usps", "USPS -> MNIST": "usps-mnist"}
+METHODS = {"none": "replay", "adapters": "adapter", "all": "rows"}
+
+
+def plan(shape, records, **wishes):
+    curator = MockCurator(mock_description(records=records, record_shape=shape, epsilon=200.0, delta=1e-5))
+    return curator.plan(**wishes)
+
+
+def of_digits(task, method, epsilon=None):
+    """Five seeds of the settings that were run for all of them."""
+    found = [r for r in read(digits.RESULTS) if (r["task"], r["method"], r.get("epsilon")) == (task, method, epsilon)]
+    if method == "rows":
+        found = [run for run in found if run["wishes"].get("alignment_weight") == 10.0]
+    assert sorted(run["seed"] for run in found) == [0, 1, 2, 3, 4]
+    return [run["accuracy"] for run in found]
+
+
+def rounded(values):
+    return round(statistics.mean(values), 1), round(statistics.stdev(values), 1)
+
+
+@pytest.mark.parametrize("measured", [m for m in MEASURED if m.task in TASKS], ids=str)
+def test_the_figures_on_digits_are_those_on_file(measured):
+    task = TASKS[measured.task]
+    assert rounded(of_digits(task, METHODS[measured.way], measured.epsilon)) == (measured.after, measured.deviation)
+    assert rounded(of_digits(task, "source-only"))[0] == measured.before
+    if measured.way == "none":
+        assert rounded(of_digits(task, "varied"))[0] == measured.without
+
+
+@pytest.mark.parametrize("measured", [m for m in MEASURED if m.records == 898], ids=str)
+def test_the_figures_of_a_small_hospital_are_those_on_file(measured):
+    runs = read(small_hospitals.RESULTS)
+    (control,) = [run for run in runs if run["epsilon"] is None]
+    assert (control["records"], round(control["source_only"], 1), round(control["accuracy"], 1)) == (
+        measured.records,
+        measured.before,
+        measured.without,
+    )
+    found = [run["accuracy"] for run in runs if run["epsilon"] == measured.epsilon]
+    assert rounded(found) == (measured.after, measured.deviation)
+
+
+def test_the_figures_on_vectors_are_those_on_file():
+    (measured,) = [m for m in MEASURED if m.kind == "vectors"]
+    runs = [run for run in read(office.RESULTS) if run["epsilon"] == measured.epsilon and run["records"] > 900]
+    pairs = {(run["source"], run["target"]) for run in runs}
+    assert len(pairs) == 6
+    assert min(run["records"] for run in runs) == measured.records
+
+    def mean(name):
+        each = [statistics.mean(r[name] for r in runs if (r["source"], r["target"]) == pair) for pair in pairs]
+        return round(statistics.mean(each), 1)
+
+    assert (mean("source_only"), mean("accuracy"), mean("trained_on")) == (
+        measured.before,
+        measured.after,
+        measured.without,
+    )
+
+
+def test_the_pages_named_are_there():
+    assert all((ROOT / measured.page).is_file() for measured in MEASURED)
+
+
+@pytest.mark.parametrize(
+    ("shape", "records", "wishes", "task", "epsilon"),
+    [
+        ((1, 28, 28), 7291, {"epsilon": 0.5}, "MNIST -> USPS", 0.5),
+        ((1, 28, 28), 7291, {"epsilon": 0.7}, "MNIST -> USPS", 0.5),
+        ((1, 8, 8), 898, {"epsilon": 1.0}, "digits behind a turn", 1.0),
+        ((3, 32, 32), 10_000_000, {"epsilon": 8.0}, "USPS -> MNIST", 1.0),
+        ((50,), 1000, {"epsilon": 1.0}, "Office-Caltech10, mean of six pairs", 1.0),
+    ],
+)
+def test_a_plan_is_put_beside_what_had_no_more_to_go_by(shape, records, wishes, task, epsilon):
+    one = plan(shape, records, **wishes)
+    alike = measured_alike(one)
+    assert (alike.task, alike.epsilon) == (task, epsilon)
+    assert f"reaches   {task}, {alike.records:,} records, epsilon {epsilon:g}: accuracy {alike.before:.1f} ->" in str(
+        one
+    )
+    assert json.loads(plan_json(one))["measured_alike"]["after"] == alike.after
+
+
+@pytest.mark.parametrize(
+    ("shape", "records", "wishes", "says"),
+    [
+        ((1, 8, 8), 100, {"epsilon": 1.0}, "on images nothing was measured with so few records times epsilon"),
+        ((50,), 100_000, {"epsilon": 1.0, "parameters": "adapters"}, "on vectors nothing was measured by this way"),
+        ((2, 50), 100_000, {"epsilon": 1.0}, "on sequences nothing was measured by this way"),
+        (
+            (1, 8, 8),
+            100_000,
+            {"epsilon": 1.0, "parameters": "all", "steps": 5},
+            "on images nothing was measured by this way",
+        ),
+    ],
+)
+def test_a_plan_promises_nothing_that_was_not_measured(shape, records, wishes, says):
+    one = plan(shape, records, **wishes)
+    assert f"not known: {says}" in str(one)
+    assert json.loads(plan_json(one))["measured_alike"] is None
+
+
+def test_a_plan_read_back_is_the_same():
+    one = plan((1, 8, 8), 898, epsilon=1.0)
+    again = type(one).from_json(json.loads(json.dumps(one.to_json())))
+    assert again == one
+    assert again.record_shape == (1, 8, 8)
+    assert str(again) == str(one)

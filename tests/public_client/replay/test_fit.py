@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from public_client.data.datasets import Labelled
+from public_client.data.progress import reporting
+from public_client.replay.augmentation import Variation, Warps, draw_variation
+from public_client.replay import fit as replay
+from public_client.replay.prior_width import widths
+from public_client.replay.residuals import Misfit, weighted_coefficients
+from public_client.replay.views import FeatureView, ImageView, MixedViews, background_of, view_for
+from shared.errors import InvalidValue
+from shared.kernels.directions import directions
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.quantiles.coefficients import cosine_basis
+from shared.protocol.messages import StepRelease
+
+SEED = bytes(range(32))
+
+
+def released(target: torch.Tensor, feature_map: FeatureMap, *, sigma: float, k: int = 40, L: int = 3) -> StepRelease:
+    """What a curator would answer for target features (n, d), with Gaussian noise of a fixed seed."""
+    U = directions(SEED, target.shape[1], k)
+    ordered = (feature_map.clipped(target) @ U).double().sort(dim=0).values
+    noise = np.random.default_rng(3).normal(scale=sigma, size=(L, k))
+    values = (cosine_basis(len(target), L).T @ ordered).numpy() + noise
+    return StepRelease(run_id="run", step=1, directions_seed=SEED, release=values, gradient=None, cotangent_scale=0.0)
+
+
+def misfit_of(target: torch.Tensor, source: torch.Tensor, *, sigma: float, **wishes: Any) -> Misfit:
+    feature_map = FeatureMap.from_source(source, target_norm=0.25)
+    release = released(target, feature_map, sigma=sigma, **wishes)
+    return Misfit([release], like=source, feature_map=feature_map, batch=len(target), sigma=sigma)
+
+
+def fitted(source: Labelled, misfit: Misfit, extractor: nn.Module | None = None, rate: float = 0.03) -> replay.Fitted:
+    with reporting("", 1, shown=False) as bar:
+        return replay.find_view(
+            extractor or nn.Identity(), source, misfit,
+            learning_rate=rate, generator=torch.Generator().manual_seed(0), bar=bar,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (5,)])
+def test_views_start_as_the_identity(shape):
+    x = torch.rand(40, *shape) * 1.9 - 0.95
+    extractor = nn.Flatten()
+    view = view_for(x, extractor(x))
+    torch.testing.assert_close(view(extractor, x), extractor(x), rtol=1e-4, atol=1e-4)
+    assert float(view.penalty().detach()) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_no_view_for_other_ranks():
+    with pytest.raises(InvalidValue, match="adapters"):
+        view_for(torch.zeros(2, 1, 2, 3, 4), torch.zeros(2, 5))
+
+
+def test_weighted_coefficients_of_equal_weights_are_the_release():
+    x = torch.randn(300, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = cosine_basis(300, 4).T @ x.sort(dim=0).values / math.sqrt(300)
+    torch.testing.assert_close(weighted_coefficients(x, torch.ones(300).double(), 4), expected, rtol=0, atol=1e-4)
+
+
+def test_a_weight_of_two_is_a_record_twice():
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    weights = torch.ones(50).double()
+    weights[:10] = 2.0
+    repeated = torch.cat((x, x[:10]))
+    torch.testing.assert_close(
+        weighted_coefficients(x, weights, 3), weighted_coefficients(repeated, torch.ones(60).double(), 3)
+    )
+
+
+def test_residuals_of_the_true_distribution_are_standard_normal():
+    """120 residuals: a mean square outside [0.5, 1.6] has a chance below 1e-4."""
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randn(4000, 6, generator=generator)
+    misfit = misfit_of(source, source, sigma=0.5)
+    residuals = misfit.residuals(source, torch.ones(4000), 0)
+    assert 0.5 < float(residuals.square().mean()) < 1.6
+    shifted = misfit.residuals(source + 0.5, torch.ones(4000), 0)
+    assert float(shifted.square().mean()) > 10.0
+    assert float(misfit.distance(shifted)) > 10 * abs(float(misfit.distance(residuals)))
+
+
+def test_the_fit_finds_gains_biases_and_class_frequencies():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(2, (3000,), generator=generator)
+    records = torch.randn(3000, 4, generator=generator) + 3.0 * labels[:, None] * torch.tensor([1.0, -1.0, 0.0, 0.0])
+    often = torch.randint(2, (3000,), generator=generator) * torch.randint(2, (3000,), generator=generator)  # 1: 25%
+    target = torch.randn(3000, 4, generator=generator) + 3.0 * often[:, None] * torch.tensor([1.0, -1.0, 0.0, 0.0])
+    spread = records.std(dim=0)
+    target = target * torch.tensor([1.0, 1.0, 1.3, 0.8]) + torch.tensor([0.0, 0.0, 0.4, -0.3])
+    result = fitted(Labelled(records, labels), misfit_of(target, records, sigma=0.05), rate=0.1)
+    view = result.view
+    assert isinstance(view, FeatureView)
+    seen = view(nn.Identity(), records).detach()
+    for column, (gain, bias) in enumerate([(1.0, 0.0), (1.0, 0.0), (1.3, 0.4), (0.8, -0.3)]):
+        expected = records[:, column] * gain + bias
+        assert float((seen[:, column] - expected).abs().mean()) < 0.25 * float(spread[column]), column
+    ratio = result.class_weights[1] / result.class_weights[0]
+    assert float(ratio) == pytest.approx(0.25 / 0.75, rel=0.35)
+
+
+def test_much_noise_leaves_the_view_at_the_identity():
+    """The prior holds where the release says nothing: no record is moved by a fifth of the spread."""
+    generator = torch.Generator().manual_seed(0)
+    records = torch.randn(500, 5, generator=generator)
+    source = Labelled(records, torch.randint(3, (500,), generator=generator))
+    result = fitted(source, misfit_of(records + 1.0, records, sigma=200.0))
+    moved = result.view(nn.Identity(), records).detach() - records
+    assert float(moved.abs().mean()) < 0.2
+    torch.testing.assert_close(result.class_weights, torch.ones(3), rtol=0.0, atol=0.2)
+
+
+def test_a_large_turn_is_found_from_many_starts():
+    """From the identity alone the fit ends in a shear: the reason for the candidates."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.full((400, 1, 12, 12), -1.0)
+    images[:, 0, 2:10, 4:7] = torch.rand(400, 8, 3, generator=generator)  # bars of random brightness
+    hidden = ImageView(1, -1.0)
+    with torch.no_grad():
+        hidden.warp.theta.copy_(torch.tensor([[0.87, 0.45, 0.05], [-0.45, 0.87, 0.0]]))
+        target = hidden.see(images).flatten(1)
+    misfit = misfit_of(target, images.flatten(1), sigma=0.05, k=100)
+    result = fitted(Labelled(images, torch.zeros(400, dtype=torch.int64)), misfit, nn.Flatten())
+    assert isinstance(result.view, ImageView)
+    torch.testing.assert_close(result.view.warp.theta.detach(), hidden.warp.theta, rtol=0.0, atol=0.12)
+
+
+def test_rows_are_turned_into_coefficients():
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randn(2000, 5, generator=generator)
+    feature_map = FeatureMap.from_source(source, target_norm=0.25)
+    rows = (feature_map.clipped(source) @ directions(SEED, 5, 30)).numpy()
+    rows = rows + np.random.default_rng(0).normal(scale=0.1, size=rows.shape)
+    release = StepRelease(run_id="run", step=1, directions_seed=SEED, release=rows, gradient=None, cotangent_scale=0.0)
+    misfit = Misfit([release], like=source, feature_map=feature_map, batch=2000, sigma=0.1, row_coefficients=3)
+    same = misfit.residuals(source, torch.ones(2000), 0).square().mean()
+    moved = misfit.residuals(source + 0.3, torch.ones(2000), 0).square().mean()
+    assert misfit.values == 90
+    assert float(same) < 4.0 < float(moved)  # both sides carry noise, so about 2 without a shift
+
+
+def test_tuning_a_feature_view_leaves_the_extractor_alone():
+    torch.manual_seed(0)
+    extractor, classifier = nn.Linear(3, 4), nn.Linear(4, 2)
+    records = torch.randn(64, 3)
+    source = Labelled(records, (records[:, 0] > 0).long())
+    view = FeatureView(torch.ones(4))
+    with reporting("", 1, shown=False) as bar:
+        tuned = replay.tune(
+            extractor, classifier, view, source, steps=60, generator=torch.Generator().manual_seed(0), bar=bar
+        )
+    torch.testing.assert_close(tuned[0].weight, extractor.weight)
+    loss = nn.functional.cross_entropy
+    with torch.no_grad():
+        features = extractor(records)
+        assert loss(tuned[1](features), source.labels) < loss(classifier(features), source.labels)
+
+
+def test_mixed_views_use_each_by_its_weight():
+    records = torch.zeros(2, 3)
+    views = [FeatureView(torch.ones(3)) for _ in range(2)]
+    with torch.no_grad():
+        views[1].bias.fill_(1.0)
+    mixed = MixedViews(views, [1.0, 3.0], seed=0)
+    moved = sum(float(mixed(nn.Identity(), records).detach().sum()) > 0 for _ in range(200))
+    assert 120 < moved < 180  # binomial(200, 3/4): outside with a chance below 1e-5
+
+
+def test_a_background_is_the_value_of_most_border_pixels():
+    images = torch.full((10, 1, 6, 6), -1.0)
+    images[:, :, 2:4, :] = 0.5
+    assert background_of(images) == pytest.approx(-1.0)
+    assert background_of(torch.rand(10, 1, 6, 6)) is None
+
+
+def test_variation_moves_images_and_is_repeatable():
+    images = torch.rand(5, 1, 8, 8)
+    variation = Variation(warps=Warps(0.1, 0.1, 0.1, 0.1, 0.1), elastic=0.1, stroke=0.3, gamma=0.3)
+    one, two = (
+        ImageView(1).see(images, draw_variation(variation, images, torch.Generator().manual_seed(7))).detach()
+        for _ in range(2)
+    )
+    torch.testing.assert_close(one, two)
+    assert float((one - images).abs().mean()) > 0.01
+    still = Variation(warps=Warps(0, 0, 0, 0, 0), elastic=0.0, stroke=0.0, gamma=0.0)
+    same = ImageView(1).see(images, draw_variation(still, images, torch.Generator().manual_seed(7))).detach()
+    torch.testing.assert_close(same, ImageView(1).see(images).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_warps_stay_within_their_bounds_and_include_both_signs():
+    drawn = Warps(turn=0.0, scale=0.0, aspect=0.0, shear=0.0, shift=0.2).draw(200, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(drawn[:, :, :2], torch.eye(2).expand(200, 2, 2))
+    assert float(drawn[:, :, 2].abs().max()) <= 0.2
+    assert float(drawn[:, :, 2].min()) < -0.15
+    assert float(drawn[:, :, 2].max()) > 0.15
+
+
+def test_widths_follow_what_the_release_shows():
+    """Biases that are there keep their width; gains that are not there lose it, so noise does not become gains."""
+    generator = torch.Generator().manual_seed(0)
+    records = torch.randn(400, 6, generator=generator)
+    source = Labelled(records, torch.randint(2, (400,), generator=generator))
+    moved = records + 0.8 * torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    view = fitted(source, misfit_of(moved, records, sigma=0.4), rate=0.1).view
+    assert isinstance(view, FeatureView)
+    assert float(view.factors[1]) > 0.6
+    assert float(view.factors[0]) < 0.4
+    seen = view(nn.Identity(), records).detach()
+    torch.testing.assert_close(seen.mean(dim=0), moved.mean(dim=0), rtol=0.0, atol=0.3)
+    torch.testing.assert_close(seen.std(dim=0), records.std(dim=0), rtol=0.1, atol=0.0)
+
+
+def test_widths_of_a_linear_gaussian_model_are_the_known_ones():
+    """r(t) = J t - J t0 with t0 of deviation 2 in one group and 0 in the other; 30 + 30 parameters, unit noise."""
+    generator = torch.Generator().manual_seed(1)
+    J = torch.randn(500, 60, generator=generator)
+    truth = torch.cat((2.0 * torch.randn(30, generator=generator), torch.zeros(30)))
+    noise = torch.randn(500, generator=generator)
+    found = widths(lambda t: J @ (t - truth) + noise, (30, 30), J)
+    assert found.factors[0] == pytest.approx(2.0, rel=0.35)
+    assert found.factors[1] < 0.1
+    assert found.variance == pytest.approx(1.0, rel=0.25)

@@ -1,0 +1,92 @@
+"""Two processes train as one would with their batches together, and are charged as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from public_client.testing.mock import MockCurator, mock_description
+from public_client.training.distributed import Ranks, SharedCurator, _packed, _unpacked
+from public_client.training.saved_model import load_adapted
+from shared import errors
+
+SCRIPT = Path(__file__).with_name("ddp_training.py")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def launch(out, way, *, ranks):
+    out.mkdir()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    program = [sys.executable, str(SCRIPT), str(out), way]
+    if ranks > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        program = [sys.executable, *torchrun, *program[1:]]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [
+        (
+            torch.load(out / f"weights-{rank}.pt", weights_only=True),
+            json.loads((out / f"report-{rank}.json").read_text()),
+        )
+        for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("way", ["adapters", "all", "none", "critic"])
+def test_two_processes_end_where_one_ends_and_are_charged_the_same(tmp_path, way):
+    ((alone, report),) = launch(tmp_path / "one", way, ranks=1)
+    (first, first_report), (second, second_report) = launch(tmp_path / "two", way, ranks=2)
+    for part, weights in first.items():
+        for name, value in weights.items():
+            torch.testing.assert_close(value, second[part][name], rtol=0, atol=0)  # ranks agree to the bit
+            if way != "none":  # the replay draws its batches from the gathered records, in another order
+                torch.testing.assert_close(value, alone[part][name], rtol=1e-3, atol=1e-4)
+    assert load_adapted(tmp_path / "two" / "adapted.safetensors", device="cpu").plan["epsilon"] == 2.0
+    assert first_report["charges"] == pytest.approx(report["charges"], rel=1e-9)
+    assert len(first_report["charges"]) == 1
+    assert second_report["charges"] == []  # rank 1 talks to nobody
+    assert first_report["steps"] == second_report["steps"] == report["steps"]
+    assert first_report["refused"]
+    assert second_report["refused"]  # rank 0's refusal reached it, figures included
+    assert first_report["statistics"] == second_report["statistics"]
+    for one in (first_report, second_report):
+        assert "numbers of source batches differ (4 on rank 0, 3 on rank 1)" in one["uneven"]
+        assert one["charges after uneven"] == len(one["charges"])
+        # Python aborts if it ends while a late thread of gloo still drops its tensors.
+        before, after = one["threads"]
+        assert before > 0
+        assert after == 0
+
+
+def test_errors_survive_the_way_between_ranks():
+    for error in (
+        errors.BudgetExhausted(1.0, 2.0, 0.5, 3, "client"),
+        errors.RequestInvalid((("field", "is wrong"),)),
+        errors.CuratorUnavailable("gone"),
+    ):
+        again = _unpacked(*_packed(error))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)
+
+
+def test_one_process_is_a_job_of_one():
+    ranks = Ranks.current()
+    assert (ranks.rank, ranks.size, ranks.first) == (0, 1, True)
+    rows = torch.ones(2, 3)
+    assert ranks.gather(rows) is rows
+    with pytest.raises(errors.SettingsError, match="rank 0"):
+        SharedCurator(None)
+    curator = SharedCurator(MockCurator(mock_description(records=9, record_shape=(2,), epsilon=1.0, delta=1e-5)))
+    assert curator.describe().records == 9

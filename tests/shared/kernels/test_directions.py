@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from shared.errors import InvalidValue
+from shared.kernels.directions import directions
+
+
+def test_same_bits_from_the_same_seed() -> None:
+    U = directions(bytes(range(32)), 20, 30)
+    assert torch.equal(U, directions(bytes(range(32)), 20, 30))
+    digest = hashlib.sha256(np.ascontiguousarray(U.numpy(), dtype="<f4").tobytes()).hexdigest()
+    assert digest == "3618ad4fafc86dd4ca5211a6026a5132af0c117b7eddf629160e9a22a6191b84"
+
+
+def test_columns_are_unit_vectors(device: torch.device) -> None:
+    U = directions(bytes(32), 320, 200, device=device, dtype=torch.float64)
+    assert U.shape == (320, 200)
+    assert U.device.type == device.type
+    assert torch.allclose(U.norm(dim=0).cpu(), torch.ones(200, dtype=torch.float64), atol=1e-14)
+
+
+def test_every_bit_of_the_seed_matters() -> None:
+    seen = {directions(bytes(32), 4, 2).numpy().tobytes()}
+    for bit in range(256):
+        seed = bytearray(32)
+        seed[bit // 8] = 1 << bit % 8
+        seen.add(directions(bytes(seed), 4, 2).numpy().tobytes())
+    assert len(seen) == 257
+
+
+def test_float32_is_the_rounded_float64_draw() -> None:
+    exact = directions(bytes(32), 9, 5, dtype=torch.float64)
+    assert torch.equal(directions(bytes(32), 9, 5), exact.to(torch.float32))
+
+
+@pytest.mark.parametrize(("seed", "d", "k"), [(b"short", 3, 3), (bytes(32), 0, 3), (bytes(32), 3, 0)])
+def test_impossible_requests_are_refused(seed: bytes, d: int, k: int) -> None:
+    with pytest.raises(InvalidValue):
+        directions(seed, d, k)

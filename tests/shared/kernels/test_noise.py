@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import InvalidValue
+from shared.kernels.noise import GridArray, SeededNoise, grid_exponent, grid_step, narrowest_integer, release_on_grid
+
+
+def test_step_is_an_exact_power_of_two_below_sigma() -> None:
+    assert grid_step(0.3) == 0.3 / 2048
+    assert grid_step(0.3, 0) == 0.3
+
+
+@given(sigma=st.floats(1e-9, 1e12), exponent=st.integers(0, 11))
+def test_exponent_inverts_step(sigma: float, exponent: int) -> None:
+    assert grid_exponent(sigma=sigma, step=grid_step(sigma, exponent)) == exponent
+
+
+@pytest.mark.parametrize("sigma", [0.0, -1.0, float("nan"), float("inf"), 5e-324])
+def test_impossible_sigma_is_refused(sigma: float) -> None:
+    with pytest.raises(InvalidValue, match="sigma"):
+        grid_step(sigma)
+
+
+@pytest.mark.parametrize("step", [0.1, 2.0, 1.0 / 4096, 0.0])
+def test_foreign_step_is_refused(step: float) -> None:
+    with pytest.raises(InvalidValue, match="does not belong"):
+        SeededNoise(bytes(32)).grid_gaussian((2,), sigma=1.0, step=step)
+
+
+def test_seeded_noise_has_the_same_bits_everywhere() -> None:
+    drawn = SeededNoise(bytes(32), purpose="golden").grid_gaussian((300, 7), sigma=2.0, step=grid_step(2.0))
+    assert drawn.shape == (300, 7)
+    assert hashlib.sha256(drawn.astype("<i8").tobytes()).hexdigest() == (
+        "edc69f1d8bb7f9ab8e9eb7b50e5e52e7cbf9e01b0e94aded801c94896878caee"
+    )
+
+
+def test_sigma_is_a_unit_and_changes_no_integer() -> None:
+    first = SeededNoise(bytes(32)).grid_gaussian((50,), sigma=1.0, step=grid_step(1.0))
+    second = SeededNoise(bytes(32)).grid_gaussian((50,), sigma=0.37, step=grid_step(0.37))
+    assert np.array_equal(first, second)
+
+
+def test_signal_is_rounded_to_the_grid_before_the_noise(noise: SeededNoise) -> None:
+    step = grid_step(1.0)
+    signal = torch.tensor([0.49, 0.51, -0.51, 100.2]) * step
+    released = release_on_grid(signal, sigma=1.0, noise=noise, integer="int32")
+    alone = SeededNoise(bytes(range(32))).grid_gaussian((4,), sigma=1.0, step=step)
+    assert (released.values - alone).tolist() == [0, 1, -1, 100]
+
+
+@pytest.mark.parametrize(("integer", "limit"), [("int16", 2**15 - 1), ("int32", 2**31 - 1)])
+def test_values_saturate_instead_of_wrapping(silence: object, integer: str, limit: int) -> None:
+    huge = torch.tensor([1e30, -1e30, 2.0**31, 0.0], dtype=torch.float64)
+    released = release_on_grid(huge, sigma=1.0, noise=silence, integer=integer)
+    assert released.values.tolist() == [limit, -limit, limit, 0]
+    assert released.values.dtype == np.dtype(integer)
+
+
+def test_grid_array_returns_units_without_losing_integers() -> None:
+    array = GridArray(values=np.array([[2**31 - 1, -3]], dtype=np.int32), step=0.25)
+    assert array.to_tensor(dtype=torch.float64).tolist() == [[(2**31 - 1) / 4, -0.75]]
+    assert array.to_tensor().dtype == torch.float32
+    with pytest.raises(ValueError, match="read-only"):
+        array.values[0, 0] = 1
+
+
+def test_malformed_grid_arrays_are_refused() -> None:
+    with pytest.raises(InvalidValue, match="int16 or int32"):
+        GridArray(values=np.zeros(2, dtype=np.int64), step=1.0)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match="step"):
+        GridArray(values=np.zeros(2, dtype=np.int16), step=0.0)
+
+
+@pytest.mark.parametrize(
+    ("bound", "integer"),
+    [(0.0, "int16"), (5.99, "int16"), (6.0, "int24"), (4085.0, "int24"), (4086.0, "int32"), (1e9, "int32")],
+)
+def test_the_width_is_decided_by_the_largest_possible_signal_with_ten_sigma_of_noise(bound, integer):
+    for sigma in (1e-3, 1.0, 7.0):
+        assert narrowest_integer(bound * sigma, sigma=sigma) == integer
+
+
+@pytest.mark.parametrize(("integer", "bits"), [("int16", 16), ("int24", 24), ("int32", 32)])
+def test_saturation_is_symmetric_at_every_width(integer, bits):
+    signal = torch.tensor([1e12, -1e12])
+    released = release_on_grid(signal, sigma=1.0, noise=SeededNoise(b"s" * 32), integer=integer)
+    assert released.values.tolist() == [2 ** (bits - 1) - 1, 1 - 2 ** (bits - 1)]
