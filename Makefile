@@ -7,20 +7,23 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Test processes; the container tests are all in one of them, and so are those on PostgreSQL.
 WORKERS ?= 3
+# Where each demo makes a folder of its own, for example: make demo OUTPUT=/tmp/demo
+OUTPUT ?= demo-output
 
 # The networks here are small: two threads that wait for each other on a busy machine are slower than one.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-containers set-up lint types format proto lock settings-page accountant-table clean
+.PHONY: help demo test test-quick test-containers set-up lint types format proto lock docs settings-page accountant-table clean
 
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
 	@echo "make test              lint, types, import directions and all tests, those in containers too"
 	@echo "make test-quick        the same without the containers"
 	@echo "make test-containers   the two sites in containers, on an engine of its own if none is given"
-	@echo "make accountant-table  write docs/accountant.md"
-	@echo "make settings-page     write docs/settings.md from both parties' settings"
+	@echo "make docs              build the documentation site into .build/site"
+	@echo "make accountant-table  write docs/privacy/accountant.md"
+	@echo "make settings-page     write docs/reference/settings.md from both parties' settings"
 	@echo "make proto             regenerate shared/protocol/v1 after a change to proto/"
 	@echo "make lock              resolve requirements.lock anew after a change to pyproject.toml"
 	@echo "make clean             remove .venv and caches"
@@ -33,7 +36,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml deploy/set-up.sh
 set-up: $(VENV)/.ready
 
 demo: set-up
-	$(BIN)/dpswd-client demo --output demo-output
+	$(BIN)/dpswd-client demo --output $(OUTPUT)
 
 # The container tests start an engine of their own (root and Debian), or use the one in DOCKER_HOST; where there can be
 # none they are skipped, and the summary says so.
@@ -59,7 +62,7 @@ format: set-up
 	$(BIN)/ruff check --fix .
 
 proto: set-up
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m shared.protocol.generate
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m deploy.protocol
 
 PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
   --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
@@ -72,8 +75,11 @@ lock:
 	$(PIP_COMPILE) --constraint requirements.lock --extra client --output-file deploy/images/client.lock pyproject.toml
 	sed -i '/^# WARNING/,$$d' requirements.lock deploy/images/*.lock
 
+docs: set-up
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 settings-page: set-up
-	PYTHONPATH=. $(BIN)/python deploy/settings_page.py > docs/settings.md
+	PYTHONPATH=. $(BIN)/python deploy/settings_page.py > docs/reference/settings.md
 
 accountant-table: set-up
 	$(BIN)/python -m benchmarks.accountant table

@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from public_client.adaptation.hospital import Hospital
 from public_client.data.accuracy import accuracy
 from public_client.data.datasets import load_task
-from public_client.experiments import demo_run as experiment
-from public_client.methods.catalogue import Problem, method
+from public_client.experiments.approaches import Problem, approach
+from public_client.experiments.file import read_experiment
+from public_client.experiments.start import train_source_model
 from public_client.testing.mock import MockCurator, mock_description
 from public_client.training.sites import ALONE
 
@@ -27,7 +29,7 @@ DELTA = 1e-5
 _SOURCE_EPOCHS = {"digits": 40, "mnist-usps": 2, "usps-mnist": 16}
 
 
-class InProcessCurator(MockCurator):
+def in_process(records: Tensor, *, epsilon: float, seed: int) -> MockCurator:
     """A mock curator with records of its own, which it holds in the open; samples and noise follow from a seed.
 
     Args:
@@ -35,18 +37,15 @@ class InProcessCurator(MockCurator):
         epsilon: of its budget.
         seed: of samples and noise.
     """
-
-    def __init__(self, records: Tensor, *, epsilon: float, seed: int) -> None:
-        description = mock_description(
-            records=len(records), record_shape=tuple(records.shape[1:]), epsilon=epsilon, delta=DELTA, name="in process"
-        )
-        super().__init__(description, randomness=np.random.default_rng(seed).bytes)
-        self._held = records
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def synthetic(self, count: int) -> Tensor:
-        """A sample without replacement."""
-        return self._held[torch.randperm(len(self._held), generator=self._generator)[:count]]
+    generator = torch.Generator().manual_seed(seed)
+    description = mock_description(
+        records=len(records), record_shape=tuple(records.shape[1:]), epsilon=epsilon, delta=DELTA, name="in process"
+    )
+    return MockCurator(
+        description,
+        randomness=np.random.default_rng(seed).bytes,
+        records=lambda count: records[torch.randperm(len(records), generator=generator)[:count]],
+    )
 
 
 @click.command()
@@ -61,25 +60,23 @@ def main(data: str, data_dir: Path | None, epsilons: tuple[float, ...], seeds: i
     reached: dict[float, list[float]] = {epsilon: [] for epsilon in epsilons}
     before: list[float] = []
     for seed in range(seeds):
-        model = experiment.train_source_model(
-            task.source, target=task.target, epochs=_SOURCE_EPOCHS[data], seed=seed, device="cpu",
-            batch_size=64 if data == "digits" else 128, progress=False,
-        )  # fmt: skip
-        before.append(model.target)
+        settings = read_experiment(None, {"device": "cpu", "source.epochs": _SOURCE_EPOCHS[data]})
+        model = train_source_model(settings, task, seed=seed, progress=False)
+        before.append(model.accuracy)
         for epsilon in epsilons:
             problem = Problem(
                 model.extractor,
                 model.classifier,
                 model.loader,
-                curator=InProcessCurator(task.target.images, epsilon=epsilon, seed=seed),
+                hospital=Hospital(in_process(task.target.images, epsilon=epsilon, seed=seed)),
                 wishes={"epsilon": epsilon, "steps": steps},
                 seed=seed,
                 device="cpu",
                 progress=False,
             )
-            adapted = method("dp-dann").train(problem).models[ALONE]
+            adapted = approach("dp-dann").train(problem).models[ALONE]
             reached[epsilon].append(accuracy(adapted.extractor, adapted.classifier, task.target))
-            click.echo(f"seed {seed} epsilon {epsilon:g}: {model.target:.1f} -> {reached[epsilon][-1]:.1f}", err=True)
+            click.echo(f"seed {seed} epsilon {epsilon:g}: {model.accuracy:.1f} -> {reached[epsilon][-1]:.1f}", err=True)
     click.echo("| method | accuracy |\n|---|---|")
     click.echo(f"| source only | {_summary(before)} |")
     for epsilon, values in reached.items():

@@ -1,7 +1,7 @@
 """MNIST and USPS over the real service: what each method reaches, at what epsilon, over seeds.
 
     python -m benchmarks.digits run --data-dir ../shared/data --tasks mnist-usps --seeds 0,1,2,3,4
-    python -m benchmarks.digits write                # docs/results-digits.md from benchmarks/results/digits.json
+    python -m benchmarks.digits write                # docs/ml-team/results-digits.md from what is on file
 
 Each private run has a rehearsal hospital of its own: a curator process with a fresh ledger whose whole budget is the
 run's epsilon, mutual TLS on loopback, the same client as anyone's. Every finished run is written at once, so a stopped
@@ -12,61 +12,52 @@ looked at for the accuracy alone.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import platform
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.records import append, mean_and_deviation, on_file, read
+from public_client.adaptation.domain_adaptation import DomainAdaptation
 from public_client.data.accuracy import accuracy
 from public_client.data.datasets import Task, load_task
 from public_client.data.devices import resolve_device
 from public_client.data.networks import digits_network
 from public_client.data.progress import reporting
 from public_client.data.source import collect, source_loader
-from public_client.experiments import demo_run as experiment
+from public_client.experiments.approaches import LOCAL as STAND_IN
+from public_client.experiments.approaches import Problem, approach, method_of
+from public_client.experiments.file import read_experiment
+from public_client.experiments.start import SourceModel, train_source_model
+from public_client.methods.replay import Replay
 from public_client.replay import fit as replay
 from public_client.replay.views import view_for
-from public_client.testing.local_hospital import RehearsalHospital
-from public_client.training.adaptation import DomainAdaptation
+from public_client.testing.local_hospital import LocalHospital
 
 DELTA = 1e-5
-TUNING_STEPS = 1500  # the default plan's
 RESULTS = Path(__file__).parent / "results" / "digits.json"
-PAGE = Path(__file__).parents[1] / "docs" / "results-digits.md"
+PAGE = Path(__file__).parents[1] / "docs" / "ml-team" / "results-digits.md"
 SOURCE_EPOCHS = {"mnist-usps": 2, "usps-mnist": 16}  # about 900 updates each
 PUBLISHED = {"mnist-usps": (94.0, 95.5), "usps-mnist": (83.4, None)}
 """DP-SWD at nominal epsilon 10, and non-private SWD, as the DP-SWD paper prints them."""
 
 
-@dataclass(frozen=True)
-class Method:
-    """One way to train.
-
-    Attributes:
-        title: for the reader.
-        wishes: for `Curator.plan`; empty for what needs no curator.
-    """
-
-    title: str
-    wishes: dict[str, Any] = field(default_factory=dict)
-
-
 METHODS = {
-    "source-only": Method("source-only"),
-    "varied": Method("source-only, tuned as the default but without a release"),
-    "non-private": Method("non-private SWD, all weights, both branches"),
-    "replay": Method("quantile coefficients, one release replayed (default)"),
-    "adapter": Method("quantile coefficients, target-side adapter", {"parameters": "adapters"}),
-    "rows": Method("the paper's rows, all weights", {"release": "rows"}),
+    "source-only": "source-only",
+    "varied": "source-only, tuned as the default but without a release",
+    "non-private": "non-private SWD, all weights, both branches",
+    "replay": "quantile coefficients, one release replayed (default)",
+    "adapter": "quantile coefficients, target-side adapter",
+    "rows": "the paper's rows, all weights",
 }
+"""Title of each, for the reader."""
 
 
 LOCAL = ("source-only", "varied", "non-private")
@@ -83,10 +74,10 @@ def main() -> None:
     run.add_argument("--methods", default=",".join(METHODS))
     run.add_argument("--epsilons", default="1,0.5", help="of the private methods")
     run.add_argument("--seeds", default="0,1,2")
-    run.add_argument("--steps", type=int, default=None, help="of an iterated method; by the recipe if not given")
-    run.add_argument("--batch", type=int, default=None, help="b of an iterated method; by the recipe if not given")
+    run.add_argument("--steps", type=int, default=None, help="of an iterated method; the method's if not given")
+    run.add_argument("--batch", type=int, default=None, help="b of an iterated method; the method's if not given")
     run.add_argument("--directions", type=int, default=200)
-    run.add_argument("--recipe", default="{}", help="JSON: other fields of the plan, such as clip_norm")
+    run.add_argument("--settings", default="{}", help="JSON: others of the method, such as clip_norm")
     run.add_argument("--device", default="auto")
     run.add_argument("--sources", type=Path, default=None, help="folder that keeps the source-trained models")
     run.add_argument("--results", type=Path, default=RESULTS)
@@ -105,11 +96,9 @@ def _run_task(name: str, arguments: argparse.Namespace) -> None:
     task = load_task(name, geometry=arguments.geometry, data_dir=arguments.data_dir)
     methods = arguments.methods.split(",")
     epsilons = [float(epsilon) for epsilon in arguments.epsilons.split(",")]
-    extra: dict[str, Any] = {"directions": arguments.directions, **json.loads(arguments.recipe)}
-    if arguments.steps is not None:
-        extra["steps"] = arguments.steps
-    if arguments.batch is not None:
-        extra["batch_size"] = arguments.batch
+    own = {"directions": arguments.directions, **json.loads(arguments.settings)}
+    size = {"steps": arguments.steps, "batch_size": arguments.batch}
+    size = {name: value for name, value in size.items() if value is not None}
     for seed in (int(seed) for seed in arguments.seeds.split(",")):
         wanted = []
         for key in methods:
@@ -117,7 +106,7 @@ def _run_task(name: str, arguments: argparse.Namespace) -> None:
             for epsilon in epsilons if private else [math.inf]:
                 settings = {"task": name, "geometry": arguments.geometry, "method": key, "seed": seed}
                 if private:
-                    settings |= {"epsilon": epsilon, "wishes": METHODS[key].wishes | extra}
+                    settings |= {"epsilon": epsilon, "settings": own, "size": size}
                 elif key == "non-private":
                     settings["steps"] = arguments.steps or 2000
                 wanted.append(settings)
@@ -129,35 +118,39 @@ def _run_task(name: str, arguments: argparse.Namespace) -> None:
         source_seconds = time.monotonic() - begun
         for settings in wanted:
             figures = _train(settings, model, task, source_seconds=source_seconds, device=arguments.device)
-            append(arguments.results, settings | figures | {"source_only": model.target} | _machine())
+            append(arguments.results, settings | figures | {"source_only": model.accuracy} | _machine())
             print(json.dumps(settings | figures), flush=True)
 
 
 def _train(
-    settings: dict[str, Any], model: experiment.SourceModel, task: Task, *, source_seconds: float, device: str
+    settings: dict[str, Any], model: SourceModel, task: Task, *, source_seconds: float, device: str
 ) -> dict[str, Any]:
     if settings["method"] == "source-only":
-        return {"accuracy": model.target, "seconds": source_seconds}
+        return {"accuracy": model.accuracy, "seconds": source_seconds}
     begun = time.monotonic()
     if settings["method"] == "varied":
         return {"accuracy": _varied(model, task, settings["seed"], device), "seconds": time.monotonic() - begun}
     if settings["method"] == "non-private":
-        reached = experiment.non_private(
-            model, task, steps=settings["steps"], seed=settings["seed"], device=device, progress=False
-        )
+        problem = Problem(
+            model.extractor, model.classifier, model.loader, target=task.target.images,
+            steps=settings["steps"], seed=settings["seed"], device=device, progress=False,
+        )  # fmt: skip
+        trained = approach("swd").train(problem).models[STAND_IN]
+        reached = accuracy(trained.extractor, trained.classifier, task.target.to(resolve_device(device)))
         return {"accuracy": reached, "seconds": time.monotonic() - begun}
     epsilon = settings["epsilon"]
     records = task.target.images.numpy()
     with (
-        RehearsalHospital(records, epsilon=epsilon, delta=DELTA, name=settings["task"], device=device) as hospital,
-        hospital.connect() as curator,
+        LocalHospital(records, epsilon=epsilon, delta=DELTA, name=settings["task"], device=device) as hospital,
+        hospital.connect() as connected,
     ):
-        extractor, classifier = model.copies()
+        method = method_of(settings["method"], settings["settings"])
+        extractor, classifier = copy.deepcopy((model.extractor, model.classifier))
         adaptation = DomainAdaptation(
             extractor,
             classifier,
-            curator=curator,
-            plan=curator.plan(**settings["wishes"], epsilon=epsilon),
+            hospital=connected,
+            plan=connected.plan(method, **settings["size"], epsilon=epsilon),
             device=device,
             seed=settings["seed"],
             source_epochs=0,
@@ -176,44 +169,37 @@ def _train(
     }
 
 
-def _varied(model: experiment.SourceModel, task: Task, seed: int, device: str) -> float:
+def _varied(model: SourceModel, task: Task, seed: int, device: str) -> float:
     """The control: the default's tuning, with its random variation, but with nothing known of the target."""
     place = resolve_device(device)
-    extractor, classifier = model.copies()
+    extractor, classifier = copy.deepcopy((model.extractor, model.classifier))
     source = collect(model.loader, most=replay.MOST_RECORDS).to(place)
     with torch.no_grad():
         view = view_for(source.images, extractor(source.images[:2]))
-    with reporting("", TUNING_STEPS, shown=False) as bar:
+    steps = Replay().tuning_steps
+    with reporting("", steps, shown=False) as bar:
         tuned = replay.tune(
             extractor, classifier, view, source,
-            steps=TUNING_STEPS, generator=torch.Generator().manual_seed(seed), bar=bar,
+            steps=steps, generator=torch.Generator().manual_seed(seed), bar=bar,
         )  # fmt: skip
     return accuracy(*tuned, task.target.to(place))
 
 
-def _source_model(name: str, task: Task, seed: int, arguments: argparse.Namespace) -> experiment.SourceModel:
+def _source_model(name: str, task: Task, seed: int, arguments: argparse.Namespace) -> SourceModel:
     """The source-trained model of a seed, from the folder that keeps them if one is given."""
     kept = None if arguments.sources is None else arguments.sources / f"{name}-{arguments.geometry}-{seed}.pt"
     if kept is None or not kept.exists():
-        model = experiment.train_source_model(
-            task.source,
-            target=task.target,
-            epochs=SOURCE_EPOCHS[name],
-            seed=seed,
-            device=arguments.device,
-            progress=False,
-        )
+        training = read_experiment(None, {"device": arguments.device, "source.epochs": SOURCE_EPOCHS[name]})
+        model = train_source_model(training, task, seed=seed, progress=False)
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            torch.save((model.extractor.state_dict(), model.classifier.state_dict(), model.target), kept)
+            torch.save((model.extractor.state_dict(), model.classifier.state_dict(), model.accuracy), kept)
         return model
     extractor, classifier = digits_network(task.image_shape)
     weights = torch.load(kept, weights_only=True)
     extractor.load_state_dict(weights[0])
     classifier.load_state_dict(weights[1])
-    return experiment.SourceModel(
-        extractor.eval(), classifier.eval(), source_loader(task.source, seed=seed), target=weights[2]
-    )
+    return SourceModel(extractor.eval(), classifier.eval(), source_loader(task.source, seed=seed), accuracy=weights[2])
 
 
 def _machine() -> dict[str, Any]:
@@ -244,7 +230,7 @@ def page(runs: Sequence[dict[str, Any]]) -> str:
 _CHOICES = [
     "## How the settings were chosen",
     "",
-    "- *Replay*: on targets whose labels are public, not on these: [recipe.md](recipe.md) says what was compared and",
+    "- *Replay*: on targets whose labels are public, not on these: [recipe](recipe.md) says what was compared and",
     "  what prior knowledge is in it. *Tuned as the default but without a release* is its control.",
     "- *Adapter*: number of steps, clip and scale of the features were compared on MNIST seen through random public",
     "  maps, and on USPS with its labels beside them: development figures.",
@@ -278,7 +264,7 @@ def _section(task: str, geometry: str, runs: Sequence[dict[str, Any]]) -> list[s
         first = group[0]
         private = first["method"] in ("replay", "adapter", "rows")
         cells = [
-            METHODS[first["method"]].title,
+            METHODS[first["method"]],
             f"{max(run['spent'] for run in group):.4g}" if private else "",
             _settings(first),
             mean_and_deviation(accuracies),
@@ -304,8 +290,8 @@ def _by_seed(runs: Sequence[dict[str, Any]], method: str) -> dict[int, float]:
 
 
 def _settings(run: dict[str, Any]) -> str:
-    """The plan's wishes and the steps in words; the rest is by the plan's default recipe."""
-    shown = {name: value for name, value in run.get("wishes", {}).items() if name not in ("parameters", "release")}
+    """The method's settings and the run's size in words; the rest is the method's own choice."""
+    shown = {**run.get("settings", {}), **run.get("size", {})}
     shown.setdefault("steps", run.get("steps"))
     return ", ".join(f"{name} {value}" for name, value in sorted(shown.items()) if value is not None)
 

@@ -17,7 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.extractor import Extractor, adapt_for_target, adapter_parameter_names, module_weights, trace
+from shared.extractor.adapters import adapter_parameter_names
+from shared.extractor.adapting import adapt_for_target
+from shared.extractor.building import Extractor
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights
 
 SHAPE = (1, 28, 28)
 
@@ -69,13 +73,12 @@ def report(title: str, module: nn.Module, names: list[str], records: Tensor, dev
         return forward.gradients(forward.outputs)
 
     expected = loop(module, records[:8], features[:8], names)
-    actual = extractor.per_record_gradients(records, features, names)
+    actual = step()
     error = float((actual[:8] - expected).abs().max() / expected.abs().max())
     print(f"{title}: {actual.shape[1]} parameters, {len(records)} records, largest relative error {error:.1e}")
     print(f"  features                       {best(lambda: extractor.features(records), device=device):.4f}")
-    gradients = best(lambda: extractor.per_record_gradients(records, features, names), device=device)
-    print(f"  gradients, forward included    {gradients:.4f}")
-    print(f"  features, then gradients       {best(step, device=device):.4f}   (begin, gradients: one forward pass)")
+    gradients = best(step, device=device)
+    print(f"  features, then gradients       {gradients:.4f}   (begin, gradients: one forward pass)")
     looped = best(lambda: loop(module, records, features, names), device=device, repeats=2)
     print(f"  loop over the records          {looped:.4f}   ({looped / gradients:.1f} times the gradients' time)")
 

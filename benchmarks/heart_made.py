@@ -22,7 +22,7 @@ from benchmarks.vectors import RATE, source_trained, standardised_table, tuned
 from public_client.data.progress import reporting
 from public_client.replay import fit as replay
 from public_client.replay.missing_columns import TableView
-from public_client.replay.views import View
+from public_client.replay.views import Fitted, View
 
 if TYPE_CHECKING:
     from benchmarks.heart import Hospital
@@ -97,7 +97,7 @@ def run(source: Hospital, target: Hospital, epsilon: float, seed: int, arguments
     before, _ = source_trained(extractor, task.source, seed)
     data, patients = task.source.labelled(), torch.from_numpy(task.target.records)
     with torch.no_grad():
-        misfit = released(extractor(patients), extractor(data.images), epsilon=epsilon, delta=DELTA)
+        residuals = released(extractor(patients), extractor(data.images), epsilon=epsilon, delta=DELTA)
     identity = TableView(torch.from_numpy(task.target.fill))
 
     def score(view: View | None) -> float:
@@ -105,10 +105,10 @@ def run(source: Hospital, target: Hospital, epsilon: float, seed: int, arguments
         with torch.no_grad():
             return auc(decision(classifier(extractor(patients))), task.target.labels)
 
-    def found(view: View | None) -> replay.Fitted:
+    def found(view: View | None) -> Fitted:
         with reporting("", replay.VIEW_STEPS, shown=False) as bar:
             return replay.find_view(
-                extractor, data, misfit,
+                extractor, data, residuals,
                 learning_rate=RATE, generator=torch.Generator().manual_seed(seed), bar=bar, view=view,
             )  # fmt: skip
 

@@ -25,9 +25,13 @@ import torch
 from torch import nn
 
 from public_client.curator.stub import Curator
+from public_client.curator.values import PendingStep, new_request_id
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.protocol.messages import Gradient, Quantiles, RunParameters
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
+from shared.mechanisms.sliced import SlicedDeclaration, SlicedRequest
+from shared.protocol.messages import RunParameters
 
 COMMAND = (sys.executable, "-m", "private_curator.cli")
 WRITTEN = 64  # records with values of their own, spread over the file
@@ -176,19 +180,23 @@ def _steps(address: str, credentials: Path, *, values: int, batch: int, steps: i
         common = {
             "graph_digest": uploaded.graph_digest,
             "weights_digest": uploaded.weights_digest,
-            "directions": 100,
             "batch_size": batch,
             "steps": steps // 2,
         }
-        plain = curator.open_run(RunParameters(**common, release=Quantiles(2, 1.0)))
-        adapted = curator.open_run(
-            RunParameters(**common, release=Quantiles(2, 1.0), gradient=Gradient(("0.bias",), 1.0, 10.0))
-        )
+        sliced = SlicedDeclaration(100, 1.0, coefficients=2)
+        adapted = GradientDeclaration("quantiles", sliced, ClippedSum(("0.bias",), 1.0, 10.0), source_features=256)
         source = np.random.default_rng(1).normal(size=(256, 32)).astype(np.float32)
+        opened = [
+            (curator.open_run(RunParameters(**common, mechanism=name, declaration=declared.to_bytes())), request)
+            for name, declared, request in (
+                ("quantiles", sliced, SlicedRequest()),
+                ("gradient", adapted, GradientRequest(source)),
+            )
+        ]
         for _ in range(steps // 2):
-            for run, given in ((plain, None), (adapted, source)):
+            for run, request in opened:
                 begun = time.monotonic()
-                curator.release_quantiles(run, source=given)
+                curator.send(PendingStep(run.run_id, new_request_id(), request.to_bytes()))
                 times.append(time.monotonic() - begun)
     return float(np.median(times))
 

@@ -13,18 +13,20 @@ from torch import Tensor, nn
 
 from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
+from public_client.methods.replay import Replay
 from public_client.replay import fit as replay
-from public_client.replay.residuals import Misfit
+from public_client.replay.residuals import Residuals
+from public_client.replay.views import Fitted
 from shared.kernels.directions import directions
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import SeededNoise
 from shared.mechanisms.quantiles.coefficients import release_coefficients
+from shared.mechanisms.sliced import SlicedReply
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.events import QuantileCoefficients, RunEvent, StepEvent
-from shared.protocol.messages import StepRelease
 
-DIRECTIONS, COEFFICIENTS, NORM = 200, 3, 0.4  # the default plan's
-RATE = 0.03  # likewise
+DEFAULT = Replay()
+RATE = DEFAULT.learning_rate
 
 
 def released(
@@ -35,7 +37,7 @@ def released(
     delta: float,
     seed: bytes | None = None,
     records: int | None = None,
-) -> Misfit:
+) -> Residuals:
     """One full-batch release of target features, as what is left to fit.
 
     Args:
@@ -50,30 +52,22 @@ def released(
     count = records or n
 
     def run(sigma: float) -> RunEvent:
-        part = QuantileCoefficients(d, DIRECTIONS, COEFFICIENTS, sigma)
+        part = QuantileCoefficients(d, DEFAULT.directions, DEFAULT.coefficients, sigma)
         return RunEvent(step=StepEvent(count, count, (part,)), steps=1)
 
     # Coefficients grow with sqrt(b): noise for another number of records is brought to the size of these n.
     sigma = calibrate_sigma(run, epsilon=epsilon, delta=delta) * (n / count) ** 0.5
     drawn = seed or secrets.token_bytes(32)
-    feature_map = FeatureMap.from_source(source, target_norm=NORM)
+    feature_map = FeatureMap.from_source(source, target_norm=DEFAULT.target_norm)
     with torch.no_grad():
         grid = release_coefficients(
             feature_map.clipped(target),
-            directions(drawn, d, DIRECTIONS).to(target),
-            coefficients=COEFFICIENTS,
+            directions(drawn, d, DEFAULT.directions).to(target),
+            coefficients=DEFAULT.coefficients,
             sigma=sigma,
             noise=SeededNoise(drawn, purpose="noise of a local release"),
         )
-    release = StepRelease(
-        run_id="local",
-        step=1,
-        directions_seed=drawn,
-        release=grid.values * grid.step,
-        gradient=None,
-        cotangent_scale=0.0,
-    )
-    return Misfit([release], like=source, feature_map=feature_map, batch=n, sigma=sigma)
+    return Residuals([SlicedReply(drawn, grid)], like=source, feature_map=feature_map, batch=n, sigma=sigma)
 
 
 def fitted(
@@ -85,7 +79,7 @@ def fitted(
     delta: float,
     seed: int,
     records: int | None = None,
-) -> replay.Fitted:
+) -> Fitted:
     """The default view, fitted to one release of target records.
 
     Args:
@@ -100,7 +94,7 @@ def fitted(
     with torch.no_grad():
         features, seen = extractor(source.images[:4096]), extractor(target)
     drawn = bytes([seed, *range(31)])
-    misfit = released(seen, features, epsilon=epsilon, delta=delta, seed=drawn, records=records)
+    residuals = released(seen, features, epsilon=epsilon, delta=delta, seed=drawn, records=records)
     generator = torch.Generator().manual_seed(seed)
     with reporting("", replay.VIEW_STEPS, shown=False) as bar:
-        return replay.find_view(extractor, source, misfit, learning_rate=RATE, generator=generator, bar=bar)
+        return replay.find_view(extractor, source, residuals, learning_rate=RATE, generator=generator, bar=bar)

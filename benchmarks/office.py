@@ -4,7 +4,7 @@
 
 needs office_caltech10_surf.npz in the folder: arrays x_D (n, 800) of counts and y_D (n,) for D in amazon, caltech10,
 dslr and webcam. Each record is prepared by itself, by a rule that the operator can apply: square roots of its shares.
-docs/results.md is written from the results by `python -m benchmarks.paper table`.
+docs/ml-team/results.md is written from the results by `python -m benchmarks.paper table`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the default recipe of replayed releases was chosen without a label of the target; writes docs/recipe.md.
+"""How the default recipe of replayed releases was chosen without a label of the target; writes docs/ml-team/recipe.md.
 
     python -m benchmarks.recipe run --data-dir ../shared/data        # what is not on file yet
     python -m benchmarks.recipe write
@@ -26,15 +26,16 @@ from benchmarks import local
 from benchmarks.digits import DELTA, SOURCE_EPOCHS
 from benchmarks.records import append, on_file, read
 from public_client.data.accuracy import accuracy
-from public_client.data.datasets import Labelled, load_task
+from public_client.data.datasets import Labelled, Task, load_task
 from public_client.data.progress import reporting
-from public_client.experiments import demo_run as experiment
-from public_client.replay.augmentation import Variation, Warps, draw_variation
+from public_client.experiments.file import read_experiment
+from public_client.experiments.start import train_source_model
 from public_client.replay import fit as replay
-from public_client.replay.views import SEARCH, VARIATION, ImageView, view_for
+from public_client.replay.augmentation import Variation, Warps, draw_variation
+from public_client.replay.views import SEARCH, VARIATION, Fitted, ImageView, view_for
 
 RESULTS = Path(__file__).parent / "results" / "recipe.json"
-PAGE = Path(__file__).parents[1] / "docs" / "recipe.md"
+PAGE = Path(__file__).parents[1] / "docs" / "ml-team" / "recipe.md"
 RECORDS = {"mnist-usps": 7_291, "usps-mnist": 60_000}
 EPSILONS = {"mnist-usps": 0.5, "usps-mnist": 0.1}
 _HELD_OUT = 2_000
@@ -102,14 +103,14 @@ def _compare(name: str, seed: int, arguments: argparse.Namespace) -> None:
     order = torch.randperm(len(everything), generator=torch.Generator().manual_seed(0))
     held, kept = order[:_HELD_OUT], order[_HELD_OUT:]
     source = Labelled(everything.images[kept], everything.labels[kept])
-    model = experiment.train_source_model(
-        source, target=None, epochs=SOURCE_EPOCHS[name], seed=seed, device="cpu", progress=False
-    )
+    training = read_experiment(None, {"device": "cpu", "source.epochs": SOURCE_EPOCHS[name]})
+    task = Task(name, source=source, target=Labelled(everything.images[held], everything.labels[held]))
+    model = train_source_model(training, task, seed=seed, progress=False)
     source = Labelled(source.images[: replay.MOST_RECORDS], source.labels[: replay.MOST_RECORDS])
     for proxy in dict.fromkeys(settings["proxy"] for settings in wanted):
-        target = _target(proxy, Labelled(everything.images[held], everything.labels[held]))
+        target = _target(proxy, task.target)
         extractor = copy.deepcopy(model.extractor).requires_grad_(False)
-        fitted: replay.Fitted | None = None
+        fitted: Fitted | None = None
         for settings in [settings for settings in wanted if settings["proxy"] == proxy]:
             recipe = RECIPES[settings["recipe"]]
             if recipe.fitted and fitted is None:
@@ -164,7 +165,7 @@ def _made(held_out: Labelled, *, seed: int) -> Labelled:
 
 
 def page(runs: list[dict[str, Any]]) -> str:
-    """docs/recipe.md: what was tried and why the default is what it is."""
+    """docs/ml-team/recipe.md: what was tried and why the default is what it is."""
     text = (Path(__file__).parent / "recipe.txt").read_text(encoding="utf-8")
     return text.replace("{table}", _table(runs))
 

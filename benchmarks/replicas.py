@@ -22,12 +22,13 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from private_curator.ledger import Ledger, StepGranted
 from private_curator.ledger.database import Place
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.statements import StepGranted
+from shared.privacy.budget import PrivacyBudget
 from shared.privacy.events import RowProjections, RunEvent, StepEvent
-from shared.privacy.filter import PrivacyBudget
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))

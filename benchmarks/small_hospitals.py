@@ -1,4 +1,6 @@
-"""How far one small release carries: the hospital of `docker compose up`, many times; writes docs/small-hospitals.md.
+"""How far one small release carries: the hospital of `docker compose up`, many times.
+
+Writes docs/ml-team/small-hospitals.md.
 
     python -m benchmarks.small_hospitals run     # what is not on file yet
     python -m benchmarks.small_hospitals write
@@ -22,11 +24,12 @@ from benchmarks.records import append, mean_and_deviation, on_file, read
 from benchmarks.vectors import tuned
 from public_client.data.accuracy import accuracy
 from public_client.data.datasets import load_task
-from public_client.experiments import demo_run as experiment
+from public_client.experiments.file import read_experiment
+from public_client.experiments.start import train_source_model
 from public_client.replay.views import view_for
 
 RESULTS = Path(__file__).parent / "results" / "small-hospitals.json"
-PAGE = Path(__file__).parents[1] / "docs" / "small-hospitals.md"
+PAGE = Path(__file__).parents[1] / "docs" / "ml-team" / "small-hospitals.md"
 EPSILONS = (1.0, 2.0, 4.0)
 DELTA = 1e-5
 _EPOCHS = 65  # the default's 900 updates
@@ -45,9 +48,8 @@ def main() -> None:
 
 def _run(releases: int) -> None:
     task = load_task("digits")
-    model = experiment.train_source_model(
-        task.source, target=None, epochs=_EPOCHS, seed=0, device="cpu", progress=False
-    )
+    training = read_experiment(None, {"device": "cpu", "source.epochs": _EPOCHS, "source.batch_size": 128})
+    model = train_source_model(training, task, seed=0, progress=False)
     extractor = model.extractor.requires_grad_(False)
     if not on_file({"epsilon": None}, read(RESULTS)):
         still = view_for(task.source.images, torch.ones(2, 1))
@@ -67,7 +69,7 @@ def _run(releases: int) -> None:
 
 
 def page(runs: list[dict[str, Any]]) -> str:
-    """docs/small-hospitals.md."""
+    """docs/ml-team/small-hospitals.md."""
     control = next(run for run in runs if run["epsilon"] is None)
     lines = ["| epsilon | mean and deviation | median | worst tenth | lowest | below no release |", "|---" * 6 + "|"]
     lines.append(f"| no release | {control['accuracy']:.1f} (one run) | | | | |")

@@ -1,6 +1,6 @@
 """What the service costs around a step: time, bytes, clients at once, memory.
 
-    python -m benchmarks.step --steps 60 --write docs/step-cost.md
+    python -m benchmarks.step --steps 60 --write docs/reference/step-cost.md
 
 * A remote step (gRPC over mutual TLS on loopback, ledger, worker process, no padding of reply times) beside the same
   computation as a function call in this process, in turn, so that whatever else the machine does meets both.
@@ -29,26 +29,26 @@ import torch
 from torch import nn
 
 from benchmarks.wire import CountingProxy
-from benchmarks.worker import Running, lenet
-from private_curator.steps.admission import AdmittedStep, ExtractorFacts
-from private_curator.steps.denormals import flushed_denormals
+from benchmarks.worker import DIRECTIONS, Case, Running, lenet, prepared
 from private_curator.steps.randomness import SystemNoise
-from private_curator.steps.release import ReleasePipeline
-from private_curator.steps.trial_run import SyntheticRecords
+from private_curator.steps.trial_run import MadeRecords
+from private_curator.worker.denormals import flushed_denormals
 from private_curator.worker.local import LocalEngine
 from private_curator.worker.sessions import ExtractorSource
 from public_client.curator.stub import Curator
 from public_client.curator.values import Run
-from public_client.testing.local_hospital import RehearsalHospital
-from shared.extractor.graph import ExtractorGraph
+from public_client.testing.local_hospital import LocalHospital
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.protocol.messages import Gradient, Quantiles, Rows, RunParameters, StepRelease
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.interface import DataSetFacts, Limits, ModelFacts
+from shared.protocol.messages import StepRelease
+from shared.steps.admission import AdmittedRun, admit_run, admit_step
+from shared.steps.computing import Laboratory, computed
 
 _SHAPE = (1, 28, 28)
 _RECORDS = 2048
 _WARM_UP = 5
-_DIRECTIONS = 200
 _OWN_WORK_S = (0.0, 0.1, 0.25)  # what a client does between two steps, on a machine of its own: here it sleeps
 
 
@@ -62,33 +62,25 @@ def million() -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Case:
-    """One kind of step.
+class Timed(Case):
+    """One kind of step; the adapted parameters' values travel with every one.
 
     Attributes:
-        name: for the table.
         module: the extractor.
-        batch: b.
-        release: what is released.
-        adapted: names of the adapted parameters, whose values travel with every step; none for no gradient.
         wanted: the largest ratio that was asked for.
     """
 
-    name: str
-    module: Callable[[], nn.Module]
-    batch: int
-    release: Rows | Quantiles
-    adapted: tuple[str, ...] = ()
+    module: Callable[[], nn.Module] = lenet
     wanted: float = 1.3
 
 
 CASES = (
-    Case("quantiles, all 2,048 records (as the default plan's)", lenet, _RECORDS, Quantiles(3, 1.0)),
-    Case("quantiles, batch 128", lenet, 128, Quantiles(8, 1.0)),
-    Case("rows, gradient of 25,050 parameters, batch 128", lenet, 128, Rows(1.0), ("3.weight", "3.bias")),
-    Case("a million parameters, frozen, rows, batch 128", million, 128, Rows(1.0), (), 2.0),
-    Case("a million parameters, all adapted, rows, batch 32", million, 32, Rows(1.0),
-         ("0.weight", "0.bias", "3.weight", "3.bias", "7.weight", "7.bias"), 2.0),
+    Timed("quantiles, all 2,048 records (as the default plan's)", _RECORDS, 3),
+    Timed("quantiles, batch 128", 128, 8),
+    Timed("rows, gradient of 25,050 parameters, batch 128", 128, 0, ("3.weight", "3.bias")),
+    Timed("a million parameters, frozen, rows, batch 128", 128, 0, (), million, 2.0),
+    Timed("a million parameters, all adapted, rows, batch 32", 32, 0,
+          ("0.weight", "0.bias", "3.weight", "3.bias", "7.weight", "7.bias"), million, 2.0),
 )  # fmt: skip
 
 
@@ -99,92 +91,94 @@ _SMALL = CASES[1]
 class Prepared:
     """A case, opened at a curator and ready to be computed here."""
 
-    case: Case
+    case: Timed
     run: Run
     source: np.ndarray | None
     flat: np.ndarray | None
     extractor: ExtractorSource
-    step: AdmittedStep
+    admitted: AdmittedRun
 
     @classmethod
-    def of(cls, curator: Curator, case: Case, steps: int) -> Prepared:
+    def of(cls, curator: Curator, case: Timed, steps: int) -> Prepared:
         module = case.module()
         graph = trace(module, _SHAPE)
         weights = module_weights(module, graph)
-        uploaded = curator.upload_extractor(graph.to_bytes(), weights_to_bytes(weights))
-        parameters = RunParameters(
-            graph_digest=uploaded.graph_digest,
-            weights_digest=uploaded.weights_digest,
-            directions=_DIRECTIONS,
-            batch_size=case.batch,
-            steps=steps,
-            release=case.release,
-            gradient=Gradient(case.adapted, clip_norm=0.1, sigma=1.0) if case.adapted else None,
-        )
+        stored = weights_to_bytes(weights)
+        parameters = case.declared(curator.upload_extractor(graph.to_bytes(), stored), steps)
         width = graph.feature_dimension
         source = np.random.default_rng(4).random((case.batch, width), dtype=np.float32) if case.adapted else None
-        adapted = {name: np.asarray(weights[name], dtype=np.float32) for name in case.adapted}
+        flat = [np.asarray(weights[name], dtype=np.float32).ravel() for name in case.adapted]
+        facts = ModelFacts(graph.input_shape, width, graph.parameter_shapes)
         return cls(
             case=case,
             run=curator.open_run(parameters),
             source=source,
-            flat=np.concatenate([value.ravel() for value in adapted.values()]) if adapted else None,
-            extractor=_source_of(graph, weights_to_bytes(weights)),
-            step=AdmittedStep(parameters=parameters, adapted=adapted, feature_map=None, source=source, digest=""),
+            flat=np.concatenate(flat) if flat else None,
+            extractor=ExtractorSource(key=graph.digest, facts=facts, read=lambda: (graph.to_bytes(), stored)),
+            admitted=admit_run(
+                parameters,
+                mechanisms=MECHANISMS,
+                data=DataSetFacts(_RECORDS, _SHAPE),
+                model=facts,
+                limits=Limits(),
+            ),
         )
 
     def remote(self, curator: Curator) -> float:
         """Seconds of one remote step, its request's writing and its reply's reading included."""
         begun = time.perf_counter()
-        curator.send(curator.prepare_step(self.run, source=self.source, adapted_parameters=self.flat))
+        curator.send(prepared(self.run, self.source, self.flat))
         return time.perf_counter() - begun
 
-    def local(self, pipeline: ReleasePipeline, data: SyntheticRecords, engine: LocalEngine) -> float:
+    def local(self, lab: Laboratory, engine: LocalEngine) -> float:
         """Seconds of the same computation as a function call: sample, extract, clip, project, noise, gradient."""
+        payload = prepared(self.run, self.source, self.flat).payload
+        request = admit_step(self.admitted, payload, public=_nothing_uploaded, limits=Limits())
         begun = time.perf_counter()
         with flushed_denormals(), engine.session(self.extractor) as session:
-            pipeline._compute(
-                self.step, self.extractor, session, data=data, labels=None, checkpoint=lambda _: None
-            )  # fmt: skip
+            computed(self.admitted, request, session, lab)
         return time.perf_counter() - begun
 
     def information(self, release: StepRelease) -> int:
         """Bytes of one step: 16 bits for each released value, 32 for each adapted parameter, nothing else."""
-        values = release.release.size + (0 if release.gradient is None else release.gradient.size)
-        return 2 * values + (0 if self.flat is None else self.flat.nbytes)
+        reply = self.admitted.mechanism.reply.from_bytes(release.payload)
+        if self.flat is None:
+            return 2 * int(reply.values.values.size)
+        return 2 * int(reply.sliced.values.values.size + reply.gradient.values.size) + self.flat.nbytes
 
 
-def _source_of(graph: ExtractorGraph, weights: bytes) -> ExtractorSource:
-    facts = ExtractorFacts(
-        input_shape=graph.input_shape,
-        feature_dimension=graph.feature_dimension,
-        parameter_shapes=graph.parameter_shapes,
-    )
-    return ExtractorSource(key=graph.digest, facts=facts, read=lambda: (graph.to_bytes(), weights))
+def _nothing_uploaded(digest: str) -> np.ndarray:
+    raise AssertionError(f"local steps bring their source; {digest} is not looked for")
 
 
 @contextmanager
-def hospital(quantum: str) -> Iterator[tuple[RehearsalHospital, Running]]:
+def hospital(quantum: str) -> Iterator[tuple[LocalHospital, Running]]:
     """A curator of its own with a confined worker, and a client of it."""
     os.environ["DPSWD_CURATOR_LIMITS__REPLY_QUANTUM_MS"] = quantum
     records = np.random.default_rng(3).random((_RECORDS, *_SHAPE), dtype=np.float32)
-    with RehearsalHospital(records, epsilon=1e4, delta=1e-5, device="cpu") as running, running.connect() as curator:
-        yield running, Running(curator, int((running.home.parent / "curator.pid").read_text(encoding="ascii")))
+    with LocalHospital(records, epsilon=1e4, delta=1e-5, device="cpu") as running, running.connect() as connected:
+        pid = int((running.home.parent / "curator.pid").read_text(encoding="ascii"))
+        yield running, Running(connected.curator, pid)
 
 
 def times(steps: int) -> list[str]:
     """Table of remote steps beside function calls."""
     lines = ["| step | function call | remote | ratio | wanted | met |", "| --- | --- | --- | --- | --- | --- |"]
     device = torch.device("cpu")
-    engine, data = LocalEngine(device=device), SyntheticRecords(_RECORDS, _SHAPE)
-    pipeline = ReleasePipeline(ledger=None, data=data, engine=engine, noise=SystemNoise(), device=device)  # type: ignore[arg-type]
+    engine = LocalEngine(device=device)
+    lab = Laboratory(
+        records=MadeRecords(_RECORDS, _SHAPE),
+        labels=None,
+        noise=SystemNoise(),
+        device=device,
+        fresh_seed=lambda: os.urandom(32),
+        reached=lambda _: None,
+    )
     with hospital("0") as (_, running):
         for case in CASES:
-            prepared = Prepared.of(running.curator, case, steps + _WARM_UP)
-            pairs = [
-                (prepared.local(pipeline, data, engine), prepared.remote(running.curator))
-                for _ in range(steps + _WARM_UP)
-            ][_WARM_UP:]
+            ready = Prepared.of(running.curator, case, steps + _WARM_UP)
+            pairs = [(ready.local(lab, engine), ready.remote(running.curator)) for _ in range(steps + _WARM_UP)]
+            pairs = pairs[_WARM_UP:]
             here, there = (statistics.median(column) for column in zip(*pairs, strict=True))
             met = "yes" if there <= case.wanted * here else "**no**"
             cells = [case.name, f"{1e3 * here:.1f} ms", f"{1e3 * there:.1f} ms", f"{there / here:.2f}"]
@@ -203,16 +197,14 @@ def bytes_on_the_wire(steps: int) -> list[str]:
             Curator.connect(proxy.address, credentials=running.credentials) as curator,
         ):
             for case in CASES:
-                prepared = Prepared.of(curator, case, steps + 1)
+                ready = Prepared.of(curator, case, steps + 1)
                 # Source features are uploaded once, as the client's own training does.
-                source = None if prepared.source is None else curator.upload_source(prepared.source)
+                source = None if ready.source is None else curator.upload_source(ready.source)
 
-                def step(prepared: Prepared = prepared, source: str | None = source) -> StepRelease:
-                    return curator.send(
-                        curator.prepare_step(prepared.run, source=source, adapted_parameters=prepared.flat)
-                    )
+                def step(ready: Prepared = ready, source: str | None = source) -> StepRelease:
+                    return curator.send(prepared(ready.run, source, ready.flat))
 
-                information = prepared.information(step())
+                information = ready.information(step())
                 before = proxy.counted
                 for _ in range(steps):
                     step()
@@ -238,11 +230,11 @@ def clients_at_once(steps: int) -> list[str]:
     return lines
 
 
-def _throughput(running: RehearsalHospital, count: int, steps: int, own_work: float) -> float:
+def _throughput(running: LocalHospital, count: int, steps: int, own_work: float) -> float:
     """Steps a second of so many clients together."""
-    curators = [running.connect() for _ in range(count)]
-    prepared = [Prepared.of(curator, _SMALL, steps + _WARM_UP) for curator in curators]
-    for curator, ready in zip(curators, prepared, strict=True):
+    curators = [running.connect().curator for _ in range(count)]
+    every = [Prepared.of(curator, _SMALL, steps + _WARM_UP) for curator in curators]
+    for curator, ready in zip(curators, every, strict=True):
         for _ in range(_WARM_UP):
             ready.remote(curator)
     barrier = threading.Barrier(count + 1)
@@ -253,7 +245,7 @@ def _throughput(running: RehearsalHospital, count: int, steps: int, own_work: fl
             ready.remote(curator)
             time.sleep(own_work)
 
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(curators, prepared, strict=True)]
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(curators, every, strict=True)]
     for thread in threads:
         thread.start()
     barrier.wait()
@@ -269,10 +261,10 @@ def _throughput(running: RehearsalHospital, count: int, steps: int, own_work: fl
 def memory(steps: int) -> list[str]:
     """Resident memory of the curator over many steps."""
     with hospital("0") as (_, running):
-        prepared = Prepared.of(running.curator, _SMALL, steps)
+        ready = Prepared.of(running.curator, _SMALL, steps)
         sizes = []
         for number in range(steps):
-            prepared.remote(running.curator)
+            ready.remote(running.curator)
             if number + 1 in (steps // 10, steps):
                 pages = int(Path(f"/proc/{running.pid}/statm").read_text().split()[1])
                 sizes.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
@@ -320,7 +312,7 @@ def main() -> None:
         "Eight clients": clients_at_once(arguments.steps),
         "Memory": memory(arguments.memory_steps),
     }
-    page = [_HEAD.format(command=command, directions=_DIRECTIONS, machine=machine)]
+    page = [_HEAD.format(command=command, directions=DIRECTIONS, machine=machine)]
     for title, lines in sections.items():
         page += [f"## {title}", "", *([_SAID[title], ""] if title in _SAID else []), *lines, ""]
     if arguments.write is not None:

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.local import RATE, released
-from public_client.data.datasets import Labelled
+from public_client.adaptation.domain_adaptation import DomainAdaptation
+from public_client.data.datasets import Batches, Labelled
 from public_client.data.progress import reporting
-from public_client.data.source import Batches, source_loader, train_source
+from public_client.data.source import source_loader, train_source
+from public_client.methods.replay import Replay
 from public_client.replay import fit as replay
 from public_client.replay.missing_columns import TableView
 from public_client.replay.views import FeatureView, View
-from public_client.testing.local_hospital import RehearsalHospital
-from public_client.training.adaptation import DomainAdaptation
+from public_client.testing.local_hospital import LocalHospital
 
 UPDATES = 1500  # of source-only training and, again, of tuning
 _BATCH = 64
@@ -181,12 +182,12 @@ def _over_the_service(
     view: View | None,
 ) -> tuple[nn.Module, float]:
     with (
-        RehearsalHospital(target.records, epsilon=epsilon, delta=delta, name="target", device="cpu") as hospital,
-        hospital.connect() as curator,
+        LocalHospital(target.records, epsilon=epsilon, delta=delta, name="target", device="cpu") as hospital,
+        hospital.connect() as connected,
     ):
-        plan = curator.plan(epsilon=epsilon, tuning_steps=UPDATES)
+        plan = connected.plan(Replay(tuning_steps=UPDATES), epsilon=epsilon)
         adaptation = DomainAdaptation(
-            copy.deepcopy(extractor), classifier, curator=curator, plan=plan, view=view,
+            copy.deepcopy(extractor), classifier, hospital=connected, plan=plan, view=view,
             device="cpu", seed=seed, source_epochs=0,
         )  # fmt: skip
         adaptation.fit(loader, progress=False)
@@ -205,11 +206,11 @@ def _here(
 ) -> nn.Module:
     with torch.no_grad():
         seen, features = extractor(torch.from_numpy(target.records)), extractor(source.images)
-    misfit = released(seen, features, epsilon=epsilon, delta=delta)
+    residuals = released(seen, features, epsilon=epsilon, delta=delta)
     generator = torch.Generator().manual_seed(seed)
     with reporting("", replay.VIEW_STEPS, shown=False) as bar:
         fitted = replay.find_view(
-            extractor, source, misfit, learning_rate=RATE, generator=generator, bar=bar, view=view
+            extractor, source, residuals, learning_rate=RATE, generator=generator, bar=bar, view=view
         )
     if not fitted.convinced:
         return copy.deepcopy(classifier)

@@ -1,6 +1,6 @@
 """What the confined worker process costs: the same remote steps with it and without it, alternating.
 
-    python -m benchmarks.worker --steps 60 --write docs/worker-cost.md
+    python -m benchmarks.worker --steps 60 --write docs/reference/worker-cost.md
 
 starts two real curators on this machine, one with ``compute.isolation = process`` and one with ``in-process``, both
 without padding of reply times, and draws steps from them in turn, so that whatever else the machine does meets both.
@@ -23,12 +23,17 @@ import torch
 from torch import nn
 
 from public_client.curator.stub import Curator
-from public_client.curator.values import Run
-from public_client.testing.local_hospital import RehearsalHospital
+from public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
+from public_client.testing.local_hospital import LocalHospital
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.protocol.messages import Gradient, Quantiles, Rows, RunParameters
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
+from shared.mechanisms.interface import FloatArray, Payload
+from shared.mechanisms.sliced import SlicedDeclaration, SlicedRequest
+from shared.protocol.messages import RunParameters
 
+DIRECTIONS = 200
 _SHAPE = (1, 28, 28)
 _RECORDS = 2048
 _WARM_UP = 5  # steps that are not counted
@@ -41,22 +46,45 @@ class Case:
     Attributes:
         name: for the table.
         batch: b.
-        release: what is released.
+        coefficients: L of the released quantiles; 0 for rows.
         adapted: names of the adapted parameters; none for no gradient.
     """
 
     name: str
     batch: int
-    release: Rows | Quantiles
+    coefficients: int
     adapted: tuple[str, ...] = ()
+
+    def declared(self, uploaded: UploadedExtractor, steps: int) -> RunParameters:
+        """A run of so many steps of this kind."""
+        release = "quantiles" if self.coefficients else "rows"
+        sliced = SlicedDeclaration(DIRECTIONS, 1.0, self.coefficients)
+        declared: Payload = sliced
+        if self.adapted:
+            clipped = ClippedSum(self.adapted, clip_norm=0.1, sigma=1.0)
+            declared = GradientDeclaration(release, sliced, clipped, source_features=self.batch)
+        return RunParameters(
+            graph_digest=uploaded.graph_digest,
+            weights_digest=uploaded.weights_digest,
+            mechanism="gradient" if self.adapted else release,
+            declaration=declared.to_bytes(),
+            batch_size=self.batch,
+            steps=steps,
+        )
 
 
 CASES = (
-    Case("quantiles, batch 128", 128, Quantiles(8, 1.0)),
-    Case("quantiles, batch 1,024", 1024, Quantiles(8, 1.0)),
-    Case("rows, gradient of 25,050 parameters, batch 128", 128, Rows(1.0), ("3.weight", "3.bias")),
-    Case("rows, gradient of 256,320 parameters, batch 128", 128, Rows(1.0), ("7.weight", "7.bias")),
+    Case("quantiles, batch 128", 128, 8),
+    Case("quantiles, batch 1,024", 1024, 8),
+    Case("rows, gradient of 25,050 parameters, batch 128", 128, 0, ("3.weight", "3.bias")),
+    Case("rows, gradient of 256,320 parameters, batch 128", 128, 0, ("7.weight", "7.bias")),
 )
+
+
+def prepared(run: Run, source: FloatArray | str | None, adapted: FloatArray | None = None) -> PendingStep:
+    """A step's request; only a gradient's brings a source."""
+    request = SlicedRequest() if source is None else GradientRequest(source, adapted)
+    return PendingStep(run.run_id, new_request_id(), request.to_bytes())
 
 
 def lenet() -> nn.Module:
@@ -99,9 +127,9 @@ def hospital(isolation: str) -> Iterator[Running]:
     os.environ["DPSWD_CURATOR_COMPUTE__ISOLATION"] = isolation
     os.environ["DPSWD_CURATOR_LIMITS__REPLY_QUANTUM_MS"] = "0"
     records = np.random.default_rng(3).random((_RECORDS, *_SHAPE), dtype=np.float32)
-    with RehearsalHospital(records, epsilon=1e4, delta=1e-5, device="cpu") as running, running.connect() as curator:
+    with LocalHospital(records, epsilon=1e4, delta=1e-5, device="cpu") as running, running.connect() as connected:
         pid = int((running.home.parent / "curator.pid").read_text(encoding="ascii"))
-        yield Running(curator, pid)
+        yield Running(connected.curator, pid)
 
 
 def opened(curator: Curator, case: Case, steps: int) -> Run:
@@ -109,17 +137,7 @@ def opened(curator: Curator, case: Case, steps: int) -> Run:
     module = lenet()
     graph = trace(module, _SHAPE)
     uploaded = curator.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(module, graph)))
-    return curator.open_run(
-        RunParameters(
-            graph_digest=uploaded.graph_digest,
-            weights_digest=uploaded.weights_digest,
-            directions=200,
-            batch_size=case.batch,
-            steps=steps,
-            release=case.release,
-            gradient=Gradient(case.adapted, clip_norm=0.1, sigma=10.0) if case.adapted else None,
-        )
-    )
+    return curator.open_run(case.declared(uploaded, steps))
 
 
 def measured(sites: dict[str, Running], case: Case, steps: int) -> dict[str, tuple[float, float]]:
@@ -132,7 +150,7 @@ def measured(sites: dict[str, Running], case: Case, steps: int) -> dict[str, tup
         if number == 0:
             before = {name: site.cpu_seconds() for name, site in sites.items()}
         for name, site in sites.items():
-            pending = site.curator.prepare_step(runs[name], source=source)
+            pending = prepared(runs[name], source)
             begun = time.perf_counter()
             site.curator.send(pending)
             if number >= 0:

@@ -1,4 +1,4 @@
-"""Prints docs/settings.md: ``python deploy/settings_page.py > docs/settings.md`` (`make settings-page`)."""
+"""Prints docs/reference/settings.md (`make settings-page`)."""
 
 from __future__ import annotations
 

@@ -1,32 +1,113 @@
 """The public client: an ML team's side of differentially private domain adaptation.
 
-`Curator` talks to a hospital, `DomainAdaptation` trains against it. Both are imported on first use, so that commands
-that need no tensors (``dpswd-client calibrate``) start without loading torch.
+`Hospital` plans and opens runs over a `Curator`'s connection, `DomainAdaptation` trains against it, `MockCurator` and
+`LocalHospital` stand in for a hospital. Names are imported on first use, so that commands that need no tensors
+(``dpswd-client calibrate``) start without loading torch.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from public_client.adaptation.domain_adaptation import DomainAdaptation
+    from public_client.adaptation.federation import Federation
+    from public_client.adaptation.hospital import Hospital
     from public_client.curator.stub import Curator
+    from public_client.methods import Adapter, AllWeights, DpDann, Method, Replay, Rows
+    from public_client.methods.evaluation import Evaluate
     from public_client.plans.plan import Plan
-    from public_client.training.adaptation import DomainAdaptation
-    from public_client.training.federation import Federation
+    from public_client.replay.missing_columns import TableView
+    from public_client.testing.local_hospital import LocalHospital
+    from public_client.testing.mock import MockCurator, mock_description
+    from public_client.training.saved_model import load_adapted
+    from shared.errors import (
+        BudgetExhausted,
+        CredentialsInvalid,
+        CuratorUnavailable,
+        DataInvalid,
+        DpswdError,
+        ExtractorUnsupported,
+        InvalidValue,
+        PrivacyError,
+        ProtocolError,
+        RequestInvalid,
+        RunFinished,
+        SettingsError,
+    )
 
-__all__ = ["Curator", "DomainAdaptation", "Federation", "Plan"]
-
-_HOMES = {
-    "Curator": "public_client.curator.stub",
-    "DomainAdaptation": "public_client.training.adaptation",
-    "Federation": "public_client.training.federation",
-    "Plan": "public_client.plans.plan",
+_MODULES = {
+    "public_client.adaptation.domain_adaptation": ("DomainAdaptation",),
+    "public_client.adaptation.federation": ("Federation",),
+    "public_client.adaptation.hospital": ("Hospital",),
+    "public_client.curator.stub": ("Curator",),
+    "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Method", "Replay", "Rows"),
+    "public_client.methods.evaluation": ("Evaluate",),
+    "public_client.plans.plan": ("Plan",),
+    "public_client.replay.missing_columns": ("TableView",),
+    "public_client.testing.local_hospital": ("LocalHospital",),
+    "public_client.testing.mock": ("MockCurator", "mock_description"),
+    "public_client.training.saved_model": ("load_adapted",),
+    "shared.errors": (
+        "BudgetExhausted",
+        "CredentialsInvalid",
+        "CuratorUnavailable",
+        "DataInvalid",
+        "DpswdError",
+        "ExtractorUnsupported",
+        "InvalidValue",
+        "PrivacyError",
+        "ProtocolError",
+        "RequestInvalid",
+        "RunFinished",
+        "SettingsError",
+    ),
 }
+_DEFINED_IN = {name: module for module, names in _MODULES.items() for name in names}
+
+__version__ = metadata.version("dpswd")
+
+__all__ = [
+    "Adapter",
+    "AllWeights",
+    "BudgetExhausted",
+    "CredentialsInvalid",
+    "Curator",
+    "CuratorUnavailable",
+    "DataInvalid",
+    "DomainAdaptation",
+    "DpDann",
+    "DpswdError",
+    "Evaluate",
+    "ExtractorUnsupported",
+    "Federation",
+    "Hospital",
+    "InvalidValue",
+    "LocalHospital",
+    "Method",
+    "MockCurator",
+    "Plan",
+    "PrivacyError",
+    "ProtocolError",
+    "Replay",
+    "RequestInvalid",
+    "Rows",
+    "RunFinished",
+    "SettingsError",
+    "TableView",
+    "__version__",
+    "load_adapted",
+    "mock_description",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used (PEP 562)."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _DEFINED_IN:
+        return getattr(import_module(_DEFINED_IN[name]), name)
     raise AttributeError(f"module 'public_client' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

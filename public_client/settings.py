@@ -1,100 +1,62 @@
 """What an ML team may set for good: one tree of settings with its sources.
 
 Sources, later wins: ``dpswd-client.toml`` in the working directory (or the file that DPSWD_CLIENT_SETTINGS names),
-environment variables ``DPSWD_CLIENT_<SECTION>__<FIELD>`` (with ``_FILE`` behind it the variable names a file with the
-value), the command line. What one training is, stands in an experiment file and not here. docs/settings.md is made from
-this tree.
+environment variables ``DPSWD_CLIENT_<GROUP>__<FIELD>`` (with ``_FILE`` behind it the variable names a file with the
+value), the command line. What one training is, stands in an experiment file and not here. This tree makes
+docs/reference/settings.md.
 """
 
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
-from pydantic_settings import SettingsError as SourceError
+from pydantic_settings import SettingsConfigDict
 
-from shared.configuration import Environment, explain_error, from_command_line
+from shared.configuration import SettingsGroup, SettingsTree, setting
 from shared.errors import SettingsError
 
-ENVIRONMENT_PREFIX = "DPSWD_CLIENT_"
 SETTINGS_FILE = "dpswd-client.toml"
 SETTINGS_VARIABLE = "DPSWD_CLIENT_SETTINGS"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class DefaultCurator(SettingsGroup):
+    """The curator that commands speak to where `--curator` is left out."""
 
-
-class CuratorSection(_Section):
-    """The curator that commands speak to where ``--curator`` is left out."""
-
-    address: str | None = Field(
-        default=None,
+    address: str | None = setting(
+        None,
+        "Where it listens. `train` rehearses on this machine all the same unless --curator is given.",
+        allowed="host:port or none",
         pattern=r"^.+:[0-9]+$",
-        json_schema_extra={"allowed": "host:port or none"},
-        description="Where it listens. `train` rehearses on this machine all the same unless --curator is given.",
     )
-    credentials: Path | None = Field(
-        default=None,
-        description="Directory with ca.crt, client.crt and client.key; the key is no setting.",
-    )
-    server_name: str | None = Field(
-        default=None,
+    credentials: Path | None = setting(None, "Directory with ca.crt, client.crt and client.key; the key is no setting.")
+    server_name: str | None = setting(
+        None,
+        "The name in the curator's certificate, where it differs from the address (a tunnel).",
         min_length=1,
         max_length=253,
-        description="The name in the curator's certificate, where it differs from the address (a tunnel).",
     )
 
 
-class ConnectionSettings(_Section):
-    """How long the client waits, and how often it comes back; a request is always repeated under its own id."""
+class ConnectionSettings(SettingsGroup):
+    """How long the client waits, and how often it comes back."""
 
-    timeout_seconds: float = Field(
-        default=120.0,
-        gt=0,
-        le=3600,
-        json_schema_extra={"unit": "seconds"},
-        description="Deadline of one attempt; a step on large records takes long.",
+    timeout_seconds: float = setting(
+        120.0, "Deadline of one attempt; a step on large records takes long.", unit="seconds", gt=0, le=3600
     )
-    patience_seconds: float = Field(
-        default=180.0,
-        ge=0,
-        le=86_400,
-        json_schema_extra={"unit": "seconds"},
-        description="How long a curator that cannot be reached is tried again.",
+    patience_seconds: float = setting(
+        180.0, "How long a curator that cannot be reached is tried again.", unit="seconds", ge=0, le=86_400
     )
 
 
-class ClientSettings(BaseSettings):
-    """The whole tree; see the sections."""
+class ClientSettings(SettingsTree):
+    """The whole tree; see the groups."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
-    )
+    model_config = SettingsConfigDict(env_prefix="DPSWD_CLIENT_")
 
-    curator: CuratorSection = Field(
-        default_factory=CuratorSection, description="The curator that commands speak to where `--curator` is left out."
-    )
-    connection: ConnectionSettings = Field(
-        default_factory=ConnectionSettings, description="How long the client waits, and how often it comes back."
-    )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Command line, then environment, then the file; the first that has a value wins."""
-        return (init_settings, Environment(settings_cls), TomlConfigSettingsSource(settings_cls, settings_file()))
+    curator: DefaultCurator = DefaultCurator()
+    connection: ConnectionSettings = ConnectionSettings()
 
 
 def settings_file() -> Path:
@@ -115,14 +77,4 @@ def load(overrides: Mapping[str, str] | None = None) -> ClientSettings:
         raise SettingsError(
             f"{SETTINGS_VARIABLE} names {settings_file()}, which does not exist; correct it, or unset it"
         )
-    tree: dict[str, Any] = from_command_line(overrides or {})
-    try:
-        return ClientSettings(**tree)
-    except ValidationError as error:
-        raise SettingsError(explain_error(error)) from None
-    except SourceError as error:
-        raise SettingsError(f"the environment: {error}; write lists as JSON") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{settings_file()} is not valid TOML: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{settings_file()} cannot be read ({type(error).__name__})") from error
+    return ClientSettings.from_sources(settings_file(), overrides)

@@ -1,33 +1,44 @@
-"""Trees of settings: sections of typed fields from a file, the environment and the command line; later wins.
+"""Trees of settings: groups of typed fields from a TOML file, the environment and the command line; later wins.
 
-Each party has one tree (`private_curator.settings.tree`, `public_client.settings`). This module reads the environment,
-turns what is wrong into one error that names every setting, and explains a tree for ``--help`` and docs/settings.md.
+Each party has one tree (`private_curator.settings.tree`, `public_client.settings`). This module reads its sources,
+turns what is wrong into one error that names every setting, and explains a tree for ``--help`` and
+docs/reference/settings.md.
 
-A variable is named PREFIX + SECTION + two underscores + FIELD; with ``_FILE`` behind it, it names a file that holds the
-value, so that a secret need not stand in the environment.
+A group is a section of the file. A variable is named PREFIX + GROUP + two underscores + FIELD; with ``_FILE`` behind
+it, it names a file that holds the value, so that a secret need not stand in the environment.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import tomllib
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-import annotated_types
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+from pydantic_settings import SettingsError as SourceError
 
 from shared.errors import SettingsError
 
-HIDDEN = "**********"
-"""Stands for a secret's value wherever settings are shown."""
 _BETWEEN = "__"
 _FROM_FILE = "_file"
 _MAX_SECRET_BYTES = 64 * 1024
+# Names of pydantic's bounds, and how they are told.
+_LOWEST = {"ge": "{}", "gt": "more than {}", "min_length": "{}"}
+_HIGHEST = {"le": "{}", "lt": "less than {}", "max_length": "{} characters"}
 
 
 @dataclass(frozen=True)
@@ -35,14 +46,13 @@ class Setting:
     """One setting, explained.
 
     Attributes:
-        name: section.field.
+        name: group.field.
         environment: the variable that sets it.
         default: as text; empty where the setting is required.
         unit: of a number, or "".
         allowed: range or choices.
         description: what it means.
         required: whether it has no default.
-        secret: whether its value is never shown.
     """
 
     name: str
@@ -52,10 +62,9 @@ class Setting:
     allowed: str
     description: str
     required: bool
-    secret: bool
 
 
-class Environment(EnvSettingsSource):
+class _Environment(EnvSettingsSource):
     """The environment of a tree: as pydantic-settings reads it, values in files included, misspelt names refused.
 
     Raises:
@@ -65,7 +74,8 @@ class Environment(EnvSettingsSource):
     def _load_env_vars(self) -> Mapping[str, str | None]:
         given = dict(super()._load_env_vars())
         prefix = self.env_prefix.lower()
-        known = {setting.environment.lower() for setting in settings_of(self.settings_cls)}
+        assert issubclass(self.settings_cls, SettingsTree)
+        known = {row.environment.lower() for row in settings_of(self.settings_cls)}
         for name in list(given):
             # A single underscore is left alone: Kubernetes puts variables of its own there, made from services' names.
             if not name.startswith(prefix) or _BETWEEN not in name or name in known:
@@ -88,95 +98,156 @@ def _content(name: str, path: str | None) -> str:
         raise SettingsError(f"{name.upper()} names {path}, which cannot be read ({kind})") from None
 
 
-def from_command_line(overrides: Mapping[str, str]) -> dict[str, dict[str, object]]:
-    """The tree of values that ``--set section.field=value`` gives; lists are written as JSON.
+def setting(default: Any, meaning: str, *, unit: str = "", allowed: str = "", **bounds: Any) -> Any:
+    """A field of a group.
 
-    Raises:
-        SettingsError: a name without a section, or a list that is none.
+    Args:
+        default: its value where no source has one.
+        meaning: for the operator.
+        unit: of a number.
+        allowed: range or choices, where type and bounds do not tell them.
+        bounds: pydantic's, for example ``ge=1``.
     """
-    tree: dict[str, dict[str, object]] = {}
+    told: dict[str, Any] = {name: text for name, text in (("unit", unit), ("allowed", allowed)) if text}
+    return Field(default, description=meaning, json_schema_extra=told or None, **bounds)
+
+
+class SettingsGroup(BaseModel):
+    """Settings that belong together; its docstring stands in docs/reference/settings.md."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def checked(cls, name: str, fields: Mapping[str, object]) -> Self:
+        """The group of this name from plain values; None stands for a default.
+
+        Raises:
+            SettingsError: every value that is out of range.
+        """
+        try:
+            return cls.model_validate({field: value for field, value in fields.items() if value is not None})
+        except ValidationError as error:
+            raise SettingsError(f"{name}: {_explained(error)}") from error
+
+
+class SettingsTree(BaseSettings):
+    """All settings of one party: one field for each group."""
+
+    model_config = SettingsConfigDict(env_nested_delimiter=_BETWEEN, extra="forbid", frozen=True)
+
+    file: Path = Field(description="The TOML file; it need not exist.")
+
+    @classmethod
+    def from_sources(cls, file: Path, overrides: Mapping[str, str] | None = None) -> Self:
+        """Reads the tree.
+
+        Args:
+            file: TOML; need not exist.
+            overrides: values from the command line by dotted name, for example ``{"listen.port": "0"}``.
+
+        Raises:
+            SettingsError: a file that cannot be read, an unknown field, or a value out of range; all at once.
+        """
+        try:
+            return cls(file=file, **_from_command_line(overrides or {}))
+        except ValidationError as error:
+            raise SettingsError(_explained(error)) from None
+        except SourceError as error:  # a list in the environment that is no JSON
+            raise SettingsError(f"the environment: {error}; write lists as JSON, for example [1, 28, 28]") from None
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{file} is not valid TOML: {error}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{file} cannot be read ({type(error).__name__})") from error
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line, then environment, then the file; the first that has a value wins."""
+        file = init_settings.init_kwargs["file"]  # type: ignore[attr-defined]
+        return init_settings, _Environment(settings_cls), TomlConfigSettingsSource(settings_cls, file)
+
+
+def _from_command_line(overrides: Mapping[str, str]) -> dict[str, Any]:
+    """The tree of values that ``--set group.field=value`` gives; lists are written as JSON."""
+    tree: dict[str, Any] = {}
     for dotted, value in overrides.items():
-        section, _, name = dotted.partition(".")
+        group, _, name = dotted.partition(".")
         if not name or "." in name:
             raise SettingsError(f"{dotted!r} is no setting; write section.field, for example listen.port")
-        tree.setdefault(section, {})[name] = _parsed(dotted, value)
+        try:
+            tree.setdefault(group, {})[name] = json.loads(value) if value.startswith("[") else value
+        except json.JSONDecodeError as error:
+            raise SettingsError(f"{dotted}: {value!r} is no JSON list; write for example [1, 28, 28]") from error
     return tree
 
 
-def _parsed(name: str, value: str) -> object:
-    if not value.startswith("["):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise SettingsError(f"{name}: {value!r} is no JSON list; write for example [1, 28, 28]") from error
-
-
-def explain_error(error: ValidationError, *, secrets: frozenset[str] = frozenset()) -> str:
-    """Everything that is wrong with a tree, in one line; secrets' values are left out."""
+def _explained(error: ValidationError) -> str:
+    """Everything that is wrong with a tree, in one line."""
     lines = []
     for problem in error.errors():
         name = ".".join(str(part) for part in problem["loc"]) or "settings"
-        # A problem of a whole section would show all its values.
-        hidden = name in secrets or isinstance(problem["input"], Mapping)
-        got = "" if hidden else f" (got {problem['input']!r})"
+        # A problem of a whole group would show all its values.
+        got = "" if isinstance(problem["input"], Mapping) else f" (got {problem['input']!r})"
         lines.append(f"{name}: {problem['msg']}{got}")
     return "; ".join(lines)
 
 
-def settings_of(tree: type[BaseSettings]) -> list[Setting]:
+def settings_of(tree: type[SettingsTree]) -> list[Setting]:
     """Every setting of a tree, in its order."""
     prefix = str(tree.model_config.get("env_prefix", ""))
     return [
         Setting(
-            name=f"{section}.{name}",
-            environment=f"{prefix}{section}{_BETWEEN}{name}".upper(),
-            default="" if field.is_required() else shown(field.get_default(call_default_factory=True)),
-            unit=str(_extra(field, "unit")),
-            allowed=str(_extra(field, "allowed")) or _allowed(field),
+            name=f"{group}.{name}",
+            environment=f"{prefix}{group}{_BETWEEN}{name}".upper(),
+            default="" if field.is_required() else _shown(field.default),
+            unit=_extra(field, "unit"),
+            allowed=_extra(field, "allowed") or _allowed(field),
             description=field.description or "",
             required=field.is_required(),
-            secret=_is_secret(field.annotation),
         )
-        for section, name, field in _fields(tree)
+        for group, fields in _groups(tree)
+        for name, field in fields.model_fields.items()
     ]
 
 
-def values_of(settings: BaseSettings) -> dict[str, object]:
-    """The present value of every setting by name, as JSON knows it; secrets hidden."""
-    return {
-        f"{section}.{name}": _plain(getattr(getattr(settings, section), name))
-        for section, name, _ in _fields(type(settings))
-    }
+def explained(tree: type[SettingsTree], present: SettingsTree | None = None) -> list[dict[str, Any]]:
+    """Every setting as plain values for the ``settings`` commands, with its value in `present`."""
+    rows = []
+    for row in settings_of(tree):
+        value = {} if present is None else {"value": _plain(attrgetter(row.name)(present))}
+        default = "required" if row.required else row.default
+        rows.append({"name": row.name, **value, "default": default, "unit": row.unit, "allowed": row.allowed})
+        rows[-1] |= {"environment": row.environment, "description": row.description}
+    return rows
 
 
 def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [_plain(inner) for inner in value]
-    return value if value is None or isinstance(value, bool | int | float) else shown(value)
+    return value if value is None or isinstance(value, bool | int | float) else _shown(value)
 
 
-def shown(value: object) -> str:
+def _shown(value: object) -> str:
     """A value as an operator would write it."""
     if value is None:
         return "none"
-    if isinstance(value, SecretStr):
-        return HIDDEN
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, tuple):
-        return json.dumps(list(value))
-    return str(value)
+    return json.dumps(list(value)) if isinstance(value, tuple) else str(value)
 
 
-def markdown(tree: type[BaseSettings]) -> str:
-    """A table for each section, for docs/settings.md."""
+def markdown(tree: type[SettingsTree]) -> str:
+    """A table for each group, for docs/reference/settings.md."""
     lines: list[str] = []
-    for section, field in tree.model_fields.items():
-        rows = [setting for setting in settings_of(tree) if setting.name.startswith(f"{section}.")]
-        if not rows:
-            continue
-        lines += [f"### `[{section}]`", "", field.description or "", ""]
+    for name, group in _groups(tree):
+        rows = [row for row in settings_of(tree) if row.name.startswith(f"{name}.")]
+        lines += [f"### `[{name}]`", "", inspect.getdoc(group) or "", ""]
         lines += ["| setting | default | unit | allowed | meaning |", "|---|---|---|---|---|"]
         for row in rows:
             default = "*required*" if row.required else f"`{row.default}`"
@@ -186,7 +257,7 @@ def markdown(tree: type[BaseSettings]) -> str:
     return "\n".join(lines)
 
 
-def help_lines(tree: type[BaseSettings]) -> list[tuple[str, str]]:
+def help_lines(tree: type[SettingsTree]) -> list[tuple[str, str]]:
     """(name, explanation) of every setting, for the ``--help`` of a command."""
     lines = []
     for row in settings_of(tree):
@@ -195,38 +266,22 @@ def help_lines(tree: type[BaseSettings]) -> list[tuple[str, str]]:
     return lines
 
 
-def _fields(tree: type[BaseSettings]) -> Iterator[tuple[str, str, FieldInfo]]:
-    for section, field in tree.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            for name, inner in kind.model_fields.items():
-                yield section, name, inner
+def _groups(tree: type[SettingsTree]) -> Iterator[tuple[str, type[SettingsGroup]]]:
+    for name, field in tree.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsGroup):
+            yield name, field.annotation
 
 
-def _extra(field: FieldInfo, name: str) -> object:
+def _extra(field: FieldInfo, name: str) -> str:
     extra = field.json_schema_extra
-    return extra.get(name, "") if isinstance(extra, dict) else ""
-
-
-def _is_secret(annotation: Any) -> bool:
-    return annotation is SecretStr or any(_is_secret(inner) for inner in get_args(annotation))
+    return str(extra.get(name, "")) if isinstance(extra, dict) else ""
 
 
 def _allowed(field: FieldInfo) -> str:
     low = high = ""
     for rule in field.metadata:
-        if isinstance(rule, annotated_types.Ge):
-            low = f"{rule.ge}"
-        elif isinstance(rule, annotated_types.Gt):
-            low = f"more than {rule.gt}"
-        elif isinstance(rule, annotated_types.Le):
-            high = f"{rule.le}"
-        elif isinstance(rule, annotated_types.Lt):
-            high = f"less than {rule.lt}"
-        elif isinstance(rule, annotated_types.MinLen):
-            low = f"{rule.min_length}"
-        elif isinstance(rule, annotated_types.MaxLen):
-            high = f"{rule.max_length} characters"
+        low = next((text.format(getattr(rule, name)) for name, text in _LOWEST.items() if hasattr(rule, name)), low)
+        high = next((text.format(getattr(rule, name)) for name, text in _HIGHEST.items() if hasattr(rule, name)), high)
     if low and high:
         return f"{low} to {high}" if low != high.split()[0] else high.replace("characters", "character")
     return (
@@ -250,5 +305,5 @@ def _kind(annotation: Any) -> str:
         if len(inner) == 2 and inner[1] is not Ellipsis:
             return "two numbers"
         return f"list of {_kind(inner[0])}s"
-    names = {bool: "true, false", int: "whole number", float: "number", str: "text", Path: "path", SecretStr: "secret"}
+    names = {bool: "true, false", int: "whole number", float: "number", str: "text", Path: "path"}
     return names.get(annotation, "none" if annotation is type(None) else "text")

@@ -34,6 +34,7 @@ The tree::
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -90,7 +91,8 @@ class BudgetExhausted(PrivacyError):
             advice = "not one such step fits; use more noise, a smaller batch, or ask the operator to extend the budget"
         return (
             f"the {self.scope}'s privacy budget does not allow this run: it would cost epsilon "
-            f"{_ceil(self.requested)}, spent so far {_ceil(self.spent)}, remaining {_floor(self.remaining)}; {advice}"
+            f"{rounded(self.requested, up=True)}, spent so far {rounded(self.spent, up=True)}, remaining "
+            f"{rounded(self.remaining, up=False)}; {advice}"
         )
 
 
@@ -192,19 +194,8 @@ class SettingsError(DpswdError):
     """A configuration that cannot work; the message names the setting, its value and what is allowed."""
 
 
-def _ceil(value: float) -> str:
-    return _rounded(value, up=True)
-
-
-def _floor(value: float) -> str:
-    return _rounded(value, up=False)
-
-
-def _rounded(value: float, *, up: bool) -> str:
-    """Four decimals, rounded so that a reader never believes in more budget than there is."""
-    import math
-
+def rounded(value: float, *, up: bool) -> str:
+    """Four decimals, so that a reader never believes in more budget than there is: costs up, what is left down."""
     if not math.isfinite(value):
         return str(value)
-    scaled = math.ceil(value * 1e4) if up else math.floor(value * 1e4)
-    return f"{scaled / 1e4:.4f}"
+    return f"{(math.ceil if up else math.floor)(value * 1e4) / 1e4:.4f}"

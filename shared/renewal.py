@@ -2,26 +2,28 @@
 
 The client makes a new key and a certificate request for it, and signs the request with the key of the certificate that
 it has. An operator who checks that signature knows that whoever holds the old key asks for the new certificate, without
-a second way to the client. The file is JSON; what must never change is the meaning of ``dpswd-renewal-1``.
+a second way to the client. The file is JSON, with bytes in base64; what must never change is the meaning of
+``dpswd-renewal-1``.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from typing import Literal
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from shared.errors import InvalidValue
 
-FORMAT = "dpswd-renewal-1"
+FORMAT: Literal["dpswd-renewal-1"] = "dpswd-renewal-1"
 MAX_BYTES = 256 * 1024  # a request and a certificate have about 500 bytes each
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"))
 class Renewal:
     """What a client asks for.
 
@@ -29,11 +31,13 @@ class Renewal:
         request: PKCS #10 request for the new key, PEM.
         certificate: the certificate that it renews, PEM.
         signature: ECDSA with SHA-256 under that certificate's key over `signed_bytes`, DER.
+        format: what the file calls itself.
     """
 
     request: bytes
     certificate: bytes
     signature: bytes
+    format: Literal["dpswd-renewal-1"] = FORMAT
 
     @property
     def signed_bytes(self) -> bytes:
@@ -48,15 +52,7 @@ class Renewal:
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        return json.dumps(
-            {
-                "certificate": self.certificate.decode("ascii"),
-                "format": FORMAT,
-                "request": self.request.decode("ascii"),
-                "signature": self.signature.hex(),
-            },
-            indent=1,
-        ).encode("ascii")
+        return _JSON.dump_json(self, indent=1)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Renewal:
@@ -68,21 +64,12 @@ class Renewal:
         if len(data) > MAX_BYTES:
             raise InvalidValue(f"a renewal has at most {MAX_BYTES} bytes, this file has {len(data)}")
         try:
-            value = json.loads(data)
-            stated = value["format"]
-            renewal = cls(
-                request=value["request"].encode("ascii"),
-                certificate=value["certificate"].encode("ascii"),
-                signature=bytes.fromhex(value["signature"]),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            return _JSON.validate_json(data)
+        except ValidationError as error:
             raise InvalidValue(
-                "the file is neither a certificate request nor a renewal; make one with `dpswd-client cert request` or "
-                "`dpswd-client cert renew`"
+                f"the file is neither a certificate request nor a renewal of the format {FORMAT}; make one with "
+                "`dpswd-client cert request` or `dpswd-client cert renew`"
             ) from error
-        if stated != FORMAT:
-            raise InvalidValue(f"the renewal has the format {stated!r}; this program reads {FORMAT}")
-        return renewal
 
     def check_signature(self) -> x509.Certificate:
         """The old certificate, once its key is proved to have signed the request.
@@ -102,3 +89,6 @@ class Renewal:
         except InvalidSignature as error:
             raise InvalidValue("the renewal is not signed by the key of the certificate that it renews") from error
         return certificate
+
+
+_JSON = TypeAdapter(Renewal)

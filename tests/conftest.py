@@ -30,6 +30,33 @@ def postgres():
     server.close()
 
 
+@pytest.fixture
+def make_hospital(tmp_path):
+    """Makes hospitals in memory; a second call reopens the first one's home."""
+    from hospital import Hospital
+
+    opened: list[Hospital] = []
+
+    def make(records, *, directory: Path = tmp_path, **options) -> Hospital:
+        for earlier in opened:
+            earlier.close()
+        directory.mkdir(exist_ok=True)
+        opened.append(Hospital(directory, records, **options))
+        return opened[-1]
+
+    yield make
+    for hospital in opened:
+        hospital.close()
+
+
+@pytest.fixture
+def no_noise():
+    """A source of noise of value zero."""
+    from hospital import NoNoise
+
+    return NoNoise()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """With several workers: a file's tests run in one of them, in order; so do all that share an engine or a server."""

@@ -1,4 +1,4 @@
-"""Writes docs/accountant.md, its figure, docs/accountant-speed.md and docs/accountant-crosscheck.md."""
+"""Writes accountant.md, its figure, accountant-speed.md and accountant-crosscheck.md, all in docs/privacy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-DOCS = Path("docs")
+DOCS = Path("docs/privacy")
 PAGES = {
     "table": ("accountant.md", "sigma and epsilon for the papers' settings, and the figure (half a minute)"),
     "figure": ("figures/epsilon-vs-steps.png", "the figure alone"),

@@ -1,4 +1,4 @@
-"""docs/accountant-crosscheck.md: where autodp's forward differences lose their digits, and where ours are loose.
+"""docs/privacy/accountant-crosscheck.md: where autodp's forward differences lose digits, and where ours are loose.
 
 The truth is Theorem 27 of Wang, Balle and Kasiviswanathan 2019 in mpmath's arithmetic, from the confluent series on:
 nothing of it comes from this project's code.

@@ -1,4 +1,4 @@
-"""docs/figures/epsilon-vs-steps.png: what every bound says of M-U, from one step to a million."""
+"""docs/privacy/figures/epsilon-vs-steps.png: what every bound says of M-U, from one step to a million."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/accountant-speed.md: how fast the accountant is, beside autodp and dp_accounting in the same process.
+"""docs/privacy/accountant-speed.md: how fast the accountant is, beside autodp and dp_accounting in the same process.
 
 Every figure is processor time of this process on one thread, so that other jobs on the machine count little; the
 contenders take turns, and the median of several turns counts. Caches are emptied before every turn of ours where
@@ -8,6 +8,7 @@ contenders take turns, and the median of several turns counts. Caches are emptie
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import subprocess
 import sys
@@ -21,15 +22,16 @@ import numpy as np
 from benchmarks.accountant import contenders
 from benchmarks.accountant.memory import MEASURED
 from benchmarks.accountant.settings import SETTINGS, Setting, markdown_table
+from shared.privacy import profile
 from shared.privacy.amplification import renyi_curve
 from shared.privacy.bounds import Bound
 from shared.privacy.budget import PrivacyBudget
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.conversion import epsilon_of
 from shared.privacy.crosscheck import check_with_autodp
+from shared.privacy.curves import ShiftLaw
 from shared.privacy.events import RunEvent
 from shared.privacy.filter import PrivacyFilter
-from shared.privacy.profile import gaussian_epsilon
 
 EPSILON = 3.0
 MNIST_USPS = SETTINGS[1]
@@ -211,7 +213,9 @@ def _ledger(steps: Sequence[RunEvent], delta: float) -> float:
 
 
 def _as_one_gaussian(steps: Sequence[RunEvent], delta: float) -> float:
-    return gaussian_epsilon([part.sigma for run in steps for part in run.step.parts], delta)
+    """Gaussian releases compose to one whose squared shift is the sum of theirs (Dong, Roth, Su 2019, 3.3)."""
+    square = math.fsum(part.sigma**-2 for run in steps for part in run.step.parts)
+    return profile.epsilon(ShiftLaw(1, 1, 0.0, square), delta)
 
 
 def _composition() -> tuple[list[Ratio], str]:
@@ -258,7 +262,7 @@ def _admission() -> str:
         budget.admit(session, budget.price(part))
         known.append((time.perf_counter_ns() - begin) * 1e-9)
     one_step, whole_run, second_opinion = [], [], []
-    adaptive = PrivacyFilter.for_budget(PrivacyBudget(EPSILON, setting.delta))
+    adaptive = PrivacyFilter.for_budget(PrivacyBudget(EPSILON, setting.delta), part)
     for features, directions in zip(FEATURES, DIRECTIONS, strict=True):
         run = replace(setting, features=features, directions=directions).rows(2.0 * (directions / features) ** 0.5)
         one_step.append(_timed(functools.partial(adaptive.price, replace(run, steps=1)), cold=True))

@@ -1,4 +1,4 @@
-"""docs/accountant.md: noise and epsilon of the papers' settings under every bound."""
+"""docs/privacy/accountant.md: noise and epsilon of the papers' settings under every bound."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ _HEAD = """# What the accountant achieves
 
 Written by `make accountant-table` (`python -m benchmarks.accountant table`); every number on this page is computed by
 that command, and `tests/benchmarks/test_accountant_table.py` holds the page against the reference values of
-[the privacy argument](privacy/README.md). Speed has [a page of its own](accountant-speed.md), and so has
+[the privacy argument](README.md). Speed has [a page of its own](accountant-speed.md), and so has
 [autodp's precision](accountant-crosscheck.md).
 
 The settings are those of DP-SWD (Rakotomamonjy and Ralaivola): d features, k directions, n records, samples of b, T
@@ -201,7 +201,7 @@ The code of DP-SWD publishes a σ for ε = 10. The recipe reproduces the claim. 
 
 _COEFFICIENTS_TEXT = f"""## Quantile coefficients instead of rows
 
-The [coefficients](privacy/README.md#6-sliced-quantile-coefficients) of the sorted projections (L = {COEFFICIENTS}:
+The [coefficients](README.md#6-sliced-quantile-coefficients) of the sorted projections (L = {COEFFICIENTS}:
 mean and slope) with the same number of steps T. σ is the noise on one coefficient, for ε = 10 / 3 / 1 under `auto`.
 "ratio" is rows to coefficients at the same batch; the shift alone gives √(b/(2L-1)) =
 {(LARGE_BATCH / (2 * COEFFICIENTS - 1)) ** 0.5:.3g}, and the second moment of three neighbours is dearer for sorted
@@ -210,7 +210,7 @@ releases. "mean" is the noise on the mean projection, σ/√b.
 
 _FIGURE = """## Epsilon against steps
 
-![ε against steps for every bound on M-U](figures/epsilon-vs-steps.png)
+[![ε against steps for every bound on M-U](figures/epsilon-vs-steps.png)](figures/epsilon-vs-steps.png)
 
 Left: at the σ that the paper publishes for ε = 10. Right: at the σ at which `auto` costs ε = 3. The Renyi bounds
 flatten at few steps, where their best order lies above the largest that they use (512); `auto` takes the PLD there.

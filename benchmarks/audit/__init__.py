@@ -1,6 +1,6 @@
 """Canary attacks on the live service: what an attacker can prove about epsilon, beside what the ledger claims.
 
-    python -m benchmarks.audit                      # writes docs/audit.md
+    python -m benchmarks.audit                      # writes docs/privacy/audit.md
     python -m benchmarks.audit --trials 300 --output /tmp/audit.md
 
 Two neighbouring data sets, D and D', differ in one record: the canary. For each a curator runs with real certificates,

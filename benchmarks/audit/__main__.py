@@ -1,4 +1,4 @@
-"""Writes docs/audit.md: canary attacks on live curators, honest and broken."""
+"""Writes docs/privacy/audit.md: canary attacks on live curators, honest and broken."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--curators", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="FAULT")
     parser.add_argument("--attacks", nargs="+", choices=[a.name for a in ATTACKS], default=None, metavar="ATTACK")
     parser.add_argument("--in-process", action="store_true", help="serve the honest curators in this process as well")
-    parser.add_argument("--output", type=Path, default=Path("docs/audit.md"))
+    parser.add_argument("--output", type=Path, default=Path("docs/privacy/audit.md"))
     arguments = parser.parse_args()
     chosen = [attack for attack in ATTACKS if arguments.attacks is None or attack.name in arguments.attacks]
     audit = Audit(

@@ -22,18 +22,38 @@ from benchmarks.audit.faults import KNOWN_SEED
 from public_client.curator.values import UploadedExtractor
 from shared.kernels.clipping import RECORD_NORM, clip_records
 from shared.kernels.directions import directions
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
+from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from shared.mechanisms.quantiles.coefficients import cosine_basis
 from shared.mechanisms.quantiles.cotangents import QuantileCotangent
+from shared.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.events import RunEvent
-from shared.protocol.messages import Gradient, Quantiles, Rows, RunParameters, StepRelease
-from shared.protocol.pricing import run_event
+from shared.protocol.messages import RunParameters, StepRelease
+from shared.steps.admission import run_event
 
 OUTLIER = -1e4
 _GAIN = 4.0  # norm of the features of a record of value 1: eight times the clip norm
 _FREE_SIGMA = 1e4  # noise of a release that is to cost nothing, where only the gradient is attacked
 
-Score = Callable[["Attack", Sequence[StepRelease]], float]
+Score = Callable[["Attack", Sequence["Released"]], float]
+
+
+@dataclass(frozen=True)
+class Released:
+    """What one step released, in its own units.
+
+    Attributes:
+        seed: of the directions.
+        values: rows (b, k) or coefficients (L, k), float64.
+        gradient: (p,) float64, where the run declares one.
+    """
+
+    seed: bytes
+    values: Tensor
+    gradient: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -95,33 +115,54 @@ class Attack:
         made.weight.data = weight.to(torch.float32)[:, None]
         return made
 
-    def source(self) -> NDArray[np.float32] | None:
-        """Public source features: one row of zeros, which scales every cotangent to norm 1."""
-        return np.zeros((1, self.features), dtype=np.float32) if self.gradient else None
+    @property
+    def request(self) -> bytes:
+        """What every step brings: for a gradient one source row of zeros, which scales every cotangent to norm 1."""
+        if not self.gradient:
+            return SlicedRequest().to_bytes()
+        return GradientRequest(np.zeros((1, self.features), dtype=np.float32)).to_bytes()
+
+    @property
+    def mechanism(self) -> str:
+        """The name of what every step releases."""
+        return "gradient" if self.gradient else self._release
+
+    @property
+    def _release(self) -> str:
+        return "rows" if self.coefficients is None else "quantiles"
+
+    def declaration(self, sigma: float) -> SlicedDeclaration | GradientDeclaration:
+        """The mechanism's own declaration."""
+        noise = sigma if self.attacks_release else _FREE_SIGMA
+        sliced = SlicedDeclaration(self.directions, noise, self.coefficients or 0)
+        if not self.gradient:
+            return sliced
+        summed = ClippedSum(("weight",), self.clip_norm, self._gradient_sigma(sigma))
+        return GradientDeclaration(self._release, sliced, summed, source_features=1)
 
     def parameters(self, uploaded: UploadedExtractor, *, sigma: float, steps: int) -> RunParameters:
         """The declaration of a run."""
-        noise = sigma if self.attacks_release else _FREE_SIGMA
         return RunParameters(
             graph_digest=uploaded.graph_digest,
             weights_digest=uploaded.weights_digest,
-            directions=self.directions,
+            mechanism=self.mechanism,
+            declaration=self.declaration(sigma).to_bytes(),
             batch_size=self.batch,
             steps=steps,
-            release=Rows(noise) if self.coefficients is None else Quantiles(self.coefficients, noise),
-            gradient=Gradient(("weight",), self.clip_norm, self._gradient_sigma(sigma)) if self.gradient else None,
         )
+
+    def released(self, release: StepRelease) -> Released:
+        """What a step's reply says."""
+        reply = MECHANISMS[self.mechanism].reply.from_bytes(release.payload)
+        sliced = reply.sliced if isinstance(reply, GradientReply) else reply
+        gradient = reply.gradient.to_tensor(dtype=torch.float64) if isinstance(reply, GradientReply) else None
+        return Released(sliced.seed, sliced.values.to_tensor(dtype=torch.float64), gradient)
 
     def event(self, sigma: float, *, steps: int | None = None) -> RunEvent:
         """What is priced for one trial."""
-        nothing = UploadedExtractor("0" * 64, "0" * 64, self.features)
-        declared = self.parameters(nothing, sigma=sigma, steps=steps or self.steps)
-        return run_event(
-            declared,
-            records=self.records,
-            feature_dimension=self.features,
-            gradient_parameters=self.features if self.gradient else 0,
-        )
+        facts = Facts(DataSetFacts(self.records, (1,)), ModelFacts((1,), self.features, {"weight": (self.features, 1)}))
+        size = RunSize(self.batch, steps or self.steps)
+        return run_event(MECHANISMS[self.mechanism], self.declaration(sigma), size, facts)
 
     def calibrated(self, *, epsilon: float, delta: float) -> float:
         """The sigma at which one trial costs epsilon."""
@@ -136,27 +177,27 @@ class Attack:
         return sigma * 2.0 * self.clip_norm / (shift * weight)
 
 
-def of_coefficients(attack: Attack, releases: Sequence[StepRelease]) -> float:
+def of_coefficients(attack: Attack, releases: Sequence[Released]) -> float:
     """Sum over steps of the exact log-likelihood ratio of the coefficients of a full batch."""
     return sum(_coefficients(attack, one) for one in releases)
 
 
-def of_gradients(attack: Attack, releases: Sequence[StepRelease]) -> float:
+def of_gradients(attack: Attack, releases: Sequence[Released]) -> float:
     """Sum over steps of the exact log-likelihood ratio of the gradients, given the releases before them."""
     return sum(_gradient(attack, one) for one in releases)
 
 
-def of_both(attack: Attack, releases: Sequence[StepRelease]) -> float:
+def of_both(attack: Attack, releases: Sequence[Released]) -> float:
     """Coefficients and gradients of the same steps."""
     return of_coefficients(attack, releases) + of_gradients(attack, releases)
 
 
-def of_rows(attack: Attack, releases: Sequence[StepRelease]) -> float:
+def of_rows(attack: Attack, releases: Sequence[Released]) -> float:
     """Rows of a full batch in secret order: the canary is each row with the same probability."""
     return sum(_log_mean_exp(_rows(attack, one)) for one in releases)
 
 
-def of_fresh_samples(attack: Attack, releases: Sequence[StepRelease]) -> float:
+def of_fresh_samples(attack: Attack, releases: Sequence[Released]) -> float:
     """Rows of samples: in each step the canary is in the sample with probability b/n, independently."""
     total = 0.0
     gamma = attack.batch / attack.records
@@ -165,15 +206,15 @@ def of_fresh_samples(attack: Attack, releases: Sequence[StepRelease]) -> float:
     return total
 
 
-def of_one_sample(attack: Attack, releases: Sequence[StepRelease]) -> float:
+def of_one_sample(attack: Attack, releases: Sequence[Released]) -> float:
     """The same where the canary is in all samples of the run or in none: what a reused sample would mean."""
     gamma = attack.batch / attack.records
     inside = sum(_log_mean_exp(_rows(attack, one)) for one in releases)
     return float(np.logaddexp(np.log1p(-gamma), np.log(gamma) + inside))
 
 
-def _U(attack: Attack, release: StepRelease) -> Tensor:
-    return directions(release.directions_seed, attack.features, attack.directions).to(torch.float64)
+def _U(attack: Attack, release: Released) -> Tensor:
+    return directions(release.seed, attack.features, attack.directions).to(torch.float64)
 
 
 def _clipped(attack: Attack, *, neighbour: bool) -> Tensor:
@@ -187,23 +228,22 @@ SIGMAS: dict[str, tuple[float, float]] = {}
 """Noise of release and gradient of the runs that are being scored, by attack."""
 
 
-def _coefficients(attack: Attack, release: StepRelease) -> float:
+def _coefficients(attack: Attack, release: Released) -> float:
     U, (sigma, _) = _U(attack, release), SIGMAS[attack.name]
     basis = cosine_basis(attack.batch, attack.coefficients or 1)
     means = [
         basis.T @ (_clipped(attack, neighbour=which) @ U).sort(dim=0).values for which in (False, True)
     ]  # two (L, k)
-    observed = torch.from_numpy(release.release.astype(np.float64))
+    observed = release.values
     return float(((observed - means[0]).square() - (observed - means[1]).square()).sum()) / (2.0 * sigma**2)
 
 
-def _gradient(attack: Attack, release: StepRelease) -> float:
+def _gradient(attack: Attack, release: Released) -> float:
     """The gradient of each record is known but for the canary's: cotangents are functions of public values."""
     assert release.gradient is not None
     U, (_, sigma) = _U(attack, release), SIGMAS[attack.name]
     source = torch.zeros(1, attack.features, dtype=torch.float64)
-    released = torch.from_numpy(release.release.astype(np.float64))
-    cotangent = QuantileCotangent.from_release(released, source, U, batch=attack.batch)
+    cotangent = QuantileCotangent.from_release(release.values, source, U, batch=attack.batch)
     sums = []
     for neighbour in (False, True):
         values = torch.from_numpy(attack.data(neighbour=neighbour)).to(torch.float64)
@@ -213,16 +253,15 @@ def _gradient(attack: Attack, release: StepRelease) -> float:
             along = (pulled * attack.v).sum(dim=1, keepdim=True) * attack.v
             pulled = (pulled - along) * (RECORD_NORM / (values.abs() * _GAIN))
         sums.append(clip_records(values * pulled, attack.clip_norm).sum(dim=0))
-    observed = torch.from_numpy(release.gradient.astype(np.float64))
+    observed = release.gradient
     return float(((observed - sums[0]).square() - (observed - sums[1]).square()).sum()) / (2.0 * sigma**2)
 
 
-def _rows(attack: Attack, release: StepRelease) -> NDArray[np.float64]:
+def _rows(attack: Attack, release: Released) -> NDArray[np.float64]:
     """(b,): log density of each row at the canary's place in D' against every record's place in D."""
     U, (sigma, _) = _U(attack, release), SIGMAS[attack.name]
     place = (RECORD_NORM * attack.v) @ U  # (k,)
-    observed = torch.from_numpy(release.release.astype(np.float64))  # (b, k)
-    return (-2.0 * (observed @ place) / sigma**2).numpy()
+    return (-2.0 * (release.values @ place) / sigma**2).numpy()
 
 
 def _log_mean_exp(values: NDArray[np.float64]) -> float:

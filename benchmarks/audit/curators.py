@@ -15,11 +15,11 @@ import numpy as np
 from torch import nn
 
 from benchmarks.audit.faults import fault
-from private_curator.operator import home_directory as homes
-from private_curator.operator.home_directory import Home
 from private_curator.serving import server
-from private_curator.settings.tree import RecordsSettings
 from private_curator.settings import tree as settings
+from private_curator.settings.groups import RecordsSettings
+from private_curator.storage import home_directory as homes
+from private_curator.storage.home_directory import HomeDirectory
 from public_client.curator.stub import Curator
 from public_client.curator.values import UploadedExtractor
 from shared.extractor.tracing import trace
@@ -131,7 +131,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     """Serves the curator of a home with a fault: ``python -m benchmarks.audit.curators HOME FAULT``."""
-    home = Home(Path(sys.argv[1]))
+    home = HomeDirectory(Path(sys.argv[1]))
     with fault(sys.argv[2]):
         server.run_until_signal(server.CuratorServer(home, settings.load(home.path, _OVERRIDES)))
 

@@ -1,7 +1,7 @@
 """Curators with one deliberate fault each, made here by patching; the product has no switch for any of them.
 
 Each fault is one that has been published or nearly shipped somewhere (docs/privacy, 5). A patch replaces a name of
-`private_curator.steps.release` or `private_curator.serving.server` for as long as the context is open.
+the product for as long as the context is open.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from private_curator.steps import release, sampling
+from private_curator.steps import release
 from private_curator.steps.randomness import SystemNoise
 from shared.kernels.clipping import neutralise
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray, grid_step
+from shared.mechanisms import clipped_sum
+from shared.steps import computing
+from shared.steps.sampling import sample_without_replacement
 
 HONEST = "honest"
 KNOWN_SEED = hashlib.sha256(b"directions that the client asked for").digest()
@@ -30,15 +33,13 @@ class HalvedNoise(SystemNoise):
     """Noise of half the declared standard deviation, on the declared grid."""
 
     def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> np.ndarray:
-        return super().grid_gaussian(shape, sigma=sigma / 2.0, step=step)
+        return super().grid_gaussian(shape, sigma=sigma, step=step) // 2
 
 
-class BatchMaximumMap(FeatureMap):
+def over_the_batch_maximum(feature_map: FeatureMap, features: Tensor) -> Tensor:
     """Rows divided by twice the largest norm of the batch, as the papers write it, in the place of clipping."""
-
-    def clipped(self, features: Tensor) -> Tensor:
-        mapped = neutralise(self.apply(features))
-        return mapped / (2.0 * torch.linalg.vector_norm(mapped, dim=1).max().clamp(min=1e-12))
+    mapped = neutralise(feature_map.apply(features))
+    return mapped / (2.0 * torch.linalg.vector_norm(mapped, dim=1).max().clamp(min=1e-12))
 
 
 def plain_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, noise: object) -> GridArray:  # noqa: ARG001
@@ -57,25 +58,19 @@ def _noise_halved() -> Iterator[None]:
 
 @contextmanager
 def _batch_maximum() -> Iterator[None]:
-    original = release._feature_map
-
-    def broken(*arguments: object, **options: object) -> FeatureMap:
-        made = original(*arguments, **options)  # type: ignore[arg-type]
-        return BatchMaximumMap(center=made.center, scale=made.scale)
-
-    with mock.patch.object(release, "_feature_map", broken):
+    with mock.patch.object(FeatureMap, "clipped", over_the_batch_maximum):
         yield
 
 
 @contextmanager
 def _plain_gradient() -> Iterator[None]:
-    with mock.patch.object(release, "release_gradient", plain_gradient):
+    with mock.patch.object(clipped_sum, "release_gradient", plain_gradient):
         yield
 
 
 @contextmanager
 def _directions_of_the_client() -> Iterator[None]:
-    with mock.patch.object(release, "fresh_seed", return_value=KNOWN_SEED):
+    with mock.patch("private_curator.serving.server.fresh_seed", return_value=KNOWN_SEED):
         yield
 
 
@@ -86,21 +81,21 @@ def _sample_reused() -> Iterator[None]:
     kept: dict[str, np.ndarray] = {}
     answer = release.ReleasePipeline.answer
 
-    def remember(self: release.ReleasePipeline, *arguments: object, content: object, **options: object) -> object:
-        running.run = content.run_id  # type: ignore[attr-defined]
+    def remember(self: release.ReleasePipeline, *arguments: object, run_id: str, **options: object) -> object:
+        running.run = run_id
         try:
-            return answer(self, *arguments, content=content, **options)  # type: ignore[arg-type]
+            return answer(self, *arguments, run_id=run_id, **options)  # type: ignore[arg-type]
         finally:
             running.run = None
 
     def sample(records: int, batch: int) -> np.ndarray:
-        fresh = sampling.sample_without_replacement(records, batch)
-        run = getattr(running, "run", None)  # none while a rehearsal on synthetic records measures the time
+        fresh = sample_without_replacement(records, batch)
+        run = getattr(running, "run", None)  # none while a trial on made records measures the time
         return fresh if run is None else kept.setdefault(run, fresh)
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(release.ReleasePipeline, "answer", remember))
-        stack.enter_context(mock.patch.object(release, "sample_without_replacement", sample))
+        stack.enter_context(mock.patch.object(computing, "sample_without_replacement", sample))
         yield
 
 

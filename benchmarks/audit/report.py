@@ -1,4 +1,4 @@
-"""docs/audit.md from findings."""
+"""docs/privacy/audit.md from findings."""
 
 from __future__ import annotations
 

@@ -18,9 +18,10 @@ from benchmarks.audit.attacks import Attack
 from benchmarks.audit.bounds import Evidence, dependence, divided, evidence, noise_bound
 from benchmarks.audit.curators import LiveCurator
 from benchmarks.audit.faults import HONEST
-from private_curator.ledger import Ledger
-from private_curator.ledger.renyi import RenyiAccounting
+from private_curator.ledger.ledger import Ledger
+from public_client.curator.values import PendingStep, new_request_id
 from shared.privacy import calibration
+from shared.privacy.budget import PrivacyBudget
 from shared.privacy.events import RunEvent
 
 _ROOMY = 1.25  # the ledger that is asked for the claim has a budget of this much more than a trial costs
@@ -192,16 +193,13 @@ def claim_of(attack: Attack, *, delta: float) -> Claim:
 def _quoted(event: RunEvent, *, epsilon: float, delta: float) -> float:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    accounting = RenyiAccounting()
-    budget = accounting.budget(epsilon=epsilon, delta=delta, relation="replace-one")
     with (
         tempfile.TemporaryDirectory(prefix="dpswd-audit-", dir=fast_directory()) as directory,
         Ledger.create(
             Path(directory) / "ledger.db",
             key=Ed25519PrivateKey.generate(),
             records=event.step.records,
-            budget=budget,
-            accounting=accounting,
+            budget=PrivacyBudget(epsilon=epsilon, delta=delta),
         ) as ledger,
     ):
         ledger.add_client("auditor", "a" * 64)
@@ -213,19 +211,20 @@ def _quoted(event: RunEvent, *, epsilon: float, delta: float) -> float:
 def _drive(attack: Attack, curator: LiveCurator, sigma: float, trials: int) -> dict[str, NDArray[np.float64]]:
     client = curator.client
     uploaded = curator.upload(attack.module())
-    source = attack.source()
     steps = trials if attack.steps == 1 else attack.steps
     if steps > _STEPS_OF_A_RUN:
         raise ValueError(f"at most {_STEPS_OF_A_RUN} trials of single releases")
     declared = attack.parameters(uploaded, sigma=sigma, steps=steps)
-    attacks.SIGMAS[attack.name] = declared.release.sigma, declared.gradient.sigma if declared.gradient else math.nan
+    first, *rest = (part.sigma for part in attack.event(sigma).step.parts)
+    attacks.SIGMAS[attack.name] = first, rest[0] if rest else math.nan
     run = client.open_run(declared)
     scores: dict[str, list[float]] = {name: [] for name in attack.scores}
     halves: list[tuple[float, float]] = []
     for number in range(trials):
         if number and attack.steps > 1:
             run = client.open_run(declared)
-        releases = [client.send(client.prepare_step(run, source=source)) for _ in range(attack.steps)]
+        pending = [PendingStep(run.run_id, new_request_id(), attack.request) for _ in range(attack.steps)]
+        releases = [attack.released(client.send(one)) for one in pending]
         for name, score in attack.scores.items():
             scores[name].append(score(attack, releases))
         if attack.steps > 1 and attack.batch < attack.records:

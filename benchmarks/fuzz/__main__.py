@@ -1,6 +1,6 @@
 """Sends mutated requests of every RPC to a whole curator and holds each answer against what must be true of it.
 
-    python -m benchmarks.fuzz [--inputs 1000000] [--seed 0] [--isolation in-process] [--write docs/fuzzing.md]
+    python -m benchmarks.fuzz [--inputs 1000000] [--seed 0] [--isolation in-process] [--write docs/reference/fuzzing.md]
 
 After every single request: the answer is of the RPC's type or a refusal with a known reason and a text (never an
 incident), it came within 20 s, the budget changed only if a run was opened, and never beyond what the operator set. A
@@ -20,11 +20,15 @@ from pathlib import Path
 
 from benchmarks.fuzz import seeds
 from benchmarks.fuzz.mutation import Mutator
-from benchmarks.fuzz.site import METHODS, Finding, Site
+from benchmarks.fuzz.site import Finding, Site
 
-SHARES = {"Describe": 1, "UploadExtractor": 5, "UploadSource": 4, "OpenRun": 2, "AlignTarget": 5, "ReleaseQuantiles": 5,
-          "ReleaseProjections": 4, "EvaluateModel": 3, "ReleaseCriticGradient": 4}  # fmt: skip
-"""How often each RPC is drawn. A run of new parameters takes up to a second, other requests about a millisecond."""
+SHARES = {"Describe": 1, "UploadExtractor": 5, "UploadSource": 4, "OpenRun": 2, "DrawStep rows": 4,
+          "DrawStep quantiles": 2, "DrawStep gradient of rows": 5, "DrawStep gradient of quantiles": 3,
+          "DrawStep evaluation": 3, "DrawStep critic": 4}  # fmt: skip
+"""How often each kind of request is drawn. A run of new parameters takes up to a second, others about a millisecond."""
+
+KINDS = tuple(SHARES)
+"""The RPCs, and of steps the runs."""
 
 _REPORT_S = 30.0
 
@@ -72,18 +76,18 @@ class Campaign:
     def run(self, inputs: int, *, seconds: float = float("inf")) -> None:
         """Sends as many requests, or as many as fit into the time."""
         begun = told = time.monotonic()
-        weights = [SHARES[method] for method in METHODS]
+        weights = list(SHARES.values())
         for number in range(inputs):
-            (method,) = self._rng.choices(METHODS, weights)
-            data = self._mutator.request(method)
+            (kind,) = self._rng.choices(KINDS, weights)
+            data = self._mutator.request(kind)
             try:
-                outcome = self._site.send(method, data)
+                outcome = self._site.send(method_of(kind), data)
             except Finding as finding:
-                self._keep(method, data, str(finding))
+                self._keep(kind, data, str(finding))
                 continue
-            self.outcomes[method, outcome.reason] += 1
+            self.outcomes[kind, outcome.reason] += 1
             self.opened += outcome.spent
-            self.slowest[method] = max(self.slowest.get(method, 0.0), outcome.seconds)
+            self.slowest[kind] = max(self.slowest.get(kind, 0.0), outcome.seconds)
             if number == inputs // 10:
                 self.memory[0] = _resident()
             if time.monotonic() - begun > seconds:
@@ -93,11 +97,11 @@ class Campaign:
                 print(f"{number + 1:,} of {inputs:,}, {len(self.findings)} findings", file=sys.stderr, flush=True)
         self.seconds, self.memory[1] = time.monotonic() - begun, _resident()
 
-    def _keep(self, method: str, data: bytes, text: str) -> None:
-        self.findings.append(f"{method}: {text}")
+    def _keep(self, kind: str, data: bytes, text: str) -> None:
+        self.findings.append(f"{kind}: {text}")
         if self._directory is not None:
             self._directory.mkdir(exist_ok=True)
-            (self._directory / f"{len(self.findings):04d}-{method}.bin").write_bytes(data)
+            (self._directory / f"{len(self.findings):04d}-{method_of(kind)}.bin").write_bytes(data)
             print(f"finding {len(self.findings)}: {text[:400]}", file=sys.stderr, flush=True)
 
     def page(self, command: str) -> str:
@@ -111,18 +115,23 @@ class Campaign:
             f"{self.opened:,} opened a run and were charged for it; no other changed the budget.",
             f"Resident memory: {early} after a tenth of them, {late} at the end.",
             "",
-            "| RPC | answered | refused | undecodable | slowest | refusals by reason |",
+            "| request | answered | refused | undecodable | slowest | refusals by reason |",
             "| --- | --- | --- | --- | --- | --- |",
         ]
-        for method in METHODS:
-            reasons = Counter({r: n for (m, r), n in self.outcomes.items() if m == method})
+        for kind in KINDS:
+            reasons = Counter({reason: n for (of, reason), n in self.outcomes.items() if of == kind})
             answered, broken = reasons.pop("OK", 0), reasons.pop("UNDECODABLE", 0)
             by_reason = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
             lines.append(
-                f"| {method} | {answered:,} | {reasons.total():,} | {broken:,} | "
-                f"{1e3 * self.slowest.get(method, 0.0):,.0f} ms | {by_reason} |"
+                f"| {kind} | {answered:,} | {reasons.total():,} | {broken:,} | "
+                f"{1e3 * self.slowest.get(kind, 0.0):,.0f} ms | {by_reason} |"
             )
         return "\n".join([*lines, "", *(f"- {finding}" for finding in self.findings), ""]).rstrip() + "\n"
+
+
+def method_of(kind: str) -> str:
+    """The RPC that takes requests of a kind."""
+    return kind.partition(" ")[0]
 
 
 def _resident() -> int:

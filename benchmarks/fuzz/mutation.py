@@ -16,7 +16,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor as Field
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from shared.protocol.v1 import curator_pb2 as pb
 
 _INTEGERS = (0, 1, 2, 3, 7, 64, 127, 128, 255, 256, 1000, 65535, 65536, 2**20, 2**24, 2**31 - 1)
 _UNSIGNED = (2**31, 2**32 - 1)
@@ -26,14 +29,20 @@ _NUMBERS = (
     math.nan, math.inf, -math.inf, math.pi,
 )  # fmt: skip
 _TEXTS = ("", " ", "\x00", "0" * 64, "f" * 64, "é", "𝕏" * 20, "../../etc/passwd", "%s%n", "' OR 1=1 --", "A" * 5000)
+_INTO = 0.7  # of the mutations go into the bytes that a mechanism reads, which have most of the fields
 _FLOATS = tuple(struct.pack("<f", value) for value in (0.0, -0.0, math.nan, math.inf, 1e38, 1e-45, 1.0))
+_INSIDE: dict[str, tuple[type[Message], ...]] = {
+    "declaration": (pb.SlicedDeclaration, pb.GradientDeclaration, pb.CriticDeclaration, pb.EvaluationDeclaration),
+    "payload": (pb.SlicedRequest, pb.GradientRequest, pb.CriticRequest, pb.EvaluationRequest),
+}
+"""Messages that travel as bytes of other messages, by the field's name."""
 
 
 class Mutator:
     """Draws mutated requests.
 
     Args:
-        seeds: valid requests by RPC.
+        seeds: valid requests by kind.
         rng: every draw comes from it.
     """
 
@@ -58,11 +67,13 @@ class Mutator:
                     self._texts.append(element)
                 elif field.type == Field.TYPE_BYTES:
                     self._bytes.append(element)
+                    for inner in _inside(field.name, element):
+                        self._learn(inner)
 
-    def request(self, method: str) -> bytes:
-        """The bytes of one mutated request for an RPC."""
+    def request(self, kind: str) -> bytes:
+        """The bytes of one mutated request of a kind."""
         rng = self._rng
-        message = type(seed := rng.choice(self._seeds[method]))()
+        message = type(seed := rng.choice(self._seeds[kind]))()
         message.CopyFrom(seed)
         self._refresh(message)
         while True:
@@ -74,16 +85,15 @@ class Mutator:
 
     def _refresh(self, message: Message) -> None:
         """Most requests come under an id of their own; the others repeat one."""
-        if self._rng.random() < 0.8:
-            holder = message.input if "input" in message.DESCRIPTOR.fields_by_name else message  # type: ignore[attr-defined]
-            if "request_id" in holder.DESCRIPTOR.fields_by_name:
-                holder.request_id = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+        if self._rng.random() < 0.8 and "request_id" in message.DESCRIPTOR.fields_by_name:
+            message.request_id = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))  # type: ignore[attr-defined]
 
     def _mutate(self, message: Message) -> None:
         places = list(_places(message))
         if not places:  # Describe has no fields
             return
-        holder, field = self._rng.choice(places)
+        inner = [place for place in places if place[1].name in _INSIDE]
+        holder, field = self._rng.choice(inner if inner and self._rng.random() < _INTO else places)
         try:
             self._change(holder, field)
         except ValueError:  # strings protobuf itself refuses to hold; such bytes are made on the wire
@@ -152,6 +162,10 @@ class Mutator:
                 return self._graph(old)
             if name == "weights" and len(old) > 8:
                 return self._safetensors(old)
+            if known := _inside(name, old):
+                inner = rng.choice(known)
+                self._mutate(inner)
+                return inner.SerializeToString()
         kind = rng.randrange(6)
         if kind == 0:
             return rng.choice(self._bytes)
@@ -234,6 +248,20 @@ class Mutator:
             else:
                 out[at : at + 1] = b"\xff" * rng.choice((1, 9))
         return bytes(out)
+
+
+def _inside(name: str, data: bytes) -> list[Message]:
+    """The messages that the bytes of such a field may be."""
+    found = []
+    for kind in _INSIDE.get(name, ()):
+        message = kind()
+        try:
+            message.ParseFromString(data)
+        except DecodeError:
+            continue
+        found.append(message)
+    # Bytes of another kind leave some of them as unknown fields, or unread.
+    return [message for message in found if not UnknownFieldSet(message)] or found
 
 
 def _places(message: Message) -> Iterator[tuple[Message, Field]]:

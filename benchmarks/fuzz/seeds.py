@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,13 @@ from torch import nn
 from benchmarks.fuzz.site import CLASSES, RECORD_SHAPE, RECORDS, Site
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.critic.mechanism import CriticDeclaration, CriticRequest
+from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
+from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
+from shared.mechanisms.interface import Payload
+from shared.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from shared.protocol import arrays
 from shared.protocol.v1 import curator_pb2 as pb
 
@@ -24,7 +32,7 @@ _DIRECTIONS, _BATCH = 6, 16
 
 
 def make(site: Site) -> Seeds:
-    """Uploads, opens one run of each kind, and returns valid requests by the RPC's name."""
+    """Uploads, opens one run of each kind, and returns valid requests by kind: an RPC, and of steps the run."""
     torch.manual_seed(0)
     pixels = RECORD_SHAPE[1] * RECORD_SHAPE[2]
     dense = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 5), nn.ReLU())
@@ -35,56 +43,50 @@ def make(site: Site) -> Seeds:
         for module in (dense, convolution, nn.Sequential(nn.Flatten(), nn.Linear(pixels, CLASSES)),
                        nn.Sequential(nn.Flatten(), nn.Linear(pixels, 1)))
     )  # fmt: skip
-    features = arrays.encode_floats(np.random.default_rng(1).standard_normal((_BATCH, 5)).astype(np.float32))
-    seeds["UploadSource"] = [pb.UploadSourceRequest(features=features)]
+    features = np.random.default_rng(1).standard_normal((_BATCH, 5), dtype=np.float32)
+    seeds["UploadSource"] = [pb.UploadSourceRequest(features=arrays.encode_floats(features))]
     digest = site.call("UploadSource", seeds["UploadSource"][0]).source_digest  # type: ignore[attr-defined]
-    names = ["1.weight", "1.bias"]
+    names = ("1.weight", "1.bias")
     adapted = module_weights(dense, trace(dense, RECORD_SHAPE))
-    flat = b"".join(np.ascontiguousarray(adapted[name], dtype="<f4").tobytes() for name in names)
-    linear = pixels + 1
+    flat = np.concatenate([np.asarray(adapted[name], dtype=np.float32).ravel() for name in names])
     sigma = 60_000.0  # a run of 100,000 steps then costs some epsilon of 1
-    gradient = pb.GradientDeclaration(parameters=names, clip_norm=1.0, sigma=sigma)
-    common = {"directions": _DIRECTIONS, "batch_size": _BATCH, "steps": _STEPS, **extractor}
-    open_map = pb.FeatureMap(center=_vector(5, 0.1), scale=_vector(5, 0.2))
-    rows = pb.RowsDeclaration(sigma=sigma)
-    quantiles = pb.QuantilesDeclaration(coefficients=3, sigma=sigma)
-    runs = {
-        "ReleaseProjections": pb.RunParameters(**common, rows=rows),
-        "AlignTarget": pb.RunParameters(**common, rows=rows, gradient=gradient, feature_map=open_map),
-        "ReleaseQuantiles": pb.RunParameters(**common, quantiles=quantiles, gradient=gradient),
-        "EvaluateModel": pb.RunParameters(
-            **model, batch_size=RECORDS, steps=1000,
-            evaluation=pb.EvaluationDeclaration(
-                classes=CLASSES, bins=5, correct_sigma=2e3, confusion_sigma=2e3, calibration_sigma=2e3
-            ),
+    summed = ClippedSum(names, clip_norm=1.0, sigma=sigma)
+    public_map = FeatureMap(center=torch.full((5,), 0.1), scale=torch.full((5,), 0.2))
+    rows = SlicedDeclaration(_DIRECTIONS, sigma)
+    mapped = SlicedDeclaration(_DIRECTIONS, sigma, feature_map=public_map)
+    quantiles = SlicedDeclaration(_DIRECTIONS, sigma, coefficients=3)
+    common = {"batch_size": _BATCH, "steps": _STEPS}
+    evaluated = EvaluationDeclaration(CLASSES, 2e3, confusion_sigma=2e3, bins=5, calibration_sigma=2e3)
+    runs: dict[str, tuple[dict[str, Any], Payload, list[Payload]]] = {
+        "rows": (extractor | common, rows, [SlicedRequest()]),
+        "quantiles": (extractor | common, quantiles, [SlicedRequest(), SlicedRequest(public_map)]),
+        "gradient of rows": (
+            extractor | common,
+            GradientDeclaration("rows", mapped, summed, _BATCH),
+            [GradientRequest(features, flat, public_map), GradientRequest(digest, flat, public_map)],
         ),
-        "ReleaseCriticGradient": pb.RunParameters(
-            **critic, batch_size=_BATCH, steps=_STEPS, critic=pb.CriticDeclaration(),
-            gradient=pb.GradientDeclaration(parameters=names, clip_norm=1.0, sigma=sigma),
+        "gradient of quantiles": (
+            extractor | common,
+            GradientDeclaration("quantiles", quantiles, summed, _BATCH),
+            [GradientRequest(features, flat)],
+        ),
+        "evaluation": (model | {"batch_size": RECORDS, "steps": 1000}, evaluated, [EvaluationRequest()]),
+        "critic": (
+            critic | common, CriticDeclaration(summed), [CriticRequest(np.zeros(pixels + 1, dtype=np.float32))],
         ),
     }  # fmt: skip
     seeds["OpenRun"] = []
-    source = pb.SourceFeatures(inline=features)
-    for method, parameters in runs.items():
+    for name, (sizes, declaration, payloads) in runs.items():
+        parameters = pb.RunParameters(
+            **sizes, mechanism=name.partition(" ")[0], declaration=declaration.to_bytes()
+        )  # fmt: skip
         request = pb.OpenRunRequest(request_id=str(uuid.uuid4()), parameters=parameters)
         run_id = site.call("OpenRun", request).run_id  # type: ignore[attr-defined]
         seeds["OpenRun"] += [request, pb.OpenRunRequest(parameters=parameters, validate_only=True)]
-        step = pb.StepInput(run_id=run_id, request_id=str(uuid.uuid4()))
-        if method == "AlignTarget":
-            step.adapted_parameters = flat
-            step.feature_map.CopyFrom(open_map)
-            seeds[method] = [
-                pb.AlignTargetRequest(input=step, source=source),
-                pb.AlignTargetRequest(input=step, source=pb.SourceFeatures(digest=digest)),
-            ]
-        elif method == "ReleaseQuantiles":
-            step.adapted_parameters = flat
-            seeds[method] = [pb.ReleaseQuantilesRequest(input=step, source=source)]
-        elif method == "ReleaseCriticGradient":
-            step.adapted_parameters = np.zeros(linear, dtype="<f4").tobytes()
-            seeds[method] = [pb.ReleaseCriticGradientRequest(input=step)]
-        else:
-            seeds[method] = [getattr(pb, f"{method}Request")(input=step)]
+        seeds[f"DrawStep {name}"] = [
+            pb.DrawStepRequest(run_id=run_id, request_id=str(uuid.uuid4()), payload=payload.to_bytes())
+            for payload in payloads
+        ]
     return seeds
 
 
@@ -97,7 +99,3 @@ def _upload(site: Site, seeds: Seeds, module: nn.Module) -> dict[str, str]:
         "graph_digest": reply.graph_digest,  # type: ignore[attr-defined]
         "weights_digest": reply.weights_digest,  # type: ignore[attr-defined]
     }
-
-
-def _vector(length: int, value: float) -> pb.FloatArray:
-    return arrays.encode_floats(np.full(length, value, dtype=np.float32))

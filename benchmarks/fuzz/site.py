@@ -11,11 +11,11 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from private_curator.operator import home_directory as homes
 from private_curator.serving.authentication import PEER_CERTIFICATE
 from private_curator.serving.server import CuratorServer
-from private_curator.settings.groups import RecordsSettings
 from private_curator.settings import tree as settings
+from private_curator.settings.groups import RecordsSettings
+from private_curator.storage import home_directory as homes
 from shared.protocol.status import REASONS
 from shared.protocol.v1 import curator_pb2 as pb
 
@@ -96,7 +96,7 @@ class Site:
             epsilon=epsilon,
             delta=1e-5,
             names=["localhost"],
-            sections={
+            groups={
                 "limits": {"reply_quantum_ms": 0.0, "max_batch_size": 64, "client_storage_bytes": 1 << 26},
                 "compute": {"device": "cpu", "isolation": isolation},
                 "listen": {"port": 0},

@@ -1,4 +1,4 @@
-"""The DP-SWD paper's figures and tables, computed anew: docs/figures/paper-*.png and docs/results.md.
+"""The DP-SWD paper's figures and tables, computed anew: docs/ml-team/figures/paper-*.png and results.md.
 
 python -m benchmarks.paper figures      # half a minute
 python -m benchmarks.paper table        # from what is on file in benchmarks/results
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "ml-team"
 
 
 def main() -> None:

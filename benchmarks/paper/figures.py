@@ -1,4 +1,4 @@
-"""docs/figures/paper-*.png: what the DP-SWD paper's figures 1 to 3 show, computed anew.
+"""docs/ml-team/figures/paper-*.png: what the DP-SWD paper's figures 1 to 3 show, computed anew.
 
 1. the law of H = ||z U||^2 (Lemma 1), the normal law of the same mean and variance, and the bounds w(k, delta) on it;
 2. DP-SWD and the sliced quantile distance against SWD, as the mean of one of two normal laws moves;

@@ -1,4 +1,4 @@
-"""docs/results.md: the paper's figures and tables, ours beside the published numbers; all from benchmarks/results."""
+"""docs/ml-team/results.md: the paper's figures and tables, ours beside the published, from what is on file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def digits_table(runs: Sequence[Run]) -> str:
         chosen = [run for run in own if run["method"] == order[index] and run.get("epsilon", 0.0) == -negative]
         most = max(run.get("steps") or 0 for run in chosen)
         chosen = [run for run in chosen if (run.get("steps") or 0) == most]
-        cells = [digits.METHODS[order[index]].title, f"{-negative:g}" if negative else ""]
+        cells = [digits.METHODS[order[index]], f"{-negative:g}" if negative else ""]
         for task in ("mnist-usps", "usps-mnist"):
             values = [run["accuracy"] for run in chosen if run["task"] == task]
             cells += [mean_and_deviation(values) if values else _NOT_RUN, str(len(values))]

@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-# Not private_curator.operator.home_directory, which brings torch: the check runs every few seconds.
-from private_curator.serving.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, CertificateAuthority
+# Not private_curator.storage.home_directory, which brings torch: the check runs every few seconds.
+from private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, CertificateAuthority
 from shared.errors import DpswdError
 
 SERVICE = "dpswd.curator.v1.CuratorService"

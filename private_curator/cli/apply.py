@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from private_curator.cli.common import format_option, show
-from private_curator.cli.records import reading, reading_options
-from private_curator.settings.tree import RecordsSettings
+from private_curator.cli.common import chosen_format, device_option, format_option, optional_home_option, show
+from private_curator.cli.records import reading, reading_options, scaling_options
 from private_curator.settings import tree as configuration
+from private_curator.settings.groups import RecordsSettings
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -25,18 +25,10 @@ SHOWN_VALUES = 8
 @click.argument("model", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="CSV of predictions.")
 @click.option("--records", "file", type=click.Path(path_type=Path), default=None, help="File or folder of records.")
-@click.option(
-    "--home",
-    envvar="DPSWD_CURATOR_HOME",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=None,
-    help="A curator's directory: its records, or --records read as its settings say.",
-)
+@optional_home_option("A curator's directory: its records, or --records read as its settings say.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), default=None, help="JSON of the drift.")
-@click.option("--record-shape", default=None, help="Shape that one record gets, for example 1,28,28.")
-@click.option("--scale-from", nargs=2, type=float, default=None, help="Public range of the stored values.")
-@click.option("--scale-to", nargs=2, type=float, default=None, help="Range it is mapped to.  [default: 0 1]")
-@click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), default="auto", show_default=True)
+@scaling_options
+@device_option
 @reading_options
 @format_option
 def apply(
@@ -45,11 +37,7 @@ def apply(
     file: Path | None,
     home: Path | None,
     report: Path | None,
-    record_shape: str | None,
-    scale_from: tuple[float, float] | None,
-    scale_to: tuple[float, float] | None,
-    device: str,
-    output: str,
+    device: str | None,
     **chosen: Any,
 ) -> None:
     """Predicts the hospital's own records with MODEL, the file that the ML team delivered.
@@ -64,18 +52,13 @@ def apply(
     from private_curator.serving.server import choose_device
     from shared.models.adapted import read_adapted
 
-    scaling = {
-        "record_shape": parse_shape(record_shape),
-        "scale_from": scale_from or None,
-        "scale_to": scale_to or None,
-    }
-    records, base = _records(file, home, {**chosen, **scaling})
+    records, base = _records(file, home, chosen)
     for path in (out, report):
         if path is not None and path.exists():
             raise SettingsError(f"{path} exists, and nothing is ever overwritten; choose another file")
-    loaded = read_adapted(model, device=choose_device(device))
+    loaded = read_adapted(model, device=choose_device(device or "auto"))
     data = target.load_for_the_first_time(records, home=base)[0]
-    layout = open_source(base / records.file, records, home=base).layout
+    layout = open_source(records, home=base).layout
     names = class_names(records)
     applied = apply_model(loaded, data, class_names=names, value_names=layout.columns)
     write_predictions(out, applied, class_names=names)
@@ -86,26 +69,11 @@ def apply(
     shown = _figures(applied, classes=loaded.classes, names=names, out=out)
     if labels is not None:
         shown["accuracy_on_own_labels"] = applied.accuracy(labels)
-    if output == "json":
-        drift = None if applied.drift is None else applied.drift.to_json()
-        show(shown | {"drift": drift}, output)
+    if chosen_format() == "json":
+        show(shown | {"drift": None if applied.drift is None else applied.drift.to_json()})
         return
-    show(shown, output, title="Applied on this machine; nothing of it is private, nothing left")
+    show(shown, title="Applied on this machine; nothing of it is private, nothing left")
     _show_drift(applied)
-
-
-def parse_shape(text: str | None) -> tuple[int, ...] | None:
-    """The shape that ``--record-shape`` spells.
-
-    Raises:
-        SettingsError: it spells none.
-    """
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise SettingsError(f"--record-shape is {text!r}; write numbers with commas, for example 1,28,28") from error
 
 
 def _records(file: Path | None, home: Path | None, chosen: dict[str, Any]) -> tuple[RecordsSettings, Path]:
@@ -115,14 +83,14 @@ def _records(file: Path | None, home: Path | None, chosen: dict[str, Any]) -> tu
         if file is None:
             raise SettingsError("name the records with --records, or a curator's directory with --home")
         return reading(file, **chosen), file.resolve().parent
-    own = configuration.load(home.resolve()).records
+    own = configuration.load(home).records
     if file is None and not given:
-        return own, home.resolve()
+        return own, home
     # Other records, read as the curator's own; their labels, if there are any, must be named anew.
     kept = own.model_dump(exclude={"labels_array", "labels_file", "name", "file"}, exclude_defaults=True)
-    fresh = reading(file or home.resolve() / own.file, **chosen)
+    fresh = reading(file or home / own.file, **chosen)
     fields = kept | fresh.model_dump(exclude_defaults=True)
-    return configuration.check_section(RecordsSettings, "records", fields), home.resolve()
+    return RecordsSettings.checked("records", fields), home
 
 
 def _figures(applied: Application, *, classes: int, names: tuple[str, ...], out: Path) -> dict[str, Any]:
@@ -149,7 +117,7 @@ def _show_drift(applied: Application) -> None:
         {"value": v.name, "ks_at_least": v.distance, "mean_shift_sd": v.mean_shift, "outside_range": v.outside}
         for v in drift.values[:SHOWN_VALUES]
     ]
-    show(rows, "text", title="Values that differ most")
+    show(rows, title="Values that differ most")
     low, source_low = sum(drift.confidences[:10]), sum(drift.source_confidences[:10])
     click.echo(f"confidence below 0.5: {100 * low:.0f}% of the records, {100 * source_low:.0f}% of the source")
     click.echo(f"note: {drift.notice}")

@@ -7,9 +7,12 @@ from typing import Any
 
 import click
 
-from private_curator.cli.common import format_option, home_option, reason_option, show
-from private_curator.ledger import Ledger
-from private_curator.operator.home_directory import Home
+from private_curator.cli.common import format_option, ledger_option, reason_option, show
+from private_curator.ledger.ledger import Ledger
+from shared.errors import SettingsError
+
+epsilon_option = click.option("--epsilon", type=float, required=True)
+delta_option = click.option("--delta", type=float, default=None, help="[default: as it is]")
 
 
 @click.group()
@@ -18,12 +21,11 @@ def budget() -> None:
 
 
 @budget.command("show")
-@home_option
+@ledger_option
 @format_option
-def show_budget(home: Home, output: str) -> None:
+def show_budget(books: Ledger) -> None:
     """What is promised, spent and left."""
-    with home.open_ledger() as ledger:
-        status = ledger.status()
+    status = books.status()
     show(
         {
             "state": status.state.value,
@@ -34,73 +36,81 @@ def show_budget(home: Home, output: str) -> None:
             "ledger_entries": status.entries,
             "ledger_head": status.head,
         },
-        output,
         title="Budget of the data set; epsilon spent is at the budget's delta",
     )
 
 
 @budget.command("lower")
-@home_option
-@click.option("--epsilon", type=float, required=True)
-@click.option("--delta", type=float, default=None, help="[default: as it is]")
+@ledger_option
+@epsilon_option
+@delta_option
 @reason_option
-def lower(home: Home, epsilon: float, delta: float | None, reason: str) -> None:
+def lower(books: Ledger, epsilon: float, delta: float | None, reason: str) -> None:
     """Sets a smaller budget; below what is spent, nothing is admitted any more."""
-    with home.open_ledger() as ledger:
-        ledger.lower_budget(budget_of(ledger, epsilon=epsilon, delta=delta), reason=reason)
+    books.lower_budget(budget_of(books, epsilon=epsilon, delta=delta), reason=reason)
     click.echo(f"the budget is lowered to epsilon {epsilon}")
 
 
 @budget.command("extend")
-@home_option
-@click.option("--epsilon", type=float, required=True)
-@click.option("--delta", type=float, default=None, help="[default: as it is]")
+@ledger_option
+@epsilon_option
+@delta_option
 @reason_option
-def extend(home: Home, epsilon: float, delta: float | None, reason: str) -> None:
+def extend(books: Ledger, epsilon: float, delta: float | None, reason: str) -> None:
     """Raises the budget: weakens the promise made to the persons in the data set. Logged for good."""
-    with home.open_ledger() as ledger:
-        ledger.extend_budget(budget_of(ledger, epsilon=epsilon, delta=delta), reason=reason)
+    books.extend_budget(budget_of(books, epsilon=epsilon, delta=delta), reason=reason)
     click.echo(f"the budget is extended to epsilon {epsilon}")
 
 
 @budget.command("freeze")
-@home_option
+@ledger_option
 @reason_option
-def freeze(home: Home, reason: str) -> None:
+def freeze(books: Ledger, reason: str) -> None:
     """Stops every new release until unfreeze."""
-    with home.open_ledger() as ledger:
-        ledger.freeze(reason=reason)
+    books.freeze(reason=reason)
     click.echo("the data set is frozen: nothing new is released")
 
 
 @budget.command("unfreeze")
-@home_option
+@ledger_option
 @reason_option
-def unfreeze(home: Home, reason: str) -> None:
+def unfreeze(books: Ledger, reason: str) -> None:
     """Allows releases again."""
-    with home.open_ledger() as ledger:
-        ledger.unfreeze(reason=reason)
+    books.unfreeze(reason=reason)
     click.echo("the data set is open again")
 
 
 @budget.command("end")
-@home_option
+@ledger_option
 @reason_option
 @click.confirmation_option(prompt="No release will ever be made of this data set again. Go on?")
-def end(home: Home, reason: str) -> None:
+def end(books: Ledger, reason: str) -> None:
     """Stops every new release for ever."""
-    with home.open_ledger() as ledger:
-        ledger.end(reason=reason)
+    books.end(reason=reason)
     click.echo("the data set has ended: nothing is released any more")
 
 
-def budget_of(ledger: Ledger, *, epsilon: float, delta: float | None) -> Any:
+def budget_of(books: Ledger, *, epsilon: float, delta: float | None) -> Any:
     """A budget under the data set's relation, by default with its delta.
 
     Raises:
         InvalidValue: epsilon or delta is outside what is allowed.
     """
-    account = ledger.status().data_set
-    return ledger.accounting.budget(
+    account = books.status().data_set
+    return books.accounting.budget(
         epsilon=epsilon, delta=account.delta if delta is None else delta, relation=account.relation
     )
+
+
+def share_of(books: Ledger, *, epsilon: float | None, delta: float | None) -> Any:
+    """A new client's own share of the budget, or None where it gets none.
+
+    Raises:
+        SettingsError: a delta without an epsilon.
+        InvalidValue: epsilon or delta is outside what is allowed.
+    """
+    if epsilon is None:
+        if delta is not None:
+            raise SettingsError("--delta without --epsilon sets no share; give both, or neither")
+        return None
+    return budget_of(books, epsilon=epsilon, delta=delta)

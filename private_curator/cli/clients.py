@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from private_curator.cli.budgets import budget_of
-from private_curator.cli.common import format_option, home_option, reason_option, show
-from private_curator.operator.home_directory import Home
-from private_curator.serving.certificates import LEAF_DAYS, ClientCertificate, check_no_key, write_public
+from private_curator.cli.budgets import budget_of, share_of
+from private_curator.cli.common import format_option, home_option, ledger_option, reason_option, show
+from private_curator.ledger.ledger import Ledger
+from private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
+from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import SettingsError
+from shared.files import write_public
 
 LEDGER_KEY_FILE = "ledger.pub"
 """The ledger's public key, 64 hexadecimal digits: the client holds receipts and the curator against it."""
 
-_out_option = click.option(
-    "--out", "out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Where the credentials go."
-)
+_F = TypeVar("_F", bound=Callable[..., Any])
 _request_option = click.option(
     "--request",
-    "request",
     type=click.Path(path_type=Path, dir_okay=False),
     default=None,
     help="The client's certificate request: its key stays with it. Without one the key is made here, for a first "
     "try on one machine.",
 )
-_days_option = click.option(
-    "--days", type=click.IntRange(1, 3650), default=LEAF_DAYS, show_default=True, help="Validity."
+_share_delta_option = click.option(
+    "--delta", type=float, default=None, help="The share's delta.  [default: the data set's]"
 )
+
+
+def credentials_options(command: _F) -> _F:
+    """``--out`` and ``--days`` of the credentials that a client gets."""
+    days = click.option("--days", type=click.IntRange(1, 3650), default=LEAF_DAYS, show_default=True, help="Validity.")
+    directory = click.Path(path_type=Path, file_okay=False)
+    return click.option("--out", required=True, type=directory, help="Where the credentials go.")(days(command))
+
+
+def share_options(command: _F) -> _F:
+    """``--epsilon`` and ``--delta`` of a new client's own share."""
+    epsilon = click.option("--epsilon", type=float, default=None, help="A new client's own share of the budget.")
+    return epsilon(_share_delta_option(command))
 
 
 @click.group()
@@ -40,44 +53,38 @@ def client() -> None:
 @client.command("add")
 @click.argument("name")
 @home_option
-@_out_option
+@credentials_options
 @_request_option
-@_days_option
-@click.option("--epsilon", type=float, default=None, help="The client's own share of the budget.")
-@click.option("--delta", type=float, default=None, help="The share's delta.  [default: the data set's]")
+@share_options
 @format_option
 def add(
     name: str,
-    home: Home,
+    home: HomeDirectory,
     out: Path,
     request: Path | None,
     days: int,
     epsilon: float | None,
     delta: float | None,
-    output: str,
 ) -> None:
     """Registers a client under NAME and issues its certificate.
 
     Writes ca.crt, client.crt, ledger.pub and, without --request, client.key into --out.
     """
-    if delta is not None and epsilon is None:
-        raise SettingsError("--delta without --epsilon sets no share; give both, or neither")
     with home.open_ledger() as ledger:
-        share = None if epsilon is None else budget_of(ledger, epsilon=epsilon, delta=delta)
+        share = share_of(ledger, epsilon=epsilon, delta=delta)
         issued, key = _issue(home, name=name, request=request, out=out, days=days)
         ledger.add_client(name, issued.fingerprint, share)
-    hand_out(home, issued, key, out=out, output=output, title=f"Client {name} added")
+    hand_out(home, issued, key, out=out, title=f"Client {name} added")
 
 
 @client.command("renew")
 @click.argument("name")
 @home_option
-@_out_option
+@credentials_options
 @_request_option
-@_days_option
 @click.option("--replace", is_flag=True, help="The old certificates stop counting at once: a key may have leaked.")
 @format_option
-def renew(name: str, home: Home, out: Path, request: Path | None, days: int, replace: bool, output: str) -> None:
+def renew(name: str, home: HomeDirectory, out: Path, request: Path | None, days: int, replace: bool) -> None:
     """Issues a new certificate to NAME; the old ones count until they expire or are withdrawn (`cert revoke`).
 
     What was spent stays spent. A client renews by itself with `dpswd-client cert renew` and `cert approve` here.
@@ -88,57 +95,51 @@ def renew(name: str, home: Home, out: Path, request: Path | None, days: int, rep
             ledger.renew_client(name, issued.fingerprint)
         else:
             ledger.add_certificate(name, issued.fingerprint)
-    hand_out(home, issued, key, out=out, output=output, title=f"Client {name} has a new certificate")
+    hand_out(home, issued, key, out=out, title=f"Client {name} has a new certificate")
 
 
 @client.command("revoke")
 @click.argument("name")
-@home_option
+@ledger_option
 @reason_option
-def revoke(name: str, home: Home, reason: str) -> None:
+def revoke(name: str, books: Ledger, reason: str) -> None:
     """Shuts NAME out for good; a running curator refuses its next call. What it spent stays spent."""
-    with home.open_ledger() as ledger:
-        ledger.revoke_client(name, reason=reason)
+    books.revoke_client(name, reason=reason)
     click.echo(f"client {name} is revoked")
 
 
 @client.command("share")
 @click.argument("name")
-@home_option
+@ledger_option
 @click.option("--epsilon", type=float, required=True, help="The client's share of the budget.")
-@click.option("--delta", type=float, default=None, help="The share's delta.  [default: the data set's]")
+@_share_delta_option
 @reason_option
-def share(name: str, home: Home, epsilon: float, delta: float | None, reason: str) -> None:
+def share(name: str, books: Ledger, epsilon: float, delta: float | None, reason: str) -> None:
     """Raises or lowers what NAME may use up of the data set's budget."""
-    with home.open_ledger() as ledger:
-        ledger.set_share(name, budget_of(ledger, epsilon=epsilon, delta=delta), reason=reason)
+    books.set_share(name, budget_of(books, epsilon=epsilon, delta=delta), reason=reason)
     click.echo(f"the share of {name} is set")
 
 
 @client.command("list")
-@home_option
+@ledger_option
 @format_option
-def list_clients(home: Home, output: str) -> None:
+def list_clients(books: Ledger) -> None:
     """Every client with its share and what it spent."""
-    rows: list[dict[str, Any]] = []
-    with home.open_ledger() as ledger:
-        for known, account in ledger.status().clients:
-            rows.append(
-                {
-                    "name": known.name,
-                    "revoked": known.revoked,
-                    "epsilon": None if account is None else account.epsilon,
-                    "delta": None if account is None else account.delta,
-                    "epsilon_spent": None if account is None else account.epsilon_spent,
-                    "runs": len(ledger.runs(client=known.name)),
-                    "fingerprint": known.fingerprint,
-                }
-            )
-    show(rows, output, title="Clients; without a share of its own a client is limited by the data set's budget alone")
+    rows = [
+        {
+            "name": known.name,
+            "revoked": known.revoked,
+            **{field: getattr(account, field, None) for field in ("epsilon", "delta", "epsilon_spent")},
+            "runs": len(books.runs(client=known.name)),
+            "fingerprint": known.fingerprint,
+        }
+        for known, account in books.status().clients
+    ]
+    show(rows, title="Clients; without a share of its own a client is limited by the data set's budget alone")
 
 
 def _issue(
-    home: Home, *, name: str, request: Path | None, out: Path, days: int
+    home: HomeDirectory, *, name: str, request: Path | None, out: Path, days: int
 ) -> tuple[ClientCertificate, bytes | None]:
     """The new certificate, and its key where it was made here; what would fail to be written fails here."""
     if request is None:
@@ -149,7 +150,7 @@ def _issue(
     return home.authority.sign_request(request.read_bytes(), name=name, days=days), None
 
 
-def hand_out(home: Home, issued: ClientCertificate, key: bytes | None, *, out: Path, output: str, title: str) -> None:
+def hand_out(home: HomeDirectory, issued: ClientCertificate, key: bytes | None, *, out: Path, title: str) -> None:
     """Writes ca.crt, client.crt, ledger.pub and, if it was made here, client.key; tells what was done."""
     home.authority.write_credentials(issued, out, key_pem=key)
     ledger_key = home.read_ledger_key().public_key().public_bytes_raw()
@@ -162,9 +163,5 @@ def hand_out(home: Home, issued: ClientCertificate, key: bytes | None, *, out: P
             "expires": issued.expires.isoformat(),
             "fingerprint": issued.fingerprint,
         },
-        output,
         title=title,
     )
-
-
-__all__ = ["client"]

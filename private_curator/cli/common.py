@@ -1,41 +1,45 @@
-"""What all commands share: the home directory, output as text or JSON, errors as exit codes."""
+"""What all commands share: the curator's directory, its ledger, output as text or JSON, errors as exit codes."""
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from private_curator.operator.home_directory import Home
 from private_curator.records.problems import RecordsRefused
+from private_curator.settings.groups import ComputeSettings
+from private_curator.storage.certificates import DEFAULT_NAMES
+from private_curator.storage.home_directory import HomeDirectory
 from shared import errors
+from shared.configuration import SettingsGroup
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 SERVING = "serve"
 """The command whose output is a log."""
+_FORMAT = f"{__name__}.format"
 EXIT_DEFECT = 1
-EXIT_USAGE = 2  # click's own
 
 # The first class that fits decides; docs/exit-codes has a page for each code.
-EXIT_CODES: tuple[tuple[type[BaseException], int, str], ...] = (
-    (errors.SettingsError, 3, "a setting, a file of the home directory, or a refusal to overwrite"),
-    (errors.DataInvalid, 4, "records or labels that cannot be served"),
-    (errors.LedgerUnavailable, 5, "the ledger cannot be read or written now; nothing was changed"),
-    (errors.LedgerCorrupt, 6, "the ledger does not verify"),
-    (errors.RestoreRefused, 6, "a restore would forget charges"),
-    (errors.GrantNotHeld, 7, "no such client or run, or the data set is closed"),
-    (errors.PrivacyError, 8, "refused by the accountant"),
-    (errors.InvalidValue, 9, "a value is outside what is allowed"),
-    (errors.DpswdError, 10, "any other refusal"),
+EXIT_CODES: tuple[tuple[type[errors.DpswdError], int], ...] = (
+    (errors.SettingsError, 3),
+    (errors.DataInvalid, 4),
+    (errors.LedgerUnavailable, 5),
+    (errors.LedgerCorrupt, 6),
+    (errors.RestoreRefused, 6),
+    (errors.GrantNotHeld, 7),
+    (errors.PrivacyError, 8),
+    (errors.InvalidValue, 9),
+    (errors.DpswdError, 10),
 )
 
 
@@ -57,7 +61,7 @@ class Commands(click.Group):
 
 def exit_code(error: BaseException) -> int:
     """The documented exit code of an error."""
-    return next((code for kind, code, _ in EXIT_CODES if isinstance(error, kind)), EXIT_DEFECT)
+    return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), EXIT_DEFECT)
 
 
 def _explain(error: Exception, *, placed: bool) -> str:
@@ -74,29 +78,90 @@ def _explain(error: Exception, *, placed: bool) -> str:
 
 home_option = click.option(
     "--home",
-    "home",
     required=True,
     envvar="DPSWD_CURATOR_HOME",
     type=click.Path(path_type=Path, file_okay=False),
-    callback=lambda _context, _parameter, value: Home(value.resolve()),
+    callback=lambda _context, _parameter, value: HomeDirectory(value.resolve()),
     help="The curator's directory.  [env: DPSWD_CURATOR_HOME]",
 )
 
-format_option = click.option(
-    "--format",
-    "output",
-    type=click.Choice(["text", "json"]),
-    default="text",
+
+def optional_home_option(meaning: str) -> Callable[[_F], _F]:
+    """``--home`` of a command that also works without a curator; arrives as an absolute path, or None."""
+    return click.option(
+        "--home",
+        envvar="DPSWD_CURATOR_HOME",
+        type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
+        default=None,
+        help=f"{meaning}  [env: DPSWD_CURATOR_HOME]",
+    )
+
+
+def ledger_option(command: Callable[..., None]) -> Callable[..., None]:
+    """``--home``; the command gets that curator's ledger, open, as `books`."""
+
+    @home_option
+    @functools.wraps(command)
+    def with_ledger(home: HomeDirectory, **options: Any) -> None:
+        with home.open_ledger() as books:
+            command(books=books, **options)
+
+    return with_ledger
+
+
+def field_option(
+    group: type[SettingsGroup], field: str, flag: str = "", *, note: str = "", **attributes: Any
+) -> Callable[[_F], _F]:
+    """An option of a setting's type and meaning, and a note; arrives as None where it is left out."""
+    known = group.model_fields[field]
+    kind: Any = None
+    if get_origin(known.annotation) is Literal:
+        kind = click.Choice(get_args(known.annotation))
+    elif known.annotation == Path | None:
+        kind = click.Path(path_type=Path, dir_okay=False, resolve_path=True)
+    name = flag or f"--{field.replace('_', '-')}"
+    return click.option(name, type=kind, default=None, help=f"{known.description}  {note}".strip(), **attributes)
+
+
+def _remember_format(context: click.Context, _parameter: click.Parameter, value: str) -> None:
+    context.meta[_FORMAT] = value
+
+
+def format_option_of(*formats: str, meaning: str) -> Callable[[_F], _F]:
+    """``--format``, which `show` obeys."""
+    return click.option(
+        "--format",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        expose_value=False,
+        callback=_remember_format,
+        help=meaning,
+    )
+
+
+format_option = format_option_of("text", "json", meaning="text for people, json for programs.")
+device_option = field_option(ComputeSettings, "device", note="[default: the settings', or auto]")
+reason_option = click.option("--reason", required=True, help="Why; it stands in the ledger for good.")
+san_option = click.option(
+    "--san",
+    "names",
+    multiple=True,
+    default=DEFAULT_NAMES,
     show_default=True,
-    help="text for people, json for programs.",
+    help="Name or address of the server; repeat.",
 )
 
-reason_option = click.option("--reason", required=True, help="Why; it stands in the ledger for good.")
+
+def chosen_format() -> str:
+    """What the command's ``--format`` says."""
+    chosen: str = click.get_current_context().meta[_FORMAT]
+    return chosen
 
 
-def show(value: Mapping[str, Any] | Sequence[Mapping[str, Any]], output: str, *, title: str = "") -> None:
-    """Prints one object, or rows of equal keys, as text or JSON."""
-    if output == "json":
+def show(value: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, title: str = "") -> None:
+    """Prints one object, or rows of equal keys, in the chosen format."""
+    if chosen_format() == "json":
         click.echo(json.dumps(value, indent=2))
         return
     table = Table(title=title or None, box=box.SIMPLE, title_justify="left", show_header=not isinstance(value, Mapping))

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import click
 
-from private_curator.cli.common import format_option, home_option, reason_option, show
-from private_curator.ledger import Ledger
+from private_curator.cli.common import format_option, home_option, ledger_option, reason_option, show
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.backup import move as move_ledger
 from private_curator.ledger.backup import restore as restore_backup
-from private_curator.ledger.renyi import RenyiAccounting
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.witness import Witness
-from private_curator.operator.home_directory import Home
-from private_curator.serving.incidents import IncidentBook
+from private_curator.storage.home_directory import HomeDirectory
+from private_curator.storage.incidents import IncidentBook
 from shared.errors import GrantNotHeld, SettingsError
 from shared.ledger.chain_checks import read_export
 from shared.ledger.receipts import SignedEntry
@@ -44,12 +43,11 @@ def ledger() -> None:
 @_receipts_option
 @format_option
 @click.pass_context
-def verify(context: click.Context, home: Home, file: Path | None, receipts: Path | None, output: str) -> None:
+def verify(context: click.Context, home: HomeDirectory, file: Path | None, receipts: Path | None) -> None:
     """Finds every edit, deletion, reordering, truncation and unlawful entry."""
     report = verify_file(
         file or home.ledger_place(),
         public_key=home.read_ledger_key().public_key().public_bytes_raw(),
-        accounting=RenyiAccounting(),
         receipts=_read_receipts(receipts, home),
     )
     show(
@@ -60,7 +58,6 @@ def verify(context: click.Context, home: Home, file: Path | None, receipts: Path
             "epsilon_spent": report.epsilon_spent,
             "findings": [{"kind": f.tampering.value, "entry": f.seq, "text": f.text} for f in report.findings],
         },
-        output,
         title="The ledger verifies" if report.ok else "THE LEDGER DOES NOT VERIFY",
     )
     if not report.ok:
@@ -70,7 +67,7 @@ def verify(context: click.Context, home: Home, file: Path | None, receipts: Path
 @ledger.command("backup")
 @click.argument("destination", type=click.Path(path_type=Path, dir_okay=False))
 @home_option
-def backup(destination: Path, home: Home) -> None:
+def backup(destination: Path, home: HomeDirectory) -> None:
     """Copies the ledger, also while it is served, to a new file. The key ledger.key is not in it."""
     # Also of a ledger that was put back to an older state: that copy is what a restore accepts in writing.
     with home.open_ledger(witnessed=False) as books:
@@ -85,13 +82,12 @@ def backup(destination: Path, home: Home) -> None:
 @click.option(
     "--accept-loss", default=None, help="A sentence that accepts, in writing, the charges that are forgotten."
 )
-def restore(backup_file: Path, home: Home, receipts: Path | None, accept_loss: str | None) -> None:
+def restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accept_loss: str | None) -> None:
     """Puts a backup in the ledger's place; refused when charges would be forgotten."""
     loss = restore_backup(
         backup_file,
         home.ledger_place(),
         key=home.read_ledger_key(),
-        accounting=RenyiAccounting(),
         receipts=_read_receipts(receipts, home),
         accept_loss=accept_loss,
     )
@@ -101,12 +97,12 @@ def restore(backup_file: Path, home: Home, receipts: Path | None, accept_loss: s
 
 @ledger.command("move")
 @home_option
-def move(home: Home) -> None:
+def move(home: HomeDirectory) -> None:
     """Moves the file ledger.db into the database that ledger.url names; stop the curator first."""
     place = home.ledger_place()
     if isinstance(place, SqliteFile):
         raise SettingsError("ledger.url names no database; write it into curator.toml, then move the ledger there")
-    moved = move_ledger(SqliteFile(home.ledger), place, key=home.read_ledger_key(), accounting=RenyiAccounting())
+    moved = move_ledger(SqliteFile(home.ledger), place, key=home.read_ledger_key())
     click.echo(f"the ledger stands in {place}; its file is kept as {moved}")
 
 
@@ -116,7 +112,7 @@ def move(home: Home) -> None:
 @click.option(
     "--client", "name", default=None, help="A signed view for this client: its own entries, hashes of all others."
 )
-def export(home: Home, out: Path | None, name: str | None) -> None:
+def export(home: HomeDirectory, out: Path | None, name: str | None) -> None:
     """Every entry with its signature, one JSON object per line, for an auditor; or, with --client, a client's view.
 
     A client holds its receipts against its view with `dpswd-client verify --ledger FILE`. The whole export names every
@@ -141,34 +137,32 @@ def run() -> None:
 
 
 @run.command("list")
-@home_option
+@ledger_option
 @format_option
-def list_runs(home: Home, output: str) -> None:
+def list_runs(books: Ledger) -> None:
     """Every run with its client and steps."""
-    with home.open_ledger() as books:
-        rows = [
-            {
-                "run_id": charged.run_id,
-                "client": charged.client,
-                "steps": charged.steps,
-                "steps_used": charged.steps_used,
-                "batch": charged.event.step.batch,
-                "closed": charged.pruned,
-                "opened": charged.receipt.entry.time,
-            }
-            for charged in books.runs()
-        ]
-    show(rows, output, title="Runs")
+    rows = [
+        {
+            "run_id": charged.run_id,
+            "client": charged.client,
+            "steps": charged.steps,
+            "steps_used": charged.steps_used,
+            "batch": charged.event.step.batch,
+            "closed": charged.pruned,
+            "opened": charged.receipt.entry.time,
+        }
+        for charged in books.runs()
+    ]
+    show(rows, title="Runs")
 
 
 @run.command("prune")
 @click.argument("run_id")
-@home_option
+@ledger_option
 @reason_option
-def prune(run_id: str, home: Home, reason: str) -> None:
+def prune(run_id: str, books: Ledger, reason: str) -> None:
     """Closes a run and discards its stored replies, which take room; charges and receipts stay."""
-    with home.open_ledger() as books:
-        discarded = books.prune_replies(run_id, reason=reason)
+    discarded = books.prune_replies(run_id, reason=reason)
     click.echo(f"run {run_id} is closed; {discarded} replies were discarded")
 
 
@@ -179,32 +173,29 @@ def extractor() -> None:
 
 @extractor.command("approve")
 @click.argument("digest")
-@home_option
-def approve(digest: str, home: Home) -> None:
+@ledger_option
+def approve(digest: str, books: Ledger) -> None:
     """Lets the graph with this SHA-256 run."""
-    with home.open_ledger() as books:
-        books.approve_extractor(digest)
+    books.approve_extractor(digest)
     click.echo(f"{digest} is approved")
 
 
 @extractor.command("withdraw")
 @click.argument("digest")
-@home_option
-def withdraw(digest: str, home: Home) -> None:
+@ledger_option
+def withdraw(digest: str, books: Ledger) -> None:
     """Withdraws an approval: the graph's runs get no further step."""
-    with home.open_ledger() as books:
-        books.revoke_extractor(digest)
+    books.revoke_extractor(digest)
     click.echo(f"{digest} is no longer approved")
 
 
 @extractor.command("list")
-@home_option
+@ledger_option
 @format_option
-def list_extractors(home: Home, output: str) -> None:
+def list_extractors(books: Ledger) -> None:
     """The approved graphs."""
-    with home.open_ledger() as books:
-        rows = [{"digest": digest} for digest in sorted(books.approved_extractors())]
-    show(rows, output, title="Approved extractor graphs")
+    rows = [{"digest": digest} for digest in sorted(books.approved_extractors())]
+    show(rows, title="Approved extractor graphs")
 
 
 @click.group()
@@ -215,25 +206,25 @@ def incidents() -> None:
 @incidents.command("list")
 @home_option
 @format_option
-def list_incidents(home: Home, output: str) -> None:
+def list_incidents(home: HomeDirectory) -> None:
     """Every incident, the oldest first."""
     rows = [
         {"number": i.number, "time": i.time, "operation": i.operation, "client": i.client, "error": i.errors[0]["type"]}
         for i in IncidentBook(home.incidents).all()
     ]
-    show(rows, output, title="Incidents")
+    show(rows, title="Incidents")
 
 
 @incidents.command("show")
 @click.argument("number")
 @home_option
 @format_option
-def show_incident(number: str, home: Home, output: str) -> None:
+def show_incident(number: str, home: HomeDirectory) -> None:
     """Where the incident with this NUMBER happened; what it was about is kept nowhere."""
-    show(asdict(IncidentBook(home.incidents).find(number)), output)
+    show(asdict(IncidentBook(home.incidents).find(number)))
 
 
-def client_view(home: Home, books: Ledger, name: str) -> Sequence[str]:
+def client_view(home: HomeDirectory, books: Ledger, name: str) -> Sequence[str]:
     """The lines of a client's view, signed with the ledger's key.
 
     Raises:
@@ -249,7 +240,7 @@ def client_view(home: Home, books: Ledger, name: str) -> Sequence[str]:
     )
 
 
-def _read_receipts(path: Path | None, home: Home) -> list[SignedEntry]:
+def _read_receipts(path: Path | None, home: HomeDirectory) -> list[SignedEntry]:
     """What somebody kept, and what this curator noted itself."""
     noted = Witness(home.ledger_witness).entry()
     own = [] if noted is None else [noted]

@@ -8,12 +8,20 @@ from typing import Any, TypeVar
 
 import click
 
-from private_curator.cli.common import format_option, home_option, reason_option, show
-from private_curator.operator.home_directory import Home
+from private_curator.cli.common import (
+    chosen_format,
+    field_option,
+    format_option,
+    home_option,
+    optional_home_option,
+    reason_option,
+    show,
+)
 from private_curator.records import target
 from private_curator.records.opening import open_source
-from private_curator.settings.tree import RecordsSettings
 from private_curator.settings import tree as configuration
+from private_curator.settings.groups import RecordsSettings
+from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import SettingsError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -24,24 +32,17 @@ SHOWN_ROWS = 40
 
 def reading_options(command: _F) -> _F:
     """How a file is read; the options arrive under the names of the settings in [records]."""
-    for option in reversed(
-        (
-            click.option("--array", default=None, help="Name of the records' array, where an npz file holds several."),
-            click.option("--columns", default=None, help="Columns of a table that make a record: age,height,...  "
-                         "[default: all but the labels']"),
-            click.option("--labels-array", default=None,
-                         help="The labels' array in an npz file or column of a table; checked, never released."),
-            click.option("--labels-file", type=click.Path(path_type=Path, dir_okay=False), default=None,
-                         help="npy file with the labels, beside an npy or npz file."),
-            click.option("--classes", default=None, help="Public: how many classes, or their names: no,yes.  "
-                         "[default: nothing can be evaluated]"),
-            click.option("--delimiter", default=None, help="Between the cells of a CSV file.  [default: a comma]"),
-            click.option("--header", type=click.Choice(["auto", "yes", "no"]), default=None,
-                         help="Whether a CSV file's first line names the columns.  [default: auto]"),
-        )
-    ):  # fmt: skip
-        command = option(command)
+    notes = {"columns": "Written age,height.", "classes": "Names are written no,yes.", "header": "[default: auto]"}
+    for name in ("header", "delimiter", "classes", "labels_file", "labels_array", "columns", "array"):
+        command = field_option(RecordsSettings, name, note=notes.get(name, ""))(command)
     return command
+
+
+def scaling_options(command: _F) -> _F:
+    """How stored values become float32; the options arrive under the names of the settings in [records]."""
+    for name in ("scale_to", "scale_from"):
+        command = field_option(RecordsSettings, name, nargs=2, metavar="LOW HIGH")(command)
+    return field_option(RecordsSettings, "record_shape", note="Written 1,28,28.")(command)
 
 
 def reading(path: Path, *, name: str | None = None, **chosen: Any) -> RecordsSettings:
@@ -50,23 +51,30 @@ def reading(path: Path, *, name: str | None = None, **chosen: Any) -> RecordsSet
     Raises:
         SettingsError: a value is outside what is allowed.
     """
-    columns, labels_file = chosen.pop("columns", None), chosen.pop("labels_file", None)
-    classes = chosen.pop("classes", None)
     fields = {
+        **chosen,
         "name": name or path.resolve().stem,
         "file": path.resolve(),
-        "columns": None if columns is None else tuple(part.strip() for part in columns.split(",")),
-        "labels_file": None if labels_file is None else labels_file.resolve(),
-        "classes": _classes(classes),
-        **chosen,
+        "columns": _listed(chosen.get("columns")),
+        "classes": _classes(chosen.get("classes")),
+        "record_shape": _shape(chosen.get("record_shape")),
     }
-    return configuration.check_section(RecordsSettings, "records", fields)
+    return RecordsSettings.checked("records", fields)
+
+
+def _listed(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(part.strip() for part in text.split(","))
 
 
 def _classes(text: str | None) -> int | tuple[str, ...] | None:
-    if text is None or text.strip().isdigit():
-        return None if text is None else int(text)
-    return tuple(part.strip() for part in text.split(","))
+    return int(text) if text is not None and text.strip().isdigit() else _listed(text)
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if text is None else tuple(map(int, text.split(",")))
+    except ValueError as error:
+        raise SettingsError(f"--record-shape is {text!r}; write numbers with commas, for example 1,28,28") from error
 
 
 @click.group()
@@ -76,16 +84,10 @@ def records() -> None:
 
 @records.command("inspect")
 @click.argument("path", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "--home",
-    envvar="DPSWD_CURATOR_HOME",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=None,
-    help="Without PATH: the records of the curator in this directory, as its settings read them.",
-)
+@optional_home_option("Without PATH: the records of the curator in this directory, as its settings read them.")
 @reading_options
 @format_option
-def inspect_records(path: Path | None, home: Path | None, output: str, **chosen: Any) -> None:
+def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None:
     """Shows what PATH was understood to hold; reads every record, changes nothing.
 
     npy, npz, Parquet, Arrow and CSV files and folders of images are read. A refusal names the place of the first
@@ -96,27 +98,26 @@ def inspect_records(path: Path | None, home: Path | None, output: str, **chosen:
     if path is None:
         if home is None:
             raise SettingsError("name a file or folder of records, or --home for a curator's own")
-        chosen_records = configuration.load(home.resolve()).records
-        base = home.resolve()
+        chosen_records, base = configuration.load(home).records, home
     else:
         chosen_records, base = reading(path, **chosen), path.resolve().parent
     file = base / chosen_records.file
-    found = inspect(file, open_source(file, chosen_records, home=base))
-    if output == "json":
-        show(found.to_json(), output)
+    found = inspect(file, open_source(chosen_records, home=base))
+    if chosen_format() == "json":
+        show(found.to_json())
         return
     public = found.public()
     notes = public.pop("notes")
-    show(public | {"digest": found.digest}, output, title=f"Understood of {file}")
+    show(public | {"digest": found.digest}, title=f"Understood of {file}")
     for note in notes:
         click.echo(f"  note: {note}")
     if found.classes:
         rows = [{"label": name, "records": count} for name, count in found.classes.items()]
-        show(rows[:SHOWN_ROWS], output, title=f"{len(rows)} classes in {found.labels!r}")
+        show(rows[:SHOWN_ROWS], title=f"{len(rows)} classes in {found.labels!r}")
     columns = [
         {"column": column.name, "kind": column.kind, "from": column.low, "to": column.high} for column in found.columns
     ]
-    show(columns[:SHOWN_ROWS], output, title="Ranges (private)")
+    show(columns[:SHOWN_ROWS], title="Ranges (private)")
     if max(len(columns), len(found.classes)) > SHOWN_ROWS:
         click.echo(f"  the first {SHOWN_ROWS} are shown; --format json shows all")
 
@@ -126,7 +127,7 @@ def inspect_records(path: Path | None, home: Path | None, output: str, **chosen:
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The npy file to write.")
 @reading_options
 @format_option
-def convert_records(path: Path, out: Path, output: str, **chosen: Any) -> None:
+def convert_records(path: Path, out: Path, **chosen: Any) -> None:
     """Writes the records of PATH to an npy file, from which samples are read without loading it.
 
     Works in batches: neither file has to fit into memory. Labels are written beside it, as whole numbers.
@@ -134,7 +135,7 @@ def convert_records(path: Path, out: Path, output: str, **chosen: Any) -> None:
     from private_curator.records.conversion import convert
 
     settings = reading(path, **chosen)
-    made = convert(open_source(settings.file, settings, home=settings.file.parent), out)
+    made = convert(open_source(settings, home=settings.file.parent), out)
     show(
         {
             "records": made.records,
@@ -143,7 +144,6 @@ def convert_records(path: Path, out: Path, output: str, **chosen: Any) -> None:
             "classes": ", ".join(made.classes) or None,
             "digest": made.digest,
         },
-        output,
         title=f"Converted {path}",
     )
 
@@ -152,22 +152,15 @@ def convert_records(path: Path, out: Path, output: str, **chosen: Any) -> None:
 @home_option
 @reason_option
 @format_option
-def accept_records(home: Home, reason: str, output: str) -> None:
+def accept_records(home: HomeDirectory, reason: str) -> None:
     """Takes the records as they are now for the curator's own, after they were corrected; restart the curator then.
 
     The budget stays as it is: it was promised to the persons in the data set, whatever the file looks like. Another
     data set needs a curator of its own.
     """
     settings = configuration.load(home.path)
-    data, evidence = target.load_for_the_first_time(settings.records, home=home.path, reason=reason)
+    data, fingerprint = target.load_for_the_first_time(settings.records, home=home.path, reason=reason)
     with home.open_ledger() as ledger:
-        if ledger.records != data.count:
-            raise SettingsError(
-                f"{settings.records_file} holds {data.count} records, the ledger was made for {ledger.records}; "
-                "another number of records is another data set: make a new curator"
-            )
-    evidence.write(home.path)
-    show({"records": data.count, "digest": evidence.digest, "reason": reason}, output, title="Accepted")
-
-
-__all__ = ["reading", "reading_options", "records"]
+        data.check_count(ledger.records, settings.records_file)
+    fingerprint.write(home.path)
+    show({"records": data.count, "digest": fingerprint.digest, "reason": reason}, title="Accepted")

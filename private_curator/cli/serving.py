@@ -8,11 +8,21 @@ from typing import Any, TypeVar
 
 import click
 
-from private_curator.cli.common import format_option, home_option, show
-from private_curator.operator.home_directory import Home
-from private_curator.settings.tree import CuratorSettings
+from private_curator.cli.common import (
+    chosen_format,
+    device_option,
+    field_option,
+    format_option,
+    format_option_of,
+    home_option,
+    optional_home_option,
+    show,
+)
 from private_curator.settings import tree as configuration
-from shared.configuration import help_lines, markdown, settings_of, values_of
+from private_curator.settings.groups import LogSettings
+from private_curator.settings.tree import CuratorSettings
+from private_curator.storage.home_directory import HomeDirectory
+from shared.configuration import explained, help_lines, markdown
 from shared.errors import SettingsError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -40,18 +50,16 @@ def set_option(command: _F) -> _F:
 @click.option(
     "--address", default=None, help="host:port to listen on; port 0 takes a free one. Overrides the settings."
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), default=None, help="Overrides the settings.")
-@click.option(
-    "--log-level", type=click.Choice(["info", "warning", "error"]), default=None, help="Overrides the settings."
-)
+@device_option
+@field_option(LogSettings, "level", "--log-level", note="[default: the settings']")
 @set_option
 def serve(
-    home: Home, address: str | None, device: str | None, log_level: str | None, assignments: tuple[str, ...]
+    home: HomeDirectory, address: str | None, device: str | None, log_level: str | None, assignments: tuple[str, ...]
 ) -> None:
     """Serves until SIGTERM or Ctrl-C; prints one line, "listening on host:port", once it is ready."""
     from private_curator.serving import server
 
-    overrides = dict(_assignment(text) for text in assignments)
+    overrides = _assigned(assignments)
     overrides |= {f"listen.{name}": str(value) for name, value in parse_address(address).items()}
     if device is not None:
         overrides["compute.device"] = device
@@ -61,45 +69,20 @@ def serve(
 
 
 @click.command()
-@click.option(
-    "--home",
-    envvar="DPSWD_CURATOR_HOME",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=None,
-    help="Shows this curator's values; without it, the defaults.  [env: DPSWD_CURATOR_HOME]",
-)
+@optional_home_option("Shows this curator's values; without it, the defaults.")
 @set_option
-@click.option(
-    "--format",
-    "output",
-    type=click.Choice(["text", "json", "markdown"]),
-    default="text",
-    show_default=True,
-    help="text for people, json for programs, markdown for docs/settings.md.",
+@format_option_of(
+    "text", "json", "markdown", meaning="text for people, json for programs, markdown for docs/reference/settings.md."
 )
-def settings(home: Path | None, assignments: tuple[str, ...], output: str) -> None:
+def settings(home: Path | None, assignments: tuple[str, ...]) -> None:
     """Every setting: its value now, its default, unit and range, and what it means."""
-    if output == "markdown":
+    if chosen_format() == "markdown":
         click.echo(markdown(CuratorSettings))
         return
-    values: dict[str, object] = {}
-    if home is not None:
-        values = values_of(configuration.load(home.resolve(), dict(_assignment(text) for text in assignments)))
-    rows = [
-        {
-            "name": setting.name,
-            **({"value": values[setting.name]} if values else {}),
-            "default": "required" if setting.required else setting.default,
-            "unit": setting.unit,
-            "allowed": setting.allowed,
-            "environment": setting.environment,
-            "description": setting.description,
-        }
-        for setting in settings_of(CuratorSettings)
-    ]
-    if output == "text":  # names of variables follow from names of settings
+    rows = explained(CuratorSettings, None if home is None else configuration.load(home, _assigned(assignments)))
+    if chosen_format() == "text":  # names of variables follow from names of settings
         rows = [{name: value for name, value in row.items() if name != "environment"} for row in rows]
-    show(rows, output, title=f"Settings of {home}" if home is not None else "Settings and their defaults")
+    show(rows, title=f"Settings of {home}" if home is not None else "Settings and their defaults")
 
 
 @click.command()
@@ -107,14 +90,12 @@ def settings(home: Path | None, assignments: tuple[str, ...], output: str) -> No
 @set_option
 @format_option
 @click.pass_context
-def preflight(context: click.Context, home: Home, assignments: tuple[str, ...], output: str) -> None:
+def preflight(context: click.Context, home: HomeDirectory, assignments: tuple[str, ...]) -> None:
     """Checks that this curator could serve, and says how to mend what it finds; exit code 3 if anything is wrong."""
     from private_curator.operator.preflight import check
 
-    findings = check(home, dict(_assignment(text) for text in assignments))
-    show(
-        [{"check": f.check, "ok": f.ok, "finding": f.text} for f in findings], output, title=f"Preflight of {home.path}"
-    )
+    findings = check(home, _assigned(assignments))
+    show([{"check": f.check, "ok": f.ok, "finding": f.text} for f in findings], title=f"Preflight of {home.path}")
     if not all(finding.ok for finding in findings):
         context.exit(3)
 
@@ -133,8 +114,8 @@ def parse_address(text: str | None) -> dict[str, object]:
     return {"host": host.strip("[]"), "port": int(port)}
 
 
-def _assignment(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise SettingsError(f"--set {text!r} assigns nothing; write section.field=value, for example listen.port=0")
-    return name, value
+def _assigned(assignments: tuple[str, ...]) -> dict[str, str]:
+    for text in assignments:
+        if "=" not in text:
+            raise SettingsError(f"--set {text!r} assigns nothing; write section.field=value, for example listen.port=0")
+    return dict(text.split("=", 1) for text in assignments)

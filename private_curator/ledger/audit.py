@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from private_curator.ledger.accounting import Accounting
-from private_curator.ledger.addresses import as_place
-from private_curator.ledger.budget import CLIENT, DATA_SET, Books, alone, require
+from private_curator.ledger.accounting import RENYI, Accounting
+from private_curator.ledger.budget import Books, alone, require
 from private_curator.ledger.database import Place, Session, by_seq
+from private_curator.ledger.sqlite_file import as_place
 from private_curator.ledger.statements import DataSetState, Kind
 from shared.errors import InvalidValue, LedgerCorrupt
 from shared.ledger.chain_checks import Finding, Tampering, verify_receipts
@@ -76,32 +76,38 @@ class Derivation:
         match entry.kind:
             case Kind.RUN_OPENED:
                 require(payload["run"] not in self.runs, "the run was opened before")
-                row = {key: payload[key] for key in ("client", "request_id", "digest", "event", "parameters", "steps")}
-                self.runs[payload["run"]] = {**row, "steps_used": 0, "pruned": 0, "seq": entry.seq}
+                self.runs[payload["run"]] = {
+                    "seq": entry.seq,
+                    "parameters": payload["parameters"],
+                    "steps": payload["steps"],
+                    "steps_used": 0,
+                    "pruned": 0,
+                }
                 self._request(entry, step=0, attempts=0)
             case Kind.STEP_CONSUMED:
                 require(state is DataSetState.OPEN, "nothing is released while the data set is frozen or ended")
                 run = self._live_run(payload)
                 run["steps_used"] += 1
                 require(payload["step"] == run["steps_used"] <= run["steps"], "only charged steps are used, one by one")
-                require(payload["client"] == run["client"], "a run belongs to one client")
+                holder, _ = self.steps[payload["run"], 0]
+                require(payload["client"] == holder, "a run belongs to one client")
                 self._request(entry, step=payload["step"], attempts=1)
             case Kind.STEP_RESUMED:
                 require(state is DataSetState.OPEN, "nothing is released while the data set is frozen or ended")
                 self._live_run(payload)
-                place = payload["run"], payload["step"]
-                request = self.requests[self.steps[place]]
+                run_step = payload["run"], payload["step"]
+                request = self.requests[self.steps[run_step]]
                 request["attempts"] += 1
-                require(place not in self.replies, "an answered step is not computed again")
+                require(run_step not in self.replies, "an answered step is not computed again")
                 require(payload["attempt"] == request["attempts"], "attempts are counted")
             case Kind.STEP_ANSWERED:
-                place = payload["run"], payload["step"]
-                require(place not in self.replies, "a step is answered once")
+                run_step = payload["run"], payload["step"]
+                require(run_step not in self.replies, "a step is answered once")
                 require(payload["step"] > 0, "steps are counted from 1")
-                known = self.requests[self.steps[place]]
-                require(self.steps[place] == (payload["client"], payload["request_id"]), "another request's step")
+                known = self.requests[self.steps[run_step]]
+                require(self.steps[run_step] == (payload["client"], payload["request_id"]), "another request's step")
                 require(known["digest"] == payload["digest"], "another request's content")
-                self.replies[place] = {"seq": entry.seq, "reply": payload["reply"], "audit": payload["audit"]}
+                self.replies[run_step] = {"seq": entry.seq, "reply": payload["reply"], "audit": payload["audit"]}
             case Kind.REPLIES_PRUNED:
                 self.runs[payload["run"]]["pruned"] = 1
             case _:
@@ -109,10 +115,10 @@ class Derivation:
 
     def _request(self, entry: SignedEntry, *, step: int, attempts: int) -> None:
         payload = entry.payload
-        key, place = (payload["client"], payload["request_id"]), (payload["run"], step)
+        key, run_step = (payload["client"], payload["request_id"]), (payload["run"], step)
         require(key not in self.requests, "a request id is used once")
-        require(place not in self.steps, "a step belongs to one request")
-        self.steps[place] = key
+        require(run_step not in self.steps, "a step belongs to one request")
+        self.steps[run_step] = key
         self.requests[key] = {
             "digest": payload["digest"],
             "run_id": payload["run"],
@@ -128,9 +134,13 @@ class Derivation:
 
 
 def verify_file(
-    where: Place | Path | str, *, public_key: bytes, accounting: Accounting, receipts: Iterable[SignedEntry] = ()
+    where: Place | Path,
+    *,
+    public_key: bytes,
+    accounting: Accounting = RENYI,
+    receipts: Iterable[SignedEntry] = (),
 ) -> VerificationReport:
-    """Verifies a ledger or a backup that need not be sound enough to open.
+    """Answers the module's five questions for a ledger or a backup that need not be sound enough to open.
 
     Args:
         where: the ledger's place, or a backup's file.
@@ -143,50 +153,24 @@ def verify_file(
     """
     place = as_place(where)
     with place.reading() as connection:
-        return verify(
-            connection,
-            defects=place.defects(connection),
-            public_key=public_key,
-            accounting=accounting,
-            receipts=receipts,
-        )
-
-
-def verify(
-    connection: Session,
-    *,
-    defects: Iterable[str],
-    public_key: bytes,
-    accounting: Accounting,
-    receipts: Iterable[SignedEntry] = (),
-) -> VerificationReport:
-    """Answers the module's five questions inside the connection's transaction.
-
-    Args:
-        connection: sees the ledger.
-        defects: what is wrong with its tables themselves, from `Place.defects`.
-        public_key: the ledger's raw Ed25519 key, 32 bytes.
-        accounting: prices the runs anew.
-        receipts: signed entries that somebody kept elsewhere.
-    """
-    findings = [_inconsistent(text) for text in defects]
-    entries, unreadable = _read(connection)
-    findings += unreadable
-    findings += verify_receipts(entries, receipts, public_key)
-    books, derivation = Books(accounting), Derivation()
-    for entry in entries:
-        try:
-            if entry.kind == Kind.RUN_OPENED:
-                findings += _check_price(books, entry)
-            derivation.apply(entry, books.state)
-            books.apply(entry)
-        except (KeyError, TypeError, LedgerCorrupt) as error:
-            text = f"entry {entry.seq} ({entry.kind}) is not allowed where it stands: {error}"
-            findings.append(Finding(tampering=Tampering.UNLAWFUL, seq=entry.seq, text=text))
+        findings = [_inconsistent(text) for text in place.defects(connection)]
+        entries, unreadable = _read(connection)
+        findings += unreadable
+        findings += verify_receipts(entries, receipts, public_key)
+        books, derivation = Books(accounting), Derivation()
+        for entry in entries:
+            try:
+                if entry.kind == Kind.RUN_OPENED:
+                    findings += _check_price(books, entry)
+                derivation.apply(entry, books.state)
+                books.apply(entry)
+            except (KeyError, TypeError, LedgerCorrupt) as error:
+                text = f"entry {entry.seq} ({entry.kind}) is not allowed where it stands: {error}"
+                findings.append(Finding(tampering=Tampering.UNLAWFUL, seq=entry.seq, text=text))
+        findings += _compare(connection, derivation)
     if books.public_key != public_key.hex():
         text = "the first entry does not name the public key that was given"
         findings.append(Finding(tampering=Tampering.FORGED, seq=1, text=text))
-    findings += _compare(connection, derivation)
     return VerificationReport(
         entries=len(entries),
         head=entries[-1].hash if entries else "",
@@ -214,12 +198,11 @@ def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
     """A charge is never less than what its event costs."""
     event = books.accounting.event_from_json(entry.payload["event"])
     prices = entry.payload["prices"]
-    share = books.shares.get(entry.payload["client"])
     findings = []
     if event.steps != entry.payload["steps"]:
         text = f"entry {entry.seq} grants {entry.payload['steps']} steps and charges {event.steps}"
         findings.append(Finding(tampering=Tampering.UNLAWFUL, seq=entry.seq, text=text))
-    for scope, account in [(DATA_SET, books.account)] + ([] if share is None else [(CLIENT, share)]):
+    for scope, account in books.accounts(entry.payload["client"]).items():
         filter_ = account.fixed_filter
         stored = alone(filter_, books.accounting.price_from_json(prices[scope]))
         anew = alone(filter_, filter_.price(event))
@@ -231,7 +214,7 @@ def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
 
 def _compare(connection: Session, derivation: Derivation) -> list[Finding]:
     """Questions 3 and 4: every table row for row, and the bytes by their digests."""
-    run_columns = ("client", "request_id", "digest", "event", "parameters", "steps", "steps_used", "pruned", "seq")
+    run_columns = ("seq", "parameters", "steps", "steps_used", "pruned")
     runs = {
         row[0]: dict(zip(run_columns, row[1:], strict=True))
         for row in connection.execute(f"SELECT run_id, {', '.join(run_columns)} FROM runs")  # noqa: S608 constants

@@ -9,22 +9,20 @@ unless the operator accepts the loss in writing. The text becomes an entry of th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from private_curator.ledger.accounting import Accounting
-from private_curator.ledger.addresses import as_place
+from private_curator.ledger.accounting import RENYI, Accounting
 from private_curator.ledger.audit import verify_file
-from private_curator.ledger.budget import Books
-from private_curator.ledger.database import LOCK_TIMEOUT_S, Database, Place, Session
+from private_curator.ledger.database import LOCK_TIMEOUT_S, Database, Place
 from private_curator.ledger.sqlite import sync
-from private_curator.ledger.sqlite_file import SqliteFile, remove
+from private_curator.ledger.sqlite_file import SqliteFile, as_place, remove
 from private_curator.ledger.statements import Kind
-from private_curator.ledger.store import Clock, Transaction, no_checkpoint, read_entries, utc_now
+from private_curator.ledger.store import Clock, append_entry, read_entries, utc_now
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerError, LedgerUnavailable, RestoreRefused
 from shared.ledger.chain_checks import check_chain
 from shared.ledger.receipts import SignedEntry
@@ -56,10 +54,10 @@ class Loss:
 
 def restore(
     backup: Path,
-    into: Place | Path | str,
+    into: Place | Path,
     *,
     key: Ed25519PrivateKey,
-    accounting: Accounting,
+    accounting: Accounting = RENYI,
     receipts: Iterable[SignedEntry] = (),
     accept_loss: str | None = None,
     clock: Clock = utc_now,
@@ -88,19 +86,17 @@ def restore(
     if accept_loss is not None and len(accept_loss.strip()) < MIN_ACCEPTANCE_LENGTH:
         raise InvalidValue(f"accepting a loss takes a sentence of at least {MIN_ACCEPTANCE_LENGTH} characters")
     with target.alone():
-        report = verify_file(source, public_key=public_key, accounting=accounting)
-        if not report.ok:
-            raise LedgerCorrupt(f"the backup {source} does not verify: {report.findings[0].text}")
+        _must_verify(source, public_key, accounting)
         loss = compare(source, target, receipts=receipts, public_key=public_key)
         if loss is not None and accept_loss is None:
             raise RestoreRefused(f"restoring {source} is refused: {loss}; stop, or accept the loss in writing")
         payload = _restored(loss, accept_loss)
-        target.replace(source.path, _log_restored(payload, key=key, accounting=accounting, clock=clock))
+        target.replace(source.path, lambda new: append_entry(new, Kind.RESTORED, payload, key=key, clock=clock))
     return loss
 
 
 def move(
-    source: SqliteFile, into: Place, *, key: Ed25519PrivateKey, accounting: Accounting, clock: Clock = utc_now
+    source: SqliteFile, into: Place, *, key: Ed25519PrivateKey, accounting: Accounting = RENYI, clock: Clock = utc_now
 ) -> Path:
     """Moves a ledger from a file into another place. Nothing can be forgotten: nobody charges either one meanwhile.
 
@@ -121,9 +117,7 @@ def move(
     with source.alone(), into.alone():
         if into.exists():
             raise LedgerUnavailable(f"{into} exists already: a ledger is moved to an empty place only")
-        report = verify_file(source, public_key=key.public_key().public_bytes_raw(), accounting=accounting)
-        if not report.ok:
-            raise LedgerCorrupt(f"{source} does not verify: {report.findings[0].text}")
+        _must_verify(source, key.public_key().public_bytes_raw(), accounting)
         whole, moved = (source.path.with_name(f"{source.path.name}.{suffix}") for suffix in ("moving", "moved"))
         if moved.exists():
             raise LedgerUnavailable(f"{moved} exists already; keep it elsewhere first")
@@ -133,7 +127,8 @@ def move(
         finally:
             database.close()
         try:
-            into.replace(whole, _log_restored(_restored(None, None), key=key, accounting=accounting, clock=clock))
+            payload = _restored(None, None)
+            into.replace(whole, lambda new: append_entry(new, Kind.RESTORED, payload, key=key, clock=clock))
         finally:
             remove(whole)
         source.path.rename(moved)
@@ -195,22 +190,15 @@ def write_backup(database: Database, destination: Path) -> None:
         raise LedgerUnavailable(f"the backup {destination} cannot be written: {error.strerror}") from error
 
 
+def _must_verify(place: Place, public_key: bytes, accounting: Accounting) -> None:
+    report = verify_file(place, public_key=public_key, accounting=accounting)
+    if not report.ok:
+        raise LedgerCorrupt(f"{place} does not verify: {report.findings[0].text}")
+
+
 def _entries(place: Place) -> list[SignedEntry]:
     with place.reading() as session:
         return list(read_entries(session))
-
-
-def _log_restored(
-    payload: dict[str, Any], *, key: Ed25519PrivateKey, accounting: Accounting, clock: Clock
-) -> Callable[[Session], None]:
-    """Writes the restored ledger's first new entry: that it was restored, and what that forgot."""
-
-    def log(session: Session) -> None:
-        Transaction(
-            session, Books(accounting), key=key, clock=clock, checkpoint=no_checkpoint, operation="restore"
-        ).append(Kind.RESTORED, payload)
-
-    return log
 
 
 def _restored(loss: Loss | None, accept_loss: str | None) -> dict[str, Any]:

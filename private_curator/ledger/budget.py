@@ -13,10 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from private_curator.ledger.accounting import Accounting, BudgetFilter
+from private_curator.ledger.accounting import Accounting
 from private_curator.ledger.statements import AccountStatus, Client, DataSetState, Kind, Quote
 from shared.errors import BudgetExhausted, DpswdError, GrantNotHeld, InvalidEvent, LedgerCorrupt, RelationMismatch
 from shared.ledger.receipts import SignedEntry
+from shared.privacy.budget import Price, PrivacyBudget
+from shared.privacy.events import RunEvent
+from shared.privacy.filter import PrivacyFilter
 
 DATA_SET = "data set"
 CLIENT = "client"
@@ -33,8 +36,8 @@ class Account:
         runs: how many runs were charged.
     """
 
-    budget: Any
-    filter: BudgetFilter | None = None
+    budget: PrivacyBudget
+    filter: PrivacyFilter | None = None
     spent: Any = None
     runs: int = 0
 
@@ -50,7 +53,7 @@ class Account:
             runs=self.runs,
         )
 
-    def admit(self, price: Any) -> Account:
+    def admit(self, price: Price) -> Account:
         """This account after a charge.
 
         Raises:
@@ -59,7 +62,7 @@ class Account:
         return replace(self, spent=self.fixed_filter.admit(self.spent, price), runs=self.runs + 1)
 
     @property
-    def fixed_filter(self) -> BudgetFilter:
+    def fixed_filter(self) -> PrivacyFilter:
         """The filter of an account that was charged, or is about to be.
 
         Raises:
@@ -82,9 +85,9 @@ class Charge:
     """
 
     scope: str
-    filter: BudgetFilter
+    filter: PrivacyFilter
     fresh: bool
-    price: Any
+    price: Price
 
 
 @dataclass
@@ -127,6 +130,16 @@ class Books:
             raise LedgerCorrupt("the ledger does not begin with the opening of a data set")
         return self.data_set
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing new is released: the data set is frozen or has ended."""
+        return self.state is not DataSetState.OPEN
+
+    def accounts(self, client: str) -> dict[str, Account]:
+        """Every account that a client's run is charged to, by its scope."""
+        share = self.shares.get(client)
+        return {DATA_SET: self.account} if share is None else {DATA_SET: self.account, CLIENT: share}
+
     def snapshot(self) -> Books:
         """These books as they are now, for work outside of the ledger's lock."""
         copies: dict[str, Any] = {"shares": dict(self.shares), "clients": dict(self.clients)}
@@ -143,7 +156,11 @@ class Books:
             raise GrantNotHeld(f"no client named {name!r} may use this data set")
         return client
 
-    def charges(self, client: str, event: Any) -> tuple[Charge, ...]:
+    def certified(self, fingerprint: str) -> Client | None:
+        """The client that a certificate counts for."""
+        return next((client for client in self.clients.values() if fingerprint in client.fingerprints), None)
+
+    def charges(self, client: str, event: RunEvent) -> tuple[Charge, ...]:
         """Prices a run for the data set's account and, if there is one, the client's.
 
         Raises:
@@ -157,17 +174,15 @@ class Books:
         relation = self.account.budget.relation
         if event.step.relation != relation:
             raise RelationMismatch(f"this data set's budget holds under {relation.value!r} neighbours only")
-        share = self.shares.get(client)
-        accounts = [(DATA_SET, self.account)] + ([] if share is None else [(CLIENT, share)])
-        return tuple(self._charge(scope, account, event) for scope, account in accounts)
+        return tuple(self._charge(scope, account, event) for scope, account in self.accounts(client).items())
 
     def admits(self, client: str, charges: tuple[Charge, ...]) -> bool:
         """Whether prices made earlier belong to the filters in force now, and every account bears them."""
-        share = self.shares.get(client)
-        accounts = [self.account] + ([] if share is None else [share])
-        if self.state is not DataSetState.OPEN or len(accounts) != len(charges):
+        accounts = self.accounts(client)
+        if self.closed or accounts.keys() != {charge.scope for charge in charges}:
             return False
-        for account, charge in zip(accounts, charges, strict=True):
+        for charge in charges:
+            account = accounts[charge.scope]
             if _text(account.filter) != (None if charge.fresh else _text(charge.filter)):
                 return False
             if charge.fresh and account.budget != charge.filter.budget:
@@ -178,7 +193,7 @@ class Books:
                 return False
         return True
 
-    def admit(self, client: str, event: Any, charges: tuple[Charge, ...]) -> None:
+    def admit(self, client: str, event: RunEvent, charges: tuple[Charge, ...]) -> None:
         """Checks that every account bears its charge; changes nothing.
 
         Raises:
@@ -189,52 +204,51 @@ class Books:
             try:
                 account.admit(charge.price)
             except BudgetExhausted as error:
-                fits = 0 if self.state is not DataSetState.OPEN else self._steps_that_fit(client, event, charges)
+                fits = 0 if self.closed else self._steps_that_fit(client, event, charges)
                 raise BudgetExhausted(
                     error.requested, error.spent, error.remaining, steps_that_fit=fits, scope=charge.scope
                 ) from error
-            if self.state is not DataSetState.OPEN:
+            if self.closed:
                 requested, spent = alone(charge.filter, charge.price), charge.filter.epsilon(account.spent)
                 raise BudgetExhausted(requested, spent, 0.0, scope=f"{self.state.value} {DATA_SET}")
 
-    def quote(self, client: str, event: Any, charges: tuple[Charge, ...]) -> Quote:
+    def quote(self, client: str, event: RunEvent, charges: tuple[Charge, ...]) -> Quote:
         """What `admit` would say, as figures."""
-        closed = self.state is not DataSetState.OPEN
         try:
             self.admit(client, event, charges)
             fits = True
         except BudgetExhausted:
             fits = False
         share = self.shares.get(client)
-        steps = event.steps if fits else 0 if closed else self._steps_that_fit(client, event, charges)
+        steps = event.steps if fits else 0 if self.closed else self._steps_that_fit(client, event, charges)
         return Quote(
             epsilon=alone(charges[0].filter, charges[0].price),
-            data_set=self.account.status(closed=closed),
-            client=None if share is None else share.status(closed=closed),
+            data_set=self.account.status(closed=self.closed),
+            client=None if share is None else share.status(closed=self.closed),
             fits=fits,
             steps_that_fit=min(steps, event.steps),
         )
 
-    def _charge(self, scope: str, account: Account, event: Any) -> Charge:
+    def _charge(self, scope: str, account: Account, event: RunEvent) -> Charge:
         fresh = account.filter is None
         filter_ = self.accounting.filter_for(account.budget, event) if account.filter is None else account.filter
         return Charge(scope=scope, filter=filter_, fresh=fresh, price=filter_.price(event))
 
     def _ready(self, client: str, charge: Charge) -> Account:
         """The charge's account, with the filter that the charge would fix."""
-        account = self.account if charge.scope == DATA_SET else self.shares[client]
+        account = self.accounts(client)[charge.scope]
         if account.filter is not None:
             return account
         return replace(account, filter=charge.filter, spent=charge.filter.zero())
 
-    def _steps_that_fit(self, client: str, event: Any, charges: tuple[Charge, ...]) -> int:
+    def _steps_that_fit(self, client: str, event: RunEvent, charges: tuple[Charge, ...]) -> int:
         return min(charge.filter.fits(self._ready(client, charge).spent, event) for charge in charges)
 
-    def _rebudgeted(self, account: Account, budget: Any, text: str | None) -> Account:
+    def _rebudgeted(self, account: Account, budget: PrivacyBudget, text: str | None) -> Account:
         require((account.filter is None) == (text is None), "a fixed filter changes with its budget")
         return replace(account, budget=budget, filter=None if text is None else self.accounting.filter_from_json(text))
 
-    def read_budget(self, value: Mapping[str, Any]) -> Any:
+    def read_budget(self, value: Mapping[str, Any]) -> PrivacyBudget:
         """A budget as an entry states it."""
         return self.accounting.budget(epsilon=value["epsilon"], delta=value["delta"], relation=value["relation"])
 
@@ -309,7 +323,7 @@ class Books:
         self.charged.add(client)
 
 
-def alone(filter_: BudgetFilter, price: Any) -> float:
+def alone(filter_: PrivacyFilter, price: Price) -> float:
     """Epsilon of a charge by itself, at the budget's delta, also when the budget does not admit it."""
     try:
         return filter_.epsilon(filter_.admit(filter_.zero(), price))
@@ -327,7 +341,7 @@ def require(condition: bool, rule: str) -> None:
         raise LedgerCorrupt(rule)
 
 
-def _text(filter_: BudgetFilter | None) -> str | None:
+def _text(filter_: PrivacyFilter | None) -> str | None:
     return None if filter_ is None else filter_.to_json()
 
 

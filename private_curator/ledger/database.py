@@ -22,28 +22,11 @@ _BEFORE_ALL = -(2**62)
 Mark = tuple[str, str]
 
 
-class Rows(Protocol):
-    """What a statement has returned."""
-
-    @property
-    def rowcount(self) -> int:
-        """How many rows the statement has changed."""
-
-    def fetchone(self) -> Any:
-        """The next row as a tuple; None behind the last."""
-
-    def fetchall(self) -> list[Any]:
-        """All further rows."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """The further rows, one by one."""
-
-
 class Session(Protocol):
     """An open transaction."""
 
-    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Rows:
-        """Executes one statement; ``?`` stands for a parameter."""
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
+        """Executes one statement; ``?`` stands for a parameter. Returns the driver's cursor (PEP 249)."""
 
 
 class Database(Protocol):
@@ -92,14 +75,14 @@ class Place(Protocol):
         """Whether anything stands there, sound or not."""
 
     def open(self, *, lock_timeout_s: float) -> Database:
-        """The ledger's database; brings its tables to the newest version.
+        """The ledger's database.
 
         Raises:
             LedgerUnavailable: it is not there, or cannot be used now.
             LedgerCorrupt: what stands there is no ledger.
         """
 
-    def create(self, fill: Callable[[Session], None], *, lock_timeout_s: float) -> None:
+    def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float) -> None:
         """Makes a new ledger that exists complete, with what ``fill`` has written, or not at all.
 
         Raises:
@@ -123,7 +106,7 @@ class Place(Protocol):
             LedgerUnavailable: one has it now.
         """
 
-    def replace(self, backup: Path, log: Callable[[Session], None]) -> None:
+    def replace(self, backup: Path, log: Callable[[Session], object]) -> None:
         """Puts a backup in the ledger's place, inside of `alone`; the replaced ledger stays under another name.
 
         Args:

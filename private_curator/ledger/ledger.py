@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, Unpack
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from private_curator.ledger.accounting import Accounting
-from private_curator.ledger.addresses import as_place
 from private_curator.ledger.audit import VerificationReport, verify_file
 from private_curator.ledger.backup import write_backup
-from private_curator.ledger.budget import Account, Books
+from private_curator.ledger.budget import Account
 from private_curator.ledger.database import LOCK_TIMEOUT_S, Place, Session
 from private_curator.ledger.operator import OperatorActs
 from private_curator.ledger.runs import RunActs
-from private_curator.ledger.statements import AccountStatus, DataSetState, Kind, LedgerStatus, budget_payload
-from private_curator.ledger.store import Transaction, head, no_checkpoint, utc_now
-from private_curator.ledger.witness import Witness
+from private_curator.ledger.sqlite_file import as_place
+from private_curator.ledger.statements import AccountStatus, Kind, LedgerStatus, budget_payload
+from private_curator.ledger.store import LedgerOptions, append_entry, head, no_checkpoint, utc_now
 from shared.errors import InvalidValue, LedgerCorrupt
 from shared.ledger.receipts import SignedEntry
+from shared.privacy.budget import PrivacyBudget
 
 
 class Ledger(OperatorActs, RunActs):
@@ -35,16 +33,12 @@ class Ledger(OperatorActs, RunActs):
     @classmethod
     def create(
         cls,
-        place: Place | Path | str,
+        place: Place | Path,
         *,
         key: Ed25519PrivateKey,
         records: int,
-        budget: Any,
-        accounting: Accounting | None = None,
-        clock: Callable[[], datetime] = utc_now,
-        checkpoint: Callable[[str], None] = no_checkpoint,
-        lock_timeout_s: float = LOCK_TIMEOUT_S,
-        witness: Path | None = None,
+        budget: PrivacyBudget,
+        **options: Unpack[LedgerOptions],
     ) -> Self:
         """Makes the ledger of a data set, complete or not at all, and opens it.
 
@@ -53,11 +47,7 @@ class Ledger(OperatorActs, RunActs):
             key: signs every entry; the caller keeps it.
             records: n, the number of records; public from now on.
             budget: the `PrivacyBudget` for the data set's whole life.
-            accounting: prices runs; the Renyi filter of `shared.privacy` by default.
-            clock: tells the time that entries state.
-            checkpoint: called at named points; tests kill the process there.
-            lock_timeout_s: how long to wait for another program, in seconds.
-            witness: the file in which this curator notes the last entry it has seen; see `open`.
+            options: see `LedgerOptions`.
 
         Raises:
             InvalidValue: ``records`` is not positive.
@@ -74,59 +64,26 @@ class Ledger(OperatorActs, RunActs):
         }
 
         def fill(session: Session) -> None:
-            transaction = Transaction(
-                session, Books(_accounting(accounting)), key=key, clock=clock, checkpoint=checkpoint, operation="create"
-            )
-            transaction.append(Kind.DATA_SET_OPENED, opening)
+            append_entry(session, Kind.DATA_SET_OPENED, opening, key=key, clock=options.get("clock", utc_now))
+            options.get("checkpoint", no_checkpoint)("create:data-set-opened")
 
-        place.create(fill, lock_timeout_s=lock_timeout_s)
-        return cls.open(
-            place,
-            key=key,
-            accounting=accounting,
-            clock=clock,
-            checkpoint=checkpoint,
-            lock_timeout_s=lock_timeout_s,
-            witness=witness,
-        )
+        place.create(fill, lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
+        return cls.open(place, key=key, **options)
 
     @classmethod
-    def open(
-        cls,
-        place: Place | Path | str,
-        *,
-        key: Ed25519PrivateKey,
-        accounting: Accounting | None = None,
-        clock: Callable[[], datetime] = utc_now,
-        checkpoint: Callable[[str], None] = no_checkpoint,
-        lock_timeout_s: float = LOCK_TIMEOUT_S,
-        witness: Path | None = None,
-    ) -> Self:
+    def open(cls, place: Place | Path, *, key: Ed25519PrivateKey, **options: Unpack[LedgerOptions]) -> Self:
         """Opens a ledger; follows its chain of hashes first.
 
         Args:
             place: as for `create`.
             key: the ledger's own.
-            accounting: as for `create`.
-            clock: as for `create`.
-            checkpoint: as for `create`.
-            lock_timeout_s: as for `create`.
-            witness: a file, kept elsewhere than the ledger, in which the last entry seen is noted: a ledger that lacks
-                it was put back to an older state. None to notice that only while the ledger is open.
+            options: see `LedgerOptions`.
 
         Raises:
             LedgerUnavailable: it is not there, locked, read-only, or the disk is full.
             LedgerCorrupt: the chain is broken, another key made it, or what the witness noted is missing.
         """
-        return cls(
-            as_place(place),
-            key=key,
-            accounting=_accounting(accounting),
-            clock=clock,
-            checkpoint=checkpoint,
-            lock_timeout_s=lock_timeout_s,
-            witness=None if witness is None else Witness(witness),
-        )
+        return cls(as_place(place), key=key, **options)
 
     @property
     def records(self) -> int:
@@ -141,7 +98,7 @@ class Ledger(OperatorActs, RunActs):
         """
         with self._reading():
             self._books.holder(client)
-            closed = self._books.state is not DataSetState.OPEN
+            closed = self._books.closed
             return self._books.account.status(closed=closed), _status(self._books.shares.get(client), closed=closed)
 
     def head(self) -> SignedEntry:
@@ -188,7 +145,7 @@ class Ledger(OperatorActs, RunActs):
             (repeated,) = connection.execute(
                 "SELECT CAST(coalesce(sum(attempts - 1), 0) AS BIGINT) FROM requests WHERE attempts > 1"
             ).fetchone()
-            closed = books.state is not DataSetState.OPEN
+            closed = books.closed
             return LedgerStatus(
                 ledger_id=books.ledger_id,
                 records=books.records,
@@ -209,12 +166,3 @@ class Ledger(OperatorActs, RunActs):
 
 def _status(account: Account | None, *, closed: bool) -> AccountStatus | None:
     return None if account is None else account.status(closed=closed)
-
-
-def _accounting(given: Accounting | None) -> Accounting:
-    if given is not None:
-        return given
-    # Imported late: scipy takes longer to load than everything else that the ledger needs.
-    from private_curator.ledger.renyi import RenyiAccounting
-
-    return RenyiAccounting()

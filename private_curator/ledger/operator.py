@@ -7,20 +7,21 @@ happen by the wrong sign of a change.
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from private_curator.ledger.lookup import load_run
+from private_curator.ledger.requests import load_run
 from private_curator.ledger.statements import Client, DataSetState, Kind, budget_payload, hex_256
 from private_curator.ledger.store import Store, Transaction
 from shared.errors import InvalidValue
+from shared.privacy.budget import PrivacyBudget
+from shared.privacy.filter import PrivacyFilter
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 
 
 class OperatorActs(Store):
-    """The operator's side of the ledger. Use `private_curator.ledger.Ledger`."""
+    """The operator's side of the ledger. Use `private_curator.ledger.ledger.Ledger`."""
 
-    def add_client(self, name: str, certificate_fingerprint: str, share: Any | None = None) -> Client:
+    def add_client(self, name: str, certificate_fingerprint: str, share: PrivacyBudget | None = None) -> Client:
         """Registers a client; a name is given away once.
 
         Args:
@@ -34,7 +35,6 @@ class OperatorActs(Store):
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidValue(f"a client's name has 1 to 128 letters, digits and ._@- and not {name!r}")
-        hex_256(certificate_fingerprint, "a certificate's fingerprint")
         with self._transaction("add_client") as transaction:
             books = transaction.books
             if name in books.clients:
@@ -42,14 +42,9 @@ class OperatorActs(Store):
             self._fresh_fingerprint(transaction, certificate_fingerprint)
             if share is not None:
                 self._same_relation(transaction, share)
-            transaction.append(
-                Kind.CLIENT_ADDED,
-                {
-                    "client": name,
-                    "fingerprint": certificate_fingerprint,
-                    "share": None if share is None else budget_payload(share),
-                },
-            )
+            stated = None if share is None else budget_payload(share)
+            payload = {"client": name, "fingerprint": certificate_fingerprint, "share": stated}
+            transaction.append(Kind.CLIENT_ADDED, payload)
         return Client(name=name, fingerprint=certificate_fingerprint, share=share, revoked=False)
 
     def renew_client(self, name: str, certificate_fingerprint: str) -> None:
@@ -59,11 +54,7 @@ class OperatorActs(Store):
             GrantNotHeld: no such client, or it is revoked.
             InvalidValue: the fingerprint is taken or malformed.
         """
-        hex_256(certificate_fingerprint, "a certificate's fingerprint")
-        with self._transaction("renew_client") as transaction:
-            transaction.books.holder(name)
-            self._fresh_fingerprint(transaction, certificate_fingerprint)
-            transaction.append(Kind.CLIENT_CERTIFIED, {"client": name, "fingerprint": certificate_fingerprint})
+        self._certify(Kind.CLIENT_CERTIFIED, name, certificate_fingerprint)
 
     def add_certificate(self, name: str, certificate_fingerprint: str) -> None:
         """Gives a client a further certificate; the old ones count until they expire or are withdrawn.
@@ -72,11 +63,7 @@ class OperatorActs(Store):
             GrantNotHeld: no such client, or it is revoked.
             InvalidValue: the fingerprint is taken or malformed.
         """
-        hex_256(certificate_fingerprint, "a certificate's fingerprint")
-        with self._transaction("add_certificate") as transaction:
-            transaction.books.holder(name)
-            self._fresh_fingerprint(transaction, certificate_fingerprint)
-            transaction.append(Kind.CERTIFICATE_ADDED, {"client": name, "fingerprint": certificate_fingerprint})
+        self._certify(Kind.CERTIFICATE_ADDED, name, certificate_fingerprint)
 
     def revoke_certificate(self, name: str, certificate_fingerprint: str, *, reason: str) -> None:
         """Withdraws one certificate of a client; its others go on.
@@ -85,7 +72,6 @@ class OperatorActs(Store):
             GrantNotHeld: no such client, or it is revoked.
             InvalidValue: the client has no such certificate.
         """
-        hex_256(certificate_fingerprint, "a certificate's fingerprint")
         with self._transaction("revoke_certificate") as transaction:
             if certificate_fingerprint not in transaction.books.holder(name).fingerprints:
                 raise InvalidValue(f"{name!r} has no certificate {certificate_fingerprint} that counts")
@@ -104,7 +90,7 @@ class OperatorActs(Store):
             transaction.books.holder(name)
             transaction.append(Kind.CLIENT_REVOKED, {"client": name, "reason": _reason(reason)})
 
-    def set_share(self, name: str, share: Any, *, reason: str) -> None:
+    def set_share(self, name: str, share: PrivacyBudget, *, reason: str) -> None:
         """Raises or lowers what one client may use up of the data set's budget.
 
         A client without a share can be given one only before its first run: what it spent before was charged to
@@ -139,12 +125,9 @@ class OperatorActs(Store):
     def client_by_fingerprint(self, certificate_fingerprint: str) -> Client | None:
         """The client that a certificate counts for; a revoked one is returned as such."""
         with self._reading():
-            for client in self._books.clients.values():
-                if certificate_fingerprint in client.fingerprints:
-                    return client
-        return None
+            return self._books.certified(certificate_fingerprint)
 
-    def lower_budget(self, budget: Any, *, reason: str) -> None:
+    def lower_budget(self, budget: PrivacyBudget, *, reason: str) -> None:
         """Sets a smaller budget. It may be below what is spent: then nothing is admitted any more.
 
         Raises:
@@ -159,11 +142,11 @@ class OperatorActs(Store):
                 )
             self._set_budget(transaction, Kind.BUDGET_LOWERED, budget, reason)
 
-    def extend_budget(self, budget: Any, *, reason: str) -> None:
+    def extend_budget(self, budget: PrivacyBudget, *, reason: str) -> None:
         """Raises the budget: an explicit weakening of the promise to the persons in the data set.
 
-        The charges of the past keep their prices, the filter its orders and weights; docs/ledger.md says what is
-        promised afterwards.
+        The charges of the past keep their prices, the filter its orders and weights; docs/reference/ledger.md says what
+        is promised afterwards.
 
         Raises:
             InvalidValue: it is smaller in epsilon or delta, changes the relation, or the data set has ended.
@@ -222,12 +205,18 @@ class OperatorActs(Store):
             load_run(transaction.connection, self.accounting, run_id)
             transaction.append(Kind.REPLIES_PRUNED, {"run": run_id, "reason": _reason(reason)})
             transaction.connection.execute("UPDATE runs SET pruned = 1 WHERE run_id = ?", (run_id,))
-            pruned = transaction.connection.execute(
+            discarded: int = transaction.connection.execute(
                 "UPDATE replies SET reply = NULL WHERE run_id = ? AND reply IS NOT NULL", (run_id,)
-            )
-            return pruned.rowcount
+            ).rowcount
+            return discarded
 
-    def _set_budget(self, transaction: Transaction, kind: Kind, budget: Any, reason: str) -> None:
+    def _certify(self, kind: Kind, name: str, certificate_fingerprint: str) -> None:
+        with self._transaction(kind.value) as transaction:
+            transaction.books.holder(name)
+            self._fresh_fingerprint(transaction, certificate_fingerprint)
+            transaction.append(kind, {"client": name, "fingerprint": certificate_fingerprint})
+
+    def _set_budget(self, transaction: Transaction, kind: Kind, budget: PrivacyBudget, reason: str) -> None:
         books = transaction.books
         if books.state is DataSetState.ENDED:
             raise InvalidValue("the operator has ended this data set; its budget is final")
@@ -239,8 +228,9 @@ class OperatorActs(Store):
         }
         transaction.append(kind, payload)
 
-    def _refiltered(self, old: Any | None, budget: Any) -> str | None:
-        return None if old is None else self.accounting.filter_with_budget(old, budget).to_json()
+    @staticmethod
+    def _refiltered(old: PrivacyFilter | None, budget: PrivacyBudget) -> str | None:
+        return None if old is None else old.with_budget(budget).to_json()
 
     def _set_state(self, kind: Kind, state: DataSetState, reason: str) -> None:
         with self._transaction(kind.value) as transaction:
@@ -258,16 +248,17 @@ class OperatorActs(Store):
                 transaction.append(kind, {"digest": digest})
 
     @staticmethod
-    def _same_relation(transaction: Transaction, budget: Any) -> None:
+    def _same_relation(transaction: Transaction, budget: PrivacyBudget) -> None:
         relation = transaction.books.account.budget.relation
         if budget.relation != relation:
             raise InvalidValue(f"every budget of this data set is under {relation.value!r} neighbours")
 
     @staticmethod
     def _fresh_fingerprint(transaction: Transaction, fingerprint: str) -> None:
-        for client in transaction.books.clients.values():
-            if fingerprint in client.fingerprints:
-                raise InvalidValue(f"this certificate is already bound to the client {client.name!r}")
+        hex_256(fingerprint, "a certificate's fingerprint")
+        bound = transaction.books.certified(fingerprint)
+        if bound is not None:
+            raise InvalidValue(f"this certificate is already bound to the client {bound.name!r}")
 
 
 def _reason(reason: str) -> str:

@@ -28,16 +28,16 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from private_curator.ledger import schema
-from private_curator.ledger.database import LOCK_TIMEOUT_S, Mark, Rows, Session
+from private_curator.ledger import sqlite_tables
+from private_curator.ledger.database import LOCK_TIMEOUT_S, Mark, Session
+from private_curator.ledger.schema import APPLICATION_ID, copy_tables
 from private_curator.ledger.sqlite import sync
-from private_curator.ledger.tables import copy_tables
 from shared.errors import DpswdError, LedgerCorrupt, LedgerUnavailable
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 # The key space of the ledger's own advisory locks: (this, hash of the schema) is the right to serve.
-LOCK_SPACE = schema.APPLICATION_ID
+LOCK_SPACE = APPLICATION_ID
 
 # SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html) of what passes when its cause does; two
 # characters stand for a class.
@@ -92,7 +92,7 @@ class PostgresSession:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Rows:
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
         """See `private_curator.ledger.database.Session`; the statements hold no literal question mark."""
         if not parameters:
             return self._connection.execute(sql.encode())
@@ -186,7 +186,7 @@ class PostgresDatabase:
         """See `Database.backup`: one consistent view, copied row by row while others go on."""
         with self._reading() as source, contextlib.closing(sqlite3.connect(destination, isolation_level=None)) as file:
             file.execute("BEGIN IMMEDIATE")
-            schema.migrate(file)
+            sqlite_tables.make(file)
             copy_tables(source, file)
             file.execute("COMMIT")
         sync(destination)

@@ -14,16 +14,16 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from private_curator.ledger.addresses import POSTGRES_SCHEMES
+from private_curator.ledger import postgres_tables
 from private_curator.ledger.database import LOCK_TIMEOUT_S, Session
 from private_curator.ledger.postgres import LOCK_SPACE, Connection, PostgresDatabase, PostgresSession, translate
-from private_curator.ledger.postgres_tables import MIGRATIONS, layout, migrate, version_of
+from private_curator.ledger.schema import changed, copy_tables
 from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.tables import copy_tables
 from shared.errors import LedgerUnavailable, SettingsError
 
 DEFAULT_SCHEMA = "dpswd"
 OLDEST_SERVER = 14
+_URL_SCHEMES = ("postgresql://", "postgres://")
 _SCHEMA = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 # How soon either side notices that the other one's machine is gone; the URL may say otherwise.
@@ -95,12 +95,7 @@ class PostgresSchema:
         with self._session() as connection:
             if not self._occupied(connection):
                 raise LedgerUnavailable(f"there is no ledger in {self}; `dpswd-curator init` makes one")
-            session = PostgresSession(connection)
-            if version_of(session) < len(MIGRATIONS):
-                connection.execute("BEGIN")
-                self._lock_name(connection)
-                migrate(session)
-                connection.execute("COMMIT")
+            postgres_tables.check(PostgresSession(connection))
         return PostgresDatabase(
             self,
             schema_name=self.schema,
@@ -109,7 +104,7 @@ class PostgresSchema:
             lock_timeout_s=lock_timeout_s,
         )
 
-    def create(self, fill: Callable[[Session], None], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+    def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         """See `Place.create`."""
         with self._session(lock_timeout_s=lock_timeout_s) as connection:
             connection.execute("BEGIN")
@@ -136,15 +131,11 @@ class PostgresSchema:
             connection.execute("BEGIN")
             connection.execute(f"CREATE SCHEMA {fresh}".encode())
             connection.execute(f"SET LOCAL search_path TO {fresh}".encode())
-            migrate(PostgresSession(connection), empty=True)
-            expected = layout(PostgresSession(connection), fresh)
+            postgres_tables.make(PostgresSession(connection))
+            expected = postgres_tables.layout(PostgresSession(connection), fresh)
             connection.execute("ROLLBACK")
-        actual = layout(session, self.schema)
-        return [
-            f"the {name} is not as the ledger made it"
-            for name in sorted(expected.keys() | actual.keys())
-            if expected.get(name) != actual.get(name)
-        ]
+        names = changed(expected, postgres_tables.layout(session, self.schema))
+        return [f"the {name} is not as the ledger made it" for name in names]
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -157,7 +148,7 @@ class PostgresSchema:
                 raise LedgerUnavailable(f"a curator serves the ledger in {self}: stop every replica first")
             yield
 
-    def replace(self, backup: Path, log: Callable[[Session], None]) -> None:
+    def replace(self, backup: Path, log: Callable[[Session], object]) -> None:
         """See `Place.replace`. One transaction: the restored ledger is there complete, or nothing has changed."""
         with self._session() as connection, SqliteFile(backup).reading() as source:
             connection.execute("BEGIN")
@@ -172,7 +163,7 @@ class PostgresSchema:
     def _make(self, connection: Connection) -> None:
         """Empty tables, inside the caller's transaction."""
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self.schema}".encode())
-        migrate(PostgresSession(connection), empty=True)
+        postgres_tables.make(PostgresSession(connection))
 
     def _set_aside(self, connection: Connection) -> None:
         """Renames the present schema, inside the caller's transaction."""
@@ -212,7 +203,7 @@ class PostgresSchema:
 
     def _parameters(self) -> dict[str, Any]:
         problem = "it begins with postgresql://"
-        if self.url.startswith(POSTGRES_SCHEMES):
+        if self.url.startswith(_URL_SCHEMES):
             try:
                 return conninfo_to_dict(self.url)
             except psycopg.ProgrammingError as error:

@@ -6,25 +6,15 @@ whose lock every writer takes before it looks at anything else, and which tells 
 
 from __future__ import annotations
 
+from private_curator.ledger import schema
 from private_curator.ledger.database import Session
 from shared.errors import LedgerCorrupt
 
-MIGRATIONS: tuple[str, ...] = (
-    """
+_BESIDE_THE_TABLES = """
     CREATE TABLE ledger (
         singleton BOOLEAN PRIMARY KEY CHECK (singleton),
         version   INTEGER NOT NULL
     );
-
-    CREATE TABLE entries (
-        seq       BIGINT PRIMARY KEY CHECK (seq > 0),
-        kind      TEXT NOT NULL,
-        statement BYTEA NOT NULL,
-        signature BYTEA NOT NULL CHECK (octet_length(signature) = 64)
-    );
-
-    CREATE INDEX entries_beside_steps ON entries (seq) WHERE kind NOT IN
-        ('step-consumed', 'step-resumed', 'step-answered');
 
     CREATE FUNCTION follow_the_last_entry() RETURNS trigger LANGUAGE plpgsql AS $$
     DECLARE last BIGINT;
@@ -42,43 +32,7 @@ MIGRATIONS: tuple[str, ...] = (
 
     CREATE TRIGGER entries_are_never_changed BEFORE UPDATE OR DELETE OR TRUNCATE ON entries
     FOR EACH STATEMENT EXECUTE FUNCTION refuse_to_change_entries();
-
-    CREATE TABLE runs (
-        run_id     TEXT PRIMARY KEY,
-        client     TEXT NOT NULL,
-        request_id TEXT NOT NULL,
-        digest     TEXT NOT NULL,
-        event      TEXT NOT NULL,
-        parameters BYTEA NOT NULL,
-        steps      BIGINT NOT NULL CHECK (steps > 0),
-        steps_used BIGINT NOT NULL CHECK (steps_used BETWEEN 0 AND steps),
-        pruned     INTEGER NOT NULL CHECK (pruned IN (0, 1)),
-        seq        BIGINT NOT NULL UNIQUE REFERENCES entries (seq)
-    );
-
-    CREATE TABLE requests (
-        client     TEXT NOT NULL,
-        request_id TEXT NOT NULL,
-        digest     TEXT NOT NULL,
-        run_id     TEXT NOT NULL REFERENCES runs (run_id),
-        step       BIGINT NOT NULL CHECK (step >= 0),
-        attempts   BIGINT NOT NULL CHECK (attempts >= 0),
-        seq        BIGINT NOT NULL UNIQUE REFERENCES entries (seq),
-        PRIMARY KEY (client, request_id),
-        UNIQUE (run_id, step)
-    );
-
-    CREATE TABLE replies (
-        run_id TEXT NOT NULL,
-        step   BIGINT NOT NULL CHECK (step > 0),
-        seq    BIGINT NOT NULL UNIQUE REFERENCES entries (seq),
-        reply  BYTEA,
-        audit  TEXT NOT NULL,
-        PRIMARY KEY (run_id, step),
-        FOREIGN KEY (run_id, step) REFERENCES requests (run_id, step)
-    );
-    """,
-)
+"""
 
 # What the catalogue says of everything in one schema: (what it is, its definition). A trigger that is switched off
 # and a table that is not logged are other tables than the ledger's.
@@ -111,39 +65,27 @@ _LAYOUT = """
 """
 
 
-def migrate(session: Session, *, empty: bool = False) -> None:
-    """Brings the tables of the session's schema to the newest version, inside the caller's transaction.
-
-    Args:
-        session: its search path is the schema.
-        empty: whether the schema holds nothing yet.
-    """
-    version = 0 if empty else version_of(session)
-    for migration in MIGRATIONS[version:]:
-        session.execute(migration)
-    if version < len(MIGRATIONS):
-        session.execute("DELETE FROM ledger")
-        session.execute("INSERT INTO ledger (singleton, version) VALUES (true, ?)", (len(MIGRATIONS),))
+def make(session: Session) -> None:
+    """Makes the empty tables in the session's schema, inside the caller's transaction."""
+    schema.make_tables(session, integer="BIGINT", binary="BYTEA")
+    session.execute(_BESIDE_THE_TABLES)
+    session.execute("INSERT INTO ledger (singleton, version) VALUES (true, ?)", (schema.VERSION,))
 
 
-def version_of(session: Session) -> int:
-    """The version of the tables in the session's schema.
+def check(session: Session) -> None:
+    """Looks whether the session's schema holds a ledger of this program's version.
 
     Raises:
-        LedgerCorrupt: they are no ledger's, or a newer program's.
+        LedgerCorrupt: it does not.
     """
     (table,) = session.execute("SELECT to_regclass('ledger')").fetchone()
     row = None if table is None else session.execute("SELECT version FROM ledger").fetchone()
     if row is None:
         raise LedgerCorrupt("the schema holds tables, but no ledger: choose another schema, or restore a backup")
-    if row[0] > len(MIGRATIONS):
-        raise LedgerCorrupt(
-            f"the ledger has schema {row[0]}, this program knows up to {len(MIGRATIONS)}: use the newer program"
-        )
-    return int(row[0])
+    schema.check_version(row[0])
 
 
-def layout(session: Session, schema: str) -> dict[str, str]:
+def layout(session: Session, name: str) -> dict[str, str]:
     """The definition of everything in a schema, by name, without the schema's own name."""
-    rows = session.execute(_LAYOUT, (schema, schema)).fetchall()
-    return {name: " ".join(definition.replace(f"{schema}.", "").split()) for name, definition in rows}
+    rows = session.execute(_LAYOUT, (name, name)).fetchall()
+    return {what: " ".join(definition.replace(f"{name}.", "").split()) for what, definition in rows}

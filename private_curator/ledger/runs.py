@@ -20,24 +20,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from private_curator.ledger.budget import Books
-from private_curator.ledger.charging import Request, bind, charge
-from private_curator.ledger.lookup import answered, held_run, load_run, opened_before
-from private_curator.ledger.statements import Kind, Quote, Run, StepGranted, StoredReply, hex_256
+from private_curator.ledger.requests import answered, bind, charge, held_run, load_run, opened_before
+from private_curator.ledger.statements import Kind, Quote, Request, Run, StepGranted, StoredReply
 from private_curator.ledger.store import Store, Transaction
 from shared.errors import (
     GrantNotHeld,
-    InvalidValue,
     LedgerUnavailable,
     RequestInProgress,
 )
 from shared.ledger.receipts import Receipt, canonical_json, sha256
-
-# A client makes its ids; long ones would only fill the ledger.
-MAX_REQUEST_ID_LENGTH = 128
+from shared.privacy.events import RunEvent
 
 
 class RunActs(Store):
-    """The client's side of the ledger. Use `private_curator.ledger.Ledger`."""
+    """The client's side of the ledger. Use `private_curator.ledger.ledger.Ledger`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -59,7 +55,7 @@ class RunActs(Store):
         """
         self._database.claim()
 
-    def price_run(self, *, client: str, event: Any) -> Quote:
+    def price_run(self, *, client: str, event: RunEvent) -> Quote:
         """What a run would cost now. Spends nothing.
 
         Raises:
@@ -70,7 +66,7 @@ class RunActs(Store):
         books = self._snapshot()
         return books.quote(client, event, books.charges(client, event))
 
-    def open_run(self, *, client: str, request_id: str, digest: str, event: Any, parameters: bytes) -> Run:
+    def open_run(self, *, client: str, request_id: str, digest: str, event: RunEvent, parameters: bytes) -> Run:
         """Charges a whole run to the data set's and the client's account, durably and once.
 
         Args:
@@ -90,10 +86,10 @@ class RunActs(Store):
             InvalidEvent, RelationMismatch: the event is not about this data set.
             LedgerUnavailable: retry later with the same id.
         """
-        _check_request(request_id, digest)
+        request = Request(client=client, request_id=request_id, digest=digest)
         with self._reading() as connection:
             self._books.holder(client)
-            run = opened_before(connection, self.accounting, client, request_id, digest)
+            run = opened_before(connection, self.accounting, request)
         if run is None:
             self.serve()
         while run is None:
@@ -103,12 +99,12 @@ class RunActs(Store):
             books.admit(client, event, charges)
             with self._transaction("open_run") as transaction:
                 transaction.books.holder(client)
-                run = opened_before(transaction.connection, self.accounting, client, request_id, digest)
+                run = opened_before(transaction.connection, self.accounting, request)
                 if run is None and transaction.books.admits(client, charges):
                     run = charge(
                         transaction,
                         self.accounting,
-                        request=Request(client=client, request_id=request_id, digest=digest),
+                        request=request,
                         event=event,
                         parameters=parameters,
                         charges=charges,
@@ -122,10 +118,10 @@ class RunActs(Store):
             RequestIdReused: the id stands for another request.
             GrantNotHeld: the client is not registered, or shut out.
         """
-        _check_request(request_id, digest)
+        request = Request(client=client, request_id=request_id, digest=digest)
         with self._reading() as connection:
             self._books.holder(client)
-            return opened_before(connection, self.accounting, client, request_id, digest)
+            return opened_before(connection, self.accounting, request)
 
     def stored_reply(self, *, client: str, run_id: str, request_id: str, digest: str) -> StoredReply | None:
         """The stored reply of this very request, whatever the operator decided since; None when there is none yet.
@@ -135,10 +131,10 @@ class RunActs(Store):
             RunFinished: the operator has discarded the run's replies.
             GrantNotHeld: the client is not registered, or shut out.
         """
-        _check_request(request_id, digest)
+        request = Request(client=client, request_id=request_id, digest=digest)
         with self._reading() as connection:
             self._books.holder(client)
-            return answered(connection, client, run_id, request_id, digest)
+            return answered(connection, run_id, request)
 
     def run(self, *, client: str, run_id: str) -> Run:
         """A run of this client.
@@ -153,7 +149,7 @@ class RunActs(Store):
         """All runs, or one client's, in the order in which they were charged."""
         with self._reading() as connection:
             rows = connection.execute(
-                "SELECT run_id FROM runs WHERE client = coalesce(?, client) ORDER BY seq", (client,)
+                "SELECT run_id FROM requests WHERE step = 0 AND client = coalesce(?, client) ORDER BY seq", (client,)
             )
             return tuple(load_run(connection, self.accounting, run_id) for (run_id,) in rows.fetchall())
 
@@ -182,10 +178,10 @@ class RunActs(Store):
             StepGivenUp: all attempts are used; nothing is written.
             LedgerUnavailable: retry later with the same id; nothing was consumed.
         """
-        _check_request(request_id, digest)
+        request = Request(client=client, request_id=request_id, digest=digest)
         with self._reading() as connection:
             self._books.holder(client)
-            stored = answered(connection, client, run_id, request_id, digest)
+            stored = answered(connection, run_id, request)
         if stored is not None:
             return stored
         self.serve()
@@ -194,27 +190,27 @@ class RunActs(Store):
         try:
             with self._transaction("begin_step") as transaction:
                 self._books.holder(client)
-                stored = answered(transaction.connection, client, run_id, request_id, digest)
+                stored = answered(transaction.connection, run_id, request)
                 if stored is not None:
                     return stored
-                self._not_in_progress(transaction, client, request_id)
+                self._not_in_progress(transaction, request)
                 held = True
                 grant = bind(
                     transaction,
                     self.accounting,
                     run_id=run_id,
-                    request=Request(client=client, request_id=request_id, digest=digest),
+                    request=request,
                     max_attempts=max_attempts,
-                    unstored=self._unstored.get((client, request_id)),
+                    unstored=self._unstored.get(request.mark),
                 )
                 # Marked before the commit ends the mutex: no other thread finds the step consumed and unmarked.
-                self._computing[client, request_id] = grant.attempt
-            self._unstored.pop((client, request_id), None)
+                self._computing[request.mark] = grant.attempt
+            self._unstored.pop(request.mark, None)
         except BaseException:
             if grant is not None:
                 self.abandon_step(grant)
             elif held:
-                self._database.release((client, request_id))
+                self._database.release(request.mark)
             raise
         return grant
 
@@ -239,7 +235,7 @@ class RunActs(Store):
         """
         try:
             with self._transaction("finish_step") as transaction:
-                if self._computing.get((grant.run.client, grant.request_id)) != grant.attempt:
+                if self._computing.get(grant.request.mark) != grant.attempt:
                     raise GrantNotHeld("this grant has ended: its step is computed once")
                 self._not_taken_over(transaction, grant)
                 record = canonical_json({"audit": dict(audit), "salt": secrets.token_hex(16)}).decode("ascii")
@@ -248,9 +244,7 @@ class RunActs(Store):
                     {
                         "run": grant.run.run_id,
                         "step": grant.step_number,
-                        "client": grant.run.client,
-                        "request_id": grant.request_id,
-                        "digest": grant.digest,
+                        **grant.request.fields,
                         "reply": sha256(reply),
                         "audit": sha256(record.encode("ascii")),
                     },
@@ -261,7 +255,7 @@ class RunActs(Store):
                 )
         except LedgerUnavailable:
             # The disk's or the lock's fault, and no record's: the same attempt may store its reply later.
-            self._unstored[grant.run.client, grant.request_id] = grant.attempt
+            self._unstored[grant.request.mark] = grant.attempt
             raise
         finally:
             self.abandon_step(grant)
@@ -269,15 +263,14 @@ class RunActs(Store):
 
     def abandon_step(self, grant: StepGranted) -> None:
         """Ends a grant whose computation failed. The charge stays; a repeat of the request may compute the step."""
-        mark = (grant.run.client, grant.request_id)
+        mark = grant.request.mark
         if self._computing.get(mark) == grant.attempt:
             self._database.release(mark)  # first: once the entry is gone, another thread may mark the step anew
             self._computing.pop(mark, None)
 
-    def _not_in_progress(self, transaction: Transaction, client: str, request_id: str) -> None:
+    def _not_in_progress(self, transaction: Transaction, request: Request) -> None:
         """Marks the step as this process's."""
-        mark = client, request_id
-        if mark in self._computing or not self._database.hold(transaction.connection, mark):
+        if request.mark in self._computing or not self._database.hold(transaction.connection, request.mark):
             raise RequestInProgress("this request is being computed; repeat it later with the same id")
 
     @staticmethod
@@ -288,7 +281,7 @@ class RunActs(Store):
         took. A replica whose connection broke seems dead to the others, and goes on computing.
         """
         (attempts,) = transaction.connection.execute(
-            "SELECT attempts FROM requests WHERE client = ? AND request_id = ?", (grant.run.client, grant.request_id)
+            "SELECT attempts FROM requests WHERE client = ? AND request_id = ?", grant.request.mark
         ).fetchone()
         if attempts != grant.attempt:
             raise RequestInProgress("another curator has taken this step over; repeat the request later with its id")
@@ -296,10 +289,3 @@ class RunActs(Store):
     def _snapshot(self) -> Books:
         with self._reading():
             return self._books.snapshot()
-
-
-def _check_request(request_id: str, digest: str) -> None:
-    fits = isinstance(request_id, str) and 1 <= len(request_id) <= MAX_REQUEST_ID_LENGTH
-    if not fits or not request_id.isprintable():  # a NUL cannot be stored everywhere
-        raise InvalidValue(f"a request id has 1 to {MAX_REQUEST_ID_LENGTH} printable characters")
-    hex_256(digest, "a request's digest")

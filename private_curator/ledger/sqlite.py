@@ -21,8 +21,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from private_curator.ledger import sqlite_tables
 from private_curator.ledger.database import LOCK_TIMEOUT_S, Mark, Session
-from private_curator.ledger.schema import migrate, needs_migration
 from shared.errors import DpswdError, LedgerCorrupt, LedgerUnavailable
 
 _POLL_S = 0.002
@@ -256,10 +256,7 @@ class SqliteDatabase:
             raise LedgerUnavailable(f"the file system of {self.path} does not support SQLite's log (mode {mode!r})")
         for pragma in ("synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF", "cell_size_check = ON"):
             connection.execute(f"PRAGMA {pragma}")
-        if needs_migration(connection):
-            connection.execute("BEGIN IMMEDIATE")
-            migrate(connection)
-            connection.execute("COMMIT")
+        sqlite_tables.check(connection)
 
     def _settle(self, connection: sqlite3.Connection) -> None:
         """Once for a connection: what its predecessor left in the log becomes part of the database, synced."""

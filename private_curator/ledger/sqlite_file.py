@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from private_curator.ledger.database import LOCK_TIMEOUT_S, Session
-from private_curator.ledger.schema import layout, migrate
+from private_curator.ledger import sqlite_tables
+from private_curator.ledger.database import LOCK_TIMEOUT_S, Place, Session
+from private_curator.ledger.schema import changed
 from private_curator.ledger.sqlite import SqliteDatabase, file_lock, serving_lock, sync, translate, write_lock
 from shared.errors import LedgerError, LedgerUnavailable
 
@@ -44,7 +45,7 @@ class SqliteFile:
             raise LedgerUnavailable(f"there is no ledger at {self.path}; `dpswd-curator init` makes one")
         return SqliteDatabase(self.path, lock_timeout_s=lock_timeout_s, vfs=self.vfs)
 
-    def create(self, fill: Callable[[Session], None], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+    def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         """See `Place.create`."""
         path = self.path
         draft = path.with_name(f"{path.name}.draft-{secrets.token_hex(4)}")
@@ -52,6 +53,10 @@ class SqliteFile:
             # The database of a hospital: readable by its owner alone. SQLite gives its log the same mode.
             os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             try:
+                with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+                    connection.execute("BEGIN")
+                    sqlite_tables.make(connection)
+                    connection.execute("COMMIT")
                 _write(draft, fill, lock_timeout_s=lock_timeout_s)
                 # A hard link fails where a rename would replace an existing ledger.
                 os.link(draft, path)
@@ -60,6 +65,8 @@ class SqliteFile:
                 remove(draft)
         except FileExistsError as error:
             raise LedgerUnavailable(f"{path} exists already; open it, or choose another place") from error
+        except sqlite3.Error as error:
+            raise translate(error, path) from error
         except OSError as error:
             raise LedgerUnavailable(f"the ledger {path} cannot be created: {error.strerror}") from error
 
@@ -79,14 +86,10 @@ class SqliteFile:
         texts = [f"SQLite: {text}" for (text,) in session.execute("PRAGMA integrity_check") if text != "ok"]
         texts += [f"SQLite: a row of {row[0]} refers to nothing" for row in session.execute("PRAGMA foreign_key_check")]
         with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
-            migrate(fresh)
-            expected = layout(fresh)
-        actual = layout(session)
-        return texts + [
-            f"the table, index or trigger {name!r} is not as the ledger made it"
-            for name in sorted(expected.keys() | actual.keys())
-            if expected.get(name) != actual.get(name)
-        ]
+            sqlite_tables.make(fresh)
+            expected = sqlite_tables.layout(fresh)
+        names = changed(expected, sqlite_tables.layout(session))
+        return texts + [f"the {name} is not as the ledger made it" for name in names]
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -95,7 +98,7 @@ class SqliteFile:
         with file_lock(serving_lock(self.path), timeout_s=0.0, held_by=held_by):
             yield
 
-    def replace(self, backup: Path, log: Callable[[Session], None]) -> None:
+    def replace(self, backup: Path, log: Callable[[Session], object]) -> None:
         """See `Place.replace`. Whatever happens in between, a complete ledger stands at the path or none."""
         into = self.path
         draft = into.with_name(f"{into.name}.restoring-{os.getpid()}")
@@ -128,7 +131,7 @@ class SqliteFile:
         return connection
 
 
-def _write(path: Path, act: Callable[[Session], None], *, lock_timeout_s: float) -> None:
+def _write(path: Path, act: Callable[[Session], object], *, lock_timeout_s: float) -> None:
     """Does one transaction on a file that nobody else knows of, and makes the file complete by itself."""
     database = SqliteDatabase(path, lock_timeout_s=lock_timeout_s)
     try:
@@ -158,3 +161,8 @@ def remove(draft: Path) -> None:
     """Deletes a ledger's file that was never one, and what SQLite and the locks left beside it."""
     for suffix in _COMPANIONS:
         draft.with_name(draft.name + suffix).unlink(missing_ok=True)
+
+
+def as_place(where: Place | Path) -> Place:
+    """A path is the place of a ledger in a file."""
+    return SqliteFile(where) if isinstance(where, Path) else where

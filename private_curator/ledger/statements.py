@@ -12,11 +12,16 @@ from typing import Any
 
 from shared.errors import InvalidValue
 from shared.ledger.receipts import RUN_OPENED, STEP_ANSWERED, Receipt
+from shared.privacy.budget import PrivacyBudget
+from shared.privacy.events import RunEvent
+
+# A client makes its ids; long ones would only fill the ledger.
+MAX_REQUEST_ID_LENGTH = 128
 
 _HEX_256 = re.compile(r"[0-9a-f]{64}")
 
 
-def budget_payload(budget: Any) -> dict[str, Any]:
+def budget_payload(budget: PrivacyBudget) -> dict[str, Any]:
     """A budget as entries state it."""
     return {"epsilon": budget.epsilon, "delta": budget.delta, "relation": budget.relation.value}
 
@@ -33,7 +38,7 @@ def hex_256(digest: str, what: str) -> str:
 
 
 class Kind(enum.StrEnum):
-    """The kinds of entries. docs/ledger.md lists the fields of each payload."""
+    """The kinds of entries. docs/reference/ledger.md lists the fields of each payload."""
 
     DATA_SET_OPENED = "data-set-opened"
     FILTER_FIXED = "filter-fixed"
@@ -58,9 +63,6 @@ class Kind(enum.StrEnum):
     RESTORED = "restored"
 
 
-STEP_KINDS = (Kind.STEP_CONSUMED, Kind.STEP_RESUMED, Kind.STEP_ANSWERED)
-
-
 class DataSetState(enum.StrEnum):
     """Whether the data set may be spent on."""
 
@@ -83,7 +85,7 @@ class Client:
 
     name: str
     fingerprint: str
-    share: Any | None
+    share: PrivacyBudget | None
     revoked: bool
     others: tuple[str, ...] = ()
 
@@ -91,6 +93,40 @@ class Client:
     def fingerprints(self) -> tuple[str, ...]:
         """Every certificate that counts, the newest last."""
         return (*self.others, *((self.fingerprint,) if self.fingerprint else ()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request of one client; the same id with other content is another request.
+
+    Attributes:
+        client: the authenticated principal.
+        request_id: the client's id for it: 1 to 128 printable characters.
+        digest: SHA-256 of its content, hexadecimal.
+
+    Raises:
+        InvalidValue: the id or the digest is none.
+    """
+
+    client: str
+    request_id: str
+    digest: str
+
+    def __post_init__(self) -> None:
+        fits = isinstance(self.request_id, str) and 1 <= len(self.request_id) <= MAX_REQUEST_ID_LENGTH
+        if not fits or not self.request_id.isprintable():  # a NUL cannot be stored everywhere
+            raise InvalidValue(f"a request id has 1 to {MAX_REQUEST_ID_LENGTH} printable characters")
+        hex_256(self.digest, "a request's digest")
+
+    @property
+    def mark(self) -> tuple[str, str]:
+        """Client and request id: what a step that is being computed is known by."""
+        return self.client, self.request_id
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The request as entries state it."""
+        return {"client": self.client, "request_id": self.request_id, "digest": self.digest}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +150,7 @@ class Run:
     client: str
     request_id: str
     digest: str
-    event: Any
+    event: RunEvent
     parameters: bytes
     steps: int
     steps_used: int
@@ -129,8 +165,7 @@ class StepGranted:
     Attributes:
         run: the run, with this step counted as used.
         step_number: 1 for the first step of the run.
-        request_id: the id of the step's request.
-        digest: SHA-256 of that request, hexadecimal.
+        request: the step's request.
         attempt: 1 for the first computation; higher after a crash or a failed computation. No earlier attempt
             has released anything, but how often a client sees a step fail is information that the price does
             not cover: the caller decides how many attempts it bears.
@@ -138,8 +173,7 @@ class StepGranted:
 
     run: Run
     step_number: int
-    request_id: str
-    digest: str
+    request: Request
     attempt: int
 
     @property

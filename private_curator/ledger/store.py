@@ -11,14 +11,15 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from private_curator.ledger.accounting import Accounting
+from private_curator.ledger.accounting import RENYI, Accounting
 from private_curator.ledger.budget import Books
-from private_curator.ledger.database import Place, Session, by_seq
+from private_curator.ledger.database import LOCK_TIMEOUT_S, Place, Session, by_seq
 from private_curator.ledger.statements import Kind
 from private_curator.ledger.witness import Witness
 from shared.errors import InvalidValue, LedgerCorrupt
@@ -40,6 +41,25 @@ def utc_now() -> datetime:
 
 def no_checkpoint(_: str) -> None:
     """Does nothing: the default of the hook with which tests kill the process at a named point."""
+
+
+class LedgerOptions(TypedDict, total=False):
+    """What a ledger is opened with, beside its place and its key.
+
+    Attributes:
+        accounting: prices runs; the Renyi filter of `shared.privacy` by default.
+        clock: tells the time that entries state.
+        checkpoint: called at named points; tests kill the process there.
+        lock_timeout_s: how long to wait for another program, in seconds.
+        witness: a file, kept elsewhere than the ledger, in which the last entry seen is noted: a ledger that lacks
+            it was put back to an older state. None to notice that only while the ledger is open.
+    """
+
+    accounting: Accounting
+    clock: Clock
+    checkpoint: Checkpoint
+    lock_timeout_s: float
+    witness: Path | None
 
 
 class Transaction:
@@ -79,57 +99,41 @@ class Transaction:
         Raises:
             InvalidValue: the payload is not JSON.
         """
-        last = head(self.connection)
-        statement = canonical_json(
-            {
-                "format": FORMAT,
-                "kind": kind.value,
-                "payload": payload,
-                "previous": GENESIS if last is None else last.hash,
-                "seq": 1 if last is None else last.seq + 1,
-                "time": self._clock().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
-            }
-        )
-        entry = SignedEntry.parse(statement, self._key.sign(statement))
-        self.connection.execute(
-            "INSERT INTO entries (seq, kind, statement, signature) VALUES (?, ?, ?, ?)",
-            (entry.seq, entry.kind, entry.statement, entry.signature),
-        )
+        entry = append_entry(self.connection, kind, payload, key=self._key, clock=self._clock)
         self._checkpoint(f"{self._operation}:{kind.value}")
         self.last = entry
         return entry
 
 
 class Store:
-    """The part of the ledger that every operation shares. Use `private_curator.ledger.Ledger`."""
+    """The part of the ledger that every operation shares. Use `private_curator.ledger.ledger.Ledger`."""
 
     def __init__(
         self,
         place: Place,
         *,
         key: Ed25519PrivateKey,
-        accounting: Accounting,
-        clock: Clock,
-        checkpoint: Checkpoint,
-        lock_timeout_s: float,
-        witness: Witness | None,
+        accounting: Accounting = RENYI,
+        clock: Clock = utc_now,
+        checkpoint: Checkpoint = no_checkpoint,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        witness: Path | None = None,
     ) -> None:
         self.place = place
-        self._witness = witness
+        self._witness = None if witness is None else Witness(witness)
         self.accounting = accounting
         self._key = key
         self._clock = clock
         self._checkpoint = checkpoint
-        self._lock_timeout_s = lock_timeout_s
         self._books = Books(accounting)
         self._last_seen: tuple[int, bytes] = (0, b"")
         self._database = place.open(lock_timeout_s=lock_timeout_s)
         try:
             with self._database.read() as connection:
                 last = self._follow_the_chain(connection)
-                if witness is not None:
-                    witness.check(connection, place)
-                    witness.note(last)
+                if self._witness is not None:
+                    self._witness.check(connection, place)
+                    self._witness.note(last)
                 self._refresh(connection)
         except BaseException:
             self._database.close()
@@ -232,6 +236,33 @@ class Store:
                 "own key, and look at `dpswd-curator ledger verify`"
             )
         return last
+
+
+def append_entry(
+    connection: Session, kind: Kind, payload: Mapping[str, Any], *, key: Ed25519PrivateKey, clock: Clock
+) -> SignedEntry:
+    """Signs an entry and writes it behind the last one.
+
+    Raises:
+        InvalidValue: the payload is not JSON.
+    """
+    last = head(connection)
+    statement = canonical_json(
+        {
+            "format": FORMAT,
+            "kind": kind.value,
+            "payload": payload,
+            "previous": GENESIS if last is None else last.hash,
+            "seq": 1 if last is None else last.seq + 1,
+            "time": clock().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        }
+    )
+    entry = SignedEntry.parse(statement, key.sign(statement))
+    connection.execute(
+        "INSERT INTO entries (seq, kind, statement, signature) VALUES (?, ?, ?, ?)",
+        (entry.seq, entry.kind, entry.statement, entry.signature),
+    )
+    return entry
 
 
 def read_entries(connection: Session, *, after: int = 0, limit: int | None = None) -> Iterator[SignedEntry]:

@@ -1,1 +1,1 @@
-"""Watching a curator: logs, metrics and traces of data-independent values only (docs/monitoring.md)."""
+"""Watching a curator: logs, metrics and traces of data-independent values only (docs/operator/monitoring.md)."""

@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import TextIO
 
-from private_curator.settings.tree import LogSettings
+from private_curator.settings.groups import LogSettings
 
 FIELDS = (
     "time",  # UTC, ISO 8601, whole seconds: when exactly a step failed would be the records'
@@ -53,20 +53,18 @@ def fields_of(record: logging.LogRecord) -> dict[str, str]:
     return found
 
 
-class JsonLines(logging.Formatter):
-    """One JSON object per line."""
+class Lines(logging.Formatter):
+    """One line for each record: a JSON object, or time, level, module and message."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        super().__init__()
+        self._json = settings.format == "json"
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; newlines inside are escaped by JSON."""
-        return json.dumps(fields_of(record), ensure_ascii=False, separators=(",", ":"))
-
-
-class PlainText(logging.Formatter):
-    """Time, level, module and message."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """The line; newlines inside are escaped by JSON, or left out."""
         fields = fields_of(record)
+        if self._json:
+            return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
         message = fields["message"].replace("\n", " ")
         return f"{fields['time']} {fields['level']} {fields['logger']}: {message}"
 
@@ -79,12 +77,8 @@ def configure(settings: LogSettings, *, stream: TextIO | None = None) -> None:
         stream: standard error by default.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if settings.format == "json" else PlainText())
-    root = logging.getLogger()
-    for earlier in list(root.handlers):
-        root.removeHandler(earlier)
-    root.addHandler(handler)
-    root.setLevel(settings.level.upper())
+    handler.setFormatter(Lines(settings))
+    logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
 
 
 def close_side_doors() -> None:

@@ -1,4 +1,4 @@
-"""Prometheus metrics. `CATALOGUE` is all there is; docs/monitoring.md argues for each that it is data-independent.
+"""Prometheus metrics. `CATALOGUE` is all there is. docs/operator/monitoring.md argues that each is data-independent.
 
 Figures of the budget, of runs and of steps are read from the ledger when they are asked for, so that they are right
 after a restart and with several curators on one ledger. No figure of the process itself is served (its processor time
@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol
 
-from cryptography import x509
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from private_curator.ledger import AccountStatus, DataSetState, LedgerStatus
-from private_curator.operator.home_directory import Home
-from private_curator.serving.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, write_public
-from private_curator.serving.incidents import IncidentBook
-from private_curator.settings.tree import MetricsSettings
+from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.statements import AccountStatus, DataSetState, LedgerStatus
+from private_curator.settings.groups import MetricsSettings
+from private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE
+from private_curator.storage.home_directory import HomeDirectory
+from private_curator.storage.incidents import IncidentBook
 from shared.errors import LedgerError, SettingsError
+from shared.files import write_public
 
 METRICS_ADDRESS_FILE = "metrics-address"
 
@@ -84,14 +84,6 @@ CATALOGUE: dict[str, Described] = {
 }
 
 
-class Books(Protocol):
-    """What is read of a ledger."""
-
-    def status(self) -> LedgerStatus:
-        """Budgets, clients and runs as they stand."""
-        ...
-
-
 class Metrics:
     """The counters of this process, and what is read from the home directory when somebody asks.
 
@@ -101,7 +93,7 @@ class Metrics:
         restarts: how many extraction workers were replaced since the start.
     """
 
-    def __init__(self, home: Home, ledger: Books, *, restarts: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, home: HomeDirectory, ledger: Ledger, *, restarts: Callable[[], int] = lambda: 0) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self._requests = Counter(
             "dpswd_requests", _help("dpswd_requests_total"), ["operation", "outcome"], registry=self.registry
@@ -139,7 +131,7 @@ class MetricsServer:
         SettingsError: the address cannot be bound.
     """
 
-    def __init__(self, metrics: Metrics, settings: MetricsSettings, home: Home) -> None:
+    def __init__(self, metrics: Metrics, settings: MetricsSettings, home: HomeDirectory) -> None:
         try:
             self._server, self._thread = start_http_server(settings.port, addr=settings.host, registry=metrics.registry)
         except OSError as error:
@@ -164,7 +156,7 @@ class MetricsServer:
 class _AtRest:
     """What stands in the ledger and the home directory."""
 
-    def __init__(self, home: Home, ledger: Books, restarts: Callable[[], int]) -> None:
+    def __init__(self, home: HomeDirectory, ledger: Ledger, restarts: Callable[[], int]) -> None:
         self._restarts = restarts
         self._home = home
         self._ledger = ledger
@@ -209,10 +201,10 @@ def _ledger_figures(status: LedgerStatus) -> Iterator[Metric]:
     yield _gauge("dpswd_clients", [((), sum(not client.revoked for client, _ in status.clients))])
 
 
-def _expiries(home: Home) -> Iterator[tuple[tuple[str, ...], float]]:
+def _expiries(home: HomeDirectory) -> Iterator[tuple[tuple[str, ...], float]]:
     for label, name in (("server", SERVER_CERTIFICATE), ("ca", CA_CERTIFICATE)):
         try:
-            certificate = x509.load_pem_x509_certificate((home.certificates / name).read_bytes())
+            certificate = home.authority.read(name)
         except (OSError, ValueError):
             # Left out: an alert on the missing figure tells more than a time that is none.
             _log.warning("%s cannot be read for metrics", name)

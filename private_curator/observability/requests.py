@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from private_curator.observability.metrics import TIME_STEP_S, Metrics
-from private_curator.observability.tracing import Tracing
 from shared.protocol.status import REASONS
+
+if TYPE_CHECKING:
+    from private_curator.observability.tracing import Tracing
 
 OK = "OK"
 UNKNOWN = "UNKNOWN"
@@ -21,14 +23,6 @@ OUTCOMES = frozenset({OK, UNKNOWN} | {row.reason for row in REASONS})
 """All outcomes that metrics, logs and spans name."""
 
 _DETAILS = "grpc-status-details-bin"
-
-
-class Context(Protocol):
-    """What is read of gRPC's context after a handler has ended."""
-
-    def trailing_metadata(self) -> Any:
-        """What was sent behind the reply."""
-        ...
 
 
 class RequestWatch(grpc.ServerInterceptor):  # type: ignore[type-arg]
@@ -91,8 +85,8 @@ class RequestWatch(grpc.ServerInterceptor):  # type: ignore[type-arg]
             self._tracing.span(self._service, operation, outcome, begun_ns=begun_ns, ended_ns=ended_ns)
 
 
-def outcome_of(context: Context) -> str:
-    """The reason in the status that a handler aborted with."""
+def outcome_of(context: Any) -> str:
+    """The reason in the status that a handler aborted with, by gRPC's context of the call."""
     for name, value in context.trailing_metadata() or ():
         if name != _DETAILS:
             continue
@@ -107,6 +101,3 @@ def outcome_of(context: Context) -> str:
 def rounded_up(seconds: float) -> float:
     """Up to the next multiple of `TIME_STEP_S`."""
     return max(1, math.ceil(seconds / TIME_STEP_S)) * TIME_STEP_S
-
-
-__all__ = ["OUTCOMES", "RequestWatch", "outcome_of", "rounded_up"]

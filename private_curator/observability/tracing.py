@@ -7,14 +7,15 @@ looked at, and no exception is recorded.
 from __future__ import annotations
 
 from importlib import metadata
-from typing import TYPE_CHECKING
 
-from private_curator.settings.tree import TracingSettings
-from shared.errors import SettingsError
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import SpanKind, Status, StatusCode
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SpanExporter
+from private_curator.settings.groups import TracingSettings
 
 SPAN_ATTRIBUTES = frozenset({"rpc.system", "rpc.service", "rpc.method", "dpswd.outcome"})
 """All attributes that a span has."""
@@ -32,22 +33,17 @@ class Tracing:
     Args:
         settings: where to.
         exporter: takes the spans; by default the OTLP exporter for the settings' endpoint.
-
-    Raises:
-        SettingsError: dpswd[tracing] is not installed.
     """
 
     def __init__(self, settings: TracingSettings, *, exporter: SpanExporter | None = None) -> None:
-        check_installed()
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
         # Not Resource.create: it would add what the environment says and what it finds out about the machine.
         resource = Resource({"service.name": settings.service_name, "service.version": metadata.version("dpswd")})
-        self._provider: TracerProvider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._processor = BatchSpanProcessor(exporter or _otlp(settings))
-        self._provider.add_span_processor(self._processor)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        endpoint = settings.endpoint or ""
+        exporter = exporter or OTLPSpanExporter(
+            endpoint=endpoint, insecure=endpoint.startswith("http://"), timeout=_SEND_S
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("dpswd")
 
     def span(self, service: str, operation: str, outcome: str, *, begun_ns: int, ended_ns: int) -> None:
@@ -60,9 +56,6 @@ class Tracing:
             begun_ns: wall clock, nanoseconds.
             ended_ns: the same, its distance rounded up by the caller.
         """
-        from opentelemetry.context import Context
-        from opentelemetry.trace import SpanKind, Status, StatusCode
-
         span = self._tracer.start_span(
             f"{service}/{operation}",
             context=Context(),  # a trace of its own
@@ -83,28 +76,3 @@ class Tracing:
         """Sends what is left, for a moment, and stops."""
         self._provider.force_flush(_FLUSH_MS)
         self._provider.shutdown()
-
-
-def check_installed() -> None:
-    """Says what to install where OpenTelemetry is missing.
-
-    Raises:
-        SettingsError: it is.
-    """
-    try:
-        import opentelemetry.exporter.otlp.proto.grpc.trace_exporter
-        import opentelemetry.sdk.trace  # noqa: F401 - only whether they are there
-    except ImportError as error:
-        raise SettingsError(
-            "tracing.endpoint is set, but OpenTelemetry is not installed; install dpswd[tracing], or leave it out"
-        ) from error
-
-
-def _otlp(settings: TracingSettings) -> SpanExporter:
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-    endpoint = settings.endpoint or ""
-    exporter: SpanExporter = OTLPSpanExporter(
-        endpoint=endpoint, insecure=endpoint.startswith("http://"), timeout=_SEND_S
-    )
-    return exporter

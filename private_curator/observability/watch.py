@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from private_curator.observability.metrics import Books, Metrics, MetricsServer
+from private_curator.ledger.ledger import Ledger
+from private_curator.observability.metrics import Metrics, MetricsServer
 from private_curator.observability.requests import RequestWatch
-from private_curator.observability.tracing import Tracing
-from private_curator.operator.home_directory import Home
+from private_curator.settings.groups import TracingSettings
 from private_curator.settings.tree import CuratorSettings
+from private_curator.storage.home_directory import HomeDirectory
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from private_curator.observability.tracing import Tracing
 
 
 class Watch:
@@ -27,17 +33,17 @@ class Watch:
 
     def __init__(
         self,
-        home: Home,
+        home: HomeDirectory,
         settings: CuratorSettings,
         *,
-        ledger: Books,
+        ledger: Ledger,
         service: str,
         restarts: Callable[[], int] = lambda: 0,
     ) -> None:
         self.metrics = Metrics(home, ledger, restarts=restarts)
         self._home = home
         self._settings = settings
-        self._tracing = Tracing(settings.tracing) if settings.tracing.endpoint is not None else None
+        self._tracing = tracing_of(settings.tracing)
         self._server: MetricsServer | None = None
         self.interceptor = RequestWatch(service, metrics=self.metrics, tracing=self._tracing)
         """For the gRPC server."""
@@ -59,3 +65,20 @@ class Watch:
         if self._tracing is not None:
             self._tracing.close()
             self._tracing = None
+
+
+def tracing_of(settings: TracingSettings) -> Tracing | None:
+    """What sends spans; None where the settings name no collector.
+
+    Raises:
+        SettingsError: dpswd[tracing] is not installed.
+    """
+    if settings.endpoint is None:
+        return None
+    try:
+        from private_curator.observability.tracing import Tracing
+    except ImportError as error:
+        raise SettingsError(
+            "tracing.endpoint is set, but OpenTelemetry is not installed; install dpswd[tracing], or leave it out"
+        ) from error
+    return Tracing(settings)

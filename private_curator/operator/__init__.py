@@ -1,1 +1,1 @@
-"""What the operator decides and checks: the home directory, the preflight, approved models, drift."""
+"""What the operator decides and checks: the preflight, approved models, drift."""

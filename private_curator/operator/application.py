@@ -7,7 +7,7 @@ data of the closed vocabulary, as everywhere; what it computes of one record dep
 from __future__ import annotations
 
 import csv
-import os
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,9 @@ import torch
 
 from private_curator.operator.drift import DriftMeter, DriftReport
 from private_curator.records.target import Target
-from private_curator.steps.denormals import flushed_denormals
+from private_curator.worker.denormals import flushed_denormals
 from shared.errors import DataInvalid, InvalidValue, SettingsError
+from shared.files import create_private
 from shared.models.adapted import AdaptedModel
 
 _RECORDS_AT_A_TIME = 512
@@ -135,7 +136,6 @@ def write_predictions(path: Path, applied: Application, *, class_names: Sequence
 def open_private(path: Path) -> TextIO:
     """Makes a file that only its owner can read, and never opens one that exists."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        return io.TextIOWrapper(create_private(path), encoding="utf-8", newline="")
     except FileExistsError as error:
         raise SettingsError(f"{path} exists, and nothing is ever overwritten; choose another file") from error
-    return os.fdopen(descriptor, "w", encoding="utf-8", newline="")

@@ -1,6 +1,7 @@
 """Checks before serving: what would fail later, found now, with what to do about it.
 
-docs/settings.md lists the checks and their remedies; `dpswd-curator preflight` ends with exit code 3 if one fails.
+docs/reference/settings.md lists the checks and their remedies; `dpswd-curator preflight` ends with exit code 3 if one
+fails.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from functools import cached_property
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from private_curator.operator.home_directory import Home
+from private_curator.observability.watch import tracing_of
 from private_curator.records import target
 from private_curator.records.labels import class_count, load_labels
 from private_curator.records.problems import RecordsRefused
-from private_curator.serving.certificates import CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY
-from private_curator.settings.tree import CuratorSettings
 from private_curator.settings import tree as configuration
+from private_curator.settings.tree import CuratorSettings
+from private_curator.storage.certificates import CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY
+from private_curator.storage.home_directory import HomeDirectory
+from shared.certificates import belong_together
 from shared.configuration import settings_of
 from shared.errors import DpswdError, SettingsError
 
@@ -50,7 +53,7 @@ class Finding:
     text: str
 
 
-def check(home: Home, overrides: Mapping[str, str] | None = None) -> list[Finding]:
+def check(home: HomeDirectory, overrides: Mapping[str, str] | None = None) -> list[Finding]:
     """Runs every check; a failing one does not stop the others.
 
     Args:
@@ -69,7 +72,7 @@ def check(home: Home, overrides: Mapping[str, str] | None = None) -> list[Findin
 
 @dataclass(frozen=True)
 class _Site:
-    home: Home
+    home: HomeDirectory
     overrides: dict[str, str]
     now: Callable[[], dt.datetime] = field(default=lambda: dt.datetime.now(dt.UTC))
 
@@ -99,11 +102,7 @@ def _records(site: _Site) -> str:
     settings = site.settings.records
     data = target.load(settings, home=site.home.path)
     with site.home.open_ledger() as ledger:
-        if ledger.records != data.count:
-            raise SettingsError(
-                f"the file holds {data.count} records, the ledger was made for {ledger.records}; restore the file, or "
-                "make a new curator"
-            )
+        data.check_count(ledger.records, site.settings.records_file)
     load_labels(settings, home=site.home.path, records=data.count)
     labels = f", labels of {class_count(settings)} classes" if class_count(settings) else ""
     return f"{data.count} records of shape {data.record_shape}{labels}"
@@ -117,24 +116,25 @@ def _ledger(site: _Site) -> str:
     return f"{report.entries} entries verify"
 
 
+_REMEDIES = {
+    SERVER_CERTIFICATE: "run `dpswd-curator cert renew-server`",
+    CA_CERTIFICATE: "make a new curator: every client needs a new certificate",
+    SERVER_KEY: "run `dpswd-curator cert renew-server`",
+    CA_KEY: "restore both from one backup",
+}
+
+
 def _certificates(site: _Site) -> str:
-    now = site.now()
-    loaded = {}
-    for name, remedy in (
-        (SERVER_CERTIFICATE, "run `dpswd-curator cert renew-server`"),
-        (CA_CERTIFICATE, "make a new curator: every client needs a new certificate"),
-    ):
-        certificate = x509.load_pem_x509_certificate((site.home.certificates / name).read_bytes())
-        loaded[name] = certificate
-        if certificate.not_valid_after_utc < now + RENEW_BEFORE:
-            raise SettingsError(f"{name} expires at {certificate.not_valid_after_utc:%Y-%m-%d}; {remedy}")
-    server, authority = loaded[SERVER_CERTIFICATE], loaded[CA_CERTIFICATE]
+    server, authority = (site.home.authority.read(name) for name in (SERVER_CERTIFICATE, CA_CERTIFICATE))
+    for name, certificate in ((SERVER_CERTIFICATE, server), (CA_CERTIFICATE, authority)):
+        if certificate.not_valid_after_utc < site.now() + RENEW_BEFORE:
+            raise SettingsError(f"{name} expires at {certificate.not_valid_after_utc:%Y-%m-%d}; {_REMEDIES[name]}")
     try:
         server.verify_directly_issued_by(authority)
     except Exception as error:  # cryptography raises InvalidSignature, ValueError or TypeError
         raise SettingsError(
-            f"{SERVER_CERTIFICATE} was not issued by {CA_CERTIFICATE} ({type(error).__name__}); run `dpswd-curator "
-            "cert renew-server`"
+            f"{SERVER_CERTIFICATE} was not issued by {CA_CERTIFICATE} ({type(error).__name__}); "
+            f"{_REMEDIES[SERVER_CERTIFICATE]}"
         ) from error
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     shown = ", ".join(str(entry.value) for entry in names)
@@ -143,18 +143,13 @@ def _certificates(site: _Site) -> str:
 
 def _keys(site: _Site) -> str:
     site.home.read_ledger_key()
-    directory = site.home.certificates
-    for certificate_file, key_file, remedy in (
-        (SERVER_CERTIFICATE, SERVER_KEY, "run `dpswd-curator cert renew-server`"),
-        (CA_CERTIFICATE, CA_KEY, "restore both from one backup"),
-    ):
-        certificate = x509.load_pem_x509_certificate((directory / certificate_file).read_bytes())
+    for certificate_file, key_file in ((SERVER_CERTIFICATE, SERVER_KEY), (CA_CERTIFICATE, CA_KEY)):
         try:
-            key = serialization.load_pem_private_key((directory / key_file).read_bytes(), password=None)
+            key = serialization.load_pem_private_key((site.home.certificates / key_file).read_bytes(), password=None)
         except (ValueError, TypeError) as error:
-            raise SettingsError(f"{key_file} is damaged ({type(error).__name__}); {remedy}") from error
-        if _public(key.public_key()) != _public(certificate.public_key()):
-            raise SettingsError(f"{key_file} does not belong to {certificate_file}; {remedy}")
+            raise SettingsError(f"{key_file} is damaged ({type(error).__name__}); {_REMEDIES[key_file]}") from error
+        if not belong_together(key, site.home.authority.read(certificate_file)):
+            raise SettingsError(f"{key_file} does not belong to {certificate_file}; {_REMEDIES[key_file]}")
     return "the ledger's key is there; certificates and keys belong together"
 
 
@@ -193,7 +188,7 @@ def _clock(site: _Site) -> str:
             f"the clock says {now:%Y-%m-%d %H:%M} UTC, but the ledger ends at {last:%Y-%m-%d %H:%M}; set the "
             "clock (timedatectl set-ntp true)"
         )
-    server = x509.load_pem_x509_certificate((site.home.certificates / SERVER_CERTIFICATE).read_bytes())
+    server = site.home.authority.read(SERVER_CERTIFICATE)
     if server.not_valid_before_utc > now:
         raise SettingsError(
             f"the clock says {now:%Y-%m-%d %H:%M} UTC, before {SERVER_CERTIFICATE} begins to be valid; set the clock "
@@ -263,10 +258,9 @@ def _watching(site: _Site) -> str:
         if not _serving(site.home):
             _bind(settings.metrics.host, settings.metrics.port, section="metrics")
         shown.append(f"metrics at {settings.metrics.host}:{settings.metrics.port}")
-    if settings.tracing.endpoint is not None:
-        from private_curator.observability.tracing import check_installed
-
-        check_installed()
+    tracing = tracing_of(settings.tracing)
+    if tracing is not None:
+        tracing.close()
         shown.append(f"traces to {settings.tracing.endpoint}")
     return ", ".join(shown) or "neither metrics nor traces are on"
 
@@ -281,7 +275,7 @@ def clock_is_synchronised() -> bool:
     return state != _UNSYNCHRONISED
 
 
-def _serving(home: Home) -> bool:
+def _serving(home: HomeDirectory) -> bool:
     """Whether a process listens at the address that this home's curator has written."""
     try:
         host, _, port = home.address.read_text(encoding="ascii").strip().rpartition(":")
@@ -307,13 +301,6 @@ def _bind(host: str, port: int, *, section: str) -> None:
             raise SettingsError(
                 f"{name} cannot be bound ({error.strerror}); end what listens there, or choose another"
             ) from error
-
-
-def _public(key: object) -> bytes:
-    encoded: bytes = key.public_bytes(  # type: ignore[attr-defined]
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return encoded
 
 
 CHECKS: dict[str, Callable[[_Site], str]] = {

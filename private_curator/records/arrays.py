@@ -5,24 +5,29 @@ An npy file, or an uncompressed member of an npz file, is read from its place; a
 
 from __future__ import annotations
 
-import contextlib
 import math
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
-from private_curator.records.batches import SERVED_TYPES, Array, Batch, Layout, check_finite, rows_per_batch
-from private_curator.records.formats import Format
+from private_curator.records.batches import SERVED_TYPES, Array, Batch, Format, Layout, check_finite, rows_per_batch
 from private_curator.records.mapped import MappedRecords, RecordsChanged
-from private_curator.records.problems import RecordsRefused
+from private_curator.records.problems import RecordsRefused, refusing
 
 _LOCAL_HEADER_BYTES = 30  # APPNOTE.TXT 4.3.7: fixed part of a zip member's local header
 _MAX_LABEL_BYTES = 64  # of one label in an array of texts
+_FOREIGN = (
+    ValueError, OSError, EOFError, SyntaxError, KeyError, struct.error, RuntimeError, NotImplementedError, MemoryError,
+    zipfile.BadZipFile, zlib.error, RecordsChanged,
+)  # fmt: skip
+"""What numpy, zipfile and the file itself raise for a damaged file."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class ArraySource:
     ) -> None:
         self._path = path
         self._format = Format.NPZ if path.suffix.lower() == ".npz" else Format.NPY
-        with _translated(path):
+        with _readable(path):
             self._member = self._choose(array)
             self._header = self._read_header(self._member)
             offset = self._offset(self._member)
@@ -59,23 +64,20 @@ class ArraySource:
         self.mapped: MappedRecords | None = None
         """The records in their place, or None where they are compressed or not in C order."""
         if offset is not None and not self._header.fortran:
-            with _translated(path):
+            with _readable(path):
                 self.mapped = MappedRecords(
                     path, offset=offset + self._header.length, dtype=self._header.dtype, shape=self._header.shape
                 )
             _check_length(path, self.mapped)
-        self._labels: Array | None = None
-        label_name = ""
+        label_name = labels or ("" if labels_file is None else labels_file.name)
+        self.labels: Array | None = None
+        """All labels (n,), without reading the records; None where none are named."""
         if labels is not None:
-            self._labels, label_name = self._load(labels), labels
+            self.labels = _whole(path, labels)
         elif labels_file is not None:
-            other = ArraySource.__new__(ArraySource)
-            other._path, other._format = labels_file, Format.NPY
-            if not labels_file.is_file() or labels_file.suffix.lower() != ".npy":
-                raise RecordsRefused(f"{labels_file} is no npy file; set records.labels_file to one")
-            self._labels, label_name = other._load(None), labels_file.name
-        if self._labels is not None:
-            _check_labels(self._labels, label_name, records=self._header.shape[0], path=path)
+            self.labels = _labels_in(labels_file)
+        if self.labels is not None:
+            _check_labels(self.labels, label_name, records=self._header.shape[0], path=path)
         self.layout = Layout(
             format=self._format,
             dtype=self._header.dtype,
@@ -86,19 +88,14 @@ class ArraySource:
             notes=() if self.mapped is not None else (_why_not_mapped(self._header),),
         )
 
-    @property
-    def labels(self) -> Array | None:
-        """All labels (n,), without reading the records; None where none are named."""
-        return self._labels
-
     def batches(self) -> Iterator[Batch]:
         """See `Source`."""
         start = 0
-        with _translated(self._path):
+        with _readable(self._path):
             for part in self._parts(rows_per_batch(self.layout.record_bytes)):
                 check_finite(part, start=start, name=str(self._path))
                 end = start + len(part)
-                yield Batch(part, None if self._labels is None else self._labels[start:end])
+                yield Batch(part, None if self.labels is None else self.labels[start:end])
                 start = end
 
     def _parts(self, rows: int) -> Iterator[Array]:
@@ -106,7 +103,7 @@ class ArraySource:
         if self.mapped is not None:
             yield from self.mapped.slices(rows)
         elif header.fortran:
-            whole = self._load(self._member)
+            whole = _whole(self._path, self._member)
             for start in range(0, len(whole), rows):
                 yield np.ascontiguousarray(whole[start : start + rows])
         else:
@@ -149,17 +146,24 @@ class ArraySource:
             name_length, extra_length = struct.unpack("<HH", file.read(_LOCAL_HEADER_BYTES)[26:30])
         return int(info.header_offset + _LOCAL_HEADER_BYTES + name_length + extra_length)
 
-    def _load(self, member: str | None) -> Array:
-        """A whole array, memory-mapped where it is a file of its own."""
-        with _translated(self._path):
-            if self._format is Format.NPY:
-                loaded: Array = np.load(self._path, mmap_mode="r", allow_pickle=False)
-            else:
-                with np.load(self._path, allow_pickle=False) as archive:
-                    loaded = archive[_member(archive.files, member, self._path)]
-        if loaded.dtype.hasobject:
-            raise RecordsRefused(f"{self._path} holds Python objects; save plain numeric arrays")
-        return loaded
+
+def _whole(path: Path, member: str | None) -> Array:
+    """A whole array, memory-mapped where it is a file of its own."""
+    with _readable(path):
+        if member is None:
+            loaded: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            with np.load(path, allow_pickle=False) as archive:
+                loaded = archive[_member(archive.files, member, path)]
+    if loaded.dtype.hasobject:
+        raise RecordsRefused(f"{path} holds Python objects; save plain numeric arrays")
+    return loaded
+
+
+def _labels_in(path: Path) -> Array:
+    if not path.is_file() or path.suffix.lower() != ".npy":
+        raise RecordsRefused(f"{path} is no npy file; set records.labels_file to one")
+    return _whole(path, None)
 
 
 def _header(stream: IO[bytes]) -> _Header:
@@ -218,23 +222,9 @@ def _member(members: Sequence[str], name: str | None, path: Path) -> str:
     return name
 
 
-@contextlib.contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Foreign errors may quote the file's content: only their type is told."""
-    try:
-        yield
-    except RecordsRefused:
-        raise
-    except (ValueError, OSError, EOFError, SyntaxError, KeyError, struct.error, RuntimeError, NotImplementedError,
-            zipfile.BadZipFile, RecordsChanged, MemoryError) as error:  # fmt: skip
-        kind = type(error).__name__
-    except Exception as error:  # zlib's error has no public base but Exception
-        if type(error).__module__ != "zlib":
-            raise
-        kind = "zlib error"
-    else:
-        return
-    raise RecordsRefused(
-        f"{path} cannot be read as numpy arrays without pickle ({kind}); it is damaged or no such file: save plain "
-        "arrays with numpy.save or numpy.savez"
+def _readable(path: Path) -> AbstractContextManager[None]:
+    return refusing(
+        *_FOREIGN,
+        text=f"{path} cannot be read as numpy arrays without pickle",
+        remedy="it is damaged or no such file: save plain arrays with numpy.save or numpy.savez",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,7 +11,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from private_curator.records.formats import Format
 from private_curator.records.problems import RecordsRefused
 
 Array = npt.NDArray[np.generic]
@@ -19,6 +19,17 @@ BATCH_BYTES = 8 << 20
 """Bytes of records that are in memory at a time while a file is checked or converted."""
 SERVED_TYPES = (np.dtype(np.float32), np.dtype(np.uint8))
 """Types of stored records: the bytes of a step's sample are turned into float32 as they are."""
+
+
+class Format(enum.StrEnum):
+    """The formats that are read."""
+
+    NPY = "npy"
+    NPZ = "npz"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+    CSV = "csv"
+    IMAGES = "images"
 
 
 @dataclass(frozen=True)
@@ -108,11 +119,11 @@ def check_finite(records: Array, *, start: int, name: str, columns: tuple[str, .
     if finite.all():
         return
     first = np.argwhere(~finite)[0]
-    place = f"record {start + int(first[0])}, counted from 0"
+    location = f"record {start + int(first[0])}, counted from 0"
     if columns:
-        place += f", column {columns[int(first[-1])]!r}"
+        location += f", column {columns[int(first[-1])]!r}"
     elif len(first) > 1:
-        place += f", value {[int(index) for index in first[1:]]} of its array"
+        location += f", value {[int(index) for index in first[1:]]} of its array"
     raise RecordsRefused(
-        f"{name}: records hold NaN or infinite values; replace or drop those records first", place=place
+        f"{name}: records hold NaN or infinite values; replace or drop those records first", location=location
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,7 @@ from private_curator.records.opening import ContentDigest, digested
 from private_curator.records.problems import RecordsRefused
 from private_curator.records.schema import MAX_CLASSES
 from shared.errors import SettingsError
-
-_HEADER_BYTES = 1024  # room for any shape; npy headers may be padded with spaces to any multiple of 64
+from shared.files import whole_file
 
 
 @dataclass(frozen=True)
@@ -64,13 +61,13 @@ def convert(source: Source, out: Path) -> Converted:
     codes: dict[object, int] = {}
     labels: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
     with _new_file(out) as file:
-        file.write(_header(layout, 0))
+        _write_header(file, layout, 0)
         for batch in digested(source, digest):
             file.write(np.ascontiguousarray(batch.records).data.cast("B"))
             if batch.labels is not None:
                 labels.append(_coded(batch.labels.tolist(), codes))
         file.seek(0)
-        file.write(_header(layout, digest.count))
+        _write_header(file, layout, digest.count)
     if labels_path is None or classes_path is None:
         return Converted(digest.count, digest.hexdigest(), out, None, ())
     order = sorted(codes, key=lambda name: (isinstance(name, str), name))
@@ -93,26 +90,16 @@ def _coded(labels: list[object], codes: dict[object, int]) -> np.ndarray[tuple[i
     return coded
 
 
-def _header(layout: Layout, count: int) -> bytes:
-    """An npy header (format 1.0) of fixed length, so that it can be written again when n is known."""
+def _write_header(file: IO[bytes], layout: Layout, count: int) -> None:
+    """An npy header; numpy leaves room for n to grow, so that it can be written again when n is known."""
     fields = {"descr": layout.dtype.str, "fortran_order": False, "shape": (count, *layout.shape)}
-    text = repr(fields)
-    room = _HEADER_BYTES - 10
-    assert len(text) < room, "a shape has at most a few dimensions"
-    return b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + text.ljust(room - 1).encode("ascii") + b"\n"
+    np.lib.format.write_array_header_1_0(file, fields)
 
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file of mode 0600 that appears under its name when it is complete and on the disk."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+    """A file of mode 0600 that appears under its name when it is complete and on the disk; never over another."""
+    with whole_file(path) as file:
+        yield file
         if path.exists():
             raise SettingsError(f"{path} exists and is not overwritten; choose another name")
-        Path(temporary).rename(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)

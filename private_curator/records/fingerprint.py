@@ -16,66 +16,60 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from private_curator.serving.certificates import write_private
-from private_curator.settings.tree import RecordsSettings
+from private_curator.settings.groups import RecordsSettings
 from shared.errors import SettingsError
+from shared.files import write_private
 
-EVIDENCE_FILE = "records.json"
-VERSION = 1
+FINGERPRINT_FILE = "records.json"
 
 _READING = ("array", "columns", "delimiter", "header", "labels_array", "labels_file")
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Fingerprint:
     """One complete check of the records.
 
     Attributes:
         digest: SHA-256 of the values in order.
         records: n.
-        signature: of the file's or folder's size, times and number.
+        state: of the file's or folder's size, times and number.
         reading: the settings that say how the file is read.
         checked: when, UTC, ISO 8601.
         reason: why other records were accepted than before, or "".
-        version: of this format.
     """
 
     digest: str
     records: int
-    signature: str
+    state: str
     reading: dict[str, Any]
     checked: str
     reason: str = ""
-    version: int = VERSION
 
     @classmethod
-    def of(cls, settings: RecordsSettings, path: Path, *, digest: str, records: int, reason: str = "") -> Evidence:
-        """The evidence of a check that was just made."""
+    def of(cls, settings: RecordsSettings, path: Path, *, digest: str, records: int, reason: str = "") -> Fingerprint:
+        """The fingerprint of records that were just checked."""
         return cls(
             digest=digest,
             records=records,
-            signature=signature(path),
+            state=file_state(path),
             reading=_reading(settings),
             checked=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             reason=reason,
         )
 
     @classmethod
-    def read(cls, home: Path) -> Evidence | None:
-        """The evidence in a home directory, or None where there is none yet.
+    def read(cls, home: Path) -> Fingerprint | None:
+        """The fingerprint in a home directory, or None where there is none yet.
 
         Raises:
             SettingsError: it is damaged.
         """
-        path = home / EVIDENCE_FILE
+        path = home / FINGERPRINT_FILE
         if not path.exists():
             return None
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-            if fields.get("version") != VERSION:
-                raise SettingsError(f"{path} is of another version of dpswd; remove it, and the records are checked")
-            return cls(**fields)
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
             raise SettingsError(
                 f"{path} is damaged ({type(error).__name__}); run `dpswd-curator records accept` to check the records "
                 "again"
@@ -83,14 +77,14 @@ class Evidence:
 
     def write(self, home: Path) -> None:
         """Keeps it in the home directory."""
-        write_private(home / EVIDENCE_FILE, json.dumps(asdict(self), indent=1).encode() + b"\n")
+        write_private(home / FINGERPRINT_FILE, json.dumps(asdict(self), indent=1).encode() + b"\n")
 
     def covers(self, settings: RecordsSettings, path: Path) -> bool:
         """Whether nothing has changed that would make another check necessary."""
-        return self.reading == _reading(settings) and self.signature == signature(path)
+        return self.reading == _reading(settings) and self.state == file_state(path)
 
 
-def signature(path: Path) -> str:
+def file_state(path: Path) -> str:
     """SHA-256 over names, sizes, times and numbers of a file, or of everything in a folder."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     digest = hashlib.sha256()

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image, UnidentifiedImageError
 
-from private_curator.records.batches import Array, Batch, Layout, rows_per_batch
-from private_curator.records.formats import Format
-from private_curator.records.problems import RecordsRefused
-from shared.errors import SettingsError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from private_curator.records.batches import Array, Batch, Format, Layout, rows_per_batch
+from private_curator.records.problems import RecordsRefused, refusing
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp"})
 MODES = {"L": 1, "RGB": 3}
@@ -34,11 +30,9 @@ class ImageSource:
 
     Raises:
         RecordsRefused: fewer than two images, a file that is none, or images and sub-folders side by side.
-        SettingsError: Pillow is not installed.
     """
 
     def __init__(self, path: Path) -> None:
-        _pillow()
         self._path = path
         self._files = _files(path)
         if len(self._files) < 2:
@@ -83,24 +77,21 @@ class ImageSource:
                 f"{self._size[0]} x {self._size[1]} pixels and mode {self._mode})",
                 file,
             )
-        with self._opened(file) as image:
-            try:
-                values = np.asarray(image, dtype=np.uint8)
-            except (OSError, ValueError, SyntaxError) as error:
-                raise self._refused(f"an image is damaged ({type(error).__name__}); replace it", file) from None
+        with self._opened(file) as image, self._readable(file, "replace it"):
+            values = np.asarray(image, dtype=np.uint8)
         return np.ascontiguousarray(values.reshape(*values.shape[:2], -1).transpose(2, 0, 1))
 
-    def _opened(self, file: Path) -> Image:
-        from PIL import Image, UnidentifiedImageError
-
-        try:
+    def _opened(self, file: Path) -> Image.Image:
+        with self._readable(file, "replace it or take it out"):
             return Image.open(file)
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            kind = type(error).__name__
-        raise self._refused(f"an image cannot be read ({kind}); replace it or take it out", file)
+
+    def _readable(self, file: Path, remedy: str) -> AbstractContextManager[None]:
+        foreign = (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+        location = str(file.relative_to(self._path))
+        return refusing(*foreign, text=f"{self._path}: an image cannot be read", remedy=remedy, location=location)
 
     def _refused(self, text: str, file: Path) -> RecordsRefused:
-        return RecordsRefused(f"{self._path}: {text}", place=str(file.relative_to(self._path)))
+        return RecordsRefused(f"{self._path}: {text}", location=str(file.relative_to(self._path)))
 
 
 def _files(path: Path) -> list[Path]:
@@ -115,15 +106,8 @@ def _files(path: Path) -> list[Path]:
         if file.suffix.lower() not in IMAGE_SUFFIXES:
             raise RecordsRefused(
                 f"{path}: a file is no image by its name; take it out ({', '.join(sorted(IMAGE_SUFFIXES))} are read)",
-                place=file.name,
+                location=file.name,
             )
         if len(file.relative_to(path).parts) > 2:
             raise RecordsRefused(f"{path}: sub-folders stand for classes and hold images, not further folders")
     return files
-
-
-def _pillow() -> None:
-    try:
-        import PIL.Image  # noqa: F401 - only whether it is there
-    except ImportError as error:
-        raise SettingsError("a folder of images needs Pillow; install dpswd[curator]") from error

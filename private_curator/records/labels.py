@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from private_curator.records.arrays import ArraySource
 from private_curator.records.opening import open_source
-from private_curator.settings.tree import RecordsSettings
+from private_curator.settings.groups import RecordsSettings
 from shared.errors import DataInvalid, SettingsError
 
 Labels = npt.NDArray[np.int64]
@@ -51,7 +51,7 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
     if not count:
         return None
     path = home / settings.file
-    source = open_source(path, settings, home=home)
+    source = open_source(settings, home=home)
     if not source.layout.labels:
         raise SettingsError(
             f"records.classes declares {count} classes, but no labels are named; set records.labels_array or "

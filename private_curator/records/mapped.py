@@ -3,7 +3,7 @@
 The values are read by position (`pread`) and not through a memory map's pages: a page of a map that was touched stays
 in the process's resident memory until the system is short of it, so that a long run would slowly hold the whole file,
 and a file that is cut short while it is served would end the process by a signal. Read by position, memory stays at
-the sample's size and a file cut short is an error of that one step. `view` gives a memory map for looking.
+the sample's size and a file cut short is an error of that one step.
 """
 
 from __future__ import annotations
@@ -60,10 +60,6 @@ class MappedRecords:
     def size(self) -> int:
         """Bytes that the values take in the file."""
         return self._record_bytes * self.shape[0]
-
-    def view(self) -> np.memmap[tuple[int, ...], np.dtype[np.generic]]:
-        """A read-only memory map of all records."""
-        return np.memmap(self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=self.shape)
 
     def take(self, indices: npt.NDArray[np.int64]) -> Array:
         """Records in the order of `indices`, (b, ...), as stored; reads these and nothing else.

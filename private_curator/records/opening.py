@@ -10,42 +10,73 @@ from pathlib import Path
 import numpy as np
 
 from private_curator.records.arrays import ArraySource
-from private_curator.records.batches import Array, Batch, Layout, Source
-from private_curator.records.formats import Format, format_of
-from private_curator.records.images import ImageSource
+from private_curator.records.batches import Array, Batch, Format, Layout, Source
 from private_curator.records.problems import RecordsRefused
-from private_curator.records.tables import TableChoice, TableSource
-from private_curator.settings.tree import RecordsSettings
+from private_curator.settings.groups import RecordsSettings
+from shared.errors import SettingsError
+
+SUFFIXES: dict[str, Format] = {
+    ".npy": Format.NPY,
+    ".npz": Format.NPZ,
+    ".parquet": Format.PARQUET,
+    ".pq": Format.PARQUET,
+    ".arrow": Format.ARROW,
+    ".feather": Format.ARROW,
+    ".ipc": Format.ARROW,
+    ".csv": Format.CSV,
+    ".tsv": Format.CSV,
+}
 
 
-def open_source(path: Path, settings: RecordsSettings, *, home: Path) -> Source:
+def open_source(settings: RecordsSettings, *, home: Path) -> Source:
     """Opens the records and checks all that can be told without reading them.
 
     Args:
-        path: the file or folder.
-        settings: how the operator wants it read.
+        settings: the file or folder, and how the operator wants it read.
         home: where paths of the settings that are not absolute start.
 
     Raises:
         RecordsRefused: it cannot be served as it is.
         SettingsError: a library for this format is not installed.
     """
+    path = home / settings.file
     kind = format_of(path)
     _check_choice(kind, settings)
-    match kind:
-        case Format.NPY | Format.NPZ:
-            labels_file = None if settings.labels_file is None else home / settings.labels_file
-            return ArraySource(path, array=settings.array, labels=settings.labels_array, labels_file=labels_file)
-        case Format.IMAGES:
-            return ImageSource(path)
-        case _:
-            choice = TableChoice(
-                columns=settings.columns,
-                labels=settings.labels_array,
-                delimiter=settings.delimiter,
-                header=settings.header,
-            )
-            return TableSource(path, choice)
+    try:
+        match kind:
+            case Format.NPY | Format.NPZ:
+                labels_file = None if settings.labels_file is None else home / settings.labels_file
+                return ArraySource(path, array=settings.array, labels=settings.labels_array, labels_file=labels_file)
+            case Format.IMAGES:
+                from private_curator.records.images import ImageSource
+
+                return ImageSource(path)
+            case _:
+                from private_curator.records.tables import TableSource
+
+                return TableSource(path, kind, settings)
+    except ImportError as error:
+        library = "Pillow" if kind is Format.IMAGES else "pyarrow"
+        raise SettingsError(f"{kind} records need {library}; install dpswd[curator]") from error
+
+
+def format_of(path: Path) -> Format:
+    """The format of a file or folder.
+
+    Raises:
+        RecordsRefused: it does not exist, or its name has none of the known endings.
+    """
+    if path.is_dir():
+        return Format.IMAGES
+    if not path.is_file():
+        raise RecordsRefused(f"{path} does not exist; set records.file to a file of records or a folder of images")
+    found = SUFFIXES.get(path.suffix.lower())
+    if found is None:
+        raise RecordsRefused(
+            f"{path}: files ending in {', '.join(SUFFIXES)} and folders of images are read; "
+            f"{path.suffix or 'a name without an ending'} is none of them"
+        )
+    return found
 
 
 def _check_choice(kind: Format, settings: RecordsSettings) -> None:

@@ -1,10 +1,13 @@
 """A refusal that knows where the offence is.
 
-The place of an offence (a record's number, a column, a file's name) depends on the data. It is for the operator's own
-terminal: ``str`` leaves it out, and so does everything that could reach a log or a client.
+The location of an offence (a record's number, a column, a file's name) depends on the data. It is for the operator's
+own terminal: ``str`` leaves it out, and so does everything that could get into a log or to a client.
 """
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 from shared.errors import DataInvalid
 
@@ -13,13 +16,37 @@ class RecordsRefused(DataInvalid):
     """Records that cannot be served.
 
     Attributes:
-        place: where the first offence is, for the operator's terminal only; empty if it has no place.
+        location: where the first offence is, for the operator's terminal only; empty if it has no location.
     """
 
-    def __init__(self, text: str, *, place: str = "") -> None:
+    def __init__(self, text: str, *, location: str = "") -> None:
         super().__init__(text)
-        self.place = place
+        self.location = location
 
     def in_full(self) -> str:
-        """The refusal with the place of the first offence."""
-        return f"{self} (first at {self.place})" if self.place else str(self)
+        """The refusal with the location of the first offence."""
+        return f"{self} (first at {self.location})" if self.location else str(self)
+
+
+@contextlib.contextmanager
+def refusing(*foreign: type[BaseException], text: str, remedy: str, location: str = "") -> Iterator[None]:
+    """Turns a library's errors into a refusal; they may quote the file's content, so that only their type is told.
+
+    Args:
+        foreign: the library's errors.
+        text: of the refusal.
+        remedy: what to do.
+        location: where the offence is.
+
+    Raises:
+        RecordsRefused: the block raised one of them.
+    """
+    try:
+        yield
+    except RecordsRefused:
+        raise
+    except foreign as error:
+        kind = type(error).__name__
+    else:
+        return
+    raise RecordsRefused(f"{text} ({kind}); {remedy}", location=location)

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from private_curator.records.batches import Array, Batch, Layout, check_finite, rows_per_batch
-from private_curator.records.formats import Format
-from private_curator.records.problems import RecordsRefused
+from private_curator.records.batches import Array, Batch, Format, Layout, check_finite, rows_per_batch
+from private_curator.records.problems import RecordsRefused, refusing
 from private_curator.records.text import CsvTable
-from shared.errors import SettingsError
+from private_curator.settings.groups import RecordsSettings
 
 _BATCH_ROWS = 4096
-
-
-@dataclass(frozen=True)
-class TableChoice:
-    """What the operator says of a table.
-
-    Attributes:
-        columns: the columns that make a record, in order; by default all but the labels.
-        labels: the labels' column, or None.
-        delimiter: between the cells of a CSV file; by default a comma, or a tab for .tsv.
-        header: whether a CSV file's first line names the columns: yes, no, or auto (yes unless it holds numbers
-            only, which is refused as it may be either).
-    """
-
-    columns: tuple[str, ...] | None = None
-    labels: str | None = None
-    delimiter: str | None = None
-    header: str = "auto"
 
 
 class TableSource:
@@ -44,24 +27,21 @@ class TableSource:
 
     Args:
         path: the file.
-        choice: what the operator says of it.
+        kind: Parquet, Arrow or CSV.
+        settings: which columns are a record's, and how a CSV file is written.
 
     Raises:
         RecordsRefused: no such column, a column that is no number, or a file that cannot be read.
-        SettingsError: pyarrow is not installed.
     """
 
-    def __init__(self, path: Path, choice: TableChoice) -> None:
-        arrow()
+    def __init__(self, path: Path, kind: Format, settings: RecordsSettings) -> None:
         self._path = path
-        self._format = {".parquet": Format.PARQUET, ".pq": Format.PARQUET, ".csv": Format.CSV, ".tsv": Format.CSV}.get(
-            path.suffix.lower(), Format.ARROW
-        )
-        self._text = CsvTable(path, choice.delimiter, choice.header) if self._format is Format.CSV else None
-        with translated(path):
+        self._format = kind
+        self._text = CsvTable(path, settings.delimiter, settings.header) if kind is Format.CSV else None
+        with self._readable():
             names, count = self._names_and_count()
-        self._columns = self._choose(names, choice)
-        self._labels = choice.labels
+        self._labels = settings.labels_array
+        self._columns = self._choose(names, settings.columns)
         self._width = 0
         self._width = self._measure()
         self.layout = Layout(
@@ -70,7 +50,7 @@ class TableSource:
             shape=(self._width,),
             count=count,
             columns=self._columns if self._width == len(self._columns) else (),
-            labels=choice.labels or "",
+            labels=self._labels or "",
             notes=self._text.notes if self._text is not None else (),
         )
 
@@ -92,9 +72,6 @@ class TableSource:
             start += len(table)
 
     def _names_and_count(self) -> tuple[list[str], int | None]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         if self._text is not None:
             return self._text.names, None
         if self._format is Format.PARQUET:
@@ -103,20 +80,25 @@ class TableSource:
         with pa.memory_map(str(self._path)) as source, _reader(source) as reader:
             return list(reader.schema.names), None
 
-    def _choose(self, names: Sequence[str], choice: TableChoice) -> tuple[str, ...]:
+    def _choose(self, names: Sequence[str], columns: tuple[str, ...] | None) -> tuple[str, ...]:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise RecordsRefused(f"{self._path} names the columns {twice} more than once; rename them")
-        wanted = choice.columns or tuple(name for name in names if name != choice.labels)
-        missing = [name for name in (*wanted, *([choice.labels] if choice.labels else [])) if name not in names]
+        wanted = columns or tuple(name for name in names if name != self._labels)
+        missing = [name for name in (*wanted, *([self._labels] if self._labels else [])) if name not in names]
         if missing:
             raise RecordsRefused(f"{self._path} has no columns {missing}; it has {list(names)}")
-        if not wanted or (choice.labels in wanted) or len(set(wanted)) != len(wanted):
+        if not wanted or (self._labels in wanted) or len(set(wanted)) != len(wanted):
             raise RecordsRefused(
                 f"{self._path}: a record needs at least one column, each once, and the labels' is none of them; name "
                 "them in records.columns"
             )
         return wanted
+
+    def _readable(self) -> AbstractContextManager[None]:
+        foreign = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
+        remedy = "it is damaged, cut short, or of another format"
+        return refusing(*foreign, text=f"{self._path} cannot be read as a table", remedy=remedy)
 
     def _measure(self) -> int:
         """Values of one record: the number of columns, or the length of the lists in the only one."""
@@ -132,10 +114,7 @@ class TableSource:
 
     def _tables(self, columns: list[str]) -> Iterator[Any]:
         """Record batches with these columns in this order."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        with translated(self._path):
+        with self._readable():
             if self._text is not None:
                 yield from self._text.batches(columns, labels=self._labels)
             elif self._format is Format.PARQUET:
@@ -150,13 +129,11 @@ class TableSource:
 
     def _values(self, column: Any, name: str, start: int) -> Array:
         """Numbers of one column, (m,), or of lists, (m, width)."""
-        import pyarrow as pa
-
         kind = column.type
         if column.null_count:
-            first = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
             raise RecordsRefused(
-                f"{self._path}: a cell is empty; fill or drop those records first", place=_place(start + first, name)
+                f"{self._path}: a cell is empty; fill or drop those records first",
+                location=_location(start + _first(column.is_null()), name),
             )
         if pa.types.is_boolean(kind):
             return _numpy(column).astype(np.float32)
@@ -172,37 +149,28 @@ class TableSource:
         )
 
     def _list_values(self, column: Any, name: str, start: int) -> Array:
-        import pyarrow as pa
-
-        lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False))
-        width = self._width or int(lengths[0])
-        other = np.flatnonzero(lengths != width)
-        if len(other) or width < 1:
-            place = _place(start + int(other[0]), name) if len(other) else ""
+        lengths = column.value_lengths()
+        width = self._width or lengths[0].as_py()
+        other = _first(pc.not_equal(lengths, width))
+        if other >= 0 or width < 1:
             raise RecordsRefused(
                 f"{self._path}: the lists of column {name!r} are not all of one length (the first has {width} values)",
-                place=place,
+                location=_location(start + other, name) if other >= 0 else "",
             )
         flat = column.flatten()
         if flat.null_count or not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
-            place = ""
-            if flat.null_count:
-                first = int(np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))[0])
-                place = _place(start + first // width, name)
             raise RecordsRefused(
                 f"{self._path}: the lists of column {name!r} hold {flat.type} with {flat.null_count} empty places; "
                 "needed are numbers only",
-                place=place,
+                location=_location(start + _first(flat.is_null()) // width, name) if flat.null_count else "",
             )
         return _numpy(flat).reshape(len(column), width)
 
     def _label_values(self, column: Any, start: int) -> Array:
-        import pyarrow as pa
-
         name = self._labels or ""
         if column.null_count:
-            first = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-            raise RecordsRefused(f"{self._path}: a label is missing; add it", place=_place(start + first, name))
+            location = _location(start + _first(column.is_null()), name)
+            raise RecordsRefused(f"{self._path}: a label is missing; add it", location=location)
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
@@ -214,38 +182,8 @@ class TableSource:
         )
 
 
-def arrow() -> None:
-    """Says what to install where pyarrow is missing.
-
-    Raises:
-        SettingsError: it is.
-    """
-    try:
-        import pyarrow as pa  # noqa: F401 - only whether it is there
-    except ImportError as error:
-        raise SettingsError("Parquet, Arrow and CSV need pyarrow; install dpswd[curator]") from error
-
-
-@contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Arrow's own texts quote cells: only the error's type is told."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except RecordsRefused:
-        raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
-        kind = type(error).__name__
-    else:
-        return
-    raise RecordsRefused(f"{path} cannot be read as a table ({kind}); it is damaged, cut short, or of another format")
-
-
 def _reader(source: Any) -> Any:
     """Arrow's file format (Feather 2) or its stream format."""
-    import pyarrow as pa
-
     magic = source.read(6)
     source.seek(0)
     return pa.ipc.open_file(source) if magic == b"ARROW1" else pa.ipc.open_stream(source)
@@ -270,5 +208,10 @@ def _numpy(column: Any) -> Array:
     return values
 
 
-def _place(row: int, name: str) -> str:
+def _first(mask: Any) -> int:
+    """The first place where a mask is true; -1 where it never is."""
+    return int(pc.index(mask, True).as_py())
+
+
+def _location(row: int, name: str) -> str:
     return f"record {row}, counted from 0, column {name!r}"

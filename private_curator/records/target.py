@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from private_curator.records.arrays import ArraySource
 from private_curator.records.batches import Array, Source
-from private_curator.records.fingerprint import Evidence
+from private_curator.records.fingerprint import Fingerprint
 from private_curator.records.mapped import MappedRecords
 from private_curator.records.opening import ContentDigest, digested, gather, open_source
-from private_curator.settings.tree import RecordsSettings
+from private_curator.settings.groups import RecordsSettings
 from shared.errors import DataInvalid, SettingsError
 
 _UINT8_RANGE = (0.0, 255.0)
@@ -49,10 +49,17 @@ class Target:
         """n, public under replace-one neighbours."""
         return int(self.stored.shape[0])
 
-    @property
-    def records(self) -> Array:
-        """All records as stored, (n, ...); a memory map where they stay in their file."""
-        return self.stored.view() if isinstance(self.stored, MappedRecords) else self.stored
+    def check_count(self, promised: int, file: Path) -> None:
+        """Refuses another number of records than the ledger was made for.
+
+        Raises:
+            SettingsError: with what to do.
+        """
+        if self.count != promised:
+            raise SettingsError(
+                f"{file} holds {self.count} records, the ledger was made for {promised}; a budget belongs to one data "
+                "set, and another number of records is another data set: restore the file, or make a new curator"
+            )
 
     def take(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Records in the order of `indices`, (b, *record_shape). A large sample may be taken in parts.
@@ -80,78 +87,59 @@ def load(settings: RecordsSettings, *, home: Path) -> Target:
             shape that does not fit, or labels of another length.
         SettingsError: the records are others than those that this curator was made for.
     """
-    return _opened(settings, home=home, evidence=Evidence.read(home))[0]
+    path = home / settings.file
+    source = open_source(settings, home=home)
+    known = Fingerprint.read(home)
+    unchanged = known is not None and known.covers(settings, path)
+    if known is not None and not unchanged:
+        _log.info("the records' file has changed since it was checked; all of it is read once more")
+    target, digest = _opened(source, settings, path, check=not unchanged)
+    # Another number of records has its own refusal, against the ledger.
+    if known is None or unchanged or target.count != known.records:
+        return target
+    if digest != known.digest:
+        raise SettingsError(
+            f"{path} holds other records than those checked at {known.checked}; a budget belongs to one data set: "
+            "restore the file, or accept the change with `dpswd-curator records accept`"
+        )
+    try:
+        Fingerprint.of(settings, path, digest=digest, records=target.count, reason=known.reason).write(home)
+    except OSError as error:
+        _log.warning("the check of the records cannot be kept (%s); it is made at every start", error.strerror)
+    return target
 
 
-def load_for_the_first_time(settings: RecordsSettings, *, home: Path, reason: str = "") -> tuple[Target, Evidence]:
+def load_for_the_first_time(settings: RecordsSettings, *, home: Path, reason: str = "") -> tuple[Target, Fingerprint]:
     """`load` that takes nothing as known and returns what it found, for the home directory.
 
     Raises:
         DataInvalid: see `load`.
     """
-    target, digest = _opened(settings, home=home, evidence=None)
-    evidence = Evidence.of(settings, home / settings.file, digest=digest, records=target.count, reason=reason)
-    return target, evidence
-
-
-def _opened(settings: RecordsSettings, *, home: Path, evidence: Evidence | None) -> tuple[Target, str]:
-    """The records and their digest; with evidence that covers them they are not read."""
     path = home / settings.file
-    source = open_source(path, settings, home=home)
-    stored_shape = source.layout.shape
+    target, digest = _opened(open_source(settings, home=home), settings, path, check=True)
+    return target, Fingerprint.of(settings, path, digest=digest, records=target.count, reason=reason)
+
+
+def _opened(source: Source, settings: RecordsSettings, path: Path, *, check: bool) -> tuple[Target, str]:
+    """The records and their digest; those that stay in their file are read only to be checked."""
+    dtype, stored_shape = source.layout.dtype, source.layout.shape
     shape = settings.record_shape or stored_shape or (1,)
     if math.prod(shape) != math.prod(stored_shape):
         raise DataInvalid(
             f"{path}: one record has shape {stored_shape}, which does not fit records.record_shape {list(shape)}; "
             f"the product must be {math.prod(stored_shape)}"
         )
-    stored, digest = _stored(source, settings, path, evidence=evidence)
-    if evidence is not None and not evidence.covers(settings, path):
-        _compare(evidence, digest=digest, records=len(stored), path=path)
-        _refresh(evidence, settings, path, home=home, records=len(stored))
-    scale, offset = _scaling(settings, source.layout.dtype)
-    return Target(stored=stored, record_shape=shape, scale=scale, offset=offset), digest
-
-
-def _stored(
-    source: Source, settings: RecordsSettings, path: Path, *, evidence: Evidence | None
-) -> tuple[Array | MappedRecords, str]:
-    mapped = source.mapped if isinstance(source, ArraySource) else None
-    if mapped is not None and evidence is not None and evidence.covers(settings, path):
-        return mapped, evidence.digest
     digest = ContentDigest(source.layout)
-    if mapped is None:
-        return gather(source, digest, limit=settings.memory_bytes), digest.hexdigest()
-    if evidence is not None:
-        _log.info("the records' file has changed since it was checked; all of it is read once more")
-    for _ in digested(source, digest):
-        pass
-    return mapped, digest.hexdigest()
-
-
-def _compare(evidence: Evidence, *, digest: str, records: int, path: Path) -> None:
-    # Another number of records has its own refusal, against the ledger.
-    if digest != evidence.digest and records == evidence.records:
-        raise SettingsError(
-            f"{path} holds other records than those checked at {evidence.checked}; a budget belongs to one data set: "
-            "restore the file, or accept the change with `dpswd-curator records accept`"
-        )
-
-
-def _refresh(evidence: Evidence, settings: RecordsSettings, path: Path, *, home: Path, records: int) -> None:
-    if records != evidence.records:
-        return
-    try:
-        Evidence.of(settings, path, digest=evidence.digest, records=records, reason=evidence.reason).write(home)
-    except OSError as error:
-        _log.warning("the check of the records cannot be kept (%s); it is made at every start", error.strerror)
-
-
-def _scaling(settings: RecordsSettings, dtype: np.dtype[np.generic]) -> tuple[float, float]:
-    """Factor and offset that map the declared public range onto scale_to."""
+    stored: Array | MappedRecords | None = source.mapped if isinstance(source, ArraySource) else None
+    if stored is None:
+        stored = gather(source, digest, limit=settings.memory_bytes)
+    elif check:
+        for _ in digested(source, digest):
+            pass
+    scale, offset = 1.0, 0.0
     declared = settings.scale_from or (_UINT8_RANGE if dtype == np.uint8 else None)
-    if declared is None:
-        return 1.0, 0.0
-    (low, high), (to_low, to_high) = declared, settings.scale_to
-    scale = (to_high - to_low) / (high - low)
-    return scale, to_low - low * scale
+    if declared is not None:  # the declared public range is mapped onto scale_to
+        (low, high), (to_low, to_high) = declared, settings.scale_to
+        scale = (to_high - to_low) / (high - low)
+        offset = to_low - low * scale
+    return Target(stored=stored, record_shape=shape, scale=scale, offset=offset), digest.hexdigest()

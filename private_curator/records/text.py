@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from private_curator.records.problems import RecordsRefused
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from private_curator.records.problems import RecordsRefused, refusing
 
 _BLOCK_BYTES = 4 << 20
 _MAX_FIRST_LINE = 8 << 20  # characters; a longer first line is no line of a table
@@ -49,9 +53,6 @@ class CsvTable:
         Raises:
             RecordsRefused: a line of another number of cells, or a cell that is no number; with its place.
         """
-        import pyarrow as pa
-        import pyarrow.csv as pc
-
         offences: list[str] = []
 
         def ragged(row: Any) -> str:
@@ -60,19 +61,19 @@ class CsvTable:
             return "error"
 
         try:
-            reader = pc.open_csv(
+            reader = pyarrow.csv.open_csv(
                 self._path,
                 # One thread: only then Arrow knows the number of a bad line.
-                read_options=pc.ReadOptions(
+                read_options=pyarrow.csv.ReadOptions(
                     use_threads=False,
                     block_size=_BLOCK_BYTES,
                     column_names=self.names,
                     skip_rows=int(self._has_header),
                 ),
-                parse_options=pc.ParseOptions(
+                parse_options=pyarrow.csv.ParseOptions(
                     delimiter=self._delimiter, invalid_row_handler=ragged, newlines_in_values=True
                 ),
-                convert_options=pc.ConvertOptions(
+                convert_options=pyarrow.csv.ConvertOptions(
                     include_columns=columns,
                     column_types=dict.fromkeys(columns, pa.string()),
                     null_values=list(_EMPTY),
@@ -90,17 +91,15 @@ class CsvTable:
         except pa.ArrowInvalid:
             if not offences:
                 raise
-            place = offences[0]
+            location = offences[0]
         else:
             return
         raise RecordsRefused(
-            f"{self._path}: a line has not as many cells as the first one, which has {len(self.names)}", place=place
+            f"{self._path}: a line has not as many cells as the first one, which has {len(self.names)}",
+            location=location,
         )
 
     def _numbers(self, column: Any, name: str, start: int) -> Any:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         trimmed = pc.utf8_trim_whitespace(column)
         try:
             return pc.cast(trimmed, pa.float64())
@@ -109,21 +108,20 @@ class CsvTable:
         raise RecordsRefused(
             f"{self._path}: column {name!r} holds text that is no number; correct it, name the columns that make a "
             "record in records.columns, or the labels' in records.labels_array",
-            place=f"record {start + first}, counted from 0, column {name!r}",
+            location=f"record {start + first}, counted from 0, column {name!r}",
         )
 
     def _first_line(self) -> list[str]:
-        try:
-            with self._path.open(encoding="utf-8-sig", newline="") as file:
-                line = file.readline(_MAX_FIRST_LINE)
-                first = next(csv.reader([line], delimiter=self._delimiter), [])
-        except (UnicodeDecodeError, csv.Error, OSError) as error:
-            kind = type(error).__name__
-        else:
-            if not first:
-                raise RecordsRefused(f"{self._path} is empty or begins with an empty line; needed are names and values")
-            return [cell.strip() for cell in first]
-        raise RecordsRefused(f"{self._path} is no CSV text in UTF-8 ({kind})")
+        foreign = (UnicodeDecodeError, csv.Error, OSError)
+        with (
+            refusing(*foreign, text=f"{self._path} is no CSV text in UTF-8", remedy="save it as such"),
+            self._path.open(encoding="utf-8-sig", newline="") as file,
+        ):
+            line = file.readline(_MAX_FIRST_LINE)
+            first = next(csv.reader([line], delimiter=self._delimiter), [])
+        if not first:
+            raise RecordsRefused(f"{self._path} is empty or begins with an empty line; needed are names and values")
+        return [cell.strip() for cell in first]
 
 
 def _is_number(text: str) -> bool:
@@ -135,8 +133,6 @@ def _is_number(text: str) -> bool:
 
 
 def _castable(scalar: Any) -> bool:
-    import pyarrow as pa
-
     try:
         scalar.cast(pa.float64())
     except pa.ArrowInvalid:

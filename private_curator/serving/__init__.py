@@ -1,1 +1,1 @@
-"""The server: authentication, the RPCs, pacing, turns, incidents, uploads, certificates."""
+"""The server: authentication, the RPCs, pacing, turns, renewals."""

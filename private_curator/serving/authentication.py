@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from cryptography import x509
 
 from private_curator.ledger.statements import Client
-from private_curator.serving.certificates import common_name, fingerprint
+from shared.certificates import common_name, fingerprint
 from shared.errors import CredentialsInvalid
 
 PEER_CERTIFICATE = "x509_pem_cert"  # gRPC's key for the peer's certificate in the authentication context
@@ -53,13 +53,14 @@ def authenticate(
         certificate = _read(certificates[0])
     except ValueError as error:
         raise CredentialsInvalid("the client certificate cannot be read; ask the operator for a new one") from error
-    name = certificate.name
-    if not certificate.begins <= now <= certificate.ends:
+    name = common_name(certificate.subject)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not begins <= now <= ends:
         raise CredentialsInvalid(
-            f"the certificate of {name!r} is valid from {certificate.begins:%Y-%m-%d} to "
-            f"{certificate.ends:%Y-%m-%d} UTC; ask the operator for a new one"
+            f"the certificate of {name!r} is valid from {begins:%Y-%m-%d} to {ends:%Y-%m-%d} UTC; ask the operator for "
+            "a new one"
         )
-    client = find(certificate.fingerprint)
+    client = find(fingerprint(certificate))
     if client is None:
         raise CredentialsInvalid(
             f"this curator's ledger knows no such certificate of {name!r}: it was never added, was withdrawn, or was "
@@ -72,27 +73,11 @@ def authenticate(
     return Principal(name=client.name)
 
 
-@dataclass(frozen=True)
-class _Certificate:
-    """What a certificate says, whenever it is read."""
-
-    name: str
-    fingerprint: str
-    begins: dt.datetime
-    ends: dt.datetime
-
-
 @functools.lru_cache(maxsize=256)
-def _read(pem: bytes) -> _Certificate:
+def _read(pem: bytes) -> x509.Certificate:
     """Parses a certificate; each call of a client brings the same one. What the ledger holds of it is asked each time.
 
     Raises:
         ValueError: it is none.
     """
-    certificate = x509.load_pem_x509_certificate(pem)
-    return _Certificate(
-        name=common_name(certificate.subject),
-        fingerprint=fingerprint(certificate),
-        begins=certificate.not_valid_before_utc,
-        ends=certificate.not_valid_after_utc,
-    )
+    return x509.load_pem_x509_certificate(pem)

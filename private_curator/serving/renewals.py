@@ -5,16 +5,16 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 
-from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from private_curator.serving.certificates import MAX_REQUEST_BYTES, CertificateAuthority, common_name, fingerprint
+from private_curator.storage.certificates import CertificateAuthority, read_request
+from shared.certificates import common_name, fingerprint
 from shared.errors import InvalidValue
 from shared.renewal import Renewal
 
 
 @dataclass(frozen=True)
-class Asked:
+class SigningRequest:
     """What a file asks for.
 
     Attributes:
@@ -29,7 +29,7 @@ class Asked:
     proven_by: str | None
 
 
-def read(data: bytes, authority: CertificateAuthority, *, now: dt.datetime) -> Asked:
+def read(data: bytes, authority: CertificateAuthority, *, now: dt.datetime) -> SigningRequest:
     """Reads a certificate request or a renewal, and checks whatever can be checked without the ledger.
 
     Args:
@@ -42,7 +42,7 @@ def read(data: bytes, authority: CertificateAuthority, *, now: dt.datetime) -> A
             or the names differ.
     """
     if data.lstrip().startswith(b"-----BEGIN CERTIFICATE REQUEST"):
-        return Asked(name=_name(data), request=data, proven_by=None)
+        return SigningRequest(name=read_request(data)[0], request=data, proven_by=None)
     renewal = Renewal.from_bytes(data)
     old = renewal.check_signature()
     try:
@@ -55,18 +55,7 @@ def read(data: bytes, authority: CertificateAuthority, *, now: dt.datetime) -> A
             f"{old.not_valid_after_utc:%Y-%m-%d} UTC and proves nothing now; make sure who asks, and approve the plain "
             "request (client.csr) with --renew"
         )
-    name, before = _name(renewal.request), common_name(old.subject)
+    name, before = read_request(renewal.request)[0], common_name(old.subject)
     if name != before:
         raise InvalidValue(f"the renewal asks for {name!r}, but the old certificate belongs to {before!r}")
-    return Asked(name=name, request=renewal.request, proven_by=fingerprint(old))
-
-
-def _name(request: bytes) -> str:
-    if len(request) > MAX_REQUEST_BYTES:
-        raise InvalidValue(f"the request has {len(request)} bytes; at most {MAX_REQUEST_BYTES} are allowed")
-    try:
-        return common_name(x509.load_pem_x509_csr(request).subject)
-    except ValueError as error:
-        raise InvalidValue(
-            "the request is not a PEM certificate request; make it with `dpswd-client cert request`"
-        ) from error
+    return SigningRequest(name=name, request=renewal.request, proven_by=fingerprint(old))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -9,7 +10,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -19,29 +20,30 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import shared
-from private_curator.ledger import Ledger
 from private_curator.observability import logs
 from private_curator.observability.watch import Watch
-from private_curator.operator.home_directory import SAFE_UMASK, Home
 from private_curator.records import target
 from private_curator.records.labels import class_count, class_names, load_labels
-from private_curator.serving.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY, write_public
-from private_curator.serving.incidents import IncidentBook
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.service import CuratorService, Parts
 from private_curator.serving.turns import Turns
-from private_curator.serving.uploads import UploadStore
 from private_curator.settings.tree import CuratorSettings
-from private_curator.steps.admission import DataSetFacts
 from private_curator.steps.extraction import ExtractorCatalogue
-from private_curator.steps.randomness import SystemNoise
+from private_curator.steps.randomness import SystemNoise, fresh_seed
 from private_curator.steps.release import ReleasePipeline, no_checkpoint
+from private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
+from private_curator.storage.home_directory import SAFE_UMASK, HomeDirectory
+from private_curator.storage.incidents import IncidentBook
+from private_curator.storage.uploads import UploadStore
 from private_curator.worker.choice import make_engine, report
-from private_curator.worker.sessions import Engine
 from shared.errors import SettingsError
+from shared.files import write_public
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.interface import AnyMechanism, DataSetFacts
 from shared.privacy.crosscheck import check_with_autodp
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
+from shared.steps.computing import Laboratory
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["CuratorService"].full_name
 
@@ -58,6 +60,7 @@ class CuratorServer:
         home: the curator's directory.
         settings: the operator's choices.
         checkpoint: called at named points of every step; tests stop the process there.
+        mechanisms: what may be released.
 
     Raises:
         SettingsError: something of the home or the settings cannot work.
@@ -66,7 +69,12 @@ class CuratorServer:
     """
 
     def __init__(
-        self, home: Home, settings: CuratorSettings, *, checkpoint: Callable[[str], None] = no_checkpoint
+        self,
+        home: HomeDirectory,
+        settings: CuratorSettings,
+        *,
+        checkpoint: Callable[[str], None] = no_checkpoint,
+        mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
     ) -> None:
         _check_imports()
         device = choose_device(settings.compute.device)
@@ -75,31 +83,36 @@ class CuratorServer:
         data = target.load(settings.records, home=home.path)
         self._home = home
         self._settings = settings
-        self._engine: Engine | None = None
-        self._ledger = home.open_ledger(settings.ledger, checkpoint=checkpoint)
-        try:
-            _check_count(self._ledger, data, settings)
+        with contextlib.ExitStack() as opened:  # closes what is open already if something below fails
+            self._ledger = home.open_ledger(settings.ledger, checkpoint=checkpoint)
+            opened.callback(self._ledger.close)
+            data.check_count(self._ledger.records, settings.records_file)
             limits, pace = settings.limits, settings.limits.reply_quantum_ms
             uploads = UploadStore(
                 home.uploads, max_bytes=limits.client_storage_bytes, max_objects=limits.client_storage_objects
             )
             self._engine = make_engine(settings.compute, device)
+            opened.callback(self._engine.close)
             self._pipeline = ReleasePipeline(
                 ledger=self._ledger,
-                data=data,
                 engine=self._engine,
-                labels=load_labels(settings.records, home=home.path, records=data.count),
-                noise=SystemNoise(),
-                device=device,
+                lab=Laboratory(
+                    records=data,
+                    labels=load_labels(settings.records, home=home.path, records=data.count),
+                    noise=SystemNoise(),
+                    device=device,
+                    fresh_seed=fresh_seed,
+                    reached=checkpoint,
+                ),
                 parallel_steps=settings.compute.parallel_steps,
                 max_attempts=limits.max_step_attempts,
                 most_seconds=settings.compute.worker_seconds,
-                checkpoint=checkpoint,
             )
             self._service = CuratorService(
                 Parts(
                     settings=settings,
                     ledger=self._ledger,
+                    mechanisms=mechanisms,
                     data_set=DataSetFacts(
                         records=data.count,
                         record_shape=data.record_shape,
@@ -118,16 +131,13 @@ class CuratorServer:
                     crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
                 )
             )
-            engine = self._engine
             self._watch = Watch(
-                home, settings, ledger=self._ledger, service=SERVICE_NAME, restarts=lambda: engine.restarts
+                home, settings, ledger=self._ledger, service=SERVICE_NAME, restarts=lambda: self._engine.restarts
             )
             self._health = health.HealthServicer()
             self._started = False
             self._server = self._make_server(self._service)
-        except BaseException:
-            self._close()
-            raise
+            self._opened = opened.pop_all()
 
     def start(self) -> str:
         """Listens, and returns host:port; also written to the home's address file.
@@ -138,7 +148,6 @@ class CuratorServer:
         """
         # A second curator on the same file fails here and not at its first charge.
         self._ledger.serve()
-        assert self._engine is not None
         report(self._engine)
         host, port = self._settings.listen.host, self._settings.listen.port
         try:
@@ -170,13 +179,8 @@ class CuratorServer:
         self._server.stop(self._settings.listen.shutdown_seconds).wait()
         finished = self._pipeline.idle()
         self._watch.stop()
-        self._close()
+        self._opened.close()
         return finished
-
-    def _close(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
-        self._ledger.close()
 
     def __enter__(self) -> CuratorServer:
         return self
@@ -217,7 +221,7 @@ class CuratorServer:
         return grpc.ssl_server_credentials([(key, certificate)], root_certificates=authority, require_client_auth=True)
 
 
-def serve(home: Home, settings: CuratorSettings) -> None:
+def serve(home: HomeDirectory, settings: CuratorSettings) -> None:
     """Serves until SIGTERM or SIGINT."""
     logs.configure(settings.log)
     logs.close_side_doors()
@@ -268,14 +272,6 @@ def _check_imports() -> None:
     if loaded != ours.resolve():
         raise SettingsError(
             f"another package named 'shared' is loaded from {loaded}; uninstall it, or use an environment of its own"
-        )
-
-
-def _check_count(ledger: Ledger, data: target.Target, settings: CuratorSettings) -> None:
-    if ledger.records != data.count:
-        raise SettingsError(
-            f"{settings.records_file} holds {data.count} records, the ledger was made for {ledger.records}; a budget "
-            "belongs to one data set: restore the file, or make a new curator"
         )
 
 

@@ -8,7 +8,9 @@ types and places of the exceptions.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,30 +18,34 @@ from importlib import metadata
 from typing import TypeVar, cast
 
 import grpc
+import numpy as np
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from private_curator.ledger import AccountStatus, DataSetState, Ledger, Run, StoredReply
+from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.statements import AccountStatus, DataSetState, Run, StoredReply
 from private_curator.serving.authentication import Principal, authenticate
-from private_curator.serving.incidents import IncidentBook
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.turns import Turns
-from private_curator.serving.uploads import Kind, UploadStore
 from private_curator.settings.tree import CuratorSettings
-from private_curator.steps import admission
-from private_curator.steps.admission import DataSetFacts, Operation
 from private_curator.steps.extraction import ExtractorCatalogue
-from private_curator.steps.inputs import StepInputs, declared
 from private_curator.steps.release import ReleasePipeline
-from shared.errors import AccountantsDisagree, DpswdError
+from private_curator.storage.incidents import IncidentBook
+from private_curator.storage.uploads import Kind, UploadStore
+from private_curator.worker.sessions import ExtractorSource
+from shared.errors import AccountantsDisagree, DpswdError, RequestInvalid
+from shared.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, PublicArrays
 from shared.privacy.events import RunEvent
-from shared.protocol import limits, status
-from shared.protocol.digests import run_digest
+from shared.protocol import arrays, limits, status
+from shared.protocol.checks import invalid
+from shared.protocol.digests import run_digest, step_digest
 from shared.protocol.messages import RunParameters
+from shared.protocol.payloads import float_bytes
 from shared.protocol.receipts import encode_receipt
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
+from shared.steps.admission import AdmittedRun, admit_run, admit_step, check_request_id, offered
 
 OK = "OK"
 """The outcome of a request that was answered."""
@@ -48,8 +54,8 @@ _Reply = TypeVar("_Reply", bound=Message)
 
 _log = logging.getLogger(__name__)
 
-_STEPS = frozenset(operation.value for operation in Operation)
-"""The RPCs whose replies are made from records: they are paced, refusals and errors included."""
+_STEP = "DrawStep"
+"""The RPC whose replies are made from records: it is paced, refusals and errors included."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Parts:
     Attributes:
         settings: the operator's choices.
         ledger: budgets, charges and stored replies.
+        mechanisms: what may be released.
         data_set: the public facts of the data set.
         uploads: extractors and source features.
         extractors: builds extractors from uploads.
@@ -72,6 +79,7 @@ class Parts:
 
     settings: CuratorSettings
     ledger: Ledger
+    mechanisms: Mapping[str, AnyMechanism]
     data_set: DataSetFacts
     uploads: UploadStore
     extractors: ExtractorCatalogue
@@ -88,7 +96,9 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._inputs = StepInputs(parts.uploads, parts.settings.limits)
+        bounds = parts.settings.limits
+        told = {field.name: getattr(bounds, field.name) for field in dataclasses.fields(Limits)}
+        self._limits = Limits(**told | {"max_batch_size": min(bounds.max_batch_size, parts.data_set.records)})
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.DescribeResponse:  # noqa: N802
         """See curator.proto."""
@@ -110,33 +120,9 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         """See curator.proto."""
         return self._answer(context, "OpenRun", self._open_run, request)
 
-    def AlignTarget(self, request: pb.AlignTargetRequest, context: grpc.ServicerContext) -> pb.AlignTargetResponse:  # noqa: N802
+    def DrawStep(self, request: pb.DrawStepRequest, context: grpc.ServicerContext) -> pb.DrawStepResponse:  # noqa: N802
         """See curator.proto."""
-        return self._answer(context, "AlignTarget", self._align_target, request)
-
-    def ReleaseProjections(  # noqa: N802
-        self, request: pb.ReleaseProjectionsRequest, context: grpc.ServicerContext
-    ) -> pb.ReleaseProjectionsResponse:
-        """See curator.proto."""
-        return self._answer(context, "ReleaseProjections", self._release_projections, request)
-
-    def ReleaseQuantiles(  # noqa: N802
-        self, request: pb.ReleaseQuantilesRequest, context: grpc.ServicerContext
-    ) -> pb.ReleaseQuantilesResponse:
-        """See curator.proto."""
-        return self._answer(context, "ReleaseQuantiles", self._release_quantiles, request)
-
-    def EvaluateModel(  # noqa: N802
-        self, request: pb.EvaluateModelRequest, context: grpc.ServicerContext
-    ) -> pb.EvaluateModelResponse:
-        """See curator.proto."""
-        return self._answer(context, "EvaluateModel", self._evaluate_model, request)
-
-    def ReleaseCriticGradient(  # noqa: N802
-        self, request: pb.ReleaseCriticGradientRequest, context: grpc.ServicerContext
-    ) -> pb.ReleaseCriticGradientResponse:
-        """See curator.proto."""
-        return self._answer(context, "ReleaseCriticGradient", self._release_critic_gradient, request)
+        return self._answer(context, "DrawStep", self._draw_step, request)
 
     # -- the boundary ---------------------------------------------------------------------------------------------
 
@@ -148,7 +134,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         request: Message,
     ) -> _Reply:
         """Runs one handler for the authenticated caller; every error leaves through here and only here."""
-        paced = self._parts.pacer.paced() if operation in _STEPS else contextlib.nullcontext()
+        paced = self._parts.pacer.paced() if operation == _STEP else contextlib.nullcontext()
         with paced:
             reply, refusal, caller, outcome = self._outcome(context, operation, handler, request)
         # After the wait: the time of a line in the log tells no more than that of the reply.
@@ -195,7 +181,6 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
     def _describe(self, principal: Principal, request: Message) -> pb.DescribeResponse:  # noqa: ARG002
         parts = self._parts
         data_set_budget, client_budget = self._budgets(principal)
-        bounds = parts.settings.limits
         return pb.DescribeResponse(
             data_set=parts.settings.records.name,
             records=parts.data_set.records,
@@ -203,15 +188,8 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             data_set_budget=data_set_budget,
             client_budget=client_budget,
             neighbouring_relation=parts.ledger.status().data_set.relation,
-            mechanisms=["rows", "quantiles", "gradient", "critic", *(["evaluation"] * bool(parts.data_set.classes))],
-            limits=pb.Limits(
-                max_message_bytes=bounds.max_message_bytes,
-                max_directions=bounds.max_directions,
-                max_coefficients=bounds.max_coefficients,
-                max_batch_size=min(bounds.max_batch_size, parts.data_set.records),
-                max_adapted_parameters=bounds.max_adapted_parameters,
-                max_source_features=bounds.max_source_features,
-            ),
+            mechanisms=offered(parts.mechanisms, parts.data_set),
+            limits=pb.Limits(**dataclasses.asdict(self._limits)),
             grid_exponent=limits.GRID_EXPONENT,
             ledger_public_key=parts.ledger.public_key,
             client_name=principal.name,
@@ -233,19 +211,23 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
 
     def _upload_source(self, principal: Principal, request: Message) -> pb.UploadSourceResponse:
         assert isinstance(request, pb.UploadSourceRequest)
-        features = self._inputs.uploaded(request.features)
-        digest = self._parts.uploads.put(Kind.SOURCE, features.tobytes(), client=principal.name, field="features")
+        most = self._limits.max_source_features
+        features = arrays.decode_floats(request.features, field="features", max_values=limits.MAX_MESSAGE_BYTES // 4)
+        if features.ndim != 2 or not 1 <= features.shape[0] <= most or features.shape[1] < 1:
+            text = f"has shape {features.shape}; needed is (m, d) with m from 1 to {most}"
+            raise RequestInvalid((("features", text),))
+        digest = self._parts.uploads.put(Kind.SOURCE, float_bytes(features), client=principal.name, field="features")
         return pb.UploadSourceResponse(source_digest=digest)
 
     def _open_run(self, principal: Principal, request: Message) -> pb.OpenRunResponse:
         assert isinstance(request, pb.OpenRunRequest)
         parts = self._parts
         if not request.validate_only:
-            admission.check_request_id(request.request_id, field="request_id")
+            check_request_id(request.request_id)
         parameters = RunParameters.from_message(request.parameters)
         run_id, receipt = "", None
         if request.validate_only:
-            event = self._event(principal, parameters)
+            event = self._admitted(principal, parameters)[0].event
         else:
             run = self._opened(principal, request.request_id, parameters)
             run_id, receipt, event = run.run_id, _receipt(run), run.event
@@ -268,83 +250,84 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         known = parts.ledger.opened_run(client=principal.name, request_id=request_id, digest=digest)
         if known is not None:
             return known
-        event = self._event(principal, parameters)
-        parts.crosscheck(event)
-        if parts.ledger.price_run(client=principal.name, event=event).fits:  # else the ledger refuses, with figures
-            parts.pipeline.rehearse(parameters, parts.extractors.get(parameters, client=principal.name))
+        run, extractor = self._admitted(principal, parameters)
+        parts.crosscheck(run.event)
+        if parts.ledger.price_run(client=principal.name, event=run.event).fits:  # else the ledger refuses, with figures
+            parts.pipeline.trial(run, extractor)
         return parts.ledger.open_run(
             client=principal.name,
             request_id=request_id,
             digest=digest,
-            event=event,
-            parameters=parameters.to_message().SerializeToString(deterministic=True),
+            event=run.event,
+            parameters=parameters.to_bytes(),
         )
 
-    def _align_target(self, principal: Principal, request: Message) -> pb.AlignTargetResponse:
-        assert isinstance(request, pb.AlignTargetRequest)
-        stored = self._step(principal, Operation.ALIGN_TARGET, request.input, request.source)
-        return pb.AlignTargetResponse(step_release=stored.reply, receipt=_receipt(stored))
-
-    def _release_projections(self, principal: Principal, request: Message) -> pb.ReleaseProjectionsResponse:
-        assert isinstance(request, pb.ReleaseProjectionsRequest)
-        stored = self._step(principal, Operation.RELEASE_PROJECTIONS, request.input, pb.SourceFeatures())
-        return pb.ReleaseProjectionsResponse(step_release=stored.reply, receipt=_receipt(stored))
-
-    def _release_quantiles(self, principal: Principal, request: Message) -> pb.ReleaseQuantilesResponse:
-        assert isinstance(request, pb.ReleaseQuantilesRequest)
-        stored = self._step(principal, Operation.RELEASE_QUANTILES, request.input, request.source)
-        return pb.ReleaseQuantilesResponse(step_release=stored.reply, receipt=_receipt(stored))
-
-    def _evaluate_model(self, principal: Principal, request: Message) -> pb.EvaluateModelResponse:
-        assert isinstance(request, pb.EvaluateModelRequest)
-        stored = self._step(principal, Operation.EVALUATE_MODEL, request.input, pb.SourceFeatures())
-        return pb.EvaluateModelResponse(evaluation_release=stored.reply, receipt=_receipt(stored))
-
-    def _release_critic_gradient(self, principal: Principal, request: Message) -> pb.ReleaseCriticGradientResponse:
-        assert isinstance(request, pb.ReleaseCriticGradientRequest)
-        stored = self._step(principal, Operation.RELEASE_CRITIC_GRADIENT, request.input, pb.SourceFeatures())
-        return pb.ReleaseCriticGradientResponse(critic_release=stored.reply, receipt=_receipt(stored))
-
-    def _step(
-        self, principal: Principal, operation: Operation, message: pb.StepInput, source: pb.SourceFeatures
-    ) -> StoredReply:
+    def _draw_step(self, principal: Principal, request: Message) -> pb.DrawStepResponse:
         """Checks a step against its run and hands it to the pipeline."""
-        parts = self._parts
-        admission.check_request_id(message.request_id, field="input.request_id")
-        run = parts.ledger.run(client=principal.name, run_id=message.run_id)
-        parameters = declared(run.parameters)
-        asked = self._inputs.asked(operation, message, source)
+        assert isinstance(request, pb.DrawStepRequest)
+        parts, client, run_id, request_id = self._parts, principal.name, request.run_id, request.request_id
+        check_request_id(request_id)
+        charged = parts.ledger.run(client=client, run_id=run_id)
+        digest = step_digest(run_id=run_id, payload=request.payload)
         # First of all: a reply that was paid for is sent again whatever the operator has decided since.
-        stored = parts.ledger.stored_reply(
-            client=principal.name, run_id=run.run_id, request_id=message.request_id, digest=asked.digest
-        )
-        if stored is not None:
-            return stored
-        event = self._event(principal, parameters)
-        if event != run.event:
-            # The charge and the computation must describe one and the same release, or the price is not its price.
-            raise RuntimeError("a run's charged event differs from what its declaration means now")
-        extractor = parts.extractors.get(parameters, client=principal.name)
-        content = self._inputs.content(asked, client=principal.name, extractor=extractor.facts)
-        step = admission.admit_step(
-            content, parameters=parameters, extractor=extractor.facts, limits=parts.settings.limits
-        )
-        parts.pacer.expect(parts.pipeline.rehearse(parameters, extractor))
-        return parts.pipeline.answer(step, content=content, client=principal.name, extractor=extractor)
+        stored = parts.ledger.stored_reply(client=client, run_id=run_id, request_id=request_id, digest=digest)
+        if stored is None:
+            run, extractor = self._admitted(principal, _declared(charged.parameters))
+            if run.event != charged.event:
+                # The charge and the computation must describe one and the same release, or the price is not its price.
+                raise RuntimeError("a run's charged event differs from what its declaration means now")
+            step = admit_step(run, request.payload, public=self._uploaded_by(client, run), limits=self._limits)
+            parts.pacer.expect(parts.pipeline.trial(run, extractor))
+            stored = parts.pipeline.answer(
+                run,
+                step,
+                client=client,
+                run_id=run_id,
+                request_id=request_id,
+                digest=digest,
+                extractor=extractor,
+            )
+        return pb.DrawStepResponse(step_release=stored.reply, receipt=_receipt(stored))
 
-    def _event(self, principal: Principal, parameters: RunParameters) -> RunEvent:
+    def _admitted(self, principal: Principal, parameters: RunParameters) -> tuple[AdmittedRun, ExtractorSource]:
+        """The checked run, and the extractor that it declares."""
         parts = self._parts
         parts.extractors.check_approved(parameters.graph_digest)
         extractor = parts.extractors.get(parameters, client=principal.name)
-        return admission.admit_run(
-            parameters, data_set=parts.data_set, extractor=extractor.facts, limits=parts.settings.limits
+        run = admit_run(
+            parameters,
+            mechanisms=parts.mechanisms,
+            data=parts.data_set,
+            model=extractor.facts,
+            limits=self._limits,
         )
+        return run, extractor
+
+    def _uploaded_by(self, client: str, run: AdmittedRun) -> PublicArrays:
+        """Finds source features that this client has uploaded, as the run's extractor makes them."""
+
+        def find(digest: str) -> FloatArray:
+            data = self._parts.uploads.get(Kind.SOURCE, digest, client=client)
+            if data is None:
+                raise invalid("payload.source", "names unknown features; upload the source features first")
+            d = run.facts.model.feature_dimension
+            if len(data) % (4 * d):
+                raise invalid("payload.source", f"names features that are no rows of {d} values")
+            return np.frombuffer(data, dtype="<f4").astype(np.float32).reshape(-1, d)
+
+        return find
 
     def _budgets(self, principal: Principal) -> tuple[pb.BudgetStatus, pb.BudgetStatus]:
         ledger = self._parts.ledger
         closed = ledger.status().state is not DataSetState.OPEN
         data_set, client = ledger.budget_of(principal.name)
         return _budget(data_set, closed=closed), _budget(client or data_set, closed=closed)
+
+
+@functools.lru_cache(maxsize=64)
+def _declared(parameters: bytes) -> RunParameters:
+    """A run's declaration as the ledger keeps it; each of its steps reads it."""
+    return RunParameters.from_bytes(parameters)
 
 
 def _budget(account: AccountStatus, *, closed: bool) -> pb.BudgetStatus:

@@ -10,13 +10,13 @@ import functools
 import threading
 from collections import OrderedDict
 
-from private_curator.ledger import Ledger
-from private_curator.serving.uploads import Kind, UploadStore
-from private_curator.steps.admission import ExtractorFacts
+from private_curator.ledger.ledger import Ledger
+from private_curator.storage.uploads import Kind, UploadStore
 from private_curator.worker.process import LimitReached
 from private_curator.worker.sessions import Engine, ExtractorSource
 from shared.errors import ExtractorNotApproved, ExtractorUnknown, InvalidValue, RequestInvalid
 from shared.extractor.graph import ExtractorGraph
+from shared.mechanisms.interface import ModelFacts
 from shared.protocol.messages import RunParameters
 
 MAX_KNOWN = 64  # extractors whose shapes are remembered; a few kilobytes each
@@ -37,10 +37,10 @@ class ExtractorCatalogue:
         self._approval = approval
         self._ledger = ledger
         self._engine = engine
-        self._known: OrderedDict[str, ExtractorFacts] = OrderedDict()  # by the graph's digest
+        self._known: OrderedDict[str, ModelFacts] = OrderedDict()  # by the graph's digest
         self._lock = threading.Lock()
 
-    def check(self, graph: bytes, weights: bytes, *, record_shape: tuple[int, ...]) -> ExtractorFacts:
+    def check(self, graph: bytes, weights: bytes, *, record_shape: tuple[int, ...]) -> ModelFacts:
         """Builds an uploaded extractor and proves on synthetic records that no row of it sees another.
 
         Raises:
@@ -102,12 +102,12 @@ class ExtractorCatalogue:
         return data
 
 
-def _facts(graph_bytes: bytes) -> ExtractorFacts:
+def _facts(graph_bytes: bytes) -> ModelFacts:
     try:
         graph = ExtractorGraph.from_bytes(graph_bytes)
     except InvalidValue as error:
         raise RequestInvalid((("graph", str(error)),)) from error
-    return ExtractorFacts(
+    return ModelFacts(
         input_shape=graph.input_shape,
         feature_dimension=graph.feature_dimension,
         parameter_shapes=graph.parameter_shapes,

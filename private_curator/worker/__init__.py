@@ -7,6 +7,7 @@
     local.py        the same interface inside the curator's own process: for comparison and for tests
     arena.py        memory that both processes see: records, features, gradients
     channel.py      short messages, and the files that travel with them
+    error_chain.py  what is told of an unexpected error: types and frames, no text
     confinement.py  in the worker: takes network, files, children and memory away from itself, for good
     loop.py         in the worker: loads extractors, evaluates records
     __main__.py     in the worker: the order of its start

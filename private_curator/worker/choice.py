@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from private_curator.settings.tree import ComputeSettings
+from private_curator.settings.groups import ComputeSettings
 from private_curator.worker.local import LocalEngine
 from private_curator.worker.pool import WorkerPool
-from private_curator.worker.process import WorkerSettings
+from private_curator.worker.process import Confinement, WorkerSettings
 from private_curator.worker.sessions import Engine
 from shared.errors import SettingsError
 
@@ -29,13 +29,13 @@ def make_engine(settings: ComputeSettings, device: torch.device) -> Engine:
     """
     if settings.isolation == "in-process":
         return LocalEngine(device=device)
-    workers = WorkerSettings(
+    each = WorkerSettings(
         device=device.type,
         threads=settings.torch_threads,
         memory_bytes=settings.worker_memory_bytes,
         seconds=settings.worker_seconds,
     )
-    return WorkerPool(workers, places=settings.parallel_steps)
+    return WorkerPool(each, workers=settings.parallel_steps)
 
 
 def report(engine: Engine) -> None:
@@ -51,10 +51,10 @@ def report(engine: Engine) -> None:
         )
         return
     confinement = engine.ready()
-    _log.info("extraction worker: %s", confinement)
-    if not confinement.without_network:
+    _log.info("extraction worker: %s", _told(confinement))
+    if not (confinement.get("namespace") or confinement.get("system calls")):
         _log.warning("the extraction worker has a network: this machine allows neither namespaces nor seccomp filters")
-    if not confinement.without_files:
+    if not confinement.get("landlock"):
         _log.warning("the extraction worker can read this user's files: this kernel has no Landlock, or forbids it")
 
 
@@ -74,7 +74,7 @@ def examine(engine: Engine, *, secret: Path) -> str:
             "unless every client is trusted"
         )
     try:
-        confinement = engine.ready()
+        told = _told(engine.ready())
         with socket.create_server(("127.0.0.1", 0)) as listener:
             could = engine.probe(port=listener.getsockname()[1], secret=str(secret))
     finally:
@@ -83,10 +83,16 @@ def examine(engine: Engine, *, secret: Path) -> str:
     broken = [name for name, worked in could.items() if worked and name not in TOLERATED]
     if broken:
         raise SettingsError(
-            f"the extraction worker can {', '.join(broken)} ({confinement}); run the curator on Linux 5.13 or later, "
+            f"the extraction worker can {', '.join(broken)} ({told}); run the curator on Linux 5.13 or later, "
             "in a container whose policy allows seccomp filters and Landlock (Docker's and Podman's own do)"
         )
-    cannot = f"starts and cannot {', '.join(name for name, worked in could.items() if not worked)}: {confinement}"
+    cannot = f"starts and cannot {', '.join(name for name, worked in could.items() if not worked)}: {told}"
     if any(could.values()):
         cannot += "; it can read the curator's files, run on Linux 5.13 or later with an engine that allows Landlock"
     return cannot
+
+
+def _told(confinement: Confinement) -> str:
+    held = ", ".join(layer for layer, there in confinement.items() if there) or "nothing"
+    missing = ", ".join(layer for layer, there in confinement.items() if not there)
+    return f"confined by {held}" + (f"; not by {missing}" if missing else "")

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
-from private_curator.steps.denormals import flushed_denormals
-from private_curator.worker.loop import Refused, built, evaluated
+from private_curator.worker.denormals import flushed_denormals
+from private_curator.worker.loop import Refused, built
 from private_curator.worker.pool import MAX_LOADED
-from private_curator.worker.sessions import ExtractorSource, FloatArray, Session
+from private_curator.worker.sessions import ExtractorSource
 from shared.errors import RequestInvalid
 from shared.extractor.building import Extractor, check_row_independence
-from shared.extractor.forward import ForwardPass
+from shared.extractor.session import DirectSession, Session
 
 
 class LocalEngine:
@@ -50,7 +49,7 @@ class LocalEngine:
             self._built[source.key] = extractor
             while len(self._built) > MAX_LOADED:
                 self._built.popitem(last=False)
-        yield _LocalSession(extractor)
+        yield DirectSession(extractor)
 
     def check(self, graph: bytes, weights: bytes) -> None:
         """See `sessions.Engine`."""
@@ -67,33 +66,3 @@ class LocalEngine:
         except Refused as refusal:
             found = refusal.answer["refused"]
             raise RequestInvalid(((found["field"], found["text"]),)) from refusal
-
-
-class _LocalSession:
-    """See `sessions.Session`."""
-
-    def __init__(self, extractor: Extractor) -> None:
-        self._extractor = extractor
-        self._forward: ForwardPass | None = None
-
-    def features(
-        self,
-        records: FloatArray,
-        *,
-        adapted: FloatArray | None = None,
-        names: tuple[str, ...] = (),
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Tensor:
-        """See `sessions.Session`."""
-        if meanwhile is not None:
-            meanwhile()
-        flat = None if adapted is None else torch.from_numpy(adapted.copy())
-        outputs, self._forward = evaluated(self._extractor, torch.from_numpy(records), names, flat)
-        return outputs.cpu()
-
-    def gradients(self, cotangents: Tensor) -> Tensor:
-        """See `sessions.Session`."""
-        forward, self._forward = self._forward, None
-        if forward is None:
-            raise RuntimeError("gradients were asked for before their features")
-        return forward.gradients(cotangents)

@@ -9,7 +9,7 @@ Messages and their answers (see `process` for the other side)::
     forget     ends a step before its gradients -> ok
     probe      tries what is forbidden          -> what it could do
 
-An unexpected error is answered with its type and places, never with its text: that may quote a record.
+An unexpected error is answered with its type and frames, never with its text: that may quote a record.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,16 +29,16 @@ from torch import Tensor
 from private_curator.worker import confinement
 from private_curator.worker.arena import Arena, Slot
 from private_curator.worker.channel import ChannelClosed, receive, send
+from private_curator.worker.error_chain import error_chain
 from shared.errors import InvalidValue
-from shared.extractor.building import Extractor, check_row_independence, split_gradient
+from shared.extractor.building import Extractor, check_row_independence
 from shared.extractor.forward import ForwardPass
 from shared.extractor.graph import ExtractorGraph
+from shared.extractor.session import evaluated
 from shared.extractor.weights import weights_from_bytes
 
 Message = dict[str, Any]
 Operation = Callable[[Message, list[int]], Message]
-
-_MAX_ERRORS, _MAX_PLACES = 8, 40  # of an unexpected error's chain
 
 
 class Refused(Exception):
@@ -66,24 +64,6 @@ def built(graph_bytes: bytes, weights_bytes: bytes, *, device: torch.device) -> 
         return Extractor.from_graph(graph, weights, device=device)
     except InvalidValue as error:
         raise Refused("weights", str(error)) from error
-
-
-def evaluated(
-    extractor: Extractor, records: Tensor, names: tuple[str, ...], flat: Tensor | None
-) -> tuple[Tensor, ForwardPass | None]:
-    """Raw features (b, d) of each record by itself, and what its gradients will need if `names` are wanted.
-
-    Args:
-        extractor: the run's.
-        records: (b, *input_shape).
-        names: the adapted parameters whose gradients will be asked for, or none.
-        flat: the adapted parameters' values, one behind the other, or None for the uploaded ones.
-    """
-    values = {} if flat is None else split_gradient(flat, extractor.gradient_shapes(names))
-    if not names:
-        return extractor.features(records), None
-    forward = extractor.begin(records, names, parameters=values)
-    return forward.outputs, forward
 
 
 class Loop:
@@ -132,7 +112,7 @@ class Loop:
             self._forward = None
             if _out_of_memory(error):
                 return {"stopped": "memory"}
-            return {"failed": _chain(error)}
+            return {"failed": [described for _, described in error_chain(error)]}
 
     def _load(self, message: Message, files: list[int]) -> Message:
         for key in message["drop"]:
@@ -231,14 +211,3 @@ def _out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "bad_alloc" in str(error))
-
-
-def _chain(error: BaseException | None) -> list[Message]:
-    """Types and places, as the curator's incident book keeps them."""
-    chain: list[Message] = []
-    while error is not None and len(chain) < _MAX_ERRORS:
-        frames = traceback.extract_tb(error.__traceback__)[-_MAX_PLACES:]
-        places = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames]
-        chain.append({"type": f"{type(error).__module__}.{type(error).__qualname__}", "places": places})
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return chain

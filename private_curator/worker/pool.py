@@ -1,6 +1,6 @@
 """As many workers as steps are computed at the same time, and one more for uploads.
 
-The worker that checks uploads never sees a record, and a slow upload holds no step's place. A worker that was ended is
+The worker that checks uploads never sees a record, and a slow upload holds up no step. A worker that was ended is
 replaced at once, so that the next request finds a fresh one that has already loaded torch.
 """
 
@@ -20,14 +20,15 @@ from torch import Tensor
 
 from private_curator.worker.arena import Arena, Slot, blob, lay_out
 from private_curator.worker.process import Confinement, WorkerProcess, WorkerSettings
-from private_curator.worker.sessions import ExtractorSource, FloatArray, Session
+from private_curator.worker.sessions import ExtractorSource
 from shared.errors import DpswdError, ExtractionStopped
+from shared.extractor.session import FloatArray, Session
 
 MAX_LOADED = 4  # extractors that a worker holds: one for each of a few concurrent runs, at most 80 MB each
 _KEPT_BYTES = 256 << 20  # an arena of at most this size is kept for the next step
 
 
-class _Place:
+class _PooledWorker:
     """One worker and the memory that it shares with the curator."""
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -73,20 +74,20 @@ class WorkerPool:
 
     Args:
         settings: of every worker.
-        places: workers for steps.
+        workers: how many for steps.
     """
 
-    def __init__(self, settings: WorkerSettings, *, places: int) -> None:
+    def __init__(self, settings: WorkerSettings, *, workers: int) -> None:
         self._settings = settings
         # Four synthetic records take a small part of a step, and one client's upload makes the others' wait.
         self._for_uploads = replace(
             settings, seconds=settings.seconds / 5, time_limit="a fifth of compute.worker_seconds"
         )
-        self._idle: queue.LifoQueue[_Place] = queue.LifoQueue()
-        self._places = [_Place(settings) for _ in range(places)]
-        for place in self._places:
-            self._idle.put(place)
-        self._uploads: _Place | None = None
+        self._idle: queue.LifoQueue[_PooledWorker] = queue.LifoQueue()
+        self._for_steps = [_PooledWorker(settings) for _ in range(workers)]
+        for pooled in self._for_steps:
+            self._idle.put(pooled)
+        self._uploads: _PooledWorker | None = None
         self._uploads_lock = threading.Lock()
         self._closed = False
 
@@ -96,22 +97,22 @@ class WorkerPool:
         Raises:
             SettingsError: one did not start.
         """
-        return [place.worker.ready() for place in self._places][-1]
+        return [pooled.worker.ready() for pooled in self._for_steps][-1]
 
     def probe(self, *, port: int, secret: str) -> dict[str, bool]:
         """Lets a worker try what it must not be able to do; see `confinement.probe`."""
-        with self._taken() as place:
+        with self._taken() as pooled:
             message = {"op": "probe", "port": port, "secret": secret}
-            answer = place.ensure().ask(message, deadline=self._deadline())
+            answer = pooled.ensure().ask(message, deadline=self._deadline())
         return {str(name): bool(could) for name, could in answer.items()}
 
     @contextmanager
     def session(self, source: ExtractorSource) -> Iterator[Session]:
         """See `sessions.Engine`."""
-        with self._taken() as place:
-            worker = place.ensure()
+        with self._taken() as pooled:
+            worker = pooled.ensure()
             self._load(worker, source)
-            session = _WorkerSession(place, source, self._deadline)
+            session = _WorkerSession(pooled, source, self._deadline)
             try:
                 yield session
                 session.end()
@@ -121,14 +122,14 @@ class WorkerPool:
                         session.end()
                 raise
             finally:
-                if place.arena is not None and place.arena.size > _KEPT_BYTES:
-                    place.drop_arena()
+                if pooled.arena is not None and pooled.arena.size > _KEPT_BYTES:
+                    pooled.drop_arena()
 
     def check(self, graph: bytes, weights: bytes) -> None:
         """See `sessions.Engine`."""
         with self._uploads_lock:
             if self._uploads is None:
-                self._uploads = _Place(self._for_uploads)
+                self._uploads = _PooledWorker(self._for_uploads)
             worker = self._uploads.ensure()
             try:
                 deadline = time.monotonic() + self._for_uploads.seconds
@@ -140,31 +141,31 @@ class WorkerPool:
     def close(self) -> None:
         """See `sessions.Engine`."""
         self._closed = True
-        for place in (*self._places, self._uploads):
-            if place is not None:
-                place.close()
+        for pooled in (*self._for_steps, self._uploads):
+            if pooled is not None:
+                pooled.close()
 
     @property
     def restarts(self) -> int:
         """See `sessions.Engine`."""
-        return sum(place.restarts for place in (*self._places, self._uploads) if place is not None)
+        return sum(pooled.restarts for pooled in (*self._for_steps, self._uploads) if pooled is not None)
 
     @property
     def pids(self) -> list[int]:
         """The workers' process numbers, those for steps first."""
-        return [place.worker.pid for place in (*self._places, self._uploads) if place is not None]
+        return [pooled.worker.pid for pooled in (*self._for_steps, self._uploads) if pooled is not None]
 
     @contextmanager
-    def _taken(self) -> Iterator[_Place]:
-        place = self._idle.get()
+    def _taken(self) -> Iterator[_PooledWorker]:
+        pooled = self._idle.get()
         try:
-            yield place
+            yield pooled
         finally:
             try:
-                if not place.worker.alive and not self._closed:
-                    place.replace()
+                if not pooled.worker.alive and not self._closed:
+                    pooled.replace()
             finally:
-                self._idle.put(place)
+                self._idle.put(pooled)
 
     def _deadline(self) -> float:
         return time.monotonic() + self._settings.seconds
@@ -184,10 +185,10 @@ class WorkerPool:
 
 
 class _WorkerSession:
-    """See `sessions.Session`."""
+    """See `shared.extractor.session.Session`."""
 
-    def __init__(self, place: _Place, source: ExtractorSource, deadline: Callable[[], float]) -> None:
-        self._place = place
+    def __init__(self, pooled: _PooledWorker, source: ExtractorSource, deadline: Callable[[], float]) -> None:
+        self._pooled = pooled
         self._source = source
         self._deadline = deadline
         self._slots: list[Slot] = []
@@ -201,13 +202,13 @@ class _WorkerSession:
         names: tuple[str, ...] = (),
         meanwhile: Callable[[], None] | None = None,
     ) -> Tensor:
-        """See `sessions.Session`."""
-        count, p = len(records), self._source.numbers(names)
+        """See `shared.extractor.session.Session`."""
+        count, p = len(records), self._source.facts.size(names)
         shape = (count, self._source.facts.feature_dimension)
         # records, adapted values, features, cotangents, gradients
         self._slots, size = lay_out([records.shape, (p,), shape, shape, (count, p)])
-        place = self._place
-        arena = place.room(size)
+        pooled = self._pooled
+        arena = pooled.room(size)
         arena.array(self._slots[0])[...] = records
         if adapted is not None:
             arena.array(self._slots[1])[...] = adapted
@@ -219,21 +220,21 @@ class _WorkerSession:
             "adapted": None if adapted is None else _plain(self._slots[1]),
             "features": _plain(self._slots[2]),
         }
-        files = () if place.attached else (arena.descriptor,)
-        place.worker.ask(message, files, deadline=self._deadline(), meanwhile=meanwhile)
-        place.attached, self._pending = True, bool(names)
+        files = () if pooled.attached else (arena.descriptor,)
+        pooled.worker.ask(message, files, deadline=self._deadline(), meanwhile=meanwhile)
+        pooled.attached, self._pending = True, bool(names)
         # A copy: a worker that was taken over must not change features that were already measured and clipped.
         return torch.from_numpy(arena.array(self._slots[2]).copy())
 
     def gradients(self, cotangents: Tensor) -> Tensor:
-        """See `sessions.Session`."""
-        arena = self._place.arena
+        """See `shared.extractor.session.Session`."""
+        arena = self._pooled.arena
         if arena is None or not self._pending:
             raise RuntimeError("gradients were asked for before their features")
         arena.array(self._slots[3])[...] = cotangents.detach().cpu().numpy().astype(np.float32, copy=False)
         self._pending = False
         message = {"op": "gradients", "cotangents": _plain(self._slots[3]), "gradients": _plain(self._slots[4])}
-        self._place.worker.ask(message, deadline=self._deadline())
+        self._pooled.worker.ask(message, deadline=self._deadline())
         return torch.from_numpy(arena.array(self._slots[4]))
 
     def end(self) -> None:
@@ -241,7 +242,7 @@ class _WorkerSession:
         if self._pending:
             self._pending = False
             with suppress(ExtractionStopped):  # the step is over; the next one gets a fresh worker
-                self._place.worker.ask({"op": "forget"}, deadline=self._deadline())
+                self._pooled.worker.ask({"op": "forget"}, deadline=self._deadline())
 
 
 def _send_extractor(

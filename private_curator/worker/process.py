@@ -67,31 +67,8 @@ class WorkerSettings:
     program: tuple[str, ...] = PROGRAM
 
 
-@dataclass(frozen=True)
-class Confinement:
-    """What holds for a worker, as the kernel has told it.
-
-    Attributes:
-        layers: for each of "namespace", "landlock" and "system calls", whether it is in force.
-    """
-
-    layers: Mapping[str, bool]
-
-    @property
-    def without_network(self) -> bool:
-        """Whether a worker cannot reach any network."""
-        return self.layers.get("namespace", False) or self.layers.get("system calls", False)
-
-    @property
-    def without_files(self) -> bool:
-        """Whether a worker cannot read the curator's files."""
-        return self.layers.get("landlock", False)
-
-    def __str__(self) -> str:
-        """One line for the operator."""
-        held = [name for name, there in self.layers.items() if there]
-        missing = [name for name, there in self.layers.items() if not there]
-        return f"confined by {', '.join(held) or 'nothing'}" + (f"; not by {', '.join(missing)}" if missing else "")
+Confinement = Mapping[str, bool]
+"""For each of "namespace", "landlock" and "system calls", whether the kernel has put it in force."""
 
 
 class WorkerProcess:
@@ -171,8 +148,8 @@ class WorkerProcess:
                 ) from error
             assert self._process.stderr is not None
             self._process.stderr.close()
-            layers = message.get("ready")
-            self._confinement = Confinement({str(k): bool(v) for k, v in dict(layers or {}).items()})
+            layers = dict(message.get("ready") or {})
+            self._confinement = {str(layer): bool(held) for layer, held in layers.items()}
         return self._confinement
 
     def ask(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import click
 
 from public_client.cli.options import echo_json, format_option
 from shared.privacy.bounds import Bound
-from shared.privacy.calibration import RunCost, calibrate_rows, epsilon_rows
+from shared.privacy.calibration import calibrate_sigma
+from shared.privacy.calibration import epsilon as epsilon_of
+from shared.privacy.events import RowProjections, RunEvent, StepEvent
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _BOUNDS = [bound.value for bound in Bound]
@@ -38,27 +39,34 @@ def _run_options(command: _Command) -> _Command:
 @_run_options
 @click.option("--epsilon", type=float, required=True, help="What the run may cost.")
 @format_option
-def calibrate(*, bound: str, output: str, **numbers: Any) -> None:
+def calibrate(*, bound: str, epsilon: float, delta: float, output: str, **run: int) -> None:
     """Noise of a run of noisy projections (DP-SWD, row by row) for a given epsilon.
 
     clt, bernstein and bernstein-published reproduce published recipes and are no guarantees.
     """
-    _show(calibrate_rows(bound=Bound(bound), **numbers), output)
+    sigma = calibrate_sigma(lambda sigma: _rows(sigma, **run), epsilon=epsilon, delta=delta, bound=Bound(bound))
+    _show(sigma, _rows(sigma, **run), delta, Bound(bound), output)
 
 
 @click.command()
 @_run_options
 @click.option("--sigma", type=float, required=True, help="Standard deviation of the noise on each projection.")
 @format_option
-def epsilon(*, bound: str, output: str, **numbers: Any) -> None:
+def epsilon(*, bound: str, sigma: float, delta: float, output: str, **run: int) -> None:
     """Cost of a run of noisy projections with given noise: the inverse of calibrate."""
-    _show(epsilon_rows(bound=Bound(bound), **numbers), output)
+    _show(sigma, _rows(sigma, **run), delta, Bound(bound), output)
 
 
-def _show(cost: RunCost, output: str) -> None:
+def _rows(sigma: float, *, features: int, directions: int, records: int, batch: int, steps: int) -> RunEvent:
+    part = RowProjections(feature_dimension=features, directions=directions, sigma=sigma)
+    return RunEvent(step=StepEvent(records=records, batch=batch, parts=(part,)), steps=steps)
+
+
+def _show(sigma: float, run: RunEvent, delta: float, bound: Bound, output: str) -> None:
+    cost, guarantee = epsilon_of(run, delta, bound), bound.is_guarantee
     if output == "json":
-        echo_json(asdict(cost) | {"bound": cost.bound.value})
+        echo_json({"sigma": sigma, "epsilon": cost, "delta": delta, "bound": bound.value, "guarantee": guarantee})
         return
-    note = "" if cost.guarantee else "  (a published recipe, not a guarantee)"
-    click.echo(f"sigma    {cost.sigma:.6g}")
-    click.echo(f"epsilon  {cost.epsilon:.6g} at delta {cost.delta:g} by {cost.bound.value}{note}")
+    note = "" if guarantee else "  (a published recipe, not a guarantee)"
+    click.echo(f"sigma    {sigma:.6g}")
+    click.echo(f"epsilon  {cost:.6g} at delta {delta:g} by {bound.value}{note}")

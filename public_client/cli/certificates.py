@@ -8,15 +8,10 @@ from pathlib import Path
 import click
 
 from public_client.cli.hospital import init
-from public_client.cli.options import echo_json, format_option
+from public_client.cli.options import CREDENTIALS_HELP, DIRECTORY, FILE, format_option, tell
 from public_client.curator.identity import Identity
 
-_credentials_option = click.option(
-    "--credentials",
-    type=click.Path(path_type=Path, file_okay=False),
-    required=True,
-    help="Directory with ca.crt, client.crt, client.key.",
-)
+_credentials_option = click.option("--credentials", type=DIRECTORY, required=True, help=CREDENTIALS_HELP)
 
 
 @click.group()
@@ -39,17 +34,15 @@ def renew(credentials: Path, output: str) -> None:
     from public_client.curator.identity import REQUEST, renew
 
     path = renew(credentials)
-    if output == "json":
-        echo_json({"renewal": str(path), "request": str(credentials / REQUEST)})
-    else:
-        click.echo(
-            f"{path}: send it to the curator's operator (dpswd-curator cert approve); with the client.crt that comes "
-            f"back: dpswd-client cert install CLIENT.CRT --credentials {credentials}"
-        )
+    text = (
+        f"{path}: send it to the curator's operator (dpswd-curator cert approve); with the client.crt that comes back: "
+        f"dpswd-client cert install CLIENT.CRT --credentials {credentials}"
+    )
+    tell(output, {"renewal": str(path), "request": str(credentials / REQUEST)}, text)
 
 
 @cert.command("install")
-@click.argument("certificate", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("certificate", type=FILE)
 @_credentials_option
 @format_option
 def install(certificate: Path, credentials: Path, output: str) -> None:
@@ -73,16 +66,7 @@ def _show(identity: Identity, output: str) -> None:
     from public_client.curator.identity import RENEW_BEFORE
 
     left = identity.expires - dt.datetime.now(dt.UTC)
-    if output == "json":
-        echo_json(
-            {
-                "name": identity.name,
-                "fingerprint": identity.fingerprint,
-                "expires": identity.expires.isoformat(),
-                "days_left": left.days,
-            }
-        )
-        return
+    known = {"name": identity.name, "fingerprint": identity.fingerprint, "expires": identity.expires.isoformat()}
     advice = "" if left > RENEW_BEFORE else "; renew it now with `dpswd-client cert renew`"
-    click.echo(f"{identity.name}, expires {identity.expires:%Y-%m-%d} ({left.days} days){advice}")
-    click.echo(f"fingerprint {identity.fingerprint}")
+    text = f"{identity.name}, expires {identity.expires:%Y-%m-%d} ({left.days} days){advice}"
+    tell(output, known | {"days_left": left.days}, f"{text}\nfingerprint {identity.fingerprint}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from public_client.cli.options import echo_json
 from public_client.settings import ClientSettings, load, settings_file
-from shared.configuration import markdown, settings_of, values_of
+from shared.configuration import explained, markdown
 
 
 @click.command()
@@ -18,26 +16,14 @@ from shared.configuration import markdown, settings_of, values_of
     type=click.Choice(["text", "json", "markdown"]),
     default="text",
     show_default=True,
-    help="text for people, json for programs, markdown for docs/settings.md.",
+    help="text for people, json for programs, markdown for docs/reference/settings.md.",
 )
 def settings(output: str) -> None:
     """Every setting: its value now, its default, unit and range, and what it means."""
     if output == "markdown":
         click.echo(markdown(ClientSettings))
         return
-    values = values_of(load())
-    rows: list[dict[str, Any]] = [
-        {
-            "name": row.name,
-            "value": values[row.name],
-            "default": row.default,
-            "unit": row.unit,
-            "allowed": row.allowed,
-            "environment": row.environment,
-            "description": row.description,
-        }
-        for row in settings_of(ClientSettings)
-    ]
+    rows = explained(ClientSettings, load())
     if output == "json":
         echo_json(rows)
         return

@@ -1,21 +1,32 @@
-"""``demo``: the main job from end to end on data that scikit-learn ships, in about a minute."""
+"""``demo``: the main job from end to end on data that scikit-learn ships, in about two minutes."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from public_client.cli.options import device_option, echo_json, format_option
+from public_client.cli.options import DIRECTORY, echo_json, format_option
+from shared.errors import BudgetExhausted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from public_client.experiments.run import Result
 
 _DELTA = 1e-5  # well below one over the 898 private records
+_SETTINGS: dict[str, Any] = {"source.epochs": 40, "privacy.delta": _DELTA}
+_DIRECTIONS = {"method.settings.directions": 100}
+_NON_PRIVATE = "non-private SWD"
 _METHODS: dict[str, dict[str, Any]] = {
-    "DP-SWD by quantiles": {"directions": 100},
-    "the same, with adapter": {"directions": 100, "parameters": "adapters", "batch_size": 898},
-    "DP-SWD by rows (paper)": {"directions": 100, "release": "rows", "steps": 100, "batch_size": 898},
+    "DP-SWD by quantiles": {"method.name": "replay", **_DIRECTIONS},
+    "the same, with adapter": {"method.name": "adapter", "privacy.batch_size": 898, **_DIRECTIONS},
+    "DP-SWD by rows (paper)": {"method.name": "rows", "privacy.batch_size": 898, "privacy.steps": 100, **_DIRECTIONS},
+    _NON_PRIVATE: {"method.name": "swd", "method.steps": 400},
 }
 
 
@@ -25,29 +36,31 @@ _METHODS: dict[str, dict[str, Any]] = {
 @click.option(
     "--output",
     "out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=DIRECTORY,
     default=Path("demo-output"),
     show_default=True,
-    help="Directory for the plot, the adapted model and the receipts.",
+    help="Directory; each demo makes a new folder in it for the plot, the adapted models and the receipts.",
 )
-@device_option
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @format_option
 def demo(epsilon: float, seed: int, out: Path, device: str, output: str) -> None:
     """A hospital, its operator and an ML team on this machine: adapt, compare, and run out of budget."""
     from rich.console import Console
 
-    from public_client.data.datasets import load_task
-    from public_client.experiments import demo_run as experiment
-    from public_client.experiments import report
-    from public_client.testing.local_hospital import RehearsalHospital
-    from shared.errors import BudgetExhausted
+    from public_client.experiments.connect import connected_hospitals
+    from public_client.experiments.file import read_experiment
+    from public_client.experiments.plots import plot_accuracy
+    from public_client.experiments.run import adapt, check
+    from public_client.experiments.start import load_data, train_source_model
+    from public_client.training.sites import ALONE
 
     console = Console(stderr=output == "json")
     progress = output == "text"
-    out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    task = load_task("digits")
-    records = task.target.images.numpy()
+    settings = _SETTINGS | {"device": device, "privacy.epsilon": epsilon}
+    experiment = read_experiment(None, settings)
+    folder = _new_folder(out)
+    task = load_data(experiment)
     console.print(f"[bold]Source[/]: {len(task.source)} public digits of scikit-learn, labelled.")
     console.print(
         f"[bold]Target[/]: {len(task.target)} private digits that the hospital sees turned by 20 degrees, smaller, "
@@ -56,82 +69,81 @@ def demo(epsilon: float, seed: int, out: Path, device: str, output: str) -> None
     console.print(
         f"[bold]Operator[/]: dpswd-curator init --epsilon {epsilon:g} --delta {_DELTA:g}; client add ml-team; serve"
     )
-    model = experiment.train_source_model(
-        task.source, target=task.target, epochs=40, seed=seed, device=device, batch_size=64, progress=progress
-    )
-    rows = [report.Row("source-only", model.target, None, None, time.monotonic() - begun)]
+    source = train_source_model(experiment, task, seed=seed, progress=progress)
+    source_seconds = time.monotonic() - begun
+    results: dict[str, Result] = {}
+    refusal = ""
+    for number, (name, changes) in enumerate(_METHODS.items(), start=1):
+        own = folder / f"method-{number}"
+        kept = {"output.checkpoint": own, "output.save": own / "adapted.safetensors"}
+        wanted = read_experiment(None, settings | changes | ({} if name == _NON_PRIVATE else kept))
+        check(wanted)
+        with connected_hospitals(wanted, task) as hospitals:
+            if hospitals is not None:
+                if not results:
+                    console.print(str(hospitals.describe()[ALONE]), highlight=False)
+                console.print(f"\n[bold]{name}[/]")
+            results[name] = result = adapt(wanted, task, source, hospitals, seed=seed, progress=progress)
+            for plan in result.trained.plans.values():
+                console.print(f"plan: {plan}", highlight=False)
+            if not refusal:
+                again = read_experiment(None, settings | changes | {"privacy.epsilon": epsilon / 2})
+                try:
+                    adapt(again, task, source, hospitals, seed=seed, progress=False)
+                except BudgetExhausted as error:
+                    refusal = f"{type(error).__name__}: {error}"
 
-    def private(name: str, wishes: dict[str, Any], directory: Path) -> tuple[report.Curve, str]:
-        """Trains in a hospital of its own, then asks for one run more."""
-        with (
-            RehearsalHospital(records, epsilon=epsilon, delta=_DELTA, name="digits", device=device) as hospital,
-            hospital.connect(run_directory=directory) as curator,
-        ):
-            if len(rows) == 1:
-                console.print(curator.describe(), highlight=False)
-            console.print(f"\n[bold]{name}[/]\nplan: {curator.plan(epsilon=epsilon, **wishes)}", highlight=False)
-            outcome, history = experiment.adapt(
-                model,
-                task,
-                curator,
-                wishes=wishes | {"epsilon": epsilon},
-                seed=seed,
-                device=device,
-                save=directory / "adapted.safetensors",
-                progress=progress,
-            )
-            rows.append(report.Row(name, outcome.adapted, outcome.spent, outcome.remaining, outcome.seconds))
-            try:
-                experiment.adapt(
-                    model, task, curator, wishes=wishes | {"epsilon": epsilon / 2, "steps": 10}, seed=seed,
-                    device=device, progress=False,
-                )  # fmt: skip
-            except BudgetExhausted as refusal:
-                return report.Curve(name, history), f"{type(refusal).__name__}: {refusal}"
-        return report.Curve(name, history), ""
-
-    tried = [private(name, wishes, _made(out / f"method-{i + 1}")) for i, (name, wishes) in enumerate(_METHODS.items())]
-    refusal = tried[0][1]
-    started = time.monotonic()
-    reached = experiment.non_private(model, task, steps=400, seed=seed, device=device, progress=progress)
-    rows.append(report.Row("non-private SWD", reached, math.inf, None, time.monotonic() - started))
-
+    rows: list[dict[str, Any]] = [
+        {"method": "source-only", "accuracy": source.accuracy, "spent": None, "left": None, "seconds": source_seconds}
+    ]
+    for name, result in results.items():
+        (reached,), budget = result.accuracies.values(), result.budgets.get(ALONE, {})
+        spent, left = budget.get("spent"), budget.get("remaining")
+        rows.append({"method": name, "accuracy": reached, "spent": spent, "left": left, "seconds": result.seconds})
     console.print()
-    report.print_table(
-        console, f"Accuracy on the hospital's digits; budget: epsilon {epsilon:g}, delta {_DELTA:g}", rows
-    )
-    figure = out / "accuracy.png"
-    report.plot(
+    console.print(_table(f"Accuracy on the hospital's digits; budget: epsilon {epsilon:g}, delta {_DELTA:g}", rows))
+    figure = folder / "accuracy.png"
+    plot_accuracy(
         figure,
+        {name: result.trained.histories[ALONE] for name, result in results.items() if result.trained.histories},
+        levels={row["method"]: row["accuracy"] for row in (rows[0], rows[-1])},
         title=f"Private adaptation to the hospital's digits, epsilon {epsilon:g}, delta {_DELTA:g}",
-        curves=[curve for curve, _ in tried],
-        levels=[("source-only", model.target), ("non-private SWD", reached)],
     )
-    console.print(f"Plot: {figure}   adapted models and receipts: {out}/method-1 and so on")
+    console.print(f"Plot: {figure}   adapted models and receipts: {folder}/method-1 and so on", soft_wrap=True)
     console.print("\n[bold]One more request[/] of half that epsilon, now that the budget is spent:")
     console.print(f"[red]{refusal or 'it was NOT refused; the budget is not spent'}[/]", soft_wrap=True)
     seconds = time.monotonic() - begun
     console.print(f"\nDone in {seconds:.0f} seconds.")
     if output == "json":
-        echo_json(
-            {
-                "rows": [
-                    {"method": row.method, "accuracy": row.accuracy, "spent": _finite(row.spent), "left": row.left}
-                    for row in rows
-                ],
-                "refusal": refusal,
-                "plot": str(figure),
-                "seconds": seconds,
-            }
-        )
+        echo_json({"rows": rows, "refusal": refusal, "plot": str(figure), "seconds": seconds})
     if not refusal:
         raise click.ClickException("the exhausted budget did not refuse the last request")
 
 
-def _made(directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
+def _new_folder(out: Path) -> Path:
+    """The first of run-1, run-2 and so on that is free: an earlier demo's receipts belong to another hospital."""
+    out.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        try:
+            (out / f"run-{number}").mkdir()
+        except FileExistsError:
+            continue
+        break
+    return out / f"run-{number}"
 
 
-def _finite(value: float | None) -> float | None:
-    return None if value is None or math.isinf(value) else value
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    """The comparison; what was spent is rounded up, what is left down."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("method")
+    for name in ("accuracy", "epsilon spent", "epsilon left", "seconds"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        spent = "no privacy" if row["method"] == _NON_PRIVATE else "none needed"
+        left = ""
+        if row["spent"] is not None:
+            spent, left = f"{math.ceil(row['spent'] * 1e3) / 1e3:.3f}", f"{math.floor(row['left'] * 1e3) / 1e3:.3f}"
+        table.add_row(row["method"], f"{row['accuracy']:.1f}%", spent, left, f"{row['seconds']:.0f}")
+    return table

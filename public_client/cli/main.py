@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -24,9 +25,10 @@ _COMMANDS = {
     "settings": ("public_client.cli.configuring", "settings"),
     "demo": ("public_client.cli.demonstration", "demo"),
 }
+_EXIT_SETTINGS = 3
 # The first class that fits decides; docs/exit-codes has a page for each code.
 _EXIT_CODES: tuple[tuple[type[errors.DpswdError], int], ...] = (
-    (errors.SettingsError, 3),
+    (errors.SettingsError, _EXIT_SETTINGS),
     (errors.DataInvalid, 4),
     (errors.GrantNotHeld, 7),
     (errors.PrivacyError, 8),
@@ -36,6 +38,15 @@ _EXIT_CODES: tuple[tuple[type[errors.DpswdError], int], ...] = (
     (errors.CredentialsInvalid, 12),
     (errors.DpswdError, 10),
 )
+_FULL = "free some space and repeat the command; a training with --checkpoint goes on with --resume"
+_FOREIGN = "it is somebody else's: ask the owner, or choose a place of your own"
+_TAKEN = "something else stands there: move it away, or choose another place"
+_STORAGE_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _FOREIGN),
+    **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY), _TAKEN),
+}
+"""What to do about a file that cannot be read or written; other errors of the system are defects."""
 
 
 class _LazyGroup(click.Group):
@@ -65,6 +76,10 @@ class _LazyGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in _STORAGE_ADVICE:
+                place = error.filename or "a file could not be written"
+                click.echo(f"dpswd-client: {place}: {error.strerror}; {_STORAGE_ADVICE[error.errno]}", err=True)
+                sys.exit(_EXIT_SETTINGS)
             if os.environ.get("DPSWD_TRACEBACK"):
                 raise
             text = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -85,7 +100,7 @@ def page_of(error: errors.DpswdError) -> str | None:
     from shared.protocol.status import reason_for  # loads gRPC, which commands without a curator do without
 
     if type(error) is errors.CuratorUnavailable:  # the curator's ledger, or no curator at all
-        return f"docs/exit-codes/{exit_code(error)}.md"
+        return f"docs/exit-codes.md#exit-code-{exit_code(error)}"
     row = reason_for(error)
     return None if row is None else f"docs/errors/{row.reason}.md"
 

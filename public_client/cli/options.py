@@ -9,55 +9,38 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shared.errors import SettingsError
+
 if TYPE_CHECKING:
-    from public_client.curator.stub import Curator
+    from public_client.adaptation.hospital import Hospital
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_SETTING_HELP = "  [setting: curator.{}]"
+DIRECTORY, FILE = click.Path(path_type=Path, file_okay=False), click.Path(path_type=Path, dir_okay=False)
+"""What an option for a path takes."""
+CREDENTIALS_HELP = "Directory with ca.crt, client.crt, client.key."
+
+format_option = click.option(
+    "--format", "output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output."
+)
+"""``--format text|json``; arrives as `output`."""
 
 
-def format_option(command: _Command) -> _Command:
-    """``--format text|json``; arrives as `output`."""
-    return click.option(
-        "--format", "output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output."
-    )(command)
+def curator_options(command: _Command) -> _Command:
+    """``--curator HOST:PORT --credentials DIR``; arrive as `address` and `credentials`. The settings may name both."""
+    told = f"{CREDENTIALS_HELP}  [setting: curator.credentials]"
+    command = click.option("--credentials", type=DIRECTORY, callback=_from_settings, help=told)(command)
+    told = "The curator's host:port.  [setting: curator.address]"
+    return click.option("--curator", "address", callback=_from_settings, help=told)(command)
 
 
-def curator_options(*, required: bool) -> Callable[[_Command], _Command]:
-    """``--curator HOST:PORT --credentials DIR``; arrive as `address` and `credentials`.
-
-    Args:
-        required: whether the command cannot do without a curator; then the settings may name it as well
-            (`public_client.settings`). Where the curator is a choice, it is made on the command line only.
-    """
-
-    def decorate(command: _Command) -> _Command:
-        with_credentials = click.option(
-            "--credentials",
-            type=click.Path(path_type=Path, file_okay=False),
-            default=None,
-            callback=_from_settings if required else None,
-            help="Directory with ca.crt, client.crt, client.key." + _SETTING_HELP.format("credentials") * required,
-        )(command)
-        return click.option(
-            "--curator",
-            "address",
-            default=None,
-            callback=_from_settings if required else None,
-            help="The curator's host:port." + _SETTING_HELP.format("address") * required,
-        )(with_credentials)
-
-    return decorate
-
-
-def connect(address: str, credentials: Path, *, run_directory: Path | None = None) -> Curator:
+def connect(address: str, credentials: Path, *, run_directory: Path | None = None) -> Hospital:
     """A connection with the settings' patience and server name."""
-    from public_client.curator.stub import Curator  # torch takes seconds to load
+    from public_client.adaptation.hospital import Hospital  # torch takes seconds to load
     from public_client.settings import load
 
     settings = load()
-    return Curator.connect(
+    return Hospital.connect(
         address,
         credentials=credentials,
         run_directory=run_directory,
@@ -82,15 +65,27 @@ def _from_settings(_context: click.Context, parameter: click.Parameter, value: A
     return found
 
 
-def device_option(command: _Command) -> _Command:
-    """``--device auto|cpu|cuda``."""
-    return click.option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
-        default="auto",
-        show_default=True,
-        help="Where to compute.",
-    )(command)
+def key_values(option: str, words: tuple[str, ...]) -> dict[str, Any]:
+    """KEY=VALUE words of an option; a value that is JSON is read as such.
+
+    Raises:
+        SettingsError: a word is none.
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise SettingsError(f"{option} {word!r} must be KEY=VALUE, such as coefficients=4")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value
+    return found
+
+
+def tell(output: str, document: Any, text: object) -> None:
+    """Prints the document as JSON, or the text, as ``--format`` says."""
+    echo_json(document) if output == "json" else click.echo(text)
 
 
 def echo_json(value: Any) -> None:

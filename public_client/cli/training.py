@@ -1,71 +1,82 @@
-"""``train``: one experiment, from a file or from options, against curators, rehearsal hospitals or mocks."""
+"""``train``: one experiment, from a file or from options, against curators, local hospitals or mocks."""
 
 from __future__ import annotations
 
-import json
 import math
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from public_client.cli.options import echo_json, format_option
-from shared.errors import SettingsError
+from public_client.cli.options import DIRECTORY, FILE, echo_json, format_option, key_values
+from public_client.experiments.file import Experiment, read_experiment
+from shared.errors import SettingsError, rounded
 
 if TYPE_CHECKING:
-    from public_client.experiments.file import Experiment
     from public_client.experiments.run import Result
 
-# Options that stand for one key of the experiment; an option that is not given leaves the file's value alone.
 _KEYS = {
-    "data": "data.task",
-    "geometry": "data.geometry",
-    "data_dir": "data.folder",
-    "method": "method.name",
-    "shared": "method.shared",
-    "epsilon": "privacy.epsilon",
-    "delta": "privacy.delta",
-    "budget": "privacy.budget",
-    "release": "privacy.release",
-    "parameters": "privacy.parameters",
-    "steps": "privacy.steps",
-    "batch_size": "privacy.batch_size",
-    "directions": "privacy.directions",
-    "adapter": "privacy.adapter",
-    "source_epochs": "source.epochs",
-    "seed": "seeds",
-    "device": "device",
-    "checkpoint": "output.checkpoint",
-    "resume": "output.resume",
-    "save": "output.save",
-    "log_dir": "output.log_dir",
-    "plots": "output.plots",
-    "dry_run": "dry_run.enabled",
-    "descriptions": "dry_run.descriptions",
-    "records": "dry_run.records",
+    "--data": "data.task",
+    "--geometry": "data.geometry",
+    "--data-dir": "data.folder",
+    "--method": "method.name",
+    "--shared": "method.shared",
+    "--epsilon": "privacy.epsilon",
+    "--delta": "privacy.delta",
+    "--budget": "privacy.budget",
+    "--steps": "privacy.steps",
+    "--batch": "privacy.batch_size",
+    "--source-epochs": "source.epochs",
+    "--seed": "seeds",
+    "--checkpoint": "output.checkpoint",
+    "--resume": "output.resume",
+    "--save": "output.save",
+    "--log-dir": "output.log_dir",
+    "--plots": "output.plots",
+    "--dry-run": "dry_run.enabled",
+    "--description": "dry_run.descriptions",
+    "--records": "dry_run.records",
+    "--device": "device",
 }
+"""Options that stand for one key of the experiment; one that is not given leaves the file's value alone."""
+
+
+def _key_options(command: Callable[..., None]) -> Callable[..., None]:
+    """An option for each of `_KEYS`, as the experiment's schema describes it; its value is checked with the file's."""
+    schema = Experiment.model_json_schema()
+    for option, key in reversed(_KEYS.items()):
+        *section, name = key.split(".")
+        owner = schema
+        for part in section:
+            owner = schema["$defs"][type(Experiment.model_fields[part].default).__name__]
+        told = owner["properties"][name]
+        value = told.get("anyOf", [told])[0]  # the other is null
+        repeated, default = value["type"] == "array", told.get("default")
+        one = value.get("items", value)
+        hints = ["Repeat it for several."] * repeated + [f"[default: {default}]"] * (not repeated and bool(default))
+        command = click.option(
+            option,
+            key.replace(".", "__"),
+            is_flag=value["type"] == "boolean",
+            multiple=repeated,
+            type=click.Choice(value["enum"]) if "enum" in value else None,
+            metavar=None if "enum" in value else one.get("format", one["type"]).upper(),
+            help=" ".join([told["description"], *hints]),
+        )(command)
+    return command
 
 
 @click.command()
+@click.option("--experiment", "file", type=FILE, help="TOML or YAML file; every other option replaces one of its keys.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Replaces any key, e.g. privacy.delta=1e-6.")
 @click.option(
-    "--experiment",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="TOML or YAML file; every other option replaces one of its keys.",
-)
-@click.option(
-    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Replaces any key, e.g. privacy.clip_norm=1."
+    "--setting", "settings", multiple=True, metavar="KEY=VALUE", help="One of the method's own, e.g. coefficients=4."
 )
 @click.option("--print-experiment", is_flag=True, help="Prints the experiment with all its defaults as YAML, and ends.")
 @click.option("--print-schema", is_flag=True, help="Prints the file's JSON schema, and ends.")
-@click.option("--data", help="digits, mnist-usps or usps-mnist.  [default: digits]")
-@click.option("--geometry", type=click.Choice(["stretched", "framed"]), help="Of USPS.  [default: stretched]")
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder with mnist.npz and usps16.npz.  [default: OpenML]",
-)
+@click.option("--list-methods", is_flag=True, help="Prints the methods, and ends.")
 @click.option(
     "--curator",
     "curators",
@@ -76,46 +87,16 @@ _KEYS = {
 @click.option(
     "--credentials",
     multiple=True,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=DIRECTORY,
     help="Directory with ca.crt, client.crt, client.key; one for each --curator, in their order.",
 )
-@click.option("--method", help="How to adapt; see --list-methods.  [default: replay]")
-@click.option("--list-methods", is_flag=True, help="Prints the methods, and ends.")
-@click.option("--shared", is_flag=True, help="Several curators train one model instead of one each.")
-@click.option("--epsilon", type=float, help="What the run may cost at each curator.  [default: 1]")
-@click.option("--delta", type=float, help="Of a rehearsal hospital's budget.  [default: 1e-05]")
-@click.option("--budget", type=float, help="Epsilon of a rehearsal hospital.  [default: --epsilon]")
-@click.option("--release", type=click.Choice(["quantiles", "rows"]), help="Instead of the method's.")
-@click.option("--parameters", type=click.Choice(["none", "adapters", "all"]), help="Instead of the method's.")
-@click.option("--adapter", help="auto, warp, channels, features, low-rank or monotone.  [default: auto]")
-@click.option("--steps", type=int, help="T.  [default: by the recipe]")
-@click.option("--batch", "batch_size", type=int, help="b.  [default: by the recipe]")
-@click.option("--directions", type=int, help="k.  [default: 200]")
-@click.option("--source-epochs", type=int, help="Passes of source-only training.  [default: about 900 updates]")
 @click.option("--non-private-steps", type=int, default=0, help="Also trains non-private SWD for so many steps.")
-@click.option("--seed", type=int, multiple=True, help="Give it several times for several trainings.  [default: 0]")
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Directory that survives a killed client.")
-@click.option("--resume", is_flag=True, help="Continues the run in --checkpoint, without spending a step twice.")
-@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Writes the adapted model.")
-@click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False), help="TensorBoard and CSV logs.")
-@click.option("--plots", type=click.Path(path_type=Path, file_okay=False), help="Directory for PNG plots.")
-@click.option("--dry-run", is_flag=True, help="Mock curators: no server, no certificate, nothing spent, no accuracy.")
-@click.option(
-    "--description",
-    "descriptions",
-    multiple=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="For --dry-run: output of describe --format json, one for each curator.",
-)
-@click.option("--records", type=int, help="For --dry-run without --description: n.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute.  [default: auto]")
+@_key_options
 @format_option
-@click.pass_context
 def train(
-    context: click.Context,
-    /,
     file: Path | None,
     changes: tuple[str, ...],
+    settings: tuple[str, ...],
     print_experiment: bool,
     print_schema: bool,
     list_methods: bool,
@@ -125,55 +106,43 @@ def train(
     output: str,
     **options: Any,
 ) -> None:
-    """Adapts a model to private records: of curators, or of a rehearsal hospital on this machine.
+    """Adapts a model to private records: of curators, or of a hospital that is started on this machine.
 
     Without --curator the target's public original is given to a curator process that is started for this training,
     and accuracies are known. With --curator the hospital's own records are used.
     """
-    from public_client.experiments.file import Experiment, read_experiment
-    from public_client.methods.catalogue import method, method_names
+    from public_client.experiments.approaches import approach, approach_names
 
     if list_methods:
-        for name in method_names():
-            click.echo(f"{name:<12} {method(name).summary}")
+        for name in approach_names():
+            click.echo(f"{name:<12} {approach(name).summary}")
         return
     if print_schema:
         echo_json(Experiment.model_json_schema())
         return
     given = {
-        _KEYS[name]: list(value) if isinstance(value, tuple) else value
+        name.replace("__", "."): list(value) if isinstance(value, tuple) else value
         for name, value in options.items()
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if value not in (None, False, ())
     }
-    given |= _curators(curators, credentials, dry_run=options["dry_run"])
-    wanted = read_experiment(file, given | _changes(changes))
-    method(wanted.method_name)  # an unknown name is refused before anything else happens
+    given |= _curators(curators, credentials, dry_run="dry_run.enabled" in given)
+    own = {f"method.settings.{key}": value for key, value in key_values("--setting", settings).items()}
+    wanted = read_experiment(file, given | key_values("--set", changes) | own)
+    approach(wanted.method.name)  # an unknown name is refused before anything else happens
     if print_experiment:
         click.echo(wanted.to_yaml(), nl=False)
         return
-    _run(wanted, non_private_steps, output)
-
-
-def _run(wanted: Experiment, non_private_steps: int, output: str) -> None:
-    from public_client.experiments import run as running
-
-    if non_private_steps and (wanted.curators or wanted.dry_run.enabled):
-        raise SettingsError("--non-private-steps needs the target itself; it is for rehearsals without --curator")
-    progress = output == "text"
-    results = running.run(wanted, progress=progress)
-    baselines = []
+    experiments = [wanted]
     if non_private_steps:
-        swd = wanted.model_copy(
-            update={
-                "method": wanted.method.model_copy(update={"name": "swd", "steps": non_private_steps}),
-                "output": type(wanted.output)(),
-            }
-        )
-        baselines = running.run(swd, progress=progress)
-    if output == "json":
-        echo_json(_json(wanted, results, baselines))
-    else:
-        _text(wanted, results, baselines)
+        if not wanted.rehearsed:
+            raise SettingsError("--non-private-steps needs the target itself; it is for rehearsals without --curator")
+        swd = wanted.method.model_copy(update={"name": "swd", "steps": non_private_steps, "settings": {}})
+        experiments.append(wanted.model_copy(update={"method": swd, "output": type(wanted.output)()}))
+    from public_client.experiments.run import run
+
+    results, *rest = run(*experiments, progress=output == "text")
+    baselines = [accuracy for others in rest for result in others for accuracy in result.accuracies.values()]
+    echo_json(_json(wanted, results, baselines)) if output == "json" else _text(wanted, results, baselines)
 
 
 def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_run: bool) -> dict[str, Any]:
@@ -189,38 +158,21 @@ def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_
     for index, word in enumerate(addresses):
         name, _, address = word.rpartition("=")
         # A dry run opens no connection and reads no key.
-        own = credentials[index] if credentials else Path()
+        own = credentials[index].absolute() if credentials else Path()
         found.append({"address": address, "credentials": own} | ({"name": name} if name else {}))
     return {"curators": found}
 
 
-def _changes(words: tuple[str, ...]) -> dict[str, Any]:
-    """KEY=VALUE words; a value that is JSON is read as such."""
-    found: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise SettingsError(f"--set {word!r} must be KEY=VALUE, such as privacy.clip_norm=1.0")
-        try:
-            found[key] = json.loads(value)
-        except json.JSONDecodeError:
-            found[key] = value
-    return found
-
-
-def _text(wanted: Experiment, results: list[Result], baselines: list[Result]) -> None:
-    from public_client.experiments.run import mean_and_deviation
-
+def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> None:
     last = results[-1]
     for name in last.accuracies:
         reached = [result.accuracies[name] for result in results]
         if not math.isnan(reached[0]):
             label = "adapted" if len(last.accuracies) == 1 else name
-            click.echo(f"source-only  {mean_and_deviation([result.source_only for result in results])}")
-            click.echo(f"{label:<12} {mean_and_deviation(reached)}")
+            click.echo(f"source-only  {_mean_and_deviation([result.source_only for result in results])}")
+            click.echo(f"{label:<12} {_mean_and_deviation(reached)}")
     if baselines:
-        values = [accuracy for result in baselines for accuracy in result.accuracies.values()]
-        click.echo(f"non-private  {mean_and_deviation(values)}")
+        click.echo(f"non-private  {_mean_and_deviation(baselines)}")
     for report in last.trained.reports:
         if report["state"] != "finished":
             click.echo(
@@ -240,14 +192,14 @@ def _text(wanted: Experiment, results: list[Result], baselines: list[Result]) ->
         label = "epsilon" if len(last.budgets) == 1 else name
         delta = last.trained.plans[name].delta if name in last.trained.plans else wanted.privacy.delta
         click.echo(
-            f"{label:<12} {math.ceil(budget['spent'] * 1e4) / 1e4:.4f} spent, "
-            f"{math.floor(budget['remaining'] * 1e4) / 1e4:.4f} left, delta {delta:g}"
+            f"{label:<12} {rounded(budget['spent'], up=True)} spent, {rounded(budget['remaining'], up=False)} left, "
+            f"delta {delta:g}"
         )
     for path in last.files:
         click.echo(f"wrote        {path}")
 
 
-def _json(wanted: Experiment, results: list[Result], baselines: list[Result]) -> dict[str, Any]:
+def _json(wanted: Experiment, results: list[Result], baselines: list[float]) -> dict[str, Any]:
     """One document; the figures of one seed at one site also stand at its top, by short names."""
     found: dict[str, Any] = {
         "experiment": wanted.name,
@@ -261,9 +213,15 @@ def _json(wanted: Experiment, results: list[Result], baselines: list[Result]) ->
         found |= {"seed": last.seed, "source_only": run["source_only"], "seconds": last.seconds}
         found["adapted"] = next(iter(run["accuracy"].values()))
         for name, plan in last.trained.plans.items():
-            found |= {"release": plan.release, "parameters": plan.parameters, "steps": plan.steps}
+            found |= {"method": plan.method.name, "steps": plan.steps}
             found |= {"epsilon": plan.epsilon, "delta": plan.delta} | last.budgets.get(name, {})
     if baselines:
-        values = [accuracy for result in baselines for accuracy in result.accuracies.values()]
-        found["non_private"] = values[0] if len(values) == 1 else values
+        found["non_private"] = baselines[0] if len(baselines) == 1 else baselines
     return found
+
+
+def _mean_and_deviation(values: list[float]) -> str:
+    """Of accuracies in percent."""
+    if len(values) == 1:
+        return f"{values[0]:.1f}%"
+    return f"{statistics.mean(values):.1f}% ± {statistics.stdev(values):.1f} over {len(values)} seeds"

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from public_client.cli.options import echo_json, format_option
+from public_client.cli.options import DIRECTORY, FILE, echo_json, format_option
 from shared.errors import SettingsError
 from shared.ledger.chain_checks import Finding
 
-EXIT_FINDINGS = 13
+if TYPE_CHECKING:
+    from public_client.curator.verify import VerifyReport
 
-_file = click.Path(path_type=Path, dir_okay=False)
+EXIT_FINDINGS = 13
 
 
 @click.command()
 @click.argument("receipts", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--ledger", "ledger", type=_file, default=None, help="The operator's `ledger export --client NAME`.")
-@click.option("--earlier", "earlier", type=_file, multiple=True, help="An export that was kept from before; repeat.")
-@click.option("--key", "key", type=_file, default=None, help="The pinned ledger key.  [default: ledger.pub as found]")
-@click.option(
-    "--credentials", type=click.Path(path_type=Path, file_okay=False), default=None, help="Directory with ledger.pub."
-)
+@click.option("--ledger", "ledger", type=FILE, default=None, help="The operator's `ledger export --client NAME`.")
+@click.option("--earlier", "earlier", type=FILE, multiple=True, help="An export that was kept from before; repeat.")
+@click.option("--key", "key", type=FILE, default=None, help="The pinned ledger key.  [default: ledger.pub as found]")
+@click.option("--credentials", type=DIRECTORY, help="Directory with ledger.pub.")
 @click.option("--partial", is_flag=True, help="These receipts are not all: answers without one are no finding.")
 @format_option
 @click.pass_context
@@ -56,27 +56,16 @@ def verify(
     )
     findings = (*unreadable, *report.findings)
     if output == "json":
-        echo_json(
-            {
-                "ok": not findings,
-                "receipts": report.receipts,
-                "runs": report.runs,
-                "steps": report.steps,
-                "last": report.last,
-                "ledger_entries": report.entries,
-                "findings": [{"kind": f.tampering.value, "entry": f.seq, "text": f.text} for f in findings],
-            }
-        )
+        counts = {name: getattr(report, name) for name in ("receipts", "runs", "steps", "last")}
+        found = [{"kind": finding.tampering.value, "entry": finding.seq, "text": finding.text} for finding in findings]
+        echo_json({"ok": not findings, **counts, "ledger_entries": report.entries, "findings": found})
     else:
         _tell(report, findings)
     if findings:
         context.exit(EXIT_FINDINGS)
 
 
-def _tell(report: object, findings: tuple[Finding, ...]) -> None:
-    from public_client.curator.verify import VerifyReport
-
-    assert isinstance(report, VerifyReport)
+def _tell(report: VerifyReport, findings: tuple[Finding, ...]) -> None:
     against = "" if report.entries is None else f", held against a ledger of {report.entries} entries"
     click.echo(f"{report.receipts} receipts: {report.runs} runs charged, {report.steps} steps answered{against}")
     for finding in findings:

@@ -17,14 +17,14 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from public_client.curator.identity import read_identity
+from public_client.curator.identity import AUTHORITY, CERTIFICATE, KEY, read_identity
 from shared import errors
 from shared.protocol.limits import MAX_MESSAGE_BYTES
 from shared.protocol.status import from_rpc_error
 
 _Reply = TypeVar("_Reply", bound=Message)
 
-CREDENTIAL_FILES = ("ca.crt", "client.crt", "client.key")
+CREDENTIAL_FILES = (AUTHORITY, CERTIFICATE, KEY)
 """What a credentials directory holds: the curator's authority, the client's certificate and its private key."""
 
 _RETRYABLE = (errors.CuratorUnavailable, errors.RequestInProgress)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from shared.errors import InvalidValue
+from shared.errors import InvalidValue, rounded
+from shared.mechanisms.interface import Limits
 from shared.protocol.v1 import curator_pb2 as pb
 
 
@@ -32,33 +32,15 @@ class Budget:
     @classmethod
     def from_message(cls, message: pb.BudgetStatus) -> Budget:
         """Decodes the wire's form."""
-        return cls(
-            epsilon=message.epsilon,
-            delta=message.delta,
-            spent=message.epsilon_spent,
-            remaining=message.epsilon_remaining,
-            closed=message.closed,
-        )
+        return cls(message.epsilon, message.delta, message.epsilon_spent, message.epsilon_remaining, message.closed)
 
     def __str__(self) -> str:
         """One line; costs are rounded up and what is left down."""
         state = ", closed by the operator" if self.closed else ""
         return (
-            f"epsilon {self.epsilon:g} at delta {self.delta:g}: spent {math.ceil(self.spent * 1e4) / 1e4:.4f}, "
-            f"remaining {math.floor(self.remaining * 1e4) / 1e4:.4f}{state}"
+            f"epsilon {self.epsilon:g} at delta {self.delta:g}: spent {rounded(self.spent, up=True)}, "
+            f"remaining {rounded(self.remaining, up=False)}{state}"
         )
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds that requests must keep; see the contract's message of the same name."""
-
-    max_message_bytes: int
-    max_directions: int
-    max_coefficients: int
-    max_batch_size: int
-    max_adapted_parameters: int
-    max_source_features: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +54,7 @@ class Description:
         data_set_budget: over all clients.
         client_budget: the caller's own share.
         neighbouring_relation: of every guarantee.
-        mechanisms: what may be released: "rows", "quantiles", "gradient", "critic", "evaluation".
+        mechanisms: names of what may be released (`shared.mechanisms`).
         limits: bounds of requests.
         grid_exponent: the grid step of a release is its sigma times 2 to the minus this.
         ledger_public_key: raw Ed25519 key that signs receipts, in hexadecimal.
@@ -100,29 +82,19 @@ class Description:
     @classmethod
     def from_message(cls, message: pb.DescribeResponse) -> Description:
         """Decodes the wire's form."""
-        return cls(
-            data_set=message.data_set,
-            records=message.records,
-            record_shape=tuple(message.record_shape),
-            data_set_budget=Budget.from_message(message.data_set_budget),
-            client_budget=Budget.from_message(message.client_budget),
-            neighbouring_relation=message.neighbouring_relation,
-            mechanisms=tuple(message.mechanisms),
-            limits=Limits(
-                max_message_bytes=message.limits.max_message_bytes,
-                max_directions=message.limits.max_directions,
-                max_coefficients=message.limits.max_coefficients,
-                max_batch_size=message.limits.max_batch_size,
-                max_adapted_parameters=message.limits.max_adapted_parameters,
-                max_source_features=message.limits.max_source_features,
-            ),
-            grid_exponent=message.grid_exponent,
-            ledger_public_key=message.ledger_public_key.hex(),
-            client_name=message.client_name,
-            software_version=message.software_version,
-            classes=message.classes,
-            class_names=tuple(message.class_names),
+        values = {field.name: getattr(message, field.name) for field in fields(cls)}
+        return cls._of(
+            values | {"ledger_public_key": message.ledger_public_key.hex()},
+            budget=Budget.from_message,
+            limits=Limits(**{field.name: getattr(message.limits, field.name) for field in fields(Limits)}),
         )
+
+    @classmethod
+    def _of(cls, values: Mapping[str, Any], *, budget: Callable[[Any], Budget], limits: Limits) -> Description:
+        """From the fields as a message or JSON spells them, which have lists for tuples."""
+        lists = {name: tuple(values.get(name, ())) for name in ("record_shape", "mechanisms", "class_names")}
+        budgets = {name: budget(values[name]) for name in ("data_set_budget", "client_budget")}
+        return cls(**{**values, **lists, **budgets, "limits": limits})
 
     @property
     def remaining(self) -> float:
@@ -148,17 +120,7 @@ class Description:
             InvalidValue: fields are missing or unknown.
         """
         try:
-            return cls(
-                **{
-                    **values,
-                    "record_shape": tuple(values["record_shape"]),
-                    "mechanisms": tuple(values["mechanisms"]),
-                    "class_names": tuple(values.get("class_names", ())),
-                    "data_set_budget": Budget(**values["data_set_budget"]),
-                    "client_budget": Budget(**values["client_budget"]),
-                    "limits": Limits(**values["limits"]),
-                }
-            )
+            return cls._of(values, budget=lambda stated: Budget(**stated), limits=Limits(**values["limits"]))
         except (KeyError, TypeError) as error:
             raise InvalidValue(
                 f"this is no description of a curator ({error}); write one with: dpswd-client describe --format json"

@@ -12,8 +12,9 @@ import ssl
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
+
+from public_client.curator.identity import AUTHORITY, CERTIFICATE, KEY, issued_by
 
 _CONNECT_S = 3.0  # for a TCP connection and a handshake: somebody waits for the answer
 
@@ -29,21 +30,19 @@ def explain(address: str, *, credentials: Path, server_name: str | None = None) 
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
-        found = _own_files(credentials) or _other_side(
-            host, int(port), credentials=credentials, name=server_name or host
-        )
+        other_side = (host, int(port), credentials, server_name or host)
+        return _own_files(credentials) or _other_side(*other_side)
     except (OSError, ValueError) as error:  # files that are no certificates, among others
-        found = f"the files in {credentials} cannot be read as certificates and a key ({error}); get them anew"
-    return found
+        return f"the files in {credentials} cannot be read as certificates and a key ({error}); get them anew"
 
 
 def _own_files(credentials: Path) -> str:
     """What is wrong with the client's own files, or nothing."""
-    own = x509.load_pem_x509_certificate((credentials / "client.crt").read_bytes())
-    authority = x509.load_pem_x509_certificate((credentials / "ca.crt").read_bytes())
-    key = serialization.load_pem_private_key((credentials / "client.key").read_bytes(), password=None)
+    own = x509.load_pem_x509_certificate((credentials / CERTIFICATE).read_bytes())
+    authority = x509.load_pem_x509_certificate((credentials / AUTHORITY).read_bytes())
+    key = serialization.load_pem_private_key((credentials / KEY).read_bytes(), password=None)
     now = dt.datetime.now(dt.UTC)
-    for name, certificate in (("client.crt", own), ("ca.crt", authority)):
+    for name, certificate in ((CERTIFICATE, own), (AUTHORITY, authority)):
         if certificate.not_valid_after_utc < now:
             return (
                 f"{name} has expired on {certificate.not_valid_after_utc:%Y-%m-%d}; ask the curator's operator for a "
@@ -54,9 +53,9 @@ def _own_files(credentials: Path) -> str:
                 f"{name} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, this machine's clock "
                 f"says {now:%Y-%m-%d %H:%M}; set the clock"
             )
-    if _encoded(own.public_key()) != _encoded(key.public_key()):
+    if own.public_key() != key.public_key():
         return "client.key is not the key of client.crt; put the two that belong together into one directory"
-    if not _issued_by(own, authority):
+    if not issued_by(own, authority):
         return (
             "client.crt was not issued by the authority in ca.crt; the files come from two curators, or ca.crt is old: "
             "ask the operator for both"
@@ -64,13 +63,13 @@ def _own_files(credentials: Path) -> str:
     return ""
 
 
-def _other_side(host: str, port: int, *, credentials: Path, name: str) -> str:
+def _other_side(host: str, port: int, credentials: Path, name: str) -> str:
     """What a connection shows: nobody there, another authority, another name; else what is left."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # Nothing is sent: the certificate is looked at, and the comparison with ca.crt follows below.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    context.load_cert_chain(credentials / "client.crt", credentials / "client.key")
+    context.load_cert_chain(credentials / CERTIFICATE, credentials / KEY)
     try:
         connection = socket.create_connection((host, port), timeout=_CONNECT_S)
     except OSError as error:
@@ -88,8 +87,8 @@ def _other_side(host: str, port: int, *, credentials: Path, name: str) -> str:
                 "listens there and not something else"
             )
     certificate = x509.load_der_x509_certificate(shown or b"")
-    authority = x509.load_pem_x509_certificate((credentials / "ca.crt").read_bytes())
-    if not _issued_by(certificate, authority):
+    authority = x509.load_pem_x509_certificate((credentials / AUTHORITY).read_bytes())
+    if not issued_by(certificate, authority):
         return (
             f"the server at {host}:{port} shows a certificate of another authority than ca.crt; it is another curator, "
             "or one that was made anew: compare ca.crt with the operator's"
@@ -99,9 +98,8 @@ def _other_side(host: str, port: int, *, credentials: Path, name: str) -> str:
             f"the curator's own certificate has expired on {certificate.not_valid_after_utc:%Y-%m-%d}; its operator "
             "runs `dpswd-curator cert renew-server`"
         )
-    names = [
-        str(entry.value) for entry in certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    ]
+    stated = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = [str(entry.value) for entry in stated]
     if name not in names:
         return (
             f"the curator's certificate is for {', '.join(names)} and not for {name}; connect by one of these names, "
@@ -111,18 +109,3 @@ def _other_side(host: str, port: int, *, credentials: Path, name: str) -> str:
         f"TCP port {port} of {host} answers with the right certificate, and client.crt looks right from here; the "
         "curator may be too busy or about to stop, or refuse the certificate: try again, then ask its operator"
     )
-
-
-def _issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
-
-
-def _encoded(key: object) -> bytes:
-    encoded: bytes = key.public_bytes(  # type: ignore[attr-defined]
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return encoded

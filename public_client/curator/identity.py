@@ -9,7 +9,6 @@ The old certificate counts at the curator until it expires or is withdrawn, so n
 from __future__ import annotations
 
 import datetime as dt
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +16,10 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from shared.certificates import belong_together, common_name, fingerprint, named, private_pem
 from shared.errors import CredentialsInvalid, SettingsError
+from shared.files import create_private, write_private, write_public
 from shared.renewal import Renewal
 
 KEY, CERTIFICATE, AUTHORITY = "client.key", "client.crt", "ca.crt"
@@ -88,10 +88,9 @@ def read_identity(directory: Path) -> Identity:
         SettingsError: there is none, or it cannot be read.
     """
     certificate = _certificate(directory / CERTIFICATE)
-    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return Identity(
-        name=str(names[0].value) if names else "",
-        fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
+        name=common_name(certificate.subject),
+        fingerprint=fingerprint(certificate),
         begins=certificate.not_valid_before_utc,
         expires=certificate.not_valid_after_utc,
     )
@@ -137,31 +136,37 @@ def install(certificate: Path, directory: Path) -> Identity:
     if not new_key.exists():
         raise SettingsError(f"no renewal waits in {directory}; begin with `dpswd-client cert renew`")
     issued = _certificate(certificate)
-    if _public(_key(new_key).public_key()) != _public(issued.public_key()):
+    if not belong_together(_key(new_key), issued):
         raise SettingsError(f"{certificate} is not for the key that `cert renew` made in {directory}")
-    authority = _certificate(directory / AUTHORITY)
-    try:
-        issued.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature) as error:
+    if not issued_by(issued, _certificate(directory / AUTHORITY)):
         raise SettingsError(
             f"{certificate} was not issued by the authority in {directory / AUTHORITY}; get it from the same curator"
-        ) from error
+        )
     pem = issued.public_bytes(serialization.Encoding.PEM)
     if (directory / CERTIFICATE).read_bytes() != pem:  # else a crash came between the next two lines: all is kept
         for name in (KEY, CERTIFICATE):
-            _write(directory / (name + PREVIOUS), (directory / name).read_bytes(), mode=0o600)
+            write_private(directory / (name + PREVIOUS), (directory / name).read_bytes())
     # The certificate first: while the new key still waits, a repeat of this command finishes what a crash left.
-    _write(directory / CERTIFICATE, pem, mode=0o644)
+    write_public(directory / CERTIFICATE, pem)
     new_key.replace(directory / KEY)
     for name in (RENEWAL, REQUEST):
         (directory / name).unlink(missing_ok=True)
     return read_identity(directory)
 
 
+def issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether the authority's key signed the certificate, and the authority's name is that of its issuer."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
 def _request(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
     return (
         x509.CertificateSigningRequestBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .subject_name(named(name))
         .sign(key, hashes.SHA256())
         .public_bytes(serialization.Encoding.PEM)
     )
@@ -184,24 +189,6 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _public(key: object) -> bytes:
-    assert hasattr(key, "public_bytes")
-    encoded: bytes = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return encoded
-
-
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(pem)
-
-
-def _write(path: Path, data: bytes, *, mode: int) -> None:
-    """The file appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with create_private(path) as file:
+        file.write(private_pem(key))

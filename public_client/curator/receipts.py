@@ -9,47 +9,32 @@ the credentials, or the one that the curator told first. Another key later is re
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from public_client.curator.values import PendingStep
 from shared.errors import ProtocolError, SettingsError
 from shared.ledger.receipts import SignedEntry
-from shared.protocol.digests import step_digest
-from shared.protocol.messages import PublicMap
 from shared.protocol.receipts import decode_receipt
 from shared.protocol.v1 import curator_pb2 as pb
 
 RECEIPTS_FILE = "receipts.jsonl"
 LEDGER_KEY_FILE = "ledger.pub"
 
-_OPERATIONS: Mapping[str, tuple[str, type[Any]]] = {
-    "align_target": ("AlignTarget", pb.AlignTargetRequest),
-    "release_projections": ("ReleaseProjections", pb.ReleaseProjectionsRequest),
-    "release_quantiles": ("ReleaseQuantiles", pb.ReleaseQuantilesRequest),
-    "evaluate_model": ("EvaluateModel", pb.EvaluateModelRequest),
-    "release_critic_gradient": ("ReleaseCriticGradient", pb.ReleaseCriticGradientRequest),
-}
-_WITH_SOURCE = ("align_target", "release_quantiles")
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 
 
-def checked_receipt(
-    message: pb.Receipt,
-    *,
-    public_key: bytes,
-    run_id: str,
-    request_id: str,
-    reply: bytes | None,
-    step: int,
-    request_digest: str,
-) -> SignedEntry:
+def checked_receipt(message: pb.Receipt, *, run_id: str, request_id: str, step: int, **stated: Any) -> SignedEntry:
     """The signed entry that came with a reply, once it is proved to speak of that reply to that request.
+
+    Args:
+        message: the receipt as it came.
+        run_id: of the request.
+        request_id: of the request.
+        step: number of the step; 0 for the run's opening.
+        **stated: the rest of what `Receipt.problems` holds a receipt against.
 
     Raises:
         ProtocolError: it is signed by another key, or states another run, request, step or reply. One that came with
@@ -59,43 +44,12 @@ def checked_receipt(
         receipt = decode_receipt(message, run_id=run_id, request_id=request_id)
     except ValueError as error:
         raise ProtocolError(f"the curator's answer carries no receipt: {error}; tell the operator") from error
-    problems = receipt.problems(
-        public_key=public_key,
-        run_id=run_id,
-        request_id=request_id,
-        reply=reply,
-        step=step,
-        request_digest=request_digest,
-    )
-    if problems:
+    if problems := receipt.problems(run_id=run_id, request_id=request_id, step=step, **stated):
         what = f"step {step}" if step else "the run's opening"
         raise ProtocolError(
             f"the receipt of {what} does not hold: {'; '.join(problems)}; keep the receipts and tell the operator"
         )
     return receipt.entry
-
-
-def digest_of(pending: PendingStep) -> str:
-    """SHA-256 of a prepared step's meaning, as the curator computes it from what arrives."""
-    operation, request_type = _OPERATIONS[pending.kind]
-    request = request_type.FromString(pending.message)
-    step: pb.StepInput = request.input
-    source: str | None = None
-    if pending.kind in _WITH_SOURCE:
-        features: pb.SourceFeatures = request.source
-        if features.WhichOneof("features") == "digest":
-            source = features.digest
-        elif features.WhichOneof("features") == "inline":
-            source = hashlib.sha256(features.inline.data).hexdigest()
-    return step_digest(
-        operation=operation,
-        run_id=step.run_id,
-        adapted=step.adapted_parameters,
-        feature_map=(
-            PublicMap.from_message(step.feature_map, field="feature_map") if step.HasField("feature_map") else None
-        ),
-        source=source,
-    )
 
 
 class ReceiptFile:

@@ -20,7 +20,7 @@ from pathlib import Path
 from public_client.curator.receipts import LEDGER_KEY_FILE, RECEIPTS_FILE, read_pinned
 from shared.errors import InvalidValue, SettingsError
 from shared.ledger import view as ledger_view
-from shared.ledger.chain_checks import Finding, Tampering, check_chain, read_export
+from shared.ledger.chain_checks import Finding, Tampering, check_chain, finding_at, hold_receipts, read_export
 from shared.ledger.receipts import RUN_OPENED, STEP_ANSWERED, Receipt, SignedEntry
 from shared.ledger.view import STEP_CONSUMED, LedgerView
 from shared.privacy.budget import Price
@@ -76,13 +76,13 @@ def verify(
     """
     own = list({entry.statement + entry.signature: entry for entry in receipts}.values())
     own.sort(key=lambda entry: entry.seq)
-    findings = check_receipts(own, public_key)
+    findings = _against_each_other(own, public_key)
     names = {entry.payload.get("client") for entry in own if entry.signed_by(public_key)}
     length: int | None = None
     if ledger is not None:
         view, found = _read_ledger(ledger, public_key, client=str(min(names, default="", key=str)))
         findings += found
-        findings += ledger_view.hold_receipts(view, own, public_key)
+        findings += hold_receipts(own, view.hashes, view.entries, public_key)
         if names and view.client not in names:
             text = f"the view was made for {view.client!r}, the receipts are those of {sorted(map(str, names))}"
             findings.append(Finding(tampering=Tampering.INCONSISTENT, seq=0, text=text))
@@ -107,26 +107,18 @@ def verify(
     )
 
 
-def check_receipts(receipts: Sequence[SignedEntry], public_key: bytes) -> list[Finding]:
-    """What receipts say against themselves and each other.
-
-    Args:
-        receipts: different ones, in the order of their places.
-        public_key: the ledger's raw Ed25519 key.
-    """
-    findings: list[Finding] = []
-    sound: list[SignedEntry] = []
-    for entry in receipts:
-        if entry.signed_by(public_key):
-            sound.append(entry)
-        else:
-            findings.append(_finding(Tampering.FORGED, entry, "the receipt is not signed by the ledger's key"))
+def _against_each_other(receipts: Sequence[SignedEntry], public_key: bytes) -> list[Finding]:
+    """What different receipts, in the order of their places, say against themselves and each other."""
+    checked = [(entry, entry.signed_by(public_key)) for entry in receipts]
+    sound = [entry for entry, signed in checked if signed]
+    text = "the receipt is not signed by the ledger's key"
+    findings = [finding_at(Tampering.FORGED, entry, text) for entry, signed in checked if not signed]
     for before, after in itertools.pairwise(sound):
         if before.seq == after.seq:
             text = "two different signed receipts for one place: the ledger was rolled back or rewritten between them"
-            findings.append(_finding(Tampering.REWRITTEN, after, text))
+            findings.append(finding_at(Tampering.REWRITTEN, after, text))
         elif before.seq + 1 == after.seq and after.previous != before.hash:
-            findings.append(_finding(Tampering.RELINKED, after, "it does not name the receipt before it"))
+            findings.append(finding_at(Tampering.RELINKED, after, "it does not name the receipt before it"))
     return findings + _lawful(sound, whole=False)
 
 
@@ -149,7 +141,7 @@ def read_receipts(paths: Iterable[Path]) -> tuple[list[SignedEntry], list[Findin
                 try:
                     Receipt.of(entry)
                 except InvalidValue as error:
-                    wrong.append(_finding(Tampering.UNREADABLE, entry, str(error)))
+                    wrong.append(finding_at(Tampering.UNREADABLE, entry, str(error)))
                 else:
                     entries.append(entry)
             findings += [
@@ -224,69 +216,68 @@ def _lawful(entries: Sequence[SignedEntry], *, whole: bool) -> list[Finding]:
         entries: signed ones, sorted by place.
         whole: whether none of the client's own is missing, as in a view.
     """
-    findings: list[Finding] = []
-    books = _OwnBooks()
-    for entry in entries:
-        findings += [_finding(Tampering.UNLAWFUL, entry, text) for text in books.problems(entry, whole=whole)]
-    return findings
+    books = _OwnBooks(whole=whole)
+    return [finding_at(Tampering.UNLAWFUL, entry, text) for entry in entries for text in books.problems(entry)]
 
 
 class _OwnBooks:
-    """What one client's entries have charged, begun and answered so far."""
+    """What one client's entries have charged, begun and answered so far.
 
-    def __init__(self) -> None:
-        self.client: str | None = None
-        self.runs: dict[str, int] = {}
-        self.requests: dict[str, tuple[str, str]] = {}  # request id -> digest, run
-        self.consumed: dict[str, int] = {}
-        self.answered: set[tuple[str, int]] = set()
+    Args:
+        whole: whether none of them is missing.
+    """
 
-    def problems(self, entry: SignedEntry, *, whole: bool) -> list[str]:
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self._client: object = None
+        self._runs: dict[str, int] = {}  # run -> charged steps
+        self._requests: dict[str, tuple[str, str]] = {}  # request id -> digest, run
+        self._consumed: dict[str, int] = defaultdict(int)  # run -> last begun step
+        self._answered: set[tuple[str, int]] = set()
+
+    def problems(self, entry: SignedEntry) -> list[str]:
         """Takes one entry, and says which rules it breaks."""
         payload = entry.payload
+        client, run, digest = payload.get("client"), str(payload.get("run")), str(payload.get("digest"))
+        self._client = self._client or client
         found = []
-        self.client = self.client or payload.get("client")
-        if payload.get("client") != self.client:
-            found.append(f"it belongs to {payload.get('client')!r}, the others to {self.client!r}")
-        run, request = payload.get("run"), payload.get("request_id")
-        known = self.requests.setdefault(str(request), (str(payload.get("digest")), str(run)))
-        if known != (payload.get("digest"), run):
+        if client != self._client:
+            found.append(f"it belongs to {client!r}, the others to {self._client!r}")
+        if self._requests.setdefault(str(payload.get("request_id")), (digest, run)) != (digest, run):
             found.append("its request id stands for another request")
         if entry.kind == RUN_OPENED:
-            return found + self._opened(payload)
+            return found + self._opened(run, payload)
         step = payload.get("step")
         if type(step) is not int or step < 1:
             return [*found, "steps are counted from 1"]
-        steps = self.runs.get(str(run))
-        if steps is None and whole:
-            found.append("its run was never charged")
-        if steps is not None and step > steps:
-            found.append(f"it is step {step} of a run with {steps} charged steps")
-        if entry.kind == STEP_CONSUMED:
-            if step != self.consumed.get(str(run), 0) + 1:
-                found.append(f"step {self.consumed.get(str(run), 0) + 1} comes next in its run, not {step}")
-            self.consumed[str(run)] = step
-        elif (str(run), step) in self.answered:
-            found.append(f"step {step} of its run was answered before")
-        elif whole and step > self.consumed.get(str(run), 0):
-            found.append(f"step {step} was answered and never begun")
-        if entry.kind == STEP_ANSWERED:
-            self.answered.add((str(run), step))
-        return found
+        return found + self._charged(run, step) + self._in_order(entry.kind, run, step)
 
-    def _opened(self, payload: Mapping[str, object]) -> list[str]:
-        found = []
-        run, steps = str(payload.get("run")), payload.get("steps")
-        if run in self.runs:
-            found.append("its run was charged before")
+    def _opened(self, run: str, payload: Mapping[str, object]) -> list[str]:
+        found = ["its run was charged before"] if run in self._runs else []
+        steps, prices = payload.get("steps"), payload.get("prices")
         if type(steps) is not int or steps < 1:
             return [*found, "a run has at least one step"]
-        self.runs[run] = steps
-        prices = payload.get("prices")
+        self._runs[run] = steps
         for scope, price in prices.items() if isinstance(prices, Mapping) else ():
             if price is not None and not _grows(price):
                 found.append(f"its price for the {scope} is negative or unreadable: spending never shrinks")
         return found
+
+    def _charged(self, run: str, step: int) -> list[str]:
+        steps = self._runs.get(run)
+        if steps is None:
+            return ["its run was never charged"] if self._whole else []
+        return [f"it is step {step} of a run with {steps} charged steps"] if step > steps else []
+
+    def _in_order(self, kind: str, run: str, step: int) -> list[str]:
+        last = self._consumed[run]
+        if kind == STEP_CONSUMED:
+            self._consumed[run] = step
+            return [] if step == last + 1 else [f"step {last + 1} comes next in its run, not {step}"]
+        if (run, step) in self._answered:
+            return [f"step {step} of its run was answered before"]
+        self._answered.add((run, step))
+        return [f"step {step} was answered and never begun"] if self._whole and step > last else []
 
 
 def _grows(text: object) -> bool:
@@ -294,16 +285,14 @@ def _grows(text: object) -> bool:
         price = Price.from_json(str(text))
     except InvalidValue:
         return False
-    return all(
-        value >= 0.0 and not math.isnan(value) for value in (*price.renyi, price.infinity, price.run_delta, price.delta)
-    )
+    return all(value >= 0.0 and not math.isnan(value) for value in (*price.renyi, price.infinity, price.run_delta))
 
 
 def _unreceipted(shown: Sequence[SignedEntry], receipts: Sequence[SignedEntry]) -> list[Finding]:
     have = {entry.statement for entry in receipts}
     text = "the ledger states it and no receipt is there: a receipt was lost, or somebody else used this identity"
     return [
-        _finding(Tampering.UNRECEIPTED, entry, text)
+        finding_at(Tampering.UNRECEIPTED, entry, text)
         for entry in shown
         if entry.kind in (RUN_OPENED, STEP_ANSWERED) and entry.statement not in have
     ]
@@ -323,11 +312,7 @@ def _gaps(receipts: Sequence[SignedEntry]) -> list[Finding]:
         missing = sorted(set(range(1, max(have) + 1)) - have)
         if missing:
             text = f"no receipts for steps {missing[:10]} of its run; hold the receipts against a view of the ledger"
-            findings.append(_finding(Tampering.UNRECEIPTED, last[run], text))
+            findings.append(finding_at(Tampering.UNRECEIPTED, last[run], text))
         if run not in opened:
-            findings.append(_finding(Tampering.UNRECEIPTED, last[run], "no receipt for the charge of its run"))
+            findings.append(finding_at(Tampering.UNRECEIPTED, last[run], "no receipt for the charge of its run"))
     return findings
-
-
-def _finding(tampering: Tampering, entry: SignedEntry, text: str) -> Finding:
-    return Finding(tampering=tampering, seq=entry.seq, text=f"entry {entry.seq} ({entry.kind}): {text}")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from public_client.data.datasets import Batches
 from shared.errors import DataInvalid, InvalidValue
 from shared.extractor.tracing import evaluating
-
-if TYPE_CHECKING:
-    from public_client.data.source import Batches
 
 NO_BATCHES = "the source loader gives no batches; with drop_last=True its data set must hold one batch"
 
@@ -44,10 +42,9 @@ class CheckedBatches:
             first: Any = next(iter(batches), None)
         if first is None:
             raise InvalidValue(NO_BATCHES)
-        records, _ = _pair(first, 1)
-        _check_records(records, 1)
-        self.record_shape = tuple(records.shape[1:])
-        self.classes = _classes(extractor, classifier, records[:1].to(device))
+        _refuse(1, _wrong_parts(first) or _wrong_records(first[0]))
+        self.record_shape = tuple(first[0].shape[1:])
+        self.classes = _classes(extractor, classifier, first[0][:1].to(device))
         self._check(first, 1)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -87,30 +84,9 @@ class CheckedBatches:
             )
 
     def _check(self, batch: Any, number: int) -> tuple[Tensor, Tensor]:
-        records, labels = _pair(batch, number)
-        _check_records(records, number)
-        if tuple(records.shape[1:]) != self.record_shape:
-            raise DataInvalid(
-                f"batch {number} of the source has records of shape {tuple(records.shape[1:])}, the first batch of "
-                f"{self.record_shape}"
-            )
-        if labels.shape != records.shape[:1]:
-            raise DataInvalid(
-                f"batch {number} of the source has labels of shape {tuple(labels.shape)} for {len(records)} records; "
-                f"needed is ({len(records)},), one class number for each record"
-            )
-        if labels.dtype != torch.int64:
-            raise DataInvalid(
-                f"batch {number} of the source has labels of type {labels.dtype}; needed are class numbers as "
-                "torch.int64 (labels.long())"
-            )
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= self.classes:
-            raise DataInvalid(
-                f"batch {number} of the source has the label {low if low < 0 else high}; the classifier has "
-                f"{self.classes} scores, so labels are 0 to {self.classes - 1}"
-            )
-        return records, labels
+        wrong = _wrong_parts(batch) or _wrong_records(batch[0], self.record_shape)
+        _refuse(number, wrong or _wrong_labels(batch[1], len(batch[0]), self.classes))
+        return batch[0], batch[1]
 
 
 def checked(
@@ -137,37 +113,51 @@ def undisturbed(batches: object) -> Iterator[None]:
             generator.set_state(state)
 
 
-def _pair(batch: Any, number: int) -> tuple[Tensor, Tensor]:
+def _refuse(number: int, wrong: str) -> None:
+    if wrong:
+        raise DataInvalid(f"batch {number} of the source {wrong}")
+
+
+def _wrong_parts(batch: Any) -> str:
+    """What is wrong with a batch; empty for a pair of tensors."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise DataInvalid(f"batch {number} of the source is {_said(batch)}; needed is (records, labels)")
+        size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+        return f"is a {type(batch).__name__}{size}; needed is (records, labels)"
     for name, part in zip(("records", "labels"), batch, strict=True):
         if not isinstance(part, Tensor):
-            raise DataInvalid(
-                f"batch {number} of the source has {name} of type {type(part).__name__}; needed are tensors, as a "
-                "DataLoader gives them (torch.as_tensor makes one)"
-            )
-    return batch[0], batch[1]
+            needed = "needed are tensors, as a DataLoader gives them (torch.as_tensor makes one)"
+            return f"has {name} of type {type(part).__name__}; {needed}"
+    return ""
 
 
-def _said(batch: Any) -> str:
-    return f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
-
-
-def _check_records(records: Tensor, number: int) -> None:
+def _wrong_records(records: Tensor, shape: tuple[int, ...] | None = None) -> str:
+    """What is wrong with records, which have this shape each in the first batch, if it is known."""
     if records.dim() < 2 or not len(records):
-        raise DataInvalid(f"batch {number} of the source has shape {tuple(records.shape)}; needed is (m, ...), m >= 1")
+        return f"has shape {tuple(records.shape)}; needed is (m, ...), m >= 1"
     if records.dtype != torch.float32:
-        raise DataInvalid(
-            f"batch {number} of the source has records of type {records.dtype}; needed is torch.float32, on the scale "
-            "of the hospital's records"
-        )
+        return f"has records of type {records.dtype}; needed is torch.float32, on the scale of the hospital's records"
     finite = torch.isfinite(records)
     if not bool(finite.all()):
-        place = torch.nonzero(~finite)[0].tolist()
-        raise DataInvalid(
-            f"batch {number} of the source holds NaN or infinity, first in record {place[0]} at {tuple(place[1:])}; "
-            "fill in what is missing first"
-        )
+        first = torch.nonzero(~finite)[0].tolist()
+        where = f"first in record {first[0]} at {tuple(first[1:])}"
+        return f"holds NaN or infinity, {where}; fill in what is missing first"
+    if shape is not None and tuple(records.shape[1:]) != shape:
+        return f"has records of shape {tuple(records.shape[1:])}, the first batch of {shape}"
+    return ""
+
+
+def _wrong_labels(labels: Tensor, records: int, classes: int) -> str:
+    """What is wrong with labels of so many records."""
+    if labels.shape != (records,):
+        needed = f"needed is ({records},), one class number for each record"
+        return f"has labels of shape {tuple(labels.shape)} for {records} records; {needed}"
+    if labels.dtype != torch.int64:
+        return f"has labels of type {labels.dtype}; needed are class numbers as torch.int64 (labels.long())"
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        allowed = f"the classifier has {classes} scores, so labels are 0 to {classes - 1}"
+        return f"has the label {low if low < 0 else high}; {allowed}"
+    return ""
 
 
 def _classes(extractor: nn.Module, classifier: nn.Module, record: Tensor) -> int:

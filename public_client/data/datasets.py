@@ -10,10 +10,10 @@ Pixels are float32 in [-1, 1], images (n, 1, h, w). Three tasks:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ Geometry = Literal["stretched", "framed"]
 """How 16 x 16 USPS images become 28 x 28: bilinear to the full frame (hard shift), or to 20 x 20 inside a margin."""
 Fetch = Callable[[int, str], tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]
 """(OpenML id, name for messages) to images (n, pixels) and labels (n,)."""
+Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
+"""Anything that can be iterated again and again for (records, labels), such as a DataLoader."""
 TASKS = ("digits", "mnist-usps", "usps-mnist")
 
 _USPS_TRAIN = 7291  # rows of zip.train, the standard split, which come first in OpenML's copy
@@ -175,14 +177,30 @@ def _scaled(images: npt.NDArray[np.generic], labels: npt.NDArray[np.int64]) -> L
     return Labelled(pixels.unsqueeze(1), torch.from_numpy(labels.astype(np.int64)))
 
 
-def _from_npz(path: Path, *, side: int) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]:
+def read_arrays(path: Path, names: tuple[str, str], *, missing: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Two arrays of an .npz file.
+
+    Args:
+        path: the file.
+        names: of the arrays.
+        missing: what is needed, said where there is no file.
+
+    Raises:
+        SettingsError: the file is missing.
+        DataInvalid: it does not hold these arrays.
+    """
     if not path.is_file():
-        raise SettingsError(f"{path} does not exist; --data-dir must hold mnist.npz and usps16.npz")
+        raise SettingsError(f"{path} does not exist; {missing}")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            images, labels = archive["x_train"], archive["y_train"]
+            return archive[names[0]], archive[names[1]]
     except (KeyError, ValueError, OSError) as error:
-        raise DataInvalid(f"{path.name} must be an npz file with the arrays x_train and y_train") from error
+        raise DataInvalid(f"{path} must be an .npz file with the arrays {names[0]} and {names[1]} ({error})") from error
+
+
+def _from_npz(path: Path, *, side: int) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]:
+    needed = "--data-dir must hold mnist.npz and usps16.npz"
+    images, labels = read_arrays(path, ("x_train", "y_train"), missing=needed)
     if images.ndim != 3 or images.shape[1:] != (side, side) or labels.shape != (len(images),):
         raise DataInvalid(
             f"{path.name}: x_train has shape {images.shape} and y_train {labels.shape}; "

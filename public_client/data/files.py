@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from public_client.data.datasets import Labelled
+from public_client.data.datasets import Labelled, read_arrays
 from public_client.data.networks import digits_network
-from shared.errors import DataInvalid, InvalidValue, SettingsError
+from shared.errors import DataInvalid, InvalidValue
 
 _HIDDEN, _FEATURES = 64, 32  # of the ready network for tables
 
@@ -22,13 +22,7 @@ def load_labelled(path: Path) -> Labelled:
         SettingsError: the file is missing.
         DataInvalid: it does not hold these arrays, of these shapes, finite; the message names what is wrong.
     """
-    if not path.is_file():
-        raise SettingsError(f"{path} does not exist; needed is an .npz file with the arrays x and y")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            x, y = archive["x"], archive["y"]
-    except (KeyError, ValueError, OSError) as error:
-        raise DataInvalid(f"{path} must be an .npz file with the arrays x and y ({error})") from error
+    x, y = read_arrays(path, ("x", "y"), missing="needed is an .npz file with the arrays x and y")
     if x.ndim < 2 or y.shape != (len(x),) or not len(x):
         raise DataInvalid(f"{path}: x has shape {x.shape} and y {y.shape}; needed are (n, ...) and (n,), n at least 1")
     if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu" or bool((y < 0).any()):

@@ -5,41 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 
-class Reporter(Protocol):
-    """What a training loop tells while it runs."""
+class Reporter:
+    """What a training loop tells while it runs; this one shows nothing."""
 
     def advance(self, text: str) -> None:
         """One more unit of work is done; `text` says where things stand."""
-        ...
 
     def tell(self, text: str) -> None:
         """Says where things stand, with no more work done."""
-        ...
 
 
-class _Silent:
-    def advance(self, text: str) -> None:
-        """Nothing is shown."""
-
-    def tell(self, text: str) -> None:
-        """Nothing is shown."""
-
-
-class _Bar:
+class _Bar(Reporter):
     def __init__(self, progress: Progress, task: int) -> None:
         self._progress = progress
         self._task = task
@@ -106,7 +88,7 @@ def reporting(title: str, total: int, *, shown: bool, done: int = 0) -> Iterator
         done: units that were done earlier (a resumed run).
     """
     if not shown:
-        yield _Silent()
+        yield Reporter()
         return
     bar = _DISPLAY.open(title, total, done)
     try:

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from public_client.data.checks import NO_BATCHES, checked
-from public_client.data.datasets import Labelled
-from public_client.training.distributed import Ranks
+from public_client.data.datasets import Batches, Labelled
+from public_client.data.progress import reporting
+from public_client.data.ranks import Ranks
 from shared.errors import InvalidValue
-
-Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
-"""Anything that can be iterated again and again for (images, labels), such as a DataLoader."""
-
 
 _MANY_BATCHES = 50
 _UPDATES = 900  # of source-only training
-
-
-class _Pairs(Dataset[tuple[Tensor, Tensor]]):
-    def __init__(self, data: Labelled) -> None:
-        self._data = data.to(torch.device("cpu"))
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self._data.images[index], self._data.labels[index]
 
 
 def source_loader(data: Labelled, *, batch_size: int = 128, seed: int = 0) -> DataLoader[tuple[Tensor, Tensor]]:
@@ -40,7 +25,8 @@ def source_loader(data: Labelled, *, batch_size: int = 128, seed: int = 0) -> Da
     # A small source loses too much with its last, incomplete batch; one record alone is no batch for a batch norm.
     drop_last = len(data) > _MANY_BATCHES * batch_size or len(data) % batch_size == 1
     shuffled = torch.Generator().manual_seed(seed)
-    return DataLoader(_Pairs(data), batch_size=batch_size, shuffle=True, drop_last=drop_last, generator=shuffled)
+    records = cast("Dataset[tuple[Tensor, Tensor]]", TensorDataset(data.images.cpu(), data.labels.cpu()))
+    return DataLoader(records, batch_size=batch_size, shuffle=True, drop_last=drop_last, generator=shuffled)
 
 
 def train_source(
@@ -51,7 +37,7 @@ def train_source(
     epochs: int,
     learning_rate: float = 1e-3,
     device: torch.device | None = None,
-    on_epoch: Callable[[int, float], None] | None = None,
+    progress: bool = False,
     ranks: Ranks | None = None,
 ) -> None:
     """Trains both modules on labelled source data, in place: Adam under a one-cycle schedule.
@@ -63,12 +49,12 @@ def train_source(
         epochs: passes over the source; 0 leaves the modules as they are.
         learning_rate: half of the schedule's peak.
         device: where the modules are.
-        on_epoch: called after each epoch with (epochs done, mean loss).
+        progress: shows a bar.
         ranks: processes that each train with batches of their own, and end with the same weights; rank 0's
             statistics, such as a batch norm's, count. By default this process trains alone.
 
     Raises:
-        DataInvalid: a batch is not what it should be (`source_checks`).
+        DataInvalid: a batch is not what it should be (`CheckedBatches`).
         InvalidValue: the source is empty, ranks differ in their number of batches, or the loss stopped being finite.
     """
     batches = checked(batches, extractor, classifier, device=device)
@@ -83,20 +69,20 @@ def train_source(
     extractor.train()
     classifier.train()
     features, scores = ranks.parallel(extractor), ranks.parallel(classifier)
-    for epoch in range(epochs):
-        losses = []
-        for images, labels in batches:
-            loss = functional.cross_entropy(scores(features(images.to(device))), labels.to(device))
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.detach())
-        mean = float(ranks.mean(torch.stack(losses).mean()))
-        if not math.isfinite(mean):
-            raise InvalidValue(f"source training diverged (its loss is {mean}); use a lower learning rate")
-        if on_epoch is not None:
-            on_epoch(epoch + 1, mean)
+    with reporting("training on the source", epochs, shown=progress) as bar:
+        for _ in range(epochs):
+            losses = []
+            for images, labels in batches:
+                loss = functional.cross_entropy(scores(features(images.to(device))), labels.to(device))
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                optimizer.step()
+                schedule.step()
+                losses.append(loss.detach())
+            mean = float(ranks.mean(torch.stack(losses).mean()))
+            if not math.isfinite(mean):
+                raise InvalidValue(f"source training diverged (its loss is {mean}); use a lower learning rate")
+            bar.advance(f"class loss {mean:.3f}")
     ranks.synchronise(extractor, classifier)
     extractor.eval()
     classifier.eval()
@@ -108,18 +94,15 @@ def collect(batches: Batches, *, most: int) -> Labelled:
     Raises:
         InvalidValue: the loader is empty.
     """
-    images: list[Tensor] = []
-    labels: list[Tensor] = []
-    count = 0
-    for batch_images, batch_labels in batches:
-        images.append(batch_images)
-        labels.append(batch_labels)
-        count += len(batch_labels)
-        if count >= most:
+    taken: list[tuple[Tensor, Tensor]] = []
+    for records, labels in batches:
+        taken.append((records, labels))
+        if sum(len(labels) for _, labels in taken) >= most:
             break
-    if not images:
+    if not taken:
         raise InvalidValue(NO_BATCHES)
-    return Labelled(torch.cat(images)[:most], torch.cat(labels)[:most])
+    images, classes = (torch.cat(parts)[:most] for parts in zip(*taken, strict=True))
+    return Labelled(images, classes)
 
 
 def usual_epochs(batches: int) -> int:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from shared.configuration import SettingsGroup, setting
 from shared.errors import SettingsError
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -22,163 +23,132 @@ Count = Annotated[int, Field(ge=1)]
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+def _from_the_file(path: Path, info: ValidationInfo) -> Path:
+    """A relative path of a file starts at the file's folder; one of the command line at the working directory."""
+    context = info.context or {"folder": Path(), "given": ()}
+    return path if info.field_name in context["given"] else context["folder"] / path
 
 
-class Data(_Section):
+RelativePath = Annotated[Path, AfterValidator(_from_the_file)]
+
+
+class Data(SettingsGroup):
     """The public source, and for rehearsals the public original of the target."""
 
-    task: str = Field(default="digits", description="A ready task: digits, mnist-usps or usps-mnist.")
-    geometry: Literal["stretched", "framed"] = Field(default="stretched", description="How USPS becomes 28 x 28.")
-    folder: Path | None = Field(default=None, description="With mnist.npz and usps16.npz; by default OpenML's copies.")
-    source: Path | None = Field(
-        default=None,
-        description="Instead of a task: an .npz with x (n, ...) float32 and y (n,) labels, the public source.",
+    task: str = setting("digits", "A ready task: digits, mnist-usps or usps-mnist.")
+    geometry: Literal["stretched", "framed"] = setting("stretched", "How USPS becomes 28 x 28.")
+    folder: RelativePath | None = setting(None, "With mnist.npz and usps16.npz; by default OpenML's copies.")
+    source: RelativePath | None = setting(
+        None, "Instead of a task: an .npz with x (n, ...) float32 and y (n,) labels, the public source."
     )
-    target: Path | None = Field(
-        default=None,
-        description="Beside source: an .npz like it, a public stand-in for rehearsals and local baselines.",
+    target: RelativePath | None = setting(
+        None, "Beside source: an .npz like it, a public stand-in for rehearsals and local baselines."
     )
 
 
-class Network(_Section):
+class Network(SettingsGroup):
     """What is trained."""
 
-    factory: str | None = Field(
-        default=None,
-        description="module:function that returns (extractor, classifier); by default a ready network by the shape of "
+    factory: str | None = setting(
+        None,
+        "module:function that returns (extractor, classifier); by default a ready network by the shape of "
         "the records. Your own code, run on your machine.",
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
     )
 
 
-class Source(_Section):
+class Source(SettingsGroup):
     """Source-only training."""
 
-    epochs: int | None = Field(default=None, ge=0, description="Passes; by default about 900 updates.")
-    batch_size: Count | None = Field(
-        default=None, description="Labelled records in one batch; by default 128, or 64 of fewer than 2000 records."
+    epochs: int | None = setting(None, "Passes; by default about 900 updates.", ge=0)
+    batch_size: Count | None = setting(
+        None, "Labelled records in one batch; by default 128, or 64 of fewer than 2000 records."
     )
 
 
-class MethodSection(_Section):
+class MethodGroup(SettingsGroup):
     """How the model is adapted."""
 
-    name: str | None = Field(
-        default=None, description="One of dpswd-client train --list-methods; by default what privacy's keys ask for."
+    name: str = setting("replay", "One of --list-methods.")
+    settings: dict[str, Any] = setting(
+        {}, "The method's own settings, such as coefficients; what is left out is its own choice."
     )
-    shared: bool = Field(default=False, description="Several curators train one model instead of one each.")
-    steps: Count = Field(default=2000, description="Updates of a local baseline (swd, dann, coral).")
+    shared: bool = setting(False, "Several curators train one model instead of one each.")
+    steps: Count = setting(2000, "Updates of a local baseline (swd, dann, coral).")
 
 
-class Privacy(_Section):
-    """What the run may cost, and the recipe's numbers; what is left out is the recipe's own choice."""
+class Privacy(SettingsGroup):
+    """What the run may cost, and its size."""
 
-    epsilon: Positive = Field(default=1.0, description="What the run may cost at each curator.")
-    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        default=1e-5, description="Of a rehearsal's or mock's budget."
-    )
-    budget: Positive | None = Field(
-        default=None, description="Epsilon of a rehearsal's or mock's budget; epsilon by default."
-    )
-    steps: Count | None = Field(default=None, description="T.")
-    batch_size: Count | None = Field(default=None, description="b.")
-    directions: Count | None = Field(default=None, description="k.")
-    release: Literal["quantiles", "rows"] | None = Field(default=None, description="Overrides the method's release.")
-    parameters: Literal["none", "adapters", "all"] | None = Field(
-        default=None, description="Overrides what is adapted."
-    )
-    coefficients: Count | None = Field(default=None, description="L of each direction.")
-    adapter: Literal["auto", "warp", "channels", "features", "low-rank", "monotone"] | None = Field(
-        default=None, description="Kind of the target-side adapter."
-    )
-    adapter_rank: Count | None = Field(default=None, description="Of a low-rank adapter.")
-    adapter_knots: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="Of each column of a monotone adapter."
-    )
-    gradient_share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        default=None, description="Part of a step's price that pays for the gradient."
-    )
-    clip_norm: Positive | None = Field(default=None, description="C, the largest norm of one record's gradient.")
-    target_norm: Positive | None = Field(default=None, description="Norm of source features after the public map.")
-    source_records: Count | None = Field(
-        default=None, description="Public records that are compared with the private ones."
-    )
-    learning_rate: Positive | None = Field(default=None, description="Of the alignment, at its start.")
-    averaging: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
-        default=None, description="Decay of the weights' average."
-    )
-    alignment_weight: Positive | None = Field(default=None, description="Of the distance beside the class loss.")
-    tuning_steps: Count | None = Field(default=None, description="Updates on public records after a replayed fit.")
+    epsilon: Positive = setting(1.0, "What the run may cost at each curator.")
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = setting(1e-5, "Of a local hospital's or mock's budget.")
+    budget: Positive | None = setting(None, "Epsilon of a local hospital's or mock's budget; epsilon by default.")
+    steps: Count | None = setting(None, "T; by default the method's.")
+    batch_size: Count | None = setting(None, "b; by default the method's.")
 
     def wishes(self) -> dict[str, Any]:
-        """Arguments of `Curator.plan`, or of `Curator.plan_critic`; what is left out is the plan's own choice."""
-        return self.model_dump(exclude={"delta", "budget"}, exclude_none=True)
+        """Of a plan; what is left out is the method's own choice."""
+        return self.model_dump(include={"epsilon", "steps", "batch_size"}, exclude_none=True)
 
 
-class CuratorSection(_Section):
+class CuratorGroup(SettingsGroup):
     """One hospital."""
 
     address: str = Field(description="host:port.", pattern=r"^.+:\d+$")
-    credentials: Path = Field(description="Directory with ca.crt, client.crt, client.key.")
-    name: str | None = Field(
-        default=None, pattern=_NAME, description="The team's name for it; by default curator-1 and so on."
-    )
-    server_name: str | None = Field(default=None, description="The name in the curator's certificate, if it differs.")
-    weight: Positive = Field(default=1.0, description="In a model that several curators train together.")
-    epsilon: Positive | None = Field(default=None, description="Instead of privacy.epsilon.")
-    steps: Count | None = Field(default=None, description="Instead of privacy.steps.")
-    batch_size: Count | None = Field(default=None, description="Instead of privacy.batch_size.")
+    credentials: RelativePath = Field(description="Directory with ca.crt, client.crt, client.key.")
+    name: str | None = setting(None, "The team's name for it; by default curator-1 and so on.", pattern=_NAME)
+    server_name: str | None = setting(None, "The name in the curator's certificate, if it differs.")
+    weight: Positive = setting(1.0, "In a model that several curators train together.")
+    epsilon: Positive | None = setting(None, "Instead of privacy.epsilon.")
+    steps: Count | None = setting(None, "Instead of privacy.steps.")
+    batch_size: Count | None = setting(None, "Instead of privacy.batch_size.")
 
 
-class Rehearsal(_Section):
+class Rehearsal(SettingsGroup):
     """Where there is no curator: hospitals on this machine, from public data."""
 
-    hospitals: Count = Field(default=1, description="Among how many the stand-in's records are dealt.")
+    hospitals: Count = setting(1, "Among how many the stand-in's records are dealt.")
 
 
-class DryRun(_Section):
+class DryRun(SettingsGroup):
     """What a mock curator imitates."""
 
-    enabled: bool = Field(default=False, description="Asks no server and spends nothing; accuracy means nothing.")
-    descriptions: list[Path] = Field(
-        default=[], description="Output of dpswd-client describe --format json, one for each curator."
+    enabled: bool = setting(False, "Asks no server and spends nothing; accuracy means nothing.")
+    descriptions: list[RelativePath] = setting(
+        [], "Output of dpswd-client describe --format json, one for each curator."
     )
-    records: Count | None = Field(default=None, description="n, without a description; by default the stand-in's.")
+    records: Count | None = setting(None, "n, without a description; by default the stand-in's.")
 
 
-class Output(_Section):
+class Output(SettingsGroup):
     """What is written."""
 
-    save: Path | None = Field(
-        default=None, description="The adapted model; for several sites or seeds, their names are added."
-    )
-    checkpoint: Path | None = Field(default=None, description="Directory that survives a killed client.")
-    resume: bool = Field(default=False, description="Continues the run in checkpoint.")
-    log_dir: Path | None = Field(default=None, description="TensorBoard and CSV logs.")
-    plots: Path | None = Field(default=None, description="Directory for PNG plots.")
+    save: RelativePath | None = setting(None, "The adapted model; for several sites or seeds, their names are added.")
+    checkpoint: RelativePath | None = setting(None, "Directory that survives a killed client; holds one training.")
+    resume: bool = setting(False, "Continues the run in the checkpoint; no step is spent twice.")
+    log_dir: RelativePath | None = setting(None, "TensorBoard and CSV logs.")
+    plots: RelativePath | None = setting(None, "Directory for PNG plots.")
 
 
-class Experiment(_Section):
+class Experiment(SettingsGroup):
     """The whole file."""
 
-    name: str = Field(default="experiment", description="For titles and logs.")
-    seeds: list[int] = Field(default=[0], min_length=1, description="One training for each.")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to compute.")
+    name: str = setting("experiment", "For titles and logs.")
+    seeds: list[int] = setting([0], "One training for each.", min_length=1)
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "Where to compute.")
     data: Data = Data()
     network: Network = Network()
     source: Source = Source()
-    method: MethodSection = MethodSection()
+    method: MethodGroup = MethodGroup()
     privacy: Privacy = Privacy()
-    curators: list[CuratorSection] = Field(default=[], description="The hospitals; none for a rehearsal.")
+    curators: list[CuratorGroup] = setting([], "The hospitals; none for a rehearsal.")
     rehearsal: Rehearsal = Rehearsal()
     dry_run: DryRun = DryRun()
     output: Output = Output()
 
     @field_validator("curators")
     @classmethod
-    def _distinct(cls, curators: list[CuratorSection]) -> list[CuratorSection]:
+    def _distinct(cls, curators: list[CuratorGroup]) -> list[CuratorGroup]:
         names = [name_of(curator, index) for index, curator in enumerate(curators)]
         if len(set(names)) != len(names):
             raise ValueError(f"have the names {', '.join(names)}; each must be given once")
@@ -198,16 +168,9 @@ class Experiment(_Section):
         return self
 
     @property
-    def method_name(self) -> str:
-        """The method, by name or by what privacy's keys ask for: replay, unless they ask for an iteration."""
-        if self.method.name is not None:
-            return self.method.name
-        asked = self.privacy
-        if asked.release == "rows" and asked.parameters in (None, "all"):
-            return "rows"
-        iterated = asked.steps is not None or asked.batch_size is not None
-        parameters = asked.parameters or ("adapters" if iterated else "none")
-        return {"adapters": "adapter", "all": "quantiles", "none": "replay"}[parameters]
+    def rehearsed(self) -> bool:
+        """Whether the target is a public stand-in, served on this machine: its labels are at hand."""
+        return not self.curators and not self.dry_run.enabled
 
     def to_yaml(self) -> str:
         """The experiment with all its defaults, as a file that reads back to itself."""
@@ -217,7 +180,7 @@ class Experiment(_Section):
         return text
 
 
-def name_of(curator: CuratorSection, index: int) -> str:
+def name_of(curator: CuratorGroup, index: int) -> str:
     """The curator's name in reports, logs and file names."""
     return curator.name or f"curator-{index + 1}"
 
@@ -233,34 +196,35 @@ def read_experiment(path: Path | None, changes: Mapping[str, Any] | None = None)
         SettingsError: the file cannot be read, or keys are unknown or out of range; each is named by its path.
     """
     values = {} if path is None else _parsed(path)
-    for key, value in (changes or {}).items():
+    changes = changes or {}
+    for key, value in changes.items():
         _put(values, key.split("."), value)
+    context = {"folder": Path() if path is None else path.parent, "given": {key.split(".")[-1] for key in changes}}
     try:
-        made = Experiment.model_validate(values)
+        return Experiment.model_validate(values, context=context)
     except ValidationError as error:
-        raise SettingsError(_explained(error, path)) from error
-    return made if path is None else _beside(made, path.parent, changes or {})
+        where = "" if path is None else f"{path}: "
+        raise SettingsError(where + "; ".join(_problem(dict(problem)) for problem in error.errors())) from error
 
 
 def _parsed(path: Path) -> dict[str, Any]:
     readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml}
-    reader = readers.get(path.suffix)
-    kind = "TOML" if path.suffix == ".toml" else "YAML"
-    if reader is None:
+    if path.suffix not in readers:
         raise SettingsError(f"{path} must end in .toml, .yaml or .yml")
     try:
-        loaded = reader(path.read_text(encoding="utf-8"))
+        loaded = readers[path.suffix](path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise SettingsError(f"{path} is not valid {kind}: {' '.join(str(error).split())}") from error
+        language = "TOML" if path.suffix == ".toml" else "YAML"
+        raise SettingsError(f"{path} is not valid {language}: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):
-        raise SettingsError(f"{path} holds no keys at its top; see docs/ml-team.md for an example")
+        raise SettingsError(f"{path} holds no keys at its top; see docs/ml-team/guide.md for an example")
     return loaded
 
 
 def _yaml(text: str) -> Any:
-    import yaml
+    import yaml  # comes with the extra `client`; TOML needs no package
 
     try:
         return yaml.safe_load(text) or {}
@@ -269,76 +233,35 @@ def _yaml(text: str) -> Any:
 
 
 def _put(values: dict[str, Any], keys: list[str], value: Any) -> None:
-    *places, last = keys
-    for place in places:
-        inner = values.setdefault(place, {})
+    *sections, last = keys
+    for section in sections:
+        inner = values.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise SettingsError(f"{'.'.join(keys)}: {place} holds a value, no section")
+            raise SettingsError(f"{'.'.join(keys)}: {section} holds a value, no section")
         values = inner
     values[last] = value
 
 
-def _explained(error: ValidationError, path: Path | None) -> str:
-    """Every problem with its key's path, what was given and what is allowed."""
-    where = f"{path}: " if path is not None else ""
-    return where + "; ".join(_problem(dict(problem)) for problem in error.errors())
-
-
 def _problem(problem: dict[str, Any]) -> str:
-    place = ".".join(str(part) for part in problem["loc"])
+    key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         known = _keys_at(problem["loc"][:-1])
         close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        return f"{place} is unknown; {hint}allowed: {', '.join(known)}"
+        return f"{key} is unknown; {hint}allowed: {', '.join(known)}"
     if problem["type"] == "missing":
-        return f"{place} is missing"
+        return f"{key} is missing"
     text = str(problem["msg"]).removeprefix("Value error, ")
-    if not place:
+    if not key:
         return text
     given = problem.get("input")
     shown = f" (given: {given!r})" if isinstance(given, (str, int, float, bool)) else ""
-    return f"{place}: {text[:1].lower()}{text[1:]}{shown}"
+    return f"{key}: {text[:1].lower()}{text[1:]}{shown}"
 
 
 def _keys_at(location: tuple[Any, ...]) -> list[str]:
     """The keys of the section at a place."""
-    section: type[BaseModel] = Experiment
-    for part in location:
-        if isinstance(part, int):
-            continue
-        section = _SECTIONS.get(str(part), section)
+    if not location:
+        return list(Experiment.model_fields)
+    section = CuratorGroup if location[0] == "curators" else type(Experiment.model_fields[location[0]].default)
     return list(section.model_fields)
-
-
-_SECTIONS: Mapping[str, type[BaseModel]] = {
-    "data": Data,
-    "network": Network,
-    "source": Source,
-    "method": MethodSection,
-    "privacy": Privacy,
-    "curators": CuratorSection,
-    "rehearsal": Rehearsal,
-    "dry_run": DryRun,
-    "output": Output,
-}
-
-
-def _beside(made: Experiment, folder: Path, changes: Mapping[str, Any]) -> Experiment:
-    """The experiment with relative paths of the file read from the file's folder; the command line's stay."""
-
-    def moved(section: BaseModel, prefix: str) -> BaseModel:
-        fresh = {
-            key: folder / value
-            for key in type(section).model_fields
-            if isinstance(value := getattr(section, key), Path) and f"{prefix}.{key}" not in changes
-        }
-        return section.model_copy(update=fresh)
-
-    update: dict[str, Any] = {name: moved(getattr(made, name), name) for name in ("data", "output")}
-    if "curators" not in changes:
-        update["curators"] = [moved(curator, "curators") for curator in made.curators]
-    if "dry_run.descriptions" not in changes:
-        descriptions = [folder / path for path in made.dry_run.descriptions]
-        update["dry_run"] = made.dry_run.model_copy(update={"descriptions": descriptions})
-    return made.model_copy(update=update)

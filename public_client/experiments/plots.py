@@ -6,7 +6,7 @@ estimated from the released means and spreads along the step's directions, never
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from public_client.methods.alignment import Alignment, Seen
-from public_client.methods.losses import step_directions
+from public_client.methods.aligned_run import AlignedRun, Seen
 from public_client.plans.plan import Plan
-from public_client.plans.run_plan import RunPlan
 from public_client.training.history import HistoryPoint
 from shared.mechanisms.quantiles.coefficients import source_coefficients
+from shared.mechanisms.sliced import SlicedDeclaration
 
 _SHOWN = 1500  # source records in a scatter plot
 _WIDTH = 2.0  # standard deviations that an ellipse covers
@@ -41,7 +40,7 @@ class PlaneEstimate:
     covariance: Tensor
 
 
-def target_in_plane(seen: Seen, plan: Plan, plane: Tensor) -> PlaneEstimate:
+def target_in_plane(seen: Seen, declared: SlicedDeclaration, plane: Tensor, *, batch: int) -> PlaneEstimate:
     """What a release says of the target in a plane of feature space; post-processing of public values.
 
     The mean minimises the squared misfit to the released means along the directions, with the source's mean as prior.
@@ -50,14 +49,14 @@ def target_in_plane(seen: Seen, plan: Plan, plane: Tensor) -> PlaneEstimate:
 
     Args:
         seen: at one step.
-        plan: with its noise.
+        declared: by the run.
         plane: (d, 2), orthonormal, in the space of mapped and clipped features.
+        batch: b.
     """
-    assert plan.sigma is not None, "a plan of an open run has its noise"
     source = seen.feature_map.clipped(seen.source_features).to(torch.float64)  # (m, d)
-    U = step_directions(seen.release, seen.source_features).to(source)  # (d, k)
-    means, spreads = _moments(seen, plan)
-    noise = plan.sigma**2 / plan.batch_size  # of a mean along one direction
+    U = seen.release.directions(source)  # (d, k)
+    means, spreads = _moments(seen, declared, batch)
+    noise = declared.sigma**2 / batch  # of a mean along one direction
     own_mean = source.mean(dim=0)
     gaps = means - own_mean @ U  # (k,)
     prior = max(float(gaps.square().mean()) - noise, 1e-12)  # of each coordinate of the shift
@@ -65,32 +64,30 @@ def target_in_plane(seen: Seen, plan: Plan, plane: Tensor) -> PlaneEstimate:
     shift = torch.linalg.solve(system, U @ gaps)  # (d,)
     covariance = torch.cov((source @ plane).T)
     if spreads is not None:
-        own = _source_spreads(source, U, seen, plan)
+        own = _source_spreads(source, U, declared, batch)
         factor = float((spreads @ own) / (own @ own).clamp(min=1e-12))  # spreads = factor * own, by least squares
         covariance = max(factor, _LEAST_SPREAD) * covariance
     return PlaneEstimate(mean=(own_mean + shift) @ plane, covariance=covariance)
 
 
-def _moments(seen: Seen, plan: Plan) -> tuple[Tensor, Tensor | None]:
+def _moments(seen: Seen, declared: SlicedDeclaration, batch: int) -> tuple[Tensor, Tensor | None]:
     """Released means (k,) and variances (k,) along the directions; the noise's share is subtracted."""
-    assert plan.sigma is not None
-    values = torch.from_numpy(seen.release.release).to(torch.float64)
-    if plan.release == "rows":
-        return values.mean(dim=0), values.var(dim=0) - plan.sigma**2
-    scaled = values / plan.batch_size**0.5  # (L, k)
+    values = seen.release.values.to_tensor(dtype=torch.float64)
+    if not declared.coefficients:
+        return values.mean(dim=0), values.var(dim=0) - declared.sigma**2
+    scaled = values / batch**0.5  # (L, k)
     if len(values) == 1:
         return scaled[0], None
-    return scaled[0], scaled[1:].square().sum(dim=0) - (len(values) - 1) * plan.sigma**2 / plan.batch_size
+    return scaled[0], scaled[1:].square().sum(dim=0) - (len(values) - 1) * declared.sigma**2 / batch
 
 
-def _source_spreads(source: Tensor, U: Tensor, seen: Seen, plan: Plan) -> Tensor:
+def _source_spreads(source: Tensor, U: Tensor, declared: SlicedDeclaration, batch: int) -> Tensor:
     """The source's variances (k,) along the directions, truncated as the released ones are."""
     projections = source @ U
-    if plan.release == "rows":
+    if not declared.coefficients:
         return projections.var(dim=0)
-    count = len(seen.release.release)
-    own = source_coefficients(projections, batch=plan.batch_size, coefficients=count)
-    return own[1:].square().sum(dim=0) / plan.batch_size
+    own = source_coefficients(projections, batch=batch, coefficients=declared.coefficients)
+    return own[1:].square().sum(dim=0) / batch
 
 
 def principal_plane(features: Tensor) -> Tensor:
@@ -101,31 +98,26 @@ def principal_plane(features: Tensor) -> Tensor:
     return plane
 
 
-def plot_features(path: Path, alignment: Alignment, *, title: str) -> None:
+def plot_features(path: Path, run: AlignedRun, *, title: str) -> None:
     """Source records and the target's estimated ellipse, at the first and at the last step.
 
     Args:
         path: the PNG.
-        alignment: of a run whose steps were drawn in this process.
+        run: whose steps were drawn in this process.
         title: above both panels.
     """
-    assert alignment.first is not None
-    assert alignment.last is not None
-    plt = _pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), sharex=True, sharey=True, layout="constrained")
-    plane = principal_plane(alignment.first.feature_map.clipped(alignment.first.source_features))
-    for axis, seen, when in zip(axes, (alignment.first, alignment.last), ("before", "after"), strict=True):
+    assert run.first is not None
+    assert run.last is not None
+    figure, axes = _panels(2, figsize=(10, 4.6), sharex=True, sharey=True)
+    plane = principal_plane(run.first.feature_map.clipped(run.first.source_features))
+    for axis, seen, when in zip(axes, (run.first, run.last), ("before", "after"), strict=True):
         points = seen.feature_map.clipped(seen.source_features).to(torch.float64) @ plane
         shown = points[:_SHOWN].cpu().numpy()
         axis.scatter(shown[:, 0], shown[:, 1], s=4, alpha=0.35, color="C0", linewidths=0, label="source records")
         own = PlaneEstimate(points.mean(dim=0), torch.cov(points.T))
         _ellipse(axis, own, color="C0", label="source, two deviations")
-        _ellipse(
-            axis,
-            target_in_plane(seen, alignment.plan, plane),
-            color="C3",
-            label="target: centre and size, from the release",
-        )
+        target = target_in_plane(seen, run.sliced, plane, batch=run.plan.batch_size)
+        _ellipse(axis, target, color="C3", label="target: centre and size, from the release")
         axis.set_title(when)
         axis.set_xlabel("first principal direction")
         axis.grid(alpha=0.3)
@@ -133,13 +125,12 @@ def plot_features(path: Path, alignment: Alignment, *, title: str) -> None:
     axes[0].legend(fontsize=8, loc="best")
     figure.suptitle(title)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def plot_epsilon(
     path: Path,
     histories: Mapping[str, list[HistoryPoint]],
-    plans: Mapping[str, RunPlan],
+    plans: Mapping[str, Plan],
     *,
     charged: Mapping[str, float],
     title: str,
@@ -153,8 +144,7 @@ def plot_epsilon(
         charged: epsilon of each site's run as the curator counted it.
         title: above the plot.
     """
-    plt = _pyplot()
-    figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure, axis = _panels(1, figsize=(6.4, 4.2))
     for index, (name, points) in enumerate(histories.items()):
         color = f"C{index}"
         axis.plot(
@@ -169,26 +159,58 @@ def plot_epsilon(
     axis.set_xlim(left=0)
     axis.legend(fontsize=8, loc="lower right")
     axis.grid(alpha=0.3)
-    axis.set_title(title)
+    figure.suptitle(title)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
+
+
+def plot_accuracy(
+    path: Path, histories: Mapping[str, Sequence[HistoryPoint]], *, levels: Mapping[str, float], title: str
+) -> None:
+    """Accuracy against the share of steps and against epsilon.
+
+    Args:
+        path: the PNG.
+        histories: of private trainings, by what the legend calls them.
+        levels: accuracies in percent of methods without a course, drawn as lines.
+        title: above both panels.
+    """
+    figure, (left, right) = _panels(2, figsize=(11, 4.2), sharey=True)
+    for index, (label, points) in enumerate(histories.items()):
+        last = max(point.step for point in points) or 1
+        style: dict[str, Any] = {"color": f"C{index}", "marker": "o", "markersize": 3}
+        if len(points) <= 2:  # all was released at once: a line from the start would show a course that there was not
+            points, style = points[-1:], {"color": f"C{index}", "marker": "*", "markersize": 12, "linestyle": "none"}
+        accuracies = [point.accuracy for point in points]
+        left.plot([100 * point.step / last for point in points], accuracies, label=label, **style)
+        right.plot([point.epsilon for point in points], accuracies, **style)
+    for index, (label, accuracy) in enumerate(levels.items()):
+        for axis in (left, right):
+            axis.axhline(accuracy, linestyle="--", linewidth=1, color=f"C{len(histories) + index}", label=label)
+    left.set_xlabel("share of the run's steps (%)")
+    right.set_xlabel("epsilon that the steps so far cost (replace one record)")
+    left.set_ylabel("accuracy on the private target (%)")
+    left.set_xlim(0, 105)
+    right.set_xlim(left=0)
+    left.legend(fontsize=8, loc="best")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=130)
+
+
+def _panels(count: int, **options: Any) -> tuple[Any, Any]:
+    """A figure that no window shows, and its axes beside each other."""
+    from matplotlib.figure import Figure  # takes a second to load
+
+    figure = Figure(figsize=options.pop("figsize"), layout="constrained")
+    return figure, figure.subplots(1, count, **options)
 
 
 def _ellipse(axis: Any, estimate: PlaneEstimate, *, color: str, label: str) -> None:
     angle = np.linspace(0.0, 2.0 * np.pi, 100)
     circle: npt.NDArray[np.float64] = np.stack((np.cos(angle), np.sin(angle)))
     values, vectors = np.linalg.eigh(estimate.covariance.cpu().numpy())
-    outline = estimate.mean.cpu().numpy()[:, None] + _WIDTH * vectors @ (
-        np.sqrt(np.clip(values, 0.0, None))[:, None] * circle
-    )
+    middle, radii = estimate.mean.cpu().numpy(), np.sqrt(np.clip(values, 0.0, None))
+    outline = middle[:, None] + _WIDTH * vectors @ (radii[:, None] * circle)
     axis.plot(outline[0], outline[1], color=color, label=label)
-    axis.plot(*estimate.mean.cpu().numpy(), marker="+", markersize=10, color=color)
-
-
-def _pyplot() -> Any:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
+    axis.plot(*middle, marker="+", markersize=10, color=color)

@@ -1,1 +1,20 @@
-"""The ways to train for a target, one file each."""
+"""The ways to train for a target, one file each: a method is a frozen value with its settings.
+
+To add a method, add its file and its line here.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from public_client.methods.adapter import Adapter
+from public_client.methods.all_weights import AllWeights, Rows
+from public_client.methods.dp_dann import DpDann
+from public_client.methods.replay import Replay
+from public_client.training.method import Method
+
+__all__ = ["METHODS", "Adapter", "AllWeights", "DpDann", "Method", "Replay", "Rows"]
+
+METHODS: Mapping[str, type[Method]] = MappingProxyType(
+    {method.name: method for method in (Replay, Adapter, AllWeights, Rows, DpDann)}
+)
+"""Every method by its name on the command line."""

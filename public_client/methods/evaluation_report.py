@@ -7,39 +7,35 @@ it: its law is known exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from shared.errors import InvalidValue
-from shared.mechanisms.evaluation.counts import bin_edges
-from shared.privacy.evaluation_parts import CONFIDENCE_WEIGHT
-from shared.protocol.evaluations import EvaluationRelease
-from shared.protocol.messages import Evaluation
+from shared.errors import InvalidValue, rounded
+from shared.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT, EvaluationReply, bin_edges
+from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 
 Floats = npt.NDArray[np.float64]
 
+_LEVEL = 0.95  # probability that an interval covers its figure
 _FEWEST = 3.0
 """A bin whose noisy size is below so many of its own deviations is shown without figures."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A two-sided interval.
+    """A two-sided 95% interval.
 
     Attributes:
         low: lower end.
         high: upper end.
-        level: probability of covering the figure.
     """
 
     low: float
     high: float
-    level: float
 
 
 @dataclass(frozen=True)
@@ -61,6 +57,25 @@ class ReliabilityBin:
     confidence: float
     accuracy: float
     accuracy_error: float
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """What one evaluation released, in units of records; see `EvaluationReply`."""
+
+    correct: float
+    confusion: Floats | None
+    calibration: Floats | None
+
+    @classmethod
+    def of(cls, reply: EvaluationReply) -> Counts:
+        """The counts of a reply."""
+        confusion, calibration = reply.confusion, reply.calibration
+        return cls(
+            float(reply.correct.to_numpy()[0]),
+            None if confusion is None else confusion.to_numpy(),
+            None if calibration is None else calibration.to_numpy(),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,99 +114,59 @@ class Report:
     overconfidence_error: float
     epsilon: float
     delta: float
-    spent: float
-    remaining: float
+    spent: float = math.nan
+    remaining: float = math.nan
     class_names: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        release: EvaluationRelease,
-        *,
-        declared: Evaluation,
-        records: int,
-        epsilon: float,
-        delta: float,
-        spent: float = math.nan,
-        remaining: float = math.nan,
-        class_names: Sequence[str] = (),
-        level: float = 0.95,
-    ) -> Report:
+    def of(cls, reply: EvaluationReply, *, declared: EvaluationDeclaration, records: int, **known: Any) -> Report:
         """Reads a release.
 
         Args:
-            release: from the curator.
+            reply: from the curator.
             declared: with which noise.
             records: n.
-            epsilon: what the evaluation costs alone.
-            delta: the data set's delta.
-            spent: of the data set, afterwards.
-            remaining: to this client, afterwards.
-            class_names: in order.
-            level: of the intervals.
+            **known: the report's own fields that no release tells: epsilon and all that follow it.
 
         Raises:
             InvalidValue: the release has not the declared parts or shapes.
         """
+        release = Counts.of(reply)
         _check(release, declared)
         correct, variance = best_correct(release, declared, records)
-        width = float(ndtri(0.5 + level / 2.0)) * math.sqrt(variance)
-        share = min(max(correct / records, 0.0), 1.0)
-        spread = float(ndtri(0.5 + level / 2.0)) * math.sqrt(
-            variance / records**2 + max(share * (1.0 - share), 0.25 / records) / records
-        )
-        calibration = _Calibration.of(release, declared, records)
+        deviations = float(ndtri(0.5 + _LEVEL / 2.0))
+        width, share = deviations * math.sqrt(variance), min(max(correct / records, 0.0), 1.0)
+        sampling = max(share * (1.0 - share), 0.25 / records) / records
+        spread = deviations * math.sqrt(variance / records**2 + sampling)
         return cls(
             records=records,
             accuracy=share,
-            accuracy_interval=_interval(correct / records, width / records, level),
-            population_interval=_interval(correct / records, spread, level),
+            accuracy_interval=_interval(correct / records, width / records),
+            population_interval=_interval(correct / records, spread),
             confusion=None if release.confusion is None else nearest_counts(release.confusion, records),
             confusion_sigma=declared.confusion_sigma,
-            reliability=calibration.bins,
-            calibration_error=calibration.error,
-            noise_floor=calibration.floor,
-            overconfidence=calibration.gap,
-            overconfidence_error=calibration.gap_error,
-            epsilon=epsilon,
-            delta=delta,
-            spent=spent,
-            remaining=remaining,
-            class_names=tuple(class_names),
+            **_calibration(release, declared, records),
+            **known,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; figures that are not known are null."""
-        return {
-            "records": self.records,
-            "accuracy": self.accuracy,
+        return _known(self) | {
             "accuracy_interval": [self.accuracy_interval.low, self.accuracy_interval.high],
             "population_interval": [self.population_interval.low, self.population_interval.high],
-            "level": self.accuracy_interval.level,
+            "level": _LEVEL,
             "confusion": None if self.confusion is None else self.confusion.tolist(),
-            "confusion_sigma": self.confusion_sigma,
-            "reliability": [
-                {name: _known(getattr(b, name)) for name in ReliabilityBin.__dataclass_fields__}
-                for b in self.reliability
-            ],
-            "calibration_error": _known(self.calibration_error),
-            "noise_floor": _known(self.noise_floor),
-            "overconfidence": _known(self.overconfidence),
-            "overconfidence_error": _known(self.overconfidence_error),
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "spent": _known(self.spent),
-            "remaining": _known(self.remaining),
+            "reliability": [_known(one) for one in self.reliability],
             "class_names": list(self.class_names),
         }
 
     def __str__(self) -> str:
         """A few lines for a terminal."""
-        inner, outer = self.accuracy_interval, self.population_interval
-        known, further = (f"{100 * one.low:.1f} to {100 * one.high:.1f}%" for one in (inner, outer))
+        intervals = (self.accuracy_interval, self.population_interval)
+        known, further = (f"{100 * one.low:.1f} to {100 * one.high:.1f}%" for one in intervals)
         lines = [
             f"accuracy on all {self.records} labelled records: {100 * self.accuracy:.1f}%",
-            f"  {100 * inner.level:.0f}% intervals: {known} on these records, {further} on further ones like them",
+            f"  {100 * _LEVEL:.0f}% intervals: {known} on these records, {further} on further ones like them",
         ]
         if self.confusion is not None:
             lines.append(f"confusion matrix (row: label), noise {self.confusion_sigma:.3g} on each count:")
@@ -209,16 +184,16 @@ class Report:
                 f"{100 * self.noise_floor:.1f}); overconfident by {100 * self.overconfidence:+.1f} "
                 f"+- {100 * 1.96 * self.overconfidence_error:.1f} points"
             )
-        lines.append(f"cost: epsilon {math.ceil(self.epsilon * 1e4) / 1e4:.4f} alone, at delta {self.delta:g}")
+        lines.append(f"cost: epsilon {rounded(self.epsilon, up=True)} alone, at delta {self.delta:g}")
         if not math.isnan(self.spent):
             lines.append(
-                f"the data set has spent {math.ceil(self.spent * 1e4) / 1e4:.4f} by its ledger, "
-                f"{math.floor(self.remaining * 1e4) / 1e4:.4f} are left to you"
+                f"the data set has spent {rounded(self.spent, up=True)} by its ledger, "
+                f"{rounded(self.remaining, up=False)} are left to you"
             )
         return "\n".join(lines)
 
 
-def correct_estimates(declared: Evaluation) -> list[float]:
+def correct_estimates(declared: EvaluationDeclaration) -> list[float]:
     """Variances of the independent estimates of the number of correct predictions, in the order of `best_correct`."""
     classes, bins = declared.classes, declared.bins
     variances = [declared.correct_sigma**2]
@@ -230,12 +205,12 @@ def correct_estimates(declared: Evaluation) -> list[float]:
     return variances
 
 
-def correct_variance(declared: Evaluation) -> float:
+def correct_variance(declared: EvaluationDeclaration) -> float:
     """Variance of the best linear estimate of the number of correct predictions."""
     return 1.0 / math.fsum(1.0 / variance for variance in correct_estimates(declared))
 
 
-def best_correct(release: EvaluationRelease, declared: Evaluation, records: int) -> tuple[float, float]:
+def best_correct(release: Counts, declared: EvaluationDeclaration, records: int) -> tuple[float, float]:
     """The number of correct predictions from all parts of a release, weighted by their precision.
 
     The parts are independent and unbiased: the count itself; the confusion matrix's diagonal, and n minus the rest of
@@ -277,43 +252,36 @@ def nearest_counts(noisy: Floats, total: float) -> Floats:
     return result
 
 
-@dataclass(frozen=True)
-class _Calibration:
-    bins: tuple[ReliabilityBin, ...] = ()
-    error: float = math.nan
-    floor: float = math.nan
-    gap: float = math.nan
-    gap_error: float = math.nan
-
-    @classmethod
-    def of(cls, release: EvaluationRelease, declared: Evaluation, records: int) -> _Calibration:
-        if release.calibration is None:
-            return cls()
-        sigma, edges = declared.calibration_sigma, bin_edges(classes=declared.classes, bins=declared.bins)
-        right, wrong, places = release.calibration
-        middle, width = (edges[1:] + edges[:-1]) / 2.0, edges[1] - edges[0]
-        size = right + wrong
-        confidence_sum = middle * size + places * width / CONFIDENCE_WEIGHT
-        # Confidence minus correctness, summed over a bin's records: its noise is linear in the three sums.
-        gap = confidence_sum - right
-        deviation = sigma * np.sqrt((1.0 - middle) ** 2 + middle**2 + (width / CONFIDENCE_WEIGHT) ** 2)
-        shown = []
-        for b in range(declared.bins):
-            known = size[b] > _FEWEST * math.sqrt(2.0) * sigma
-            accuracy = min(max(right[b] / size[b], 0.0), 1.0) if known else math.nan
-            error = sigma * math.hypot(1.0 - accuracy, accuracy) / size[b] if known else math.nan
-            mean = min(max(confidence_sum[b] / size[b], edges[b]), edges[b + 1]) if known else math.nan
-            shown.append(ReliabilityBin(float(edges[b]), float(edges[b + 1]), float(size[b]), mean, accuracy, error))
-        return cls(
-            bins=tuple(shown),
-            error=float(np.sqrt(np.maximum(gap**2 - deviation**2, 0.0)).sum() / records),
-            floor=float(math.sqrt(2.0 / math.pi) * deviation.sum() / records),
-            gap=float(gap.sum() / records),
-            gap_error=float(math.sqrt((deviation**2).sum()) / records),
-        )
+def _calibration(release: Counts, declared: EvaluationDeclaration, records: int) -> dict[str, Any]:
+    """The report's fields about calibration."""
+    if release.calibration is None:
+        unknown = ("calibration_error", "noise_floor", "overconfidence", "overconfidence_error")
+        return {"reliability": ()} | dict.fromkeys(unknown, math.nan)
+    sigma, edges = declared.calibration_sigma, bin_edges(classes=declared.classes, bins=declared.bins)
+    right, wrong, places = release.calibration
+    middle, width = (edges[1:] + edges[:-1]) / 2.0, edges[1] - edges[0]
+    size = right + wrong
+    confidence_sum = middle * size + places * width / CONFIDENCE_WEIGHT
+    # Confidence minus correctness, summed over a bin's records: its noise is linear in the three sums.
+    gap = confidence_sum - right
+    deviation = sigma * np.sqrt((1.0 - middle) ** 2 + middle**2 + (width / CONFIDENCE_WEIGHT) ** 2)
+    shown = []
+    for b in range(declared.bins):
+        known = size[b] > _FEWEST * math.sqrt(2.0) * sigma
+        accuracy = min(max(right[b] / size[b], 0.0), 1.0) if known else math.nan
+        error = sigma * math.hypot(1.0 - accuracy, accuracy) / size[b] if known else math.nan
+        mean = min(max(confidence_sum[b] / size[b], edges[b]), edges[b + 1]) if known else math.nan
+        shown.append(ReliabilityBin(float(edges[b]), float(edges[b + 1]), float(size[b]), mean, accuracy, error))
+    return {
+        "reliability": tuple(shown),
+        "calibration_error": float(np.sqrt(np.maximum(gap**2 - deviation**2, 0.0)).sum() / records),
+        "noise_floor": float(math.sqrt(2.0 / math.pi) * deviation.sum() / records),
+        "overconfidence": float(gap.sum() / records),
+        "overconfidence_error": float(math.sqrt((deviation**2).sum()) / records),
+    }
 
 
-def _check(release: EvaluationRelease, declared: Evaluation) -> None:
+def _check(release: Counts, declared: EvaluationDeclaration) -> None:
     wanted = (declared.classes, declared.classes) if declared.confusion_sigma else None
     found = None if release.confusion is None else release.confusion.shape
     table = (3, declared.bins) if declared.calibration_sigma else None
@@ -325,8 +293,8 @@ def _check(release: EvaluationRelease, declared: Evaluation) -> None:
         )
 
 
-def _interval(middle: float, half: float, level: float) -> Interval:
-    return Interval(min(max(middle - half, 0.0), 1.0), min(max(middle + half, 0.0), 1.0), level)
+def _interval(middle: float, half: float) -> Interval:
+    return Interval(min(max(middle - half, 0.0), 1.0), min(max(middle + half, 0.0), 1.0))
 
 
 def _bin_line(one: ReliabilityBin) -> str:
@@ -336,5 +304,7 @@ def _bin_line(one: ReliabilityBin) -> str:
     return head + f"{one.confidence:.2f}  {one.accuracy:.2f} +- {1.96 * one.accuracy_error:.2f}"
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+def _known(figures: Report | ReliabilityBin) -> dict[str, Any]:
+    """The fields by name; null for what is not known."""
+    found = {own.name: getattr(figures, own.name) for own in fields(figures)}
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in found.items()}

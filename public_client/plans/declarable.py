@@ -1,28 +1,22 @@
-"""From an extractor and a plan to a run's declaration, and what a curator would say to it; spends nothing."""
+"""From a model and a plan to a run's declaration, and what a curator would say to it; spends nothing."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from torch import Tensor, nn
 
 from public_client.curator.stub import Curator
 from public_client.curator.values import Quote, UploadedExtractor
 from public_client.plans.plan import Plan
-from public_client.plans.run_plan import RunPlan
-from public_client.training.adapters import adapted_names, with_adapters
 from shared.errors import InvalidValue
 from shared.extractor.graph import ExtractorGraph
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.kernels.feature_map import FeatureMap
-from shared.protocol.messages import PublicMap, RunParameters
-
-_Plan = TypeVar("_Plan", bound=RunPlan)
+from shared.protocol.messages import RunParameters
 
 _MOST_NOISE = 4.0
 """Times the planned noise: beyond it a run would cost about what was asked and be of little use."""
@@ -31,10 +25,10 @@ _BISECTIONS = 4
 
 @dataclass(frozen=True, eq=False)
 class Declarable:
-    """An extractor as it travels, with what a plan adapts of it; made without a curator.
+    """A model as it travels, with what is adapted of it; made without a curator.
 
     `torch.fx` patches `nn.Module` for the whole process while it traces. So where several sites are served by threads,
-    all extractors are made declarable before the first thread runs a module.
+    all models are made declarable before the first thread runs a module.
 
     Attributes:
         graph: the closed-vocabulary graph.
@@ -45,92 +39,67 @@ class Declarable:
 
     graph: ExtractorGraph
     weights: bytes
-    names: tuple[str, ...]
-    parameters: list[Tensor]
+    names: tuple[str, ...] = ()
+    parameters: tuple[Tensor, ...] = ()
 
     @classmethod
-    def of(cls, extractor: nn.Module, record_shape: tuple[int, ...], plan: Plan) -> Declarable:
+    def of(cls, module: nn.Module, record_shape: tuple[int, ...], names: tuple[str, ...] = ()) -> Declarable:
         """Traces the module that records go through.
+
+        Args:
+            module: records to features, in evaluation mode.
+            record_shape: of one record.
+            names: of the parameters to adapt.
 
         Raises:
             ExtractorUnsupported: it cannot travel as data; the message names the layer.
         """
-        return cls.of_parameters(extractor, record_shape, adapted_names(extractor, plan.parameters))
-
-    @classmethod
-    def of_parameters(cls, module: nn.Module, record_shape: tuple[int, ...], names: tuple[str, ...]) -> Declarable:
-        """The same for parameters that are chosen already, by name."""
         graph = trace(module, record_shape)
         tensors = dict(module.named_parameters())
         weights = weights_to_bytes(module_weights(module, graph))
-        return cls(graph, weights, names, [tensors[name] for name in names])
+        return cls(graph, weights, names, tuple(tensors[name] for name in names))
 
-    @classmethod
-    def of_source(
-        cls, extractor: nn.Module, record_shape: tuple[int, ...], plan: Plan, *, own: nn.Module | None = None
-    ) -> Declarable:
-        """The same for a source extractor in any mode, as `DomainAdaptation` would adapt it, with `own` adapter."""
-        module = copy.deepcopy(extractor).eval()
-        if plan.parameters == "adapters":
-            module = with_adapters(module, record_shape, plan=plan, own=own)
-        return cls.of(module, record_shape, plan)
-
-    def noisy(self, plan: _Plan) -> _Plan:
-        """The plan with its noise."""
-        return plan.for_extractor(
+    def sized(self, plan: Plan) -> Plan:
+        """The plan with its noise for this model."""
+        return plan.for_model(
             feature_dimension=self.graph.feature_dimension,
             gradient_parameters=sum(parameter.numel() for parameter in self.parameters),
         )
 
-    def declare(self, plan: RunPlan, uploaded: UploadedExtractor, mapped: PublicMap | None) -> RunParameters:
+    def uploaded(self, curator: Curator) -> UploadedExtractor:
+        """Uploads the model. Free, and harmless to repeat."""
+        return curator.upload_extractor(self.graph.to_bytes(), self.weights)
+
+    def run_of(self, plan: Plan, uploaded: UploadedExtractor, feature_map: FeatureMap | None = None) -> RunParameters:
         """The run's declaration under a plan with noise."""
-        return plan.declaration(
-            graph_digest=uploaded.graph_digest,
-            weights_digest=uploaded.weights_digest,
-            names=self.names,
-            feature_map=mapped,
-        )
+        return plan.parameters(uploaded, self.names, feature_map)
 
 
-def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> Plan:
-    """The plan as this curator would open it for this extractor now, and whether it would; spends nothing.
-
-    Returns:
-        The plan with its noise and with `admitted` set by the curator's own answer; the rest is `quote`'s.
-    """
-    noisy, answer = quote(curator, declarable, plan)
-    return replace(noisy, admitted=answer.fits, steps_that_fit=answer.steps_that_fit)
-
-
-def quote(curator: Curator, declarable: Declarable, plan: _Plan) -> tuple[_Plan, Quote]:
-    """The plan with its noise as this curator would open it now, and the curator's answer; spends nothing.
+def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> tuple[Plan, Quote]:
+    """The plan as this curator would open it for this model now, and its answer; spends nothing.
 
     Args:
         curator: a connection.
         declarable: what the records go through; its weights do not enter the price, its sizes do.
         plan: to be asked about.
 
+    Returns:
+        The plan with its noise and with `admitted` set by the curator's own answer, and that answer.
+
     Raises:
         InvalidValue: the ledger counts the run dearer than the plan may cost, whatever the noise.
     """
-    uploaded = curator.upload_extractor(declarable.graph.to_bytes(), declarable.weights)
+    uploaded = declarable.uploaded(curator)
 
-    def ask(asked: _Plan) -> Quote:
-        return curator.price_run(declarable.declare(asked, uploaded, None))
+    def ask(asked: Plan) -> Quote:
+        return curator.price_run(declarable.run_of(asked, uploaded))
 
-    noisy = within_quote(declarable.noisy(plan), lambda asked: ask(asked).epsilon)
-    return noisy, ask(noisy)
-
-
-def public_map(feature_map: FeatureMap) -> PublicMap:
-    """The map as it travels."""
-    return PublicMap(
-        center=feature_map.center.detach().cpu().numpy().astype("float32"),
-        scale=feature_map.scale.detach().cpu().numpy().astype("float32"),
-    )
+    noisy = within_quote(declarable.sized(plan), lambda asked: ask(asked).epsilon)
+    answer = ask(noisy)
+    return replace(noisy, admitted=answer.fits, steps_that_fit=answer.steps_that_fit), answer
 
 
-def within_quote(plan: _Plan, price_of: Callable[[_Plan], float]) -> _Plan:
+def within_quote(plan: Plan, price_of: Callable[[Plan], float]) -> Plan:
     """The plan with as little more noise as makes the curator's own price no higher than the plan's.
 
     The ledger may count a run dearer than it is alone, where other runs share the budget and several bounds are kept

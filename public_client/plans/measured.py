@@ -1,17 +1,15 @@
-"""Roughly what a plan can reach: what the same way of training reached where it was measured with as much to go by.
+"""Roughly what a plan can reach: what the same method reached where it was measured with as much to go by.
 
 How much a release tells grows with records times epsilon (its noise falls with both), so a plan is put beside the
-measured run of its way and kind of record that has the most of it, but not more than the plan. The figures are those of
-docs/results.md and docs/small-hospitals.md; a test holds them to the files of results.
+measured run of its method and kind of record that has the most of it, but not more than the plan. The figures are
+those of docs/ml-team/results.md and docs/ml-team/small-hospitals.md; a test holds them to the files of results.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from public_client.plans.plan import Plan
+from public_client.plans.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -19,7 +17,7 @@ class Measured:
     """One line of a table of results, over five seeds or more.
 
     Attributes:
-        way: the plan's `parameters`.
+        method: its name.
         kind: "images" or "vectors".
         task: source and target.
         records: n of the target.
@@ -31,7 +29,7 @@ class Measured:
         page: where the table stands.
     """
 
-    way: str
+    method: str
     kind: str
     task: str
     records: int
@@ -40,7 +38,7 @@ class Measured:
     after: float
     deviation: float | None
     without: float | None = None
-    page: str = "docs/results.md"
+    page: str = "docs/ml-team/results.md"
 
     def __str__(self) -> str:
         """In words."""
@@ -54,27 +52,27 @@ class Measured:
 
 _TO_USPS, _TO_MNIST = ("MNIST -> USPS", 7291), ("USPS -> MNIST", 60000)
 _DIGITS = ("digits behind a turn", 898)
-_SMALL = "docs/small-hospitals.md"
+_SMALL = "docs/ml-team/small-hospitals.md"
 
 MEASURED = (
-    Measured("none", "images", *_TO_USPS, 0.1, 80.2, 95.4, 1.8, 89.5),
-    Measured("none", "images", *_TO_USPS, 0.2, 80.2, 96.9, 0.4, 89.5),
-    Measured("none", "images", *_TO_USPS, 0.5, 80.2, 97.2, 0.1, 89.5),
-    Measured("none", "images", *_TO_USPS, 1.0, 80.2, 97.3, 0.2, 89.5),
-    Measured("none", "images", *_TO_USPS, 3.0, 80.2, 97.4, 0.2, 89.5),
-    Measured("none", "images", *_TO_MNIST, 1.0, 62.9, 95.6, 0.2, 82.1),
-    Measured("none", "images", *_DIGITS, 1.0, 51.4, 90.5, 3.6, 80.0, _SMALL),
-    Measured("none", "images", *_DIGITS, 2.0, 51.4, 92.4, 1.9, 80.0, _SMALL),
-    Measured("none", "images", *_DIGITS, 4.0, 51.4, 92.7, 0.8, 80.0, _SMALL),
-    Measured("adapters", "images", *_TO_USPS, 0.5, 80.2, 95.3, 0.9),
-    Measured("adapters", "images", *_TO_USPS, 1.0, 80.2, 95.3, 1.3),
-    Measured("adapters", "images", *_TO_MNIST, 0.5, 62.9, 85.0, 1.5),
-    Measured("all", "images", *_TO_USPS, 1.0, 80.2, 80.4, 1.8),
-    Measured("all", "images", *_TO_USPS, 10.0, 80.2, 81.1, 0.7),
-    Measured("all", "images", *_TO_MNIST, 10.0, 62.9, 64.4, 2.8),
-    Measured("none", "vectors", "Office-Caltech10, mean of six pairs", 958, 1.0, 38.5, 39.0, None, 38.5),
+    Measured("replay", "images", *_TO_USPS, 0.1, 80.2, 95.4, 1.8, 89.5),
+    Measured("replay", "images", *_TO_USPS, 0.2, 80.2, 96.9, 0.4, 89.5),
+    Measured("replay", "images", *_TO_USPS, 0.5, 80.2, 97.2, 0.1, 89.5),
+    Measured("replay", "images", *_TO_USPS, 1.0, 80.2, 97.3, 0.2, 89.5),
+    Measured("replay", "images", *_TO_USPS, 3.0, 80.2, 97.4, 0.2, 89.5),
+    Measured("replay", "images", *_TO_MNIST, 1.0, 62.9, 95.6, 0.2, 82.1),
+    Measured("replay", "images", *_DIGITS, 1.0, 51.4, 90.5, 3.6, 80.0, _SMALL),
+    Measured("replay", "images", *_DIGITS, 2.0, 51.4, 92.4, 1.9, 80.0, _SMALL),
+    Measured("replay", "images", *_DIGITS, 4.0, 51.4, 92.7, 0.8, 80.0, _SMALL),
+    Measured("adapter", "images", *_TO_USPS, 0.5, 80.2, 95.3, 0.9),
+    Measured("adapter", "images", *_TO_USPS, 1.0, 80.2, 95.3, 1.3),
+    Measured("adapter", "images", *_TO_MNIST, 0.5, 62.9, 85.0, 1.5),
+    Measured("rows", "images", *_TO_USPS, 1.0, 80.2, 80.4, 1.8),
+    Measured("rows", "images", *_TO_USPS, 10.0, 80.2, 81.1, 0.7),
+    Measured("rows", "images", *_TO_MNIST, 10.0, 62.9, 64.4, 2.8),
+    Measured("replay", "vectors", "Office-Caltech10, mean of six pairs", 958, 1.0, 38.5, 39.0, None, 38.5),
 )
-"""What was measured: by a plan's own defaults, but "all" with 400 steps and `alignment_weight` 10."""
+"""What was measured: by a method's own defaults, but "rows" with 400 steps and `alignment_weight` 10."""
 
 _KINDS = {3: "images", 2: "sequences", 1: "vectors"}
 
@@ -85,7 +83,7 @@ def kind_of(record_shape: tuple[int, ...] | None) -> str:
 
 
 def measured_alike(plan: Plan) -> Measured | None:
-    """The measured run of the plan's way and kind of record with the most records times epsilon, at most the plan's.
+    """The measured run of the plan's method and kind of record with the most records times epsilon, up to the plan's.
 
     Returns:
         None where nothing of the kind was measured with so little.
@@ -95,17 +93,15 @@ def measured_alike(plan: Plan) -> Measured | None:
     return max(enough, key=lambda m: m.records * m.epsilon, default=None)
 
 
-def reach_text(plan: Plan) -> tuple[str, str]:
+def measured_text(plan: Plan) -> tuple[str, str]:
     """What a team may roughly expect, in two lines."""
     advice = "your data may differ: `evaluate` tells, for a small epsilon of its own"
     found = measured_alike(plan)
     if found is not None:
         return str(found), advice
-    so = "with so few records times epsilon" if _of_the_kind(plan) else "by this way of training"
+    so = "with so few records times epsilon" if _of_the_kind(plan) else "by this method"
     return f"not known: on {kind_of(plan.record_shape)} nothing was measured {so}", advice
 
 
 def _of_the_kind(plan: Plan) -> list[Measured]:
-    if (plan.release == "rows") != (plan.parameters == "all"):
-        return []  # measured were rows for all weights, coefficients for the rest
-    return [m for m in MEASURED if (m.way, m.kind) == (plan.parameters, kind_of(plan.record_shape))]
+    return [m for m in MEASURED if (m.method, m.kind) == (plan.method.name, kind_of(plan.record_shape))]

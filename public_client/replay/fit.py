@@ -10,7 +10,7 @@ spent on it). Everything after that is post-processing of public values, and fre
 2. extractor and classifier are fine-tuned, with the source's labels, on source records seen through that view and
    varied a little.
 
-docs/recipe.md says how the numbers were chosen.
+docs/ml-team/recipe.md says how the numbers were chosen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +25,10 @@ from torch.nn import functional
 
 from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter
-from public_client.methods.alignment import Alignment
-from public_client.plans.plan import Plan
-from public_client.replay.missing_columns import MOST_RELEASES, TableView, find_gaps
-from public_client.replay.prior_width import widths
-from public_client.replay.residuals import Misfit
-from public_client.replay.views import CLASS_WIDTH, FeatureView, View, view_for
-from public_client.training.checkpoint import Checkpoint
-from shared.protocol.messages import StepRelease
+from public_client.replay.missing_columns import TableView, find_gaps
+from public_client.replay.prior_width import LinearModel
+from public_client.replay.residuals import Residuals
+from public_client.replay.views import CLASS_WIDTH, FeatureView, Fitted, View, moved_features, view_for
 
 MOST_RECORDS = 20_000  # source records that are kept for fitting and tuning
 CANDIDATES = 64  # random warps that are scored, beside the identity
@@ -48,7 +43,7 @@ class _Round:
     rate: float
 
 
-# Few records leave modes that only whole fits can tell apart (docs/small-hospitals.md): the halving is late.
+# Few records leave modes that only whole fits can tell apart (docs/ml-team/small-hospitals.md): the halving is late.
 _ROUNDS = (_Round(8, 8, 1.0), _Round(8, 25, 1.0), _Round(3, 100, 0.5))
 VIEW_STEPS = sum(part.kept * part.steps for part in _ROUNDS)
 """Steps that `find_view` reports, at most."""
@@ -57,81 +52,21 @@ _FIT_BATCH = 320  # source records a step, in two halves
 _TUNE_BATCH = 128
 _TUNE_RATE = 1e-3
 _AVERAGED = 0.3  # the last part of the fit, over which its parameters are averaged
-_CONVINCED = math.log(20.0)  # nats by which the evidence must speak for a view of features, or none is used
-_PRICED = 20  # steps of a run that are priced one by one for its progress bar
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What the releases say of the target.
-
-    Attributes:
-        view: how it sees the source's records.
-        class_weights: (classes,), its class frequencies over the source's.
-        left: estimated distance F that is left.
-        convinced: whether the releases speak for a view at all. If not, the view is the identity, and the model had
-            better stay as it is, to the bit (`tune` would change it at random).
-    """
-
-    view: View
-    class_weights: Tensor
-    left: float
-    convinced: bool = True
-
-
-def draw_all(alignment: Alignment, store: Checkpoint | None, bar: Reporter) -> list[StepRelease]:
-    """Draws every step of a run without gradients; a resumed run keeps what it has."""
-    releases = [] if store is None else [_from_state(entry) for entry in (store.read_state() or {}).get("releases", [])]
-    for number in range(1, len(releases) + 1):
-        bar.advance(_spent(alignment.plan, number))
-    while len(releases) + alignment.steps_lost < alignment.plan.steps:
-        release, request_id = alignment.draw()
-        releases.append(release)
-        if store is not None:
-            kept = [_to_state(entry) for entry in releases]
-            store.write_state({"step": len(releases), "request_id": request_id, "releases": kept})
-        bar.advance(_spent(alignment.plan, len(releases)))
-    return releases
-
-
-def _spent(plan: Plan, steps: int) -> str:
-    """What so many steps would have cost alone, of what the run was planned for; a long run is not priced each time."""
-    if plan.steps > _PRICED and steps < plan.steps:
-        return f"step {steps}, epsilon {plan.epsilon:.3f} for all"
-    return f"epsilon {plan.epsilon_after(steps):.3f} of {plan.epsilon:.3f}"
-
-
-def _to_state(release: StepRelease) -> dict[str, Any]:
-    return {
-        "run_id": release.run_id,
-        "step": release.step,
-        "seed": release.directions_seed.hex(),
-        "release": torch.from_numpy(release.release),
-    }
-
-
-def _from_state(entry: dict[str, Any]) -> StepRelease:
-    return StepRelease(
-        run_id=entry["run_id"],
-        step=entry["step"],
-        directions_seed=bytes.fromhex(entry["seed"]),
-        release=entry["release"].numpy(),
-        gradient=None,
-        cotangent_scale=0.0,
-    )
+_CONVINCED = math.log(20.0)  # nats by which a view of features must be more probable than none, or none is used
 
 
 class _Posterior:
     """Minus the logarithm of the posterior of a view and of class weights."""
 
-    def __init__(self, extractor: nn.Module, source: Labelled, misfit: Misfit, generator: torch.Generator) -> None:
+    def __init__(
+        self, extractor: nn.Module, source: Labelled, residuals: Residuals, generator: torch.Generator
+    ) -> None:
         self._extractor = extractor
         self._source = source
-        self._misfit = misfit
+        self._residuals = residuals
         self._generator = generator
         self.classes = int(source.labels.max()) + 1
-        self.values = misfit.values * len(misfit)
-        self._numbers = range(min(len(misfit), MOST_RELEASES))
+        self.values = residuals.values * len(residuals)
         self._scored = torch.randperm(len(source), generator=generator)
         self.class_width = CLASS_WIDTH
         self.least_variance = 1.0
@@ -148,24 +83,20 @@ class _Posterior:
             features = self._extractor(self._source.images[chosen])
         d = features.shape[1]
 
-        def residuals(parameters: Tensor) -> Tensor:
+        def moved(parameters: Tensor) -> Tensor:
             gain, bias, log_weights = parameters[:d], parameters[d : 2 * d], CLASS_WIDTH * parameters[2 * d :]
-            seen, weights = view.see(features, gain, bias), torch.exp(log_weights)[labels]
-            return torch.cat([self._misfit.residuals(seen, weights, i).flatten() for i in self._numbers])
+            seen, weights = moved_features(features, gain, bias, view.spread), torch.exp(log_weights)[labels]
+            return self._residuals.of_all(seen, weights).flatten()
 
-        def of_classes(parameters: Tensor) -> Tensor:
-            return residuals(torch.cat((torch.zeros(2 * d).to(parameters), parameters)))
+        def classes_alone(parameters: Tensor) -> Tensor:
+            return moved(torch.cat((torch.zeros(2 * d).to(parameters), parameters)))
 
-        found = widths(residuals, (d, d, self.classes), features)
-        without = widths(of_classes, (self.classes,), features)
+        found = LinearModel(moved, (d, d, self.classes), features).widths()
+        without = LinearModel(classes_alone, (self.classes,), features).widths()
         view.factors.copy_(torch.tensor(found.factors[:2]))
         self.class_width = CLASS_WIDTH * found.factors[2]
         self.least_variance = found.variance
-        return found.evidence - without.evidence > _CONVINCED
-
-    def residuals(self, view: View, log_weights: Tensor, chosen: Tensor, number: int) -> Tensor:
-        features = view(self._extractor, self._source.images[chosen])
-        return self._misfit.residuals(features, torch.exp(log_weights)[self._source.labels[chosen]], number)
+        return found.log_posterior - without.log_posterior > _CONVINCED
 
     def penalty(self, view: View, log_weights: Tensor) -> Tensor:
         return view.penalty() + 0.5 * (log_weights / self.class_width).square().sum()
@@ -176,24 +107,27 @@ class _Posterior:
         The product of two independent halves' residuals has no share of the source sample's own noise, which a square
         would have, and which would be made small by making the features small.
         """
-        number, count = step % len(self._misfit), len(self._source)
+        count, releases = len(self._source), len(self._residuals)
         chosen = torch.randint(count, (min(_FIT_BATCH, 2 * count),), generator=self._generator)
-        first, second = (self.residuals(view, log_weights, half, number) for half in chosen.chunk(2))
-        likelihood = (first * second).sum() * len(self._misfit) / (2 * variance)
-        return likelihood + self.penalty(view, log_weights)
+        first, second = (
+            self._residuals.of(*self._seen(view, log_weights, half), step % releases) for half in chosen.chunk(2)
+        )
+        return (first * second).sum() * releases / (2 * variance) + self.penalty(view, log_weights)
 
     @torch.no_grad()
     def square(self, view: View, log_weights: Tensor, records: int) -> float:
-        """Mean squared residual over at most `MOST_RELEASES`, from the same source records for each candidate."""
-        chosen = self._scored[:records]
-        total = sum(float(self.residuals(view, log_weights, chosen, i).square().mean()) for i in self._numbers)
-        return total / len(self._numbers)
+        """Mean squared residual, from the same source records for each candidate."""
+        return float(self._residuals.of_all(*self._seen(view, log_weights, self._scored[:records])).square().mean())
 
     @torch.no_grad()
     def left(self, view: View, log_weights: Tensor) -> float:
-        chosen = self._scored[: 4 * _SCORED]
-        distances = [self._misfit.distance(self.residuals(view, log_weights, chosen, i)) for i in self._numbers]
-        return float(torch.stack(distances).mean())
+        seen = self._seen(view, log_weights, self._scored[: 4 * _SCORED])
+        return self._residuals.distance(self._residuals.of_all(*seen))
+
+    def _seen(self, view: View, log_weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of source records as the view sees them, (m, d), and their weights, (m,)."""
+        features = view(self._extractor, self._source.images[chosen])
+        return features, torch.exp(log_weights)[self._source.labels[chosen]]
 
 
 @dataclass
@@ -207,7 +141,7 @@ class _Start:
 def find_view(
     extractor: nn.Module,
     source: Labelled,
-    misfit: Misfit,
+    residuals: Residuals,
     *,
     learning_rate: float,
     generator: torch.Generator,
@@ -219,7 +153,7 @@ def find_view(
     Args:
         extractor: frozen, records to features.
         source: labelled public records.
-        misfit: of the releases.
+        residuals: from the releases.
         learning_rate: of the first rounds; half in the last; cosine to a twentieth in each.
         generator: of candidates and source batches.
         bar: told of each of at most `VIEW_STEPS` steps.
@@ -228,9 +162,8 @@ def find_view(
     extractor = _laid_out(extractor, source.images)
     given = None if view is None else copy.deepcopy(view).to(source.images.device)
     if isinstance(given, TableView):
-        gaps = find_gaps(given, extractor, source, misfit, generator=generator, bar=bar)
-        return Fitted(gaps.view, gaps.class_weights, gaps.left, convinced=gaps.gain > 0.0)
-    posterior = _Posterior(extractor, source, misfit, generator)
+        return find_gaps(given, extractor, source, residuals, generator=generator, bar=bar)
+    posterior = _Posterior(extractor, source, residuals, generator)
     with torch.no_grad():
         features = extractor(source.images[: 4 * _SCORED])
     identity = given if given is not None else view_for(source.images, features)
@@ -285,7 +218,7 @@ def _fit(
         if t >= first_averaged:
             for average, parameter in zip(averages, parameters, strict=True):
                 average += parameter.detach() / (steps - first_averaged)
-        bar.advance(f"misfit {float(loss.detach()):.4g}")
+        bar.advance(f"loss {float(loss.detach()):.4g}")
     with torch.no_grad():
         for average, parameter in zip(averages, parameters, strict=True):
             parameter.copy_(average)

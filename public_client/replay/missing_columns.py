@@ -6,10 +6,10 @@ that a hospital did not take a measurement: a classifier that leans on a column 
 columns could tell. A record is (c values, c flags): each gap holds one public value (say the source's median), and its
 flag is 1. The flags are what makes gaps cheap to see under privacy: their means say it, values hardly do.
 
-The fit compares patterns of gaps by the releases' evidence (`evidence`): population shift (a gain and a bias for each
-column, the classes' frequencies) is integrated over, with widths that the releases choose for each pattern anew, and
-not applied. A column counts as one with gaps only if that raises the evidence by more than its prior costs. If none
-does, the view stays the identity, and the model as it was.
+The fit compares patterns of gaps by their evidence, the releases' marginal likelihood (`prior_width`): population shift
+(a gain and a bias for each column, the classes' frequencies) is integrated over, with widths that the releases choose
+for each pattern anew, and not applied. A column counts as one with gaps only if that raises the log evidence by more
+than its prior costs. If none does, the view stays the identity, and the model as it was.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter
-from public_client.replay.prior_width import Linearised, Widths
-from public_client.replay.residuals import Misfit
-from public_client.replay.views import CLASS_WIDTH, View, moved_features
+from public_client.replay.prior_width import LinearModel, Widths
+from public_client.replay.residuals import Residuals
+from public_client.replay.views import CLASS_WIDTH, Fitted, View, moved_features
 from shared.errors import InvalidValue
 
 _LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of gaps that are tried
@@ -36,7 +36,6 @@ _STEP = 0.05  # usual widths, of the slopes
 _REPEATED = 768  # source records, repeated with other gaps, that a pattern is judged by
 _REFITTED = 2  # patterns of a round whose widths are found anew
 _ROUNDS = 30
-MOST_RELEASES = 8  # that a judgement looks at
 
 
 class TableView(View):
@@ -87,7 +86,7 @@ class TableView(View):
         values, flags, missing = records[:, :c], records[:, c:], uniforms < self.rates
         return torch.cat((torch.where(missing, self.fill, values), torch.where(missing, 1.0, flags)), dim=1)
 
-    def check(self, records: Tensor, features: Tensor) -> None:  # noqa: ARG002 - part of the interface
+    def check(self, records: Tensor, features: Tensor) -> None:
         """See `View.check`."""
         c = len(self.fill)
         if records.dim() != 2 or records.shape[1] != 2 * c:
@@ -108,71 +107,58 @@ class TableView(View):
 
 
 @dataclass(frozen=True)
-class FittedGaps:
-    """The most probable pattern of gaps.
-
-    Attributes:
-        view: with that pattern; the identity if the releases speak for none.
-        class_weights: (classes,), the target's class frequencies over the source's.
-        left: estimated distance F that is left when population shift is fitted as well.
-        gain: nats by which the pattern is more probable than no gaps; 0 for none.
-    """
-
-    view: TableView
-    class_weights: Tensor
-    left: float
-    gain: float
-
-
-@dataclass(frozen=True)
 class _State:
     """A pattern and what the releases say of it."""
 
     view: TableView
-    linear: Linearised
+    model: LinearModel
     widths: Widths
-    score: float
+    log_posterior: float
 
 
 def find_gaps(
     view: TableView,
     extractor: nn.Module,
     source: Labelled,
-    misfit: Misfit,
+    residuals: Residuals,
     *,
     generator: torch.Generator,
     bar: Reporter,
-) -> FittedGaps:
+) -> Fitted:
     """Searches greedily, one column at a time, for gaps that fall together and for gaps that do not.
 
     Args:
         view: holds what fills a gap; not changed.
         extractor: frozen, records to features, differentiable.
         source: labelled public records (m, 2 c).
-        misfit: of the releases.
+        residuals: from the releases.
         generator: of the gaps.
         bar: told of each round.
+
+    Returns:
+        The most probable pattern; the identity, not convinced, if the releases speak for none. What is left is what is
+        left when population shift is fitted as well.
 
     Raises:
         InvalidValue: records are not values and flags (0 or 1) of as many columns as fill has.
     """
     view.check(source.images, source.images)
-    search = _Search(extractor, source, misfit, generator)
+    search = _Search(extractor, source, residuals, generator)
     begin = search.state(_with(view, torch.zeros_like(view.fill), together=True))
     ends = [search.climb(begin, together, bar) for together in (True, False)]
-    best = max(ends, key=lambda state: state.score)
-    mode = best.linear.mode(best.widths).to(source.images)
+    best = max(ends, key=lambda state: state.log_posterior)
+    mode = best.model.mode(best.widths).to(source.images)
     with torch.no_grad():
-        each = search.residuals(best.view, mode).reshape(search.numbers, -1)
-        left = torch.stack([misfit.distance(residuals) for residuals in each]).mean()
-    return FittedGaps(
-        best.view, torch.exp(CLASS_WIDTH * mode[2 * len(view.fill) :]), float(left), best.score - begin.score
-    )
+        left = residuals.distance(search.residuals(best.view, mode))
+    weights, convinced = torch.exp(CLASS_WIDTH * mode[2 * len(view.fill) :]), best.log_posterior > begin.log_posterior
+    return Fitted(best.view, weights, left, convinced=convinced)
 
 
 class _Search:
-    def __init__(self, extractor: nn.Module, source: Labelled, misfit: Misfit, generator: torch.Generator) -> None:
-        self._extractor, self._misfit = extractor, misfit
+    def __init__(
+        self, extractor: nn.Module, source: Labelled, residuals: Residuals, generator: torch.Generator
+    ) -> None:
+        self._extractor, self._residuals = extractor, residuals
         chosen = torch.randperm(len(source), generator=generator)[:_REPEATED].to(source.images.device)
         copies = -(-_REPEATED // len(chosen))
         records = source.images[chosen]
@@ -187,27 +173,24 @@ class _Search:
         parts = torch.stack([torch.rand(m, c, generator=generator).argsort(dim=0) for _ in range(copies)])
         order = torch.rand(copies, m, c, generator=generator).argsort(dim=0)
         self._uniforms = ((order + (parts + 0.5) / m) / copies).reshape(copies * m, c).to(records)
-        self.numbers = min(len(misfit), MOST_RELEASES)
 
     def residuals(self, view: TableView, parameters: Tensor) -> Tensor:
-        """All residuals (r,) of source records with shifted columns (gains, biases), classes' weights and gaps."""
+        """Residuals (r, L, k) of source records with shifted columns (gains, biases), classes' weights and gaps."""
         c = len(self._middle)
         gain, bias, log_weights = parameters[:c], parameters[c : 2 * c], CLASS_WIDTH * parameters[2 * c :]
         values = self._middle + moved_features(self._records[:, :c] - self._middle, gain, bias, self._spread)
         shifted = torch.cat((values, self._records[:, c:]), dim=1)
         uniforms = self._uniforms[:, :1] if view.together else self._uniforms
         features = self._extractor(view.with_gaps(shifted, uniforms))
-        weights = torch.exp(log_weights)[self._labels]
-        each = [self._misfit.residuals(features, weights, number).flatten() for number in range(self.numbers)]
-        return torch.cat(each)
+        return self._residuals.of_all(features, torch.exp(log_weights)[self._labels])
 
     def state(self, view: TableView) -> _State:
         c = len(self._middle)
         groups = (c, c, self._classes)
         with torch.no_grad():
-            linear = Linearised(lambda shift: self.residuals(view, shift), groups, self._records, step=_STEP)
-        found = linear.widths(caution=0.0)  # a wide population shift does no harm: it is not applied
-        return _State(view, linear, found, found.evidence - float(view.penalty()))
+            model = LinearModel(lambda shift: self.residuals(view, shift).flatten(), groups, self._records, step=_STEP)
+        found = model.widths(caution=0.0)  # a wide population shift does no harm: it is not applied
+        return _State(view, model, found, found.log_posterior - float(view.penalty()))
 
     def climb(self, begin: _State, together: bool, bar: Reporter) -> _State:
         """Changes one column's rate at a time for as long as that makes the pattern more probable."""
@@ -219,9 +202,9 @@ class _Search:
                     levels = [_near(float(rate)) for rate in best.view.rates]
                 proposals = self._proposals(best, together, levels)
                 states = [self.state(view) for view in proposals[:_REFITTED]]
-                better = max(states, key=lambda state: state.score, default=best)
-                bar.advance(f"evidence of gaps {best.score - begin.score:.1f} nats")
-                if better.score <= best.score:
+                better = max(states, key=lambda state: state.log_posterior, default=best)
+                bar.advance(f"gaps more probable by {best.log_posterior - begin.log_posterior:.1f} nats")
+                if better.log_posterior <= best.log_posterior:
                     break
                 best = better
         return best
@@ -239,7 +222,7 @@ class _Search:
                 rates = state.view.rates.clone()
                 rates[column] = level
                 view = _with(state.view, rates, together)
-                evidence = state.linear.log_likelihood(self.residuals(view, origin), state.widths)
+                evidence = state.model.log_evidence(self.residuals(view, origin).flatten(), state.widths)
                 scored.append((evidence - float(view.penalty()), view))
         scored.sort(key=lambda pair: pair[0], reverse=True)
         return [view for _, view in scored]

@@ -1,4 +1,4 @@
-"""How wide the priors of a view should be, by the releases' own evidence (type-II maximum likelihood).
+"""How wide the priors of a view should be, by the releases' evidence (empirical Bayes, MacKay 1992).
 
 A release of few records says little about each of many gains; a prior that is too wide would fill the view with noise,
 one too narrow would keep out a shift that is there. The widths themselves are few, so the release can tell: with
@@ -6,10 +6,10 @@ residuals linear in the parameters around the identity, r(t) = r + J t and t ~ N
 
     -r ~ N(0, v I + J A J^T),   v >= 1: the release's own noise and what no view explains
 
-is maximised over the a_g and v, times exp(-10 sum_g a_g): a group gets a width only where the release speaks for it
-by many nats, because a view that is wrong costs more than one that is missing. The same figure,
-with and without a part of the model, says whether the release speaks for that part at all. All of it is post-processing
-of what has been released.
+is the evidence (the marginal likelihood) of the widths. It is maximised over the a_g and v, times the widths' own
+prior, proportional to exp(-10 sum_g a_g): a group gets a width only where the release speaks for it by many nats,
+because a view that is wrong costs more than one that is missing. The same figure, with and without a part of the
+model, says whether the release speaks for that part at all. All of it is post-processing of what has been released.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 _STEPS = 200
 _RATE = 0.05
 CAUTION = 10.0
-"""Nats that one usual width costs a group."""
+"""Nats that one usual width costs a group: the rate of the widths' exponential prior."""
 _WIDEST, _NARROWEST = 3.0, 0.01  # times the width that is usual
 
 
@@ -35,15 +35,15 @@ class Widths:
     Attributes:
         factors: one for each group, times the width that is usual; near 0 where the release shows no such shift.
         variance: v, of a residual.
-        evidence: logarithm of the marginal likelihood with these, less what they cost; up to a constant of r's size.
+        log_posterior: logarithm of the evidence times the widths' prior, up to a constant of r's size.
     """
 
     factors: tuple[float, ...]
     variance: float
-    evidence: float
+    log_posterior: float
 
 
-class Linearised:
+class LinearModel:
     """Residuals as a linear function of the parameters around the identity.
 
     Args:
@@ -55,31 +55,25 @@ class Linearised:
     """
 
     def __init__(
-        self,
-        residuals: Callable[[Tensor], Tensor],
-        groups: Sequence[int],
-        like: Tensor,
-        step: float | None = None,
+        self, residuals: Callable[[Tensor], Tensor], groups: Sequence[int], like: Tensor, step: float | None = None
     ) -> None:
-        count = sum(groups)
-        origin = torch.zeros(count, device=like.device, dtype=like.dtype)
-        columns = []
-        at_origin = residuals(origin) if step is not None else origin
-        for unit in torch.eye(count, device=like.device, dtype=like.dtype):
-            if step is not None:
-                columns.append((residuals(step * unit) - at_origin).detach().double() / step)
-                continue
-            moved = torch.func.jvp(residuals, (origin,), (unit,))
-            at_origin = moved[0]
-            columns.append(moved[1].detach().double())
-        self._jacobian = torch.stack(columns, dim=1)  # (r, p)
-        self._wanted = -at_origin.detach().double()
+        origin = like.new_zeros(sum(groups))
+        at_origin = residuals(origin).detach()
+
+        def slope(unit: Tensor) -> Tensor:
+            if step is None:
+                return torch.func.jvp(residuals, (origin,), (unit,))[1].detach()  # type: ignore[no-any-return]
+            return (residuals(step * unit).detach() - at_origin) / step
+
+        units = torch.eye(len(origin)).to(origin)
+        self._jacobian = torch.stack([slope(unit).double() for unit in units], dim=1)  # (r, p)
+        self._wanted = -at_origin.double()
         self._gram = self._jacobian.T @ self._jacobian
         self._of_group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups)).to(like.device)
         self._groups = len(groups)
 
     def widths(self, caution: float = CAUTION) -> Widths:
-        """The widths of most evidence, by gradient steps.
+        """The most probable widths, by gradient steps.
 
         Args:
             caution: nats that one usual width costs a group; 0 where a wide prior does no harm.
@@ -90,47 +84,47 @@ class Linearised:
         logs[-1] = math.log(0.1 * max(float(energy) / len(self._wanted), 1e-6))
         logs.requires_grad_(True)
         optimizer = torch.optim.Adam([logs], lr=_RATE)
-        for _ in range(_STEPS):
+
+        def log_posterior() -> tuple[Tensor, Tensor, Tensor]:
             each, variance = torch.exp(logs[:-1].clamp(low, high)), 1.0 + torch.exp(logs[-1])
-            loss = caution * each.sum() - self._log_likelihood(self._wanted, each, variance)
+            return self._log_evidence(self._wanted, each, variance) - caution * each.sum(), each, variance
+
+        for _ in range(_STEPS):
             optimizer.zero_grad()
-            torch.autograd.backward(loss)
+            torch.autograd.backward(-log_posterior()[0])
             optimizer.step()
         with torch.no_grad():
-            each, variance = torch.exp(logs[:-1].clamp(low, high)), 1.0 + torch.exp(logs[-1])
-            evidence = self._log_likelihood(self._wanted, each, variance) - caution * each.sum()
-        return Widths(tuple(float(x) for x in each), float(variance), float(evidence))
+            found, each, variance = log_posterior()
+        return Widths(tuple(each.tolist()), float(variance), float(found))
 
-    def log_likelihood(self, residuals: Tensor, found: Widths) -> float:
-        """Of other residuals (r,) at the origin, with the same slopes and with these widths."""
-        each = torch.tensor(found.factors, dtype=torch.float64, device=residuals.device)
-        variance = torch.tensor(found.variance, dtype=torch.float64, device=residuals.device)
-        return float(self._log_likelihood(-residuals.detach().double(), each, variance))
+    def log_evidence(self, residuals: Tensor, found: Widths) -> float:
+        """The logarithm of the marginal likelihood, up to a constant of r's size.
+
+        Args:
+            residuals: (r,), others at the origin; the slopes are the same.
+            found: the widths.
+        """
+        each, variance = torch.tensor(found.factors).to(self._wanted), torch.tensor(found.variance).to(self._wanted)
+        return float(self._log_evidence(-residuals.detach().double(), each, variance))
 
     def mode(self, found: Widths) -> Tensor:
-        """The most probable parameters (p,) under these widths."""
-        factors = torch.tensor(found.factors, dtype=torch.float64, device=self._wanted.device)[self._of_group]
-        scaled = factors[:, None] * self._gram * factors / found.variance
-        pulled = factors * (self._jacobian.T @ self._wanted) / found.variance
-        return factors * torch.as_tensor(torch.linalg.solve(torch.eye(len(factors)).to(scaled) + scaled, pulled))
+        """The most probable parameters under these widths.
 
-    def _log_likelihood(self, wanted: Tensor, each: Tensor, variance: Tensor) -> Tensor:
-        factors = each[self._of_group]  # (p,)
+        Returns:
+            (p,), in units of their usual widths.
+        """
+        factors = torch.tensor(found.factors).to(self._wanted)[self._of_group]
+        precision, pulled = self._precision(self._wanted, factors, torch.tensor(found.variance).to(self._wanted))
+        return factors * torch.as_tensor(torch.linalg.solve(precision, pulled))
+
+    def _precision(self, wanted: Tensor, factors: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """The posterior's precision (p, p) in units of the prior's widths, and what its mean solves it for, (p,)."""
         scaled = factors[:, None] * self._gram * factors / variance
-        eye = torch.eye(len(factors), dtype=torch.float64, device=factors.device)
-        lower = torch.linalg.cholesky(eye + scaled)
-        pulled = (factors * (self._jacobian.T @ wanted))[:, None] / variance
-        explained = torch.linalg.solve_triangular(lower, pulled, upper=False)
+        return torch.eye(len(factors)).to(scaled) + scaled, factors * (self._jacobian.T @ wanted) / variance
+
+    def _log_evidence(self, wanted: Tensor, each: Tensor, variance: Tensor) -> Tensor:
+        precision, pulled = self._precision(wanted, each[self._of_group], variance)
+        lower = torch.linalg.cholesky(precision)
+        explained = torch.linalg.solve_triangular(lower, pulled[:, None], upper=False)
         log_determinant = len(wanted) * torch.log(variance) + 2 * torch.log(torch.diagonal(lower)).sum()
         return torch.as_tensor(-0.5 * (log_determinant + wanted.square().sum() / variance - explained.square().sum()))
-
-
-def widths(residuals: Callable[[Tensor], Tensor], groups: Sequence[int], like: Tensor) -> Widths:
-    """Finds them by gradient steps on the marginal likelihood.
-
-    Args:
-        residuals: parameters (p,), in units of their usual widths, to residuals (r,), in units of the noise.
-        groups: numbers of parameters in each group, in order; they add up to p.
-        like: any tensor of the parameters' type, on their device.
-    """
-    return Linearised(residuals, groups, like).widths()

@@ -13,15 +13,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from public_client.methods.losses import step_directions
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.quantiles.coefficients import cosine_basis
 from shared.mechanisms.rows.cotangents import noised_source_projections
-from shared.protocol.messages import StepRelease
+from shared.mechanisms.sliced import SlicedReply
+
+MOST_RELEASES = 8
+"""That a judgement of a view looks at: more tell little that is new, and cost as much each."""
 
 
-class Misfit:
-    """The releases of one run.
+class Residuals:
+    """Of one run: its releases, and how far any features are from them.
 
     Args:
         releases: of coefficients (L, k), or of rows (b, k), whose coefficients are then taken here.
@@ -34,7 +36,7 @@ class Misfit:
 
     def __init__(
         self,
-        releases: Sequence[StepRelease],
+        releases: Sequence[SlicedReply],
         *,
         like: Tensor,
         feature_map: FeatureMap,
@@ -46,11 +48,11 @@ class Misfit:
         self._unit = sigma / math.sqrt(batch)
         self._sigma = sigma
         self._rows = row_coefficients is not None
-        self._seeds = [release.directions_seed for release in releases]
-        self._directions = [step_directions(release, like) for release in releases]
+        self._seeds = [release.seed for release in releases]
+        self._directions = [release.directions(like) for release in releases]
         self._targets = []
         for release in releases:
-            released = torch.from_numpy(release.release).to(like)
+            released = release.values.to_tensor().to(like)
             if row_coefficients is not None:
                 basis = cosine_basis(len(released), row_coefficients, device=like.device, dtype=like.dtype)
                 released = basis.T @ released.sort(dim=0).values
@@ -64,8 +66,8 @@ class Misfit:
         """Numbers in one release, L k."""
         return self._targets[0].numel()
 
-    def residuals(self, features: Tensor, weights: Tensor, number: int) -> Tensor:
-        """Coefficients of weighted source features less the released ones, over the noise's deviation.
+    def of(self, features: Tensor, weights: Tensor, number: int) -> Tensor:
+        """Coefficients of weighted source features less those of one release, over the noise's deviation.
 
         Args:
             features: (m, d), raw; differentiable.
@@ -84,10 +86,19 @@ class Misfit:
         own = weighted_coefficients(projections, weights, len(target))
         return (own - target) / self._unit
 
-    def distance(self, residuals: Tensor) -> Tensor:
-        """F of `losses` from residuals: d / 2 times the mean squared difference, less the noise's share."""
+    def of_all(self, features: Tensor, weights: Tensor) -> Tensor:
+        """Those of at most `MOST_RELEASES` releases, (r, L, k); see `of`."""
+        return torch.stack([self.of(features, weights, number) for number in range(min(len(self), MOST_RELEASES))])
+
+    def distance(self, residuals: Tensor) -> float:
+        """F of `losses`: d / 2 times the mean squared difference, less the noise's share; mean over releases.
+
+        Args:
+            residuals: (r, L, k), as `of_all` gives them.
+        """
         d, k = self._directions[0].shape
-        return 0.5 * d / k * self._unit**2 * (residuals.square().sum() - residuals.numel())
+        excess = residuals.square().sum() - residuals.numel()
+        return 0.5 * d / k * self._unit**2 * float(excess) / len(residuals)
 
 
 def weighted_coefficients(projections: Tensor, weights: Tensor, coefficients: int) -> Tensor:

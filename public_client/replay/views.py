@@ -10,6 +10,7 @@ where the releases say little (few records, much noise) the view stays near the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +18,14 @@ from torch.nn import functional
 
 from public_client.replay.augmentation import Drawn, Variation, Warps, draw_variation
 from shared.errors import InvalidValue
-from shared.extractor import AffineWarp2d, ChannelAffine
+from shared.extractor.adapters import AffineWarp2d, ChannelAffine
 
 SEARCH = Warps(turn=0.5, scale=0.35, aspect=0.2, shear=0.2, shift=0.12)
 """Where the fit of an image view may begin."""
 VARIATION = Variation(
     warps=Warps(turn=0.12, scale=0.1, aspect=0.05, shear=0.1, shift=0.06), elastic=0.1, stroke=0.3, gamma=0.3
 )
-"""Of each image while the classes are learned again (docs/recipe.md)."""
+"""Of each image while the classes are learned again (docs/ml-team/recipe.md)."""
 
 # Widths of the priors: standard deviations around the identity.
 _WARP, _STROKE, _GAMMA, _BLUR, _GAIN, _BIAS = 0.3, 0.5, 0.5, 0.5, 0.3, 0.3
@@ -55,7 +56,7 @@ class View(nn.Module):
         """Minus the logarithm of the prior, up to a constant; 0 at the identity."""
         raise NotImplementedError
 
-    def candidates(self, count: int, generator: torch.Generator) -> list[View]:  # noqa: ARG002 - part of the interface
+    def candidates(self, count: int, generator: torch.Generator) -> list[View]:
         """Other places where a fit may begin; none where one start is enough."""
         return []
 
@@ -65,6 +66,24 @@ class View(nn.Module):
         Raises:
             InvalidValue: this view cannot see such records.
         """
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What the releases say of the target.
+
+    Attributes:
+        view: how it sees the source's records.
+        class_weights: (classes,), its class frequencies over the source's.
+        left: estimated distance F that is left.
+        convinced: whether the releases speak for a view at all. If not, the view is the identity, and the model had
+            better stay as it is, to the bit (`fit.tune` would change it at random).
+    """
+
+    view: View
+    class_weights: Tensor
+    left: float
+    convinced: bool = True
 
 
 class ImageView(View):
@@ -121,7 +140,7 @@ class ImageView(View):
         total = total + ((affine.gain - 1) / _GAIN).square().sum() + (affine.bias / _BIAS).square().sum()
         return 0.5 * total
 
-    def check(self, records: Tensor, features: Tensor) -> None:  # noqa: ARG002 - part of the interface
+    def check(self, records: Tensor, features: Tensor) -> None:
         """See `View.check`."""
         if records.dim() != 4 or records.shape[1] != self.affine.channels:
             raise InvalidValue(
@@ -165,7 +184,7 @@ class FeatureView(View):
     Attributes:
         log_gain: (d,), in units of its prior's width.
         bias: (d,), in units of its prior's width.
-        factors: (2,), the priors' widths over the usual ones; `evidence` learns them from the releases.
+        factors: (2,), the priors' widths over the usual ones; `prior_width` learns them from the releases.
     """
 
     tunes_extractor = False
@@ -179,28 +198,19 @@ class FeatureView(View):
         self.log_gain = nn.Parameter(torch.zeros_like(self.spread))
         self.bias = nn.Parameter(torch.zeros_like(self.spread))
 
-    def forward(
-        self,
-        extractor: nn.Module,
-        records: Tensor,
-        generator: torch.Generator | None = None,  # noqa: ARG002 - part of the interface
-    ) -> Tensor:
+    def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Features (m, d) of records (m, ...); they are not varied."""
         with torch.no_grad():
             features = extractor(records)
-        return self.see(features, self.log_gain * self.factors[0], self.bias * self.factors[1])
+        return moved_features(features, self.log_gain * self.factors[0], self.bias * self.factors[1], self.spread)
 
-    def check(self, records: Tensor, features: Tensor) -> None:  # noqa: ARG002 - part of the interface
+    def check(self, records: Tensor, features: Tensor) -> None:
         """See `View.check`."""
         if features.shape[1] != len(self.spread):
             raise InvalidValue(
                 f"the view has one gain for each of {len(self.spread)} features, the extractor gives "
                 f"{features.shape[1]}; make it with the deviation of each feature, shape ({features.shape[1]},)"
             )
-
-    def see(self, features: Tensor, log_gain: Tensor, bias: Tensor) -> Tensor:
-        """Features (m, d) to the same, by gains and biases (d,) in units of their usual widths."""
-        return moved_features(features, log_gain, bias, self.spread)
 
     def penalty(self) -> Tensor:
         """See `View.penalty`."""

@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from public_client.curator.stub import Curator
+from public_client.adaptation.hospital import Hospital
 from shared.errors import CuratorUnavailable, SettingsError
 
 _START_S = 60.0  # a loaded machine imports torch within this
 _STOP_S = 25.0  # the curator lets running steps finish for 20 seconds
 _COMMAND = (sys.executable, "-m", "private_curator.cli")
+_CLIENT = "ml-team"
 
 
-class RehearsalHospital:
+class LocalHospital:
     """A curator process with its own home directory; use as a context manager.
 
     Args:
@@ -38,10 +38,14 @@ class RehearsalHospital:
         delta: of that budget.
         name: the data set's public name.
         device: where the curator computes: "cpu", "cuda" or "auto".
-        directory: keeps the hospital's home here; a temporary directory, removed at the end, by default.
-        client: the client's name.
+        directory: keeps the hospital here, and goes on with one that is kept here; by default a temporary directory,
+            removed at the end.
         labels: (n,) classes of the records, 0 to C - 1; the hospital then evaluates models.
         classes: C, declared as the public fact that it is; needed with labels.
+
+    Attributes:
+        home: the curator's home directory.
+        credentials: the client's credentials directory.
     """
 
     def __init__(
@@ -53,56 +57,45 @@ class RehearsalHospital:
         name: str = "rehearsal",
         device: str = "auto",
         directory: Path | None = None,
-        client: str = "ml-team",
         labels: npt.NDArray[np.int64] | None = None,
         classes: int | None = None,
     ) -> None:
         if (labels is None) != (classes is None):
             raise SettingsError("labels and classes belong together; give both, or neither")
-        self._labels = labels
-        self._classes = classes
-        self._records = np.ascontiguousarray(records, dtype=np.float32)
-        self._budget = (epsilon, delta)
-        self._name = name
+        self._arrays: dict[str, npt.NDArray[Any]] = {"records": np.ascontiguousarray(records, dtype=np.float32)}
+        self._wanted = ["--epsilon", repr(epsilon), "--delta", repr(delta), "--name", name, "--array", "records"]
+        if labels is not None:
+            self._arrays["labels"] = labels
+            self._wanted += ["--labels-array", "labels", "--classes", str(classes)]
         self._device = device
-        self._client = client
-        self._temporary = tempfile.TemporaryDirectory(prefix="dpswd-rehearsal-") if directory is None else None
-        self._root = Path(self._temporary.name) if self._temporary is not None else Path(directory or "")
+        self._temporary = directory is None
+        self._root = directory or Path(tempfile.mkdtemp(prefix="dpswd-hospital-"))
+        self.home = self._root / "home"
+        self.credentials = self._root / "credentials"
+        self._log = self._root / "curator.log"
+        self._pid_file = self._root / "curator.pid"
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def home(self) -> Path:
-        """The curator's home directory."""
-        return self._root / "home"
-
-    @property
-    def credentials(self) -> Path:
-        """The client's credentials directory."""
-        return self._root / "credentials"
 
     @property
     def address(self) -> str:
         """host:port of the running curator."""
         return (self.home / "address").read_text(encoding="ascii").strip()
 
-    def __enter__(self) -> RehearsalHospital:
+    def __enter__(self) -> LocalHospital:
         try:
-            if not (self.home / "curator.toml").exists():
-                self._set_up()
+            self._set_up()
             self.start()
         except BaseException:
             self.close()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def connect(self, *, run_directory: Path | None = None) -> Curator:
+    def connect(self, *, run_directory: Path | None = None) -> Hospital:
         """A client's connection, with the credentials that the operator handed out."""
-        return Curator.connect(self.address, credentials=self.credentials, run_directory=run_directory)
+        return Hospital.connect(self.address, credentials=self.credentials, run_directory=run_directory)
 
     def start(self) -> None:
         """Starts (or, after `stop`, restarts) the curator and waits until it listens.
@@ -112,21 +105,19 @@ class RehearsalHospital:
         """
         self._end_orphan()
         (self.home / "address").unlink(missing_ok=True)
-        log = (self._root / "curator.log").open("ab")
-        environment = dict(os.environ, DPSWD_CURATOR_COMPUTE__DEVICE=self._device)
-        with log:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line, no shell
                 [*_COMMAND, "serve", "--home", str(self.home), "--address", "localhost:0"],
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=dict(os.environ, DPSWD_CURATOR_COMPUTE__DEVICE=self._device),
             )
         self._pid_file.write_text(str(self._process.pid), encoding="ascii")
         deadline = time.monotonic() + _START_S
         while not (self.home / "address").exists() or not self.address:
             if self._process.poll() is not None or time.monotonic() > deadline:
-                words = (self._root / "curator.log").read_text(encoding="utf-8", errors="replace")[-2000:]
-                raise CuratorUnavailable(f"the rehearsal curator did not start; it said: {words.strip()}")
+                words = self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+                raise CuratorUnavailable(f"the local hospital's curator did not start; it said: {words.strip()}")
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -142,15 +133,36 @@ class RehearsalHospital:
         self._process = None
         self._pid_file.unlink(missing_ok=True)
 
-    @property
-    def _pid_file(self) -> Path:
-        return self._root / "curator.pid"
+    def close(self) -> None:
+        """Ends the process and removes what was temporary."""
+        self.stop()
+        if self._temporary:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    def budget(self) -> dict[str, Any]:
+        """What the operator sees: ``dpswd-curator budget show --format json``."""
+        shown: dict[str, Any] = json.loads(self._command("budget", "show", "--format", "json"))
+        return shown
+
+    def _set_up(self) -> None:
+        """Does what the operator does once, unless it was done in this directory before."""
+        finished = self._root / "set-up"  # written last: without it nothing was served here yet
+        if finished.exists():
+            return
+        for begun in (self.home, self.credentials):  # an interrupted set-up
+            shutil.rmtree(begun, ignore_errors=True)
+        self._root.mkdir(parents=True, exist_ok=True)
+        records = self._root / "records.npz"
+        np.savez(records, allow_pickle=False, **self._arrays)
+        self._command("init", "--records", str(records), *self._wanted)
+        self._command("client", "add", _CLIENT, "--out", str(self.credentials))
+        finished.touch()
 
     def _end_orphan(self) -> None:
         """Ends the curator of this directory that a killed client left behind; it would hold the ledger."""
         if not self._pid_file.exists():
             return
-        pid = int(self._pid_file.read_text(encoding="ascii"))
+        pid = int(self._pid_file.read_text(encoding="ascii") or 0)
         command = Path(f"/proc/{pid}/cmdline")
         # The number may belong to another process by now: only one that serves this very home is ended.
         if command.exists() and str(self.home).encode() in command.read_bytes():
@@ -160,35 +172,11 @@ class RehearsalHospital:
                 time.sleep(0.05)
         self._pid_file.unlink(missing_ok=True)
 
-    def close(self) -> None:
-        """Ends the process and removes what was temporary."""
-        self.stop()
-        if self._temporary is not None:
-            self._temporary.cleanup()
-
-    def budget(self) -> dict[str, Any]:
-        """What the operator sees: ``dpswd-curator budget show --format json``."""
-        shown: dict[str, Any] = json.loads(
-            self._command("budget", "show", "--home", str(self.home), "--format", "json")
-        )
-        return shown
-
-    def _set_up(self) -> None:
-        self._root.mkdir(parents=True, exist_ok=True)
-        records = self._root / "records.npz"
-        labelled = {} if self._labels is None else {"labels": self._labels}
-        np.savez(records, allow_pickle=False, records=self._records, **labelled)
-        epsilon, delta = self._budget
-        self._command(
-            "init", "--home", str(self.home), "--records", str(records),
-            "--epsilon", repr(epsilon), "--delta", repr(delta), "--name", self._name, "--array", "records",
-            *(() if self._classes is None else ("--labels-array", "labels", "--classes", str(self._classes))),
-        )  # fmt: skip
-        self._command("client", "add", self._client, "--home", str(self.home), "--out", str(self.credentials))
-
     def _command(self, *arguments: str) -> str:
-        done = subprocess.run([*_COMMAND, *arguments], capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(  # noqa: S603 - our own command line, no shell
+            [*_COMMAND, *arguments, "--home", str(self.home)], capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
-            words: Sequence[str] = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise SettingsError(f"dpswd-curator {arguments[0]} failed: {words[-1] if words else 'no message'}")
+            words = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
+            raise SettingsError(f"dpswd-curator {arguments[0]} failed: {words[-1]}")
         return done.stdout

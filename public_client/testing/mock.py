@@ -1,44 +1,57 @@
 """A curator that does not exist: for dry runs without server, certificate, ledger or budget.
 
-`MockCurator` stands in a curator's place inside the client's own process. It has no records: it makes synthetic ones
-of the described shape. All else is the real thing from `shared`: extractors are rebuilt from their graphs, the
-mechanisms clip, project and add noise, requests and releases pass through their wire format, and runs are priced and
-admitted by the ledger's filter. So a dry run finds what a curator would refuse, what it would charge and how long the
-training takes; what it *learns* is meaningless, and nothing is spent.
+`MockCurator` is a real `Curator` whose requests end in this process. It has no records: it makes synthetic ones
+of the described shape. All else is the real thing: requests and replies pass through their wire format, runs are
+admitted and steps computed by the code that a curator runs (`shared.steps`), priced by the ledger's filter, and
+receipts are signed, by a key that lives as long as the mock. So a dry run finds what a curator would refuse, what it
+would charge and how long the training takes; what it *learns* is meaningless, and nothing is spent.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import secrets
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
-import grpc
 import numpy as np
 import numpy.typing as npt
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.message import Message
 from torch import Tensor
 
-from public_client.curator.description import Budget, Description, Limits
+from public_client.curator.connection import Patience
+from public_client.curator.description import Budget, Description
 from public_client.curator.stub import Curator
-from public_client.curator.values import PendingStep, Quote, Run, UploadedExtractor, new_request_id
-from public_client.testing.mock_steps import MockRun, MockStep
-from shared.errors import BudgetExhausted, ExtractorUnknown, InvalidValue, RequestInvalid, RunFinished
-from shared.extractor import Extractor, ExtractorGraph, check_weights, weights_from_bytes
-from shared.mechanisms.gradient.sanitized import check_gradient_range
+from public_client.curator.transport import REPLIES, Exchange
+from shared import errors
+from shared.extractor.building import Extractor
+from shared.extractor.graph import ExtractorGraph
+from shared.extractor.session import DirectSession
+from shared.extractor.weights import check_weights, weights_from_bytes
+from shared.kernels.noise import SeededNoise
+from shared.ledger import receipts as chain
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, ModelFacts
 from shared.privacy.budget import PrivacyBudget, Spent
-from shared.privacy.events import NeighbouringRelation, RunEvent
+from shared.privacy.events import NeighbouringRelation
 from shared.privacy.filter import PrivacyFilter
-from shared.protocol import limits
-from shared.protocol.critics import CriticRelease
-from shared.protocol.messages import Critic, Evaluation, Quantiles, RunParameters, StepRelease
-from shared.protocol.pricing import run_event
+from shared.protocol import arrays
+from shared.protocol import limits as protocol
+from shared.protocol.checks import invalid
+from shared.protocol.digests import run_digest, step_digest
+from shared.protocol.messages import RunParameters, StepRelease
+from shared.protocol.payloads import float_bytes
+from shared.protocol.receipts import encode_receipt
+from shared.protocol.v1 import curator_pb2 as pb
+from shared.steps.admission import AdmittedRun, admit_run, admit_step, offered
+from shared.steps.computing import Laboratory, computed
 
 _BRIGHTNESS = 0.5  # deviation of a synthetic value: most lie in [-1, 1], as pixels and standardised columns do
+_CLIENT = "dry run"
 
 
 @dataclass(frozen=True)
@@ -47,47 +60,22 @@ class MockCharge:
 
     Attributes:
         epsilon: of the run alone, at the data set's delta.
-        parameters: what it declared.
-        gradient_numbers: p.
+        run: what it declared.
     """
 
     epsilon: float
-    parameters: RunParameters
-    gradient_numbers: int
+    run: AdmittedRun
 
     def __str__(self) -> str:
-        declared = self.parameters
-        each = declared.directions
-        if isinstance(declared.release, Quantiles):
-            what = [f"{declared.release.coefficients} x {each} quantile coefficients"]
-        else:
-            what = [] if isinstance(declared.release, Critic) else [f"{declared.batch_size} x {each} noisy projections"]
-        if declared.gradient is not None:
-            what.append(f"a sanitized gradient of {self.gradient_numbers} numbers")
-        steps = f"{declared.steps} {'step' if declared.steps == 1 else 'steps'}"
-        return (
-            f"epsilon {math.ceil(self.epsilon * 1e4) / 1e4:.4f} for a run of {steps}, each releasing "
-            f"{' and '.join(what)} of {declared.batch_size} records"
-        )
-
-
-class _NoChannel:
-    """Stands where the network would be: whatever the mock does not imitate ends in a clear refusal."""
-
-    def unary_unary(self, method: str, *_: Any, **__: Any) -> Any:
-        def refuse(*_: Any, **__: Any) -> NoReturn:
-            raise InvalidValue(f"the mock curator does not imitate {method.rsplit('/', 1)[-1]}; use a real curator")
-
-        return refuse
+        size = self.run.size
+        what = self.run.mechanism.summary(self.run.declared, self.run.facts)
+        steps = f"{size.steps} {'step' if size.steps == 1 else 'steps'}"
+        epsilon = errors.rounded(self.epsilon, up=True)
+        return f"epsilon {epsilon} for a run of {steps}, each releasing {what} of {size.batch} records"
 
 
 def mock_description(
-    *,
-    records: int,
-    record_shape: tuple[int, ...],
-    epsilon: float,
-    delta: float,
-    name: str = "mock",
+    *, records: int, record_shape: tuple[int, ...], epsilon: float, delta: float, name: str = "mock", classes: int = 0
 ) -> Description:
     """What a curator with a fresh budget and the usual limits would say of such a data set."""
     budget = Budget(epsilon=epsilon, delta=delta, spent=0.0, remaining=epsilon, closed=False)
@@ -98,24 +86,35 @@ def mock_description(
         data_set_budget=budget,
         client_budget=budget,
         neighbouring_relation=NeighbouringRelation.REPLACE_ONE.value,
-        mechanisms=("rows", "quantiles", "gradient", "critic"),
-        limits=Limits(
-            max_message_bytes=limits.MAX_MESSAGE_BYTES,
-            max_directions=limits.MAX_DIRECTIONS,
-            max_coefficients=limits.MAX_COEFFICIENTS,
-            max_batch_size=min(limits.MAX_BATCH_SIZE, records),
-            max_adapted_parameters=limits.MAX_ADAPTED_PARAMETERS,
-            max_source_features=limits.MAX_SOURCE_FEATURES,
-        ),
-        grid_exponent=limits.GRID_EXPONENT,
-        ledger_public_key="00" * 32,  # nobody's key: a mock signs nothing, so it gives no receipts
-        client_name="dry run",
+        mechanisms=offered(MECHANISMS, DataSetFacts(records, tuple(record_shape), classes)),
+        limits=replace(Limits(), max_batch_size=min(protocol.MAX_BATCH_SIZE, records)),
+        grid_exponent=protocol.GRID_EXPONENT,
+        ledger_public_key="00" * 32,  # replaced by the mock's own
+        client_name=_CLIENT,
         software_version="mock",
+        classes=classes,
     )
 
 
+@dataclass
+class _Run:
+    """A run that the mock opened.
+
+    Attributes:
+        admitted: checked.
+        model: rebuilt from what was uploaded.
+        receipt: of its opening.
+        answers: stored steps by request id: digest, reply, receipt.
+    """
+
+    admitted: AdmittedRun
+    model: Extractor
+    receipt: chain.Receipt
+    answers: dict[str, tuple[str, bytes, chain.Receipt]] = field(default_factory=dict)
+
+
 class MockCurator(Curator):
-    """A `Curator` without a curator; see the module.
+    """A `Curator` without a curator, its own transport; see the module. `Hospital(MockCurator(...))` plans and trains.
 
     What is left of a described budget counts as a fresh budget of that size: which runs spent the rest is not public.
 
@@ -123,6 +122,8 @@ class MockCurator(Curator):
         description: of the data set that is imitated, from `mock_description`, or one that a curator gave.
         seed: of the synthetic records.
         randomness: where seeds of directions and noise come from.
+        mechanisms: what may be released.
+        records: makes so many records (count, *record_shape), to imitate a data set better; by default random numbers.
 
     Attributes:
         charges: the runs that a real curator would have charged, in order.
@@ -134,178 +135,230 @@ class MockCurator(Curator):
         *,
         seed: int = 0,
         randomness: Callable[[int], bytes] = secrets.token_bytes,
+        mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
+        records: Callable[[int], Tensor] | None = None,
     ) -> None:
-        super().__init__(cast("grpc.Channel", _NoChannel()))
+        super().__init__(self)
         if description.remaining <= 0.0:
-            raise InvalidValue(f"nothing is left of the budget of {description.data_set!r}; every run is refused")
+            raise errors.InvalidValue(f"nothing is left of the budget of {description.data_set!r}; each run is refused")
         self._described = description
+        self._data = DataSetFacts(
+            description.records, description.record_shape, description.classes, description.class_names
+        )
+        self._mechanisms = {
+            name: mechanism
+            for name, mechanism in mechanisms.items()
+            # One that lacks nothing but labels is refused by admission, which says so.
+            if name in description.mechanisms or (mechanism.needs_labels and not description.classes)
+        }
         self._budget = PrivacyBudget(
             epsilon=description.remaining,
             delta=description.data_set_budget.delta,
             relation=NeighbouringRelation(description.neighbouring_relation),
         )
+        self._key = Ed25519PrivateKey.generate()
+        self._last: chain.SignedEntry | None = None
         self._filter: PrivacyFilter | None = None
         self._spent: Spent | None = None
         self._randomness = randomness
-        self._records = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._made = records or self._synthetic
         self._graphs: dict[str, ExtractorGraph] = {}
         self._weights: dict[str, bytes] = {}
-        self._sources: dict[str, npt.NDArray[np.float32]] = {}
-        self._runs: dict[str, MockRun] = {}
-        self._opened: dict[str, Run] = {}
-        self._lock = threading.Lock()
+        self._sources: dict[str, FloatArray] = {}
+        self._runs: dict[str, _Run] = {}
+        self._opened: dict[str, str] = {}
+        self._lock = threading.RLock()
         self.charges: list[MockCharge] = []
+
+    def exchange(self, method: str, request: Message, *, patience: Patience | None = None) -> Exchange:  # noqa: ARG002
+        """See `Transport`."""
+        handlers: dict[str, Callable[[Any], Message]] = {
+            "Describe": self._describe,
+            "UploadExtractor": self._upload_extractor,
+            "UploadSource": self._upload_source,
+            "OpenRun": self._open_run,
+            "DrawStep": self._draw_step,
+        }
+        with self._lock:
+            reply = handlers[method](type(request).FromString(request.SerializeToString()))
+        return Exchange(request, REPLIES[method].FromString(reply.SerializeToString()))
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def describe(self) -> Description:
-        """The imitated description, with the budget as it would stand now."""
+    def take(self, indices: npt.NDArray[np.int64]) -> FloatArray:
+        """See `shared.steps.computing.Records`: made anew at each call."""
+        values: FloatArray = self._made(len(indices)).numpy()
+        return values
+
+    @property
+    def count(self) -> int:
+        """See `shared.steps.computing.Records`."""
+        return self._described.records
+
+    def _synthetic(self, count: int) -> Tensor:
+        return torch.randn((count, *self._described.record_shape), generator=self._generator) * _BRIGHTNESS
+
+    def _describe(self, _: pb.DescribeRequest) -> pb.DescribeResponse:
+        told, budget = self._described, self._budget_now()
+        own = {
+            "data_set_budget": budget,
+            "client_budget": budget,
+            "limits": pb.Limits(**asdict(told.limits)),
+            "ledger_public_key": self._key.public_key().public_bytes_raw(),
+        }
+        return pb.DescribeResponse(**{one.name: getattr(told, one.name) for one in fields(told)} | own)
+
+    def _budget_now(self) -> pb.BudgetStatus:
         spent = 0.0 if self._filter is None or self._spent is None else self._filter.epsilon(self._spent)
-        budget = Budget(
+        return pb.BudgetStatus(
             epsilon=self._budget.epsilon,
             delta=self._budget.delta,
-            spent=spent,
-            remaining=max(0.0, self._budget.epsilon - spent),
-            closed=False,
+            epsilon_spent=spent,
+            epsilon_remaining=max(0.0, self._budget.epsilon - spent),
         )
-        return replace(self._described, data_set_budget=budget, client_budget=budget)
 
-    def upload_extractor(self, graph: bytes, weights: bytes) -> UploadedExtractor:
+    def _upload_extractor(self, request: pb.UploadExtractorRequest) -> pb.UploadExtractorResponse:
         """Rebuilds the extractor from its bytes, as a curator does before it keeps them."""
-        parsed = ExtractorGraph.from_bytes(graph)
-        if parsed.input_shape != self._described.record_shape:
-            text = f"takes records of shape {parsed.input_shape}; this data set's have {self._described.record_shape}"
-            raise RequestInvalid((("graph", text),))
-        check_weights(parsed, weights_from_bytes(weights, parsed.tensor_shapes))
-        digests = hashlib.sha256(graph).hexdigest(), hashlib.sha256(weights).hexdigest()
-        self._graphs[digests[0]], self._weights[digests[1]] = parsed, weights
-        return UploadedExtractor(*digests, parsed.feature_dimension)
-
-    def upload_source(self, features: npt.ArrayLike) -> str:
-        """Keeps source features by their digest."""
-        values = np.ascontiguousarray(features, dtype="<f4")
-        digest = hashlib.sha256(values.tobytes()).hexdigest()
-        self._sources[digest] = values
-        return digest
-
-    def price_run(self, parameters: RunParameters) -> Quote:
-        """The price by the ledger's filter, and whether it would be admitted."""
-        return self._quote(*self._priced(parameters))
-
-    def open_run(self, parameters: RunParameters, *, request_id: str | None = None) -> Run:
-        """Notes the charge that a curator would make.
-
-        Raises:
-            BudgetExhausted: a curator with what is described would refuse.
-        """
-        with self._lock:
-            if request_id in self._opened:
-                return self._opened[request_id]
-            filter_, spent, event = self._priced(parameters)
-            quote = self._quote(filter_, spent, event)
-            try:
-                self._spent = filter_.admit(spent, filter_.price(event))
-            except BudgetExhausted as error:
-                raise replace(error, steps_that_fit=quote.steps_that_fit) from error
-            self._filter = filter_
-            graph = self._graphs[parameters.graph_digest]
-            weights = weights_from_bytes(self._weights[parameters.weights_digest], graph.tensor_shapes)
-            run = Run(run_id=f"mock-{len(self._runs) + 1}", parameters=parameters, quote=quote)
-            self._runs[run.run_id] = MockRun(parameters, Extractor.from_graph(graph, weights))
-            self._opened[request_id or new_request_id()] = run
-            self.charges.append(MockCharge(quote.epsilon, parameters, self._gradient_numbers(parameters)))
-            return run
-
-    def send(self, pending: PendingStep) -> StepRelease:
-        """Computes a step on synthetic records with the real mechanisms; a repeat gives the same bytes."""
-        return StepRelease.from_bytes(self._answered(pending))
-
-    def send_critic(self, pending: PendingStep) -> CriticRelease:
-        """`send` for a critic's step."""
-        return CriticRelease.from_bytes(self._answered(pending))
-
-    def synthetic(self, count: int) -> Tensor:
-        """Records (count, *record_shape) that nobody has; a subclass may imitate a data set better."""
-        return torch.randn((count, *self._described.record_shape), generator=self._records) * _BRIGHTNESS
-
-    def _answered(self, pending: PendingStep) -> bytes:
-        run = self._runs[pending.run_id]
-        with self._lock:
-            if pending.request_id not in run.answers:
-                if len(run.answers) == run.parameters.steps:
-                    raise RunFinished("all declared steps of this run are used; open another run")
-                records = self.synthetic(run.parameters.batch_size)
-                step = MockStep(run, pending, records, self._sources, self._randomness)
-                run.answers[pending.request_id] = step.answer()
-            return run.answers[pending.request_id]
-
-    def _priced(self, parameters: RunParameters) -> tuple[PrivacyFilter, Spent, RunEvent]:
-        parameters = RunParameters.from_message(parameters.to_message())  # what the wire refuses is refused here
-        graph = self._graphs.get(parameters.graph_digest)
-        if graph is None or parameters.weights_digest not in self._weights:
-            raise ExtractorUnknown("no extractor with this digest was uploaded; upload the extractor first")
-        numbers = self._gradient_numbers(parameters)
-        if broken := self._broken(parameters, graph, numbers):
-            raise RequestInvalid(tuple(broken))
-        event = run_event(
-            parameters,
-            records=self._described.records,
-            feature_dimension=graph.feature_dimension,
-            gradient_parameters=numbers,
-        )
-        filter_ = self._filter or PrivacyFilter.for_budget(self._budget, plan=event)
-        return filter_, self._spent or filter_.zero(), event
-
-    def _broken(self, parameters: RunParameters, graph: ExtractorGraph, numbers: int) -> list[tuple[str, str]]:
-        """What a curator with the usual limits would refuse of a declaration, field by field."""
-        if isinstance(parameters.release, Evaluation):
-            return [("parameters.release", "is an evaluation; the mock curator imitates rows, quantiles and critics")]
-        broken = []
-        bounds = self._described.limits
-        most = min(bounds.max_batch_size, self._described.records)
-        if parameters.batch_size > most:
-            broken.append(("parameters.batch_size", f"is {parameters.batch_size}; allowed are 1 to {most}"))
-        if isinstance(parameters.release, Critic) and graph.feature_dimension != 1:
-            text = f"computes {graph.feature_dimension} values for each record; a critic computes one logit"
-            broken.append(("parameters.graph_digest", text))
-        if parameters.gradient is None:
-            return broken
-        if numbers > bounds.max_adapted_parameters:
-            text = f"have {numbers} values; at most {bounds.max_adapted_parameters} are allowed"
-            broken.append(("parameters.gradient.parameters", text))
         try:
-            check_gradient_range(
-                batch=parameters.batch_size, clip_norm=parameters.gradient.clip_norm, sigma=parameters.gradient.sigma
-            )
-        except InvalidValue as error:
-            broken.append(("parameters.gradient.sigma", str(error)))
-        return broken
+            graph = ExtractorGraph.from_bytes(request.graph)
+            check_weights(graph, weights_from_bytes(request.weights, graph.tensor_shapes))
+        except errors.InvalidValue as error:
+            raise invalid("graph", str(error)) from error
+        if graph.input_shape != self._data.record_shape:
+            text = f"takes records of shape {graph.input_shape}; this data set's have {self._data.record_shape}"
+            raise invalid("graph", text)
+        digests = hashlib.sha256(request.graph).hexdigest(), hashlib.sha256(request.weights).hexdigest()
+        self._graphs[digests[0]], self._weights[digests[1]] = graph, request.weights
+        return pb.UploadExtractorResponse(
+            graph_digest=digests[0], weights_digest=digests[1], feature_dimension=graph.feature_dimension
+        )
 
-    def _quote(self, filter_: PrivacyFilter, spent: Spent, event: RunEvent) -> Quote:
-        price = filter_.price(event)
+    def _upload_source(self, request: pb.UploadSourceRequest) -> pb.UploadSourceResponse:
+        features = arrays.decode_floats(request.features, field="features", max_values=protocol.MAX_MESSAGE_BYTES // 4)
+        digest = hashlib.sha256(float_bytes(features)).hexdigest()
+        self._sources[digest] = features
+        return pb.UploadSourceResponse(source_digest=digest)
+
+    def _open_run(self, request: pb.OpenRunRequest) -> pb.OpenRunResponse:
+        parameters = RunParameters.from_message(request.parameters)
+        known = self._opened.get(request.request_id)
+        if known is not None:
+            return self._answer_open(self._runs[known].admitted, known)
+        run = self._admitted(parameters)
+        if request.validate_only:
+            return self._answer_open(run, "")
+        filter_, spent = self._books(run)
+        try:
+            after = filter_.admit(spent, filter_.price(run.event))
+        except errors.BudgetExhausted as error:
+            steps = min(run.event.steps, filter_.fits(spent, run.event))
+            raise replace(error, steps_that_fit=steps) from error
+        priced = self._answer_open(run, "")
+        self._filter, self._spent = filter_, after
+        graph = self._graphs[parameters.graph_digest]
+        weights = weights_from_bytes(self._weights[parameters.weights_digest], graph.tensor_shapes)
+        run_id = f"mock-{len(self._runs) + 1}"
+        receipt = self._signed(chain.RUN_OPENED, run_id, request.request_id, run_digest(parameters))
+        self._runs[run_id] = _Run(run, Extractor.from_graph(graph, weights), receipt)
+        self._opened[request.request_id] = run_id
+        self.charges.append(MockCharge(priced.epsilon, run))
+        return self._answer_open(run, run_id)
+
+    def _books(self, run: AdmittedRun) -> tuple[PrivacyFilter, Spent]:
+        """The ledger's filter, which the first run chooses, and what it counts as spent."""
+        filter_ = self._filter or PrivacyFilter.for_budget(self._budget, plan=run.event)
+        return filter_, self._spent or filter_.zero()
+
+    def _answer_open(self, run: AdmittedRun, run_id: str) -> pb.OpenRunResponse:
+        """The price by the ledger's filter, whether it would be admitted, and the receipt of a run that is open."""
+        filter_, spent = self._books(run)
+        price, steps = filter_.price(run.event), run.event.steps
         try:
             alone = filter_.epsilon(filter_.admit(filter_.zero(), price))
-        except BudgetExhausted as error:
+        except errors.BudgetExhausted as error:
             alone = error.requested
         try:
             filter_.admit(spent, price)
-            steps = event.steps
-        except BudgetExhausted:
-            steps = min(event.steps, filter_.fits(spent, event))
-        now = self.describe()
-        return Quote(
+        except errors.BudgetExhausted:
+            steps = min(steps, filter_.fits(spent, run.event))
+        budget = self._budget_now()
+        return pb.OpenRunResponse(
+            run_id=run_id,
             epsilon=alone,
-            fits=steps == event.steps,
-            steps_that_fit=steps,
-            data_set_budget=now.data_set_budget,
-            client_budget=now.client_budget,
+            data_set_budget=budget,
+            client_budget=budget,
+            fits=bool(run_id) or steps == run.event.steps,
+            steps_that_fit=run.event.steps if run_id else steps,
+            receipt=encode_receipt(self._runs[run_id].receipt) if run_id else None,
         )
 
-    def _gradient_numbers(self, parameters: RunParameters) -> int:
-        shapes = self._graphs[parameters.graph_digest].parameter_shapes
-        names = parameters.gradient.parameters if parameters.gradient is not None else ()
-        unknown = [name for name in names if name not in shapes]
-        if unknown:
-            raise RequestInvalid((("parameters.gradient.parameters", f"names {unknown[:3]}, unknown to the graph"),))
-        return sum(math.prod(shapes[name]) for name in names)
+    def _draw_step(self, request: pb.DrawStepRequest) -> pb.DrawStepResponse:
+        """Computes a step on synthetic records with the real mechanisms; a repeat gives the same bytes."""
+        run = self._runs.get(request.run_id)
+        if run is None:
+            raise errors.RequestInvalid((("run_id", f"{request.run_id!r} is no run of this mock curator"),))
+        digest = step_digest(run_id=request.run_id, payload=request.payload)
+        stored = run.answers.get(request.request_id)
+        if stored is None:
+            if len(run.answers) == run.admitted.size.steps:
+                raise errors.RunFinished("all declared steps of this run are used; open another run")
+            stored = run.answers[request.request_id] = self._computed(run, request, digest)
+        if stored[0] != digest:
+            raise errors.RequestIdReused("this request id was used for another request; make a new one for each")
+        return pb.DrawStepResponse(step_release=stored[1], receipt=encode_receipt(stored[2]))
+
+    def _computed(self, run: _Run, request: pb.DrawStepRequest, digest: str) -> tuple[str, bytes, chain.Receipt]:
+        asked = admit_step(run.admitted, request.payload, public=self._uploaded, limits=self._described.limits)
+        labels = None
+        if self._data.classes:
+            labels = np.arange(self._data.records, dtype=np.int64) % self._data.classes
+        lab = Laboratory(
+            records=self,
+            labels=labels,
+            noise=SeededNoise(self._randomness(32), purpose="mock release"),  # protects nothing: nothing is here
+            device=torch.device("cpu"),
+            fresh_seed=lambda: self._randomness(32),
+            reached=lambda _: None,
+        )
+        payload = computed(run.admitted, asked, DirectSession(run.model), lab)
+        step = len(run.answers) + 1
+        reply = StepRelease(request.run_id, step, payload).to_bytes()
+        receipt = self._signed(
+            chain.STEP_ANSWERED, request.run_id, request.request_id, digest, step=step, reply=chain.sha256(reply)
+        )
+        return digest, reply, receipt
+
+    def _admitted(self, parameters: RunParameters) -> AdmittedRun:
+        graph = self._graphs.get(parameters.graph_digest)
+        if graph is None or parameters.weights_digest not in self._weights:
+            raise errors.ExtractorUnknown("no extractor with this digest was uploaded; upload the extractor first")
+        return admit_run(
+            parameters,
+            mechanisms=self._mechanisms,
+            data=self._data,
+            model=ModelFacts(graph.input_shape, graph.feature_dimension, graph.parameter_shapes),
+            limits=self._described.limits,
+        )
+
+    def _uploaded(self, digest: str) -> FloatArray:
+        if digest not in self._sources:
+            raise invalid("payload.source", "names unknown features; upload the source features first")
+        return self._sources[digest]
+
+    def _signed(self, kind: str, run_id: str, request_id: str, digest: str, **more: Any) -> chain.Receipt:
+        """The next entry of a chain like a ledger's, as a receipt."""
+        last = self._last
+        statement = chain.canonical_json(
+            {
+                "format": chain.FORMAT,
+                "kind": kind,
+                "payload": {"run": run_id, "client": _CLIENT, "request_id": request_id, "digest": digest, **more},
+                "previous": chain.GENESIS if last is None else last.hash,
+                "seq": 1 if last is None else last.seq + 1,
+                "time": "2000-01-01T00:00:00.000000Z",
+            }
+        )
+        self._last = chain.SignedEntry.parse(statement, self._key.sign(statement))
+        return chain.Receipt.of(self._last)

@@ -1,4 +1,4 @@
-"""What a plan adapts, by name, and the copy of an extractor that carries the adapters."""
+"""Target-side adapters: the copy of an extractor that carries them, and their parameters by name."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import copy
 import torch
 from torch import nn
 
-from public_client.data.source import Batches, collect
-from public_client.plans.plan import Plan
+from public_client.data.datasets import Batches
+from public_client.data.source import collect
 from shared.errors import InvalidValue
-from shared.extractor import (
-    MonotoneColumns,
-    adapt_for_target,
-    adapter_parameter_names,
-    input_adapter,
-    insert_adapter,
-    source_knots,
-)
+from shared.extractor.adapters import MonotoneColumns, adapter_parameter_names
+from shared.extractor.adapting import adapt_for_target, input_adapter, insert_adapter, source_knots
+
+ADAPTERS = ("auto", "warp", "channels", "features", "low-rank", "monotone")
+"""Kinds of target-side adapters (`shared.extractor.adapting`)."""
 
 _KNOT_RECORDS = 20_000  # source records whose quantiles place the knots of monotone maps
 
@@ -26,7 +23,9 @@ def with_adapters(
     extractor: nn.Module,
     record_shape: tuple[int, ...],
     *,
-    plan: Plan | None = None,
+    kind: str = "auto",
+    rank: int = 4,
+    knots: int = 5,
     source: Batches | None = None,
     own: nn.Module | None = None,
 ) -> nn.Module:
@@ -35,7 +34,9 @@ def with_adapters(
     Args:
         extractor: records to features.
         record_shape: of one record.
-        plan: says which adapter; the usual ones by default.
+        kind: one of `ADAPTERS`; the usual ones of the records' shape by default.
+        rank: of a "low-rank" adapter.
+        knots: of each column of a "monotone" adapter.
         source: labelled public batches; monotone maps take their knots from them, or, without, from [-1, 1].
         own: a module of the caller's own, records to records, in the place of the plan's.
 
@@ -46,27 +47,23 @@ def with_adapters(
         return insert_adapter(extractor, record_shape, own)
     if adapter_parameter_names(extractor):
         return copy.deepcopy(extractor).eval()
-    if plan is None or plan.adapter == "auto":
+    if kind == "auto":
         return adapt_for_target(extractor, record_shape)
-    if plan.adapter == "monotone" and len(record_shape) == 1:
-        columns = torch.linspace(-1.0, 1.0, plan.adapter_knots).repeat(record_shape[0], 1).T  # (knots, d)
+    if kind == "monotone" and len(record_shape) == 1:
+        columns = torch.linspace(-1.0, 1.0, knots).repeat(record_shape[0], 1).T  # (knots, d)
         if source is not None:
             columns = collect(source, most=_KNOT_RECORDS).images
-        return insert_adapter(extractor, record_shape, MonotoneColumns(source_knots(columns, plan.adapter_knots)))
-    return insert_adapter(extractor, record_shape, input_adapter(plan.adapter, record_shape, rank=plan.adapter_rank))
+        return insert_adapter(extractor, record_shape, MonotoneColumns(source_knots(columns, knots)))
+    return insert_adapter(extractor, record_shape, input_adapter(kind, record_shape, rank=rank))
 
 
-def adapted_names(module: nn.Module, parameters: str) -> tuple[str, ...]:
-    """Names of what a plan adapts: "adapters", "all" or "none".
+def adapter_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters of a module's adapters.
 
     Raises:
-        InvalidValue: the module has no adapters, or nothing to train.
+        InvalidValue: it has none.
     """
-    if parameters == "none":
-        return ()
-    names = adapter_parameter_names(module) if parameters == "adapters" else [n for n, _ in module.named_parameters()]
+    names = tuple(adapter_parameter_names(module))
     if not names:
-        raise InvalidValue(
-            f"the extractor has no parameters to adapt as {parameters!r}; add layers of shared.extractor.adapters"
-        )
-    return tuple(names)
+        raise InvalidValue("the extractor has no adapters; add layers of shared.extractor.adapters (with_adapters)")
+    return names

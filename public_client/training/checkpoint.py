@@ -5,7 +5,7 @@ it is sent: a client that dies at any moment sends the same bytes again after it
 goes on, with no step spent twice and none lost. The directory holds
 
     start.pt        the source-trained weights, and the source features where they stay fixed
-    critic.pt       the first weights of a critic, which its run is declared with, and the public clip
+    NAME.pt         what a method's run is declared with, such as a critic's first weights
     run.json        the plan and the request id of OpenRun (written before the run is charged)
     state.pt        weights, optimiser and averages after the last applied step
     batch.pt        the public batch that the request under way was made with, where each step has its own
@@ -20,45 +20,51 @@ Files are replaced atomically. The .pt files are the client's own and are read w
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from public_client.curator.values import PendingStep, StepKind
+from public_client.curator.values import PendingStep
+from public_client.data.ranks import Ranks
 from shared.errors import SettingsError
-
-_KINDS = ("align_target", "release_projections", "release_quantiles", "release_critic_gradient")
 
 
 class Checkpoint:
     """The state of one training run in one directory.
 
     Args:
-        directory: made when it is missing.
+        directory: made when it is missing; where several processes train, on a file system that all of them see.
+        ranks: rank 0 writes and reads for all; each rank keeps its own batch. By default this process is alone.
+        above: of the sites that share a model, where this one is a site's.
 
     Attributes:
         writes: whether this process writes files here.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, ranks: Ranks | None = None, above: Checkpoint | None = None) -> None:
         self.directory = directory
-        self.writes = True
-        self._batch = "batch.pt"
+        self._above = above
+        self._ranks = ranks or Ranks()
+        self.writes = self._ranks.first
+        self._batch = "batch" if self._ranks.size == 1 else f"batch-{self._ranks.rank}"
         directory.mkdir(parents=True, exist_ok=True)
 
     @property
     def begun(self) -> bool:
         """Whether a run was declared here."""
-        return (self.directory / "run.json").exists()
+        return self._ranks.share(lambda: (self.directory / "run.json").exists())
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         """Stores what OpenRun is about to be asked, before it is asked."""
-        _replace(self.directory / "run.json", json.dumps(run, sort_keys=True, indent=1).encode("utf-8"))
+        data = json.dumps(run, sort_keys=True, indent=1).encode("utf-8")
+        self._ranks.share(lambda: _replace(self.directory / "run.json", data))
 
     def read_run(self) -> dict[str, Any]:
         """What `write_run` stored.
@@ -66,48 +72,34 @@ class Checkpoint:
         Raises:
             SettingsError: nothing was, or the file is damaged.
         """
-        return _read_json(self.directory / "run.json")
+        return self._ranks.share(lambda: _read_json(self.directory / "run.json"))
 
     def write_pending(self, pending: PendingStep) -> None:
         """Stores a request before it is sent."""
-        value = {
-            "kind": pending.kind,
-            "run_id": pending.run_id,
-            "request_id": pending.request_id,
-            "message": base64.b64encode(pending.message).decode("ascii"),
-        }
-        _replace(self.directory / "pending.json", json.dumps(value).encode("ascii"))
+        value = asdict(pending) | {"payload": base64.b64encode(pending.payload).decode("ascii")}
+        self._ranks.share(lambda: _replace(self.directory / "pending.json", json.dumps(value).encode("ascii")))
 
     def read_pending(self) -> PendingStep | None:
         """The request that was under way, or None."""
         path = self.directory / "pending.json"
-        if not path.exists():
+        value = self._ranks.share(lambda: _read_json(path) if path.exists() else None)
+        if value is None:
             return None
-        value = _read_json(path)
-        if value["kind"] not in _KINDS:
-            raise SettingsError(f"{path} names the request {value['kind']!r}; allowed: {', '.join(_KINDS)}")
-        return PendingStep(
-            kind=cast(StepKind, value["kind"]),
-            run_id=value["run_id"],
-            request_id=value["request_id"],
-            message=base64.b64decode(value["message"]),
-        )
+        return PendingStep(value["run_id"], value["request_id"], base64.b64decode(value["payload"]))
 
-    def write_start(self, start: Mapping[str, Any]) -> None:
-        """Stores what the alignment begins with."""
-        self._save("start.pt", start)
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Stores tensors and plain values.
 
-    def read_start(self) -> dict[str, Any] | None:
-        """What `write_start` stored, or None."""
-        return self._load("start.pt")
+        Args:
+            name: "start" for what the alignment begins with, "state" for what it has come to (it names its requests, so
+                that a pending one of an older step is known as done), another for what a method's runs declare.
+            value: to be stored.
+        """
+        self._ranks.share(lambda: self._save(name, value))
 
-    def write_state(self, state: Mapping[str, Any]) -> None:
-        """Stores the state after a step. It names the step, so a pending request of an older step is known as done."""
-        self._save("state.pt", state)
-
-    def read_state(self) -> dict[str, Any] | None:
-        """The last state, or None before the first."""
-        return self._load("state.pt")
+    def read(self, name: str) -> dict[str, Any] | None:
+        """What `write` stored under this name, or None."""
+        return self._ranks.share(lambda: self._load(name))
 
     def write_batch(self, images: Tensor, labels: Tensor) -> None:
         """Stores the public batch of the next request, before that request is written."""
@@ -118,32 +110,22 @@ class Checkpoint:
         batch = self._load(self._batch)
         return None if batch is None else (batch["images"], batch["labels"])
 
-    def write_critic(self, critic: Mapping[str, Any]) -> None:
-        """Stores the critic that a run is about to be declared with."""
-        self._save("critic.pt", critic)
-
-    def read_critic(self) -> dict[str, Any] | None:
-        """What `write_critic` stored, or None."""
-        return self._load("critic.pt")
-
     def applied(self) -> frozenset[str]:
         """Request ids of the last steps whose answers are in the state: a pending one of these is done."""
-        state = self.read_state() or {}
-        return frozenset(state.get("request_ids", [state["request_id"]] if "request_id" in state else []))
+        own = (self.read("state") or {}).get("request_ids", [])
+        return frozenset(own) | (frozenset() if self._above is None else self._above.applied())
 
     def site(self, name: str) -> Checkpoint:
         """The directory of one curator of several."""
-        return type(self)(self.directory / "sites" / name)
+        return Checkpoint(self.directory / "sites" / name, ranks=self._ranks, above=self)
 
     def _save(self, name: str, value: Mapping[str, Any]) -> None:
-        temporary = self.directory / (name + ".new")
-        torch.save(dict(value), temporary)
-        _sync(temporary)
-        temporary.replace(self.directory / name)
-        _sync(self.directory)
+        buffer = io.BytesIO()  # written to a file, torch would hide a full disk behind an error of its own
+        torch.save(dict(value), buffer)
+        _replace(self.directory / f"{name}.pt", buffer.getvalue())
 
     def _load(self, name: str) -> dict[str, Any] | None:
-        path = self.directory / name
+        path = self.directory / f"{name}.pt"
         if not path.exists():
             return None
         value: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")

@@ -9,30 +9,22 @@ from __future__ import annotations
 import csv
 import math
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 COLUMNS = ("site", "step", "distance", "class_loss", "learning_rate", "epsilon", "accuracy")
 """What can be recorded of a step; a number that a way does not have stays empty."""
 
 
-class Recorder(Protocol):
-    """What a training loop tells of its steps."""
+class Recorder:
+    """What a training loop tells of its steps; this one keeps nothing."""
 
     def scalars(self, site: str, step: int, **values: float) -> None:
         """Records numbers of one step of one site, by the names of `COLUMNS`."""
-        ...
 
 
-class NoLog:
-    """Records nothing."""
-
-    def scalars(self, site: str, step: int, **values: float) -> None:
-        """Nothing is kept."""
-
-
-class TrainingLog:
+class TrainingLog(Recorder, AbstractContextManager["TrainingLog"]):
     """CSV and TensorBoard logs in one directory; use as a context manager. Safe to use from several threads.
 
     Args:
@@ -68,12 +60,7 @@ class TrainingLog:
         if self._events is not None:
             self._events.close()
 
-    def __enter__(self) -> TrainingLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

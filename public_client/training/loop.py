@@ -1,6 +1,6 @@
 """The training loop, and what it keeps: the state on disk, the points of the course.
 
-`align` is the whole loop of the ways that draw many steps (`ways`): a public half, one charged step of every site, one
+`align` is the whole loop of the methods that draw many steps: a public half, one charged step of every site, one
 descent.
 """
 
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from public_client.data.datasets import Batches
 from public_client.data.progress import reporting
-from public_client.data.source import Batches
+from public_client.data.ranks import Ranks
 from public_client.replay.views import View
-from public_client.training.charged_run import AnsweredStep
-from public_client.training.distributed import Ranks
 from public_client.training.history import Average, HistoryPoint, detached, write_history
-from public_client.training.logs import NoLog, Recorder
+from public_client.training.logs import Recorder
+from public_client.training.run import AnsweredStep
 from public_client.training.sites import Group, Model, Site
 from shared.kernels.feature_map import FeatureMap
 
@@ -42,7 +42,7 @@ class Training:
         progress: whether bars are shown.
         evaluate: by site, where labels of the target are at hand.
         log: told of every step.
-        adapter: a module of the caller's own in the place of the plan's adapter, or None.
+        adapter: a module of the caller's own in the place of the method's adapter, or None.
         view: the identity of the view that the replay fits, or None for the ready one.
         ranks: the processes that train together.
     """
@@ -54,7 +54,7 @@ class Training:
     seed: int = 0
     progress: bool = True
     evaluate: Mapping[str, Evaluate] = field(default_factory=dict)
-    log: Recorder = field(default_factory=NoLog)
+    log: Recorder = field(default_factory=Recorder)
     adapter: nn.Module | None = None
     view: View | None = None
     ranks: Ranks = field(default_factory=Ranks.current)
@@ -89,6 +89,8 @@ def align(
     public: Callable[[], PublicStep],
     weight: Callable[[AnsweredStep], float],
     training: Training,
+    *,
+    averaging: float,
 ) -> None:
     """The training loop: a public half, a charged step of every site, one descent; store, record, go on.
 
@@ -98,12 +100,14 @@ def align(
         public: the public half of the next step.
         weight: of an answered step's loss.
         training: what all sites share.
+        averaging: decay of the running average of the parameters that is kept at the end.
     """
     steps = max(site.plan.steps for site in group.live)
     parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: _cosine(t, steps))
-    average = Average(parameters, group.live[0].plan.averaging)
-    t = _restore(group, parameters, optimizer, schedule, average)
+    average = Average(parameters, averaging)
+    descent = _Descent(parameters, optimizer, schedule, average)
+    t = descent.restore(group)
     distances: dict[str, list[float]] = {site.name: [] for site in group.sites}
     with reporting(f"aligning with {group}", steps, shown=training.progress, done=t) as bar:
         for site in group.live if t == 0 else []:
@@ -123,11 +127,14 @@ def align(
                 optimizer.step()
             schedule.step()
             average.update(parameters)
-            _store(group, t, answers, parameters, optimizer, schedule, average)
+            descent.store(group, t, answers)
+            rate = float(schedule.get_last_lr()[0])
+            class_loss = {} if half.class_loss is None else {"class_loss": float(half.class_loss.detach())}
             for site in group.sites:
                 if site.name in answers:
-                    distances[site.name].append(answers[site.name].distance)
-                    _log_step(training, site, answers[site.name], half, schedule)
+                    distance = answers[site.name].distance
+                    distances[site.name].append(distance)
+                    training.log.scalars(site.name, site.steps, distance=distance, learning_rate=rate, **class_loss)
             if not group.unfinished:
                 average.copy_to(parameters)
             _record_points(training, group, distances)
@@ -136,68 +143,50 @@ def align(
     write_histories(group)
 
 
-def _store(
-    group: Group,
-    step: int,
-    answers: Mapping[str, AnsweredStep],
-    parameters: Sequence[Tensor],
-    optimizer: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
-    average: Average,
-) -> None:
-    if group.store is None:
-        return
-    group.store.write_state(
-        {
-            "step": step,
-            "steps": {site.name: site.steps for site in group.sites},
-            "request_ids": [answer.request_id for answer in answers.values()],
-            "optimizer": optimizer.state_dict(),
-            "schedule": schedule.state_dict(),
-            "parameters": detached(parameters),
-            "average": average.values,
-        }
-    )
+@dataclass(frozen=True, eq=False)
+class _Descent:
+    """What each step changes on the client's side: parameters, optimiser, schedule, average."""
 
+    parameters: Sequence[Tensor]
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    average: Average
 
-def _restore(
-    group: Group,
-    parameters: Sequence[Tensor],
-    optimizer: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
-    average: Average,
-) -> int:
-    """Goes back to the stored state; returns the steps that are done."""
-    state = group.store.read_state() if group.store is not None else None
-    if state is None:
-        return 0
-    with torch.no_grad():
-        for parameter, stored in zip(parameters, state["parameters"], strict=True):
-            parameter.copy_(stored)
-    optimizer.load_state_dict(state["optimizer"])
-    schedule.load_state_dict(state["schedule"])
-    average.values = [value.to(parameters[0].device) for value in state["average"]]
-    done = int(state["step"])
-    for site in group.live:
-        site.steps = int(state["steps"].get(site.name, 0))
-        # A site that was set aside earlier comes back with a request that was made for weights of that time.
-        site.stale = site.run.has_pending and site.steps < done
-    if not group.unfinished:
-        average.copy_to(parameters)
-    return done
+    def store(self, group: Group, step: int, answers: Mapping[str, AnsweredStep]) -> None:
+        if group.store is None:
+            return
+        group.store.write(
+            "state",
+            {
+                "step": step,
+                "steps": {site.name: site.steps for site in group.sites},
+                "request_ids": [answer.request_id for answer in answers.values()],
+                "optimizer": self.optimizer.state_dict(),
+                "schedule": self.schedule.state_dict(),
+                "parameters": detached(self.parameters),
+                "average": self.average.values,
+            },
+        )
 
-
-def _log_step(
-    training: Training,
-    site: Site,
-    answer: AnsweredStep,
-    half: PublicStep,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
-) -> None:
-    values = {"distance": answer.distance, "learning_rate": float(schedule.get_last_lr()[0])}
-    if half.class_loss is not None:
-        values["class_loss"] = float(half.class_loss.detach())
-    training.log.scalars(site.name, site.steps, **values)
+    def restore(self, group: Group) -> int:
+        """Goes back to the stored state; returns the steps that are done."""
+        state = group.store.read("state") if group.store is not None else None
+        if state is None:
+            return 0
+        with torch.no_grad():
+            for parameter, stored in zip(self.parameters, state["parameters"], strict=True):
+                parameter.copy_(stored)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.average.values = [value.to(self.parameters[0].device) for value in state["average"]]
+        done = int(state["step"])
+        for site in group.live:
+            site.steps = int(state["steps"].get(site.name, 0))
+            # A site that was set aside earlier comes back with a request that was made for weights of that time.
+            site.stale = site.run.has_pending and site.steps < done
+        if not group.unfinished:
+            self.average.copy_to(self.parameters)
+        return done
 
 
 def _record_points(training: Training, group: Group, distances: dict[str, list[float]]) -> None:

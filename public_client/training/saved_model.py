@@ -9,13 +9,11 @@ from typing import Any
 from torch import nn
 
 from public_client.data.devices import resolve_device
-from public_client.plans.run_plan import RunPlan
+from public_client.plans.plan import Plan
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights
-from shared.models.adapted import FORMAT, AdaptedModel, read_adapted, write_adapted
+from shared.models.adapted import AdaptedModel, read_adapted, write_adapted
 from shared.models.source_statistics import SourceStatistics
-
-__all__ = ["FORMAT", "AdaptedModel", "load_adapted", "save_adapted"]
 
 
 def save_adapted(
@@ -24,7 +22,7 @@ def save_adapted(
     extractor: nn.Module,
     classifier: nn.Module,
     record_shape: tuple[int, ...],
-    plan: RunPlan | Mapping[str, Any],
+    plan: Plan | Mapping[str, Any],
     statistics: SourceStatistics | None = None,
 ) -> None:
     """Writes both modules to one file.

@@ -8,7 +8,7 @@ when none is left does its error end the training.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from public_client.curator.stub import Curator
-from public_client.plans.run_plan import RunPlan
-from public_client.training.charged_run import AnsweredStep, ChargedRun, PublicSource
+from public_client.plans.plan import Plan
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.history import HistoryPoint
+from public_client.training.run import AnsweredStep, ChargedRun, PublicSource
 from shared.errors import DpswdError, SettingsError
 from shared.kernels.feature_map import FeatureMap
 
@@ -54,7 +54,6 @@ class Site:
         weight: its share in a model that several sites train together, before it is divided by the sum of all.
         store: its directory, or None.
         model: what was trained for it; None before its run is open.
-        record_shape: of one of its records, once its run is open.
         opened: its run, once it is open.
         source: source features that the curator holds, where they stay fixed.
         steps: that were drawn and applied.
@@ -66,12 +65,11 @@ class Site:
 
     name: str
     curator: Curator
-    plan: RunPlan
+    plan: Plan
     weight: float = 1.0
     store: Checkpoint | None = None
     model: Model | None = None
-    record_shape: tuple[int, ...] | None = None
-    opened: ChargedRun[Any, Any] | None = None
+    opened: ChargedRun | None = None
     source: PublicSource | None = None
     steps: int = 0
     stale: bool = False
@@ -80,12 +78,12 @@ class Site:
     convinced: bool = True
 
     @property
-    def run(self) -> ChargedRun[Any, Any]:
+    def run(self) -> ChargedRun:
         """The open run."""
         assert self.opened is not None, "the run is opened before it is used"
         return self.opened
 
-    def begin(self, run: ChargedRun[Any, Any]) -> None:
+    def begin(self, run: ChargedRun) -> None:
         """Takes an opened run, and its plan with the noise."""
         self.opened, self.plan = run, run.plan
 
@@ -159,28 +157,10 @@ class Group:
             DpswdError: the last site was set aside; the error is the first that ended one.
             SettingsError: of any site: the caller's settings are wrong, other sites do not help.
         """
-        asked = self.live if sites is None else list(sites)
-
-        answers: dict[str, _Answer] = {}
-        failed: dict[str, DpswdError] = {}
-
-        def attempt(site: Site) -> None:
-            try:
-                answers[site.name] = act(site)
-            except SettingsError:
-                raise
-            except DpswdError as error:
-                failed[site.name] = error
-
-        if parallel and len(asked) > 1:
-            with ThreadPoolExecutor(len(asked), thread_name_prefix="site") as pool:
-                list(pool.map(attempt, asked))
-        else:
-            for site in asked:
-                attempt(site)
-        for site in asked:
-            if site.name in failed:
-                self._set_aside(site, failed[site.name])
+        asked = {site.name: site for site in (self.live if sites is None else sites)}
+        answers, failed = ask_each(list(asked), lambda name: act(asked[name]), parallel=parallel)
+        for name, error in failed.items():
+            self._set_aside(asked[name], error)
         if not self.live:
             raise next(site.lost for site in self.sites if site.lost is not None)
         return answers
@@ -218,10 +198,7 @@ class Group:
             if site.stale:
                 site.stale = False
                 continue
-            release, request_id = drawn[site.name]
-            answers[site.name] = site.run.answered(
-                site.source or features, release, request_id, feature_map=feature_map
-            )
+            answers[site.name] = site.run.answered(site.source or features, drawn[site.name], feature_map=feature_map)
         return answers
 
     def _set_aside(self, site: Site, error: DpswdError) -> None:
@@ -271,6 +248,23 @@ def train_groups(groups: Sequence[Group], begin: Callable[[Group], None], train:
         raise first
 
 
-def reports(sites: Mapping[str, Site]) -> list[dict[str, Any]]:
-    """The sites' reports, in order."""
-    return [site.report() for site in sites.values()]
+def ask_each(
+    names: Sequence[str], ask: Callable[[str], _Answer], *, parallel: bool = True
+) -> tuple[dict[str, _Answer], dict[str, DpswdError]]:
+    """Answers and errors by name; settings that cannot work are the caller's and end it at once."""
+
+    def attempt(name: str) -> _Answer | DpswdError:
+        try:
+            return ask(name)
+        except SettingsError:
+            raise
+        except DpswdError as error:
+            return error
+
+    if parallel and len(names) > 1:
+        with ThreadPoolExecutor(len(names), thread_name_prefix="site") as pool:
+            found = dict(zip(names, pool.map(attempt, names), strict=True))
+    else:
+        found = {name: attempt(name) for name in names}
+    lost = {name: value for name, value in found.items() if isinstance(value, DpswdError)}
+    return {name: value for name, value in found.items() if not isinstance(value, DpswdError)}, lost

@@ -174,13 +174,7 @@ class MonotoneColumns(nn.Module):
         return monotone_columns(x, self.knots, self.log_slope, self.offset)
 
 
-ADAPTERS: tuple[type[nn.Module], ...] = (
-    AffineWarp2d,
-    ChannelAffine,
-    FeatureAffine,
-    LowRankAffine,
-    MonotoneColumns,
-)
+ADAPTERS: tuple[type[nn.Module], ...] = (AffineWarp2d, ChannelAffine, FeatureAffine, LowRankAffine, MonotoneColumns)
 """Every adapter; `adapter_parameter_names` finds a module's trainable adapter parameters by these types."""
 
 

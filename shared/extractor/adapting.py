@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, fx, nn
 
 from shared.errors import InvalidValue
-from shared.extractor.adapters import (
-    PREFIX,
-    AffineWarp2d,
-    ChannelAffine,
-    FeatureAffine,
-    LowRankAffine,
-    adapter_parameter_names,
-)
+from shared.extractor.adapters import PREFIX, AffineWarp2d, ChannelAffine, FeatureAffine, LowRankAffine
 from shared.extractor.tracing import VocabularyTracer, is_leaf, trace
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -41,10 +33,10 @@ def adapt_for_target(module: nn.Module, input_shape: Sequence[int]) -> nn.Module
         InvalidValue: the module already has something called `target_adapter`.
     """
     root, graph, adapters = _frozen_copy(module, tuple(input_shape))
-    record = next(node for node in graph.nodes if node.op == "placeholder")
+    last = _record(graph)
     for name, adapter in _input_adapters(tuple(input_shape)):
         adapters.add_module(name, adapter)
-        _insert_after(graph, _last_input(graph, record), f"{PREFIX}.{name}")
+        last = _insert_after(graph, last, f"{PREFIX}.{name}")
     for node in list(graph.nodes):
         layer = root.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(layer, _CONVOLUTIONS):
@@ -52,9 +44,7 @@ def adapt_for_target(module: nn.Module, input_shape: Sequence[int]) -> nn.Module
             name = _free_name(adapters, "after_" + str(node.target).replace(".", "_"))
             adapters.add_module(name, ChannelAffine(layer.out_channels))
             _insert_after(graph, place, f"{PREFIX}.{name}")
-    graph.lint()
-    adapted = fx.GraphModule(root, graph, class_name="TargetAdapted")
-    return adapted.eval()
+    return _adapted(root, graph)
 
 
 def insert_adapter(module: nn.Module, input_shape: Sequence[int], adapter: nn.Module) -> nn.Module:
@@ -83,9 +73,8 @@ def insert_adapter(module: nn.Module, input_shape: Sequence[int], adapter: nn.Mo
         raise InvalidValue(f"the adapter turns records of shape {shape} into {seen}; it must keep their shape")
     root, graph, adapters = _frozen_copy(module, shape)
     adapters.add_module("input", own)
-    _insert_after(graph, next(node for node in graph.nodes if node.op == "placeholder"), f"{PREFIX}.input")
-    graph.lint()
-    adapted = fx.GraphModule(root, graph, class_name="TargetAdapted").eval()
+    _insert_after(graph, _record(graph), f"{PREFIX}.input")
+    adapted = _adapted(root, graph)
     trace(adapted, shape)
     return adapted
 
@@ -146,12 +135,6 @@ def source_knots(records: Tensor, count: int) -> Tensor:
     return knots.to(torch.float32)
 
 
-def adapter_size(module: nn.Module) -> int:
-    """How many numbers the adapters hold: the dimension of the sanitized gradient."""
-    parameters = dict(module.named_parameters())
-    return sum(math.prod(parameters[name].shape) for name in adapter_parameter_names(module))
-
-
 def _frozen_copy(module: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, fx.Graph, nn.Module]:
     """A frozen copy in eval mode, its graph, and the empty place for adapters in it."""
     trace(module, shape)
@@ -175,13 +158,14 @@ def _input_adapters(shape: tuple[int, ...]) -> list[tuple[str, nn.Module]]:
     return [("input_warp", AffineWarp2d()), *affine] if len(shape) == 3 else affine
 
 
-def _last_input(graph: fx.Graph, record: fx.Node) -> fx.Node:
-    """The record, or the adapter that was inserted last after it."""
-    last = record
-    for node in graph.nodes:
-        if node.op == "call_module" and str(node.target).startswith(f"{PREFIX}.input_"):
-            last = node
-    return last
+def _record(graph: fx.Graph) -> fx.Node:
+    record: fx.Node = next(node for node in graph.nodes if node.op == "placeholder")
+    return record
+
+
+def _adapted(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    graph.lint()
+    return fx.GraphModule(root, graph, class_name="TargetAdapted").eval()
 
 
 def _before_adapter(node: fx.Node, root: nn.Module) -> fx.Node:
@@ -194,12 +178,13 @@ def _before_adapter(node: fx.Node, root: nn.Module) -> fx.Node:
     return node
 
 
-def _insert_after(graph: fx.Graph, node: fx.Node, target: str) -> None:
-    """Routes every user of a value through an inserted layer."""
+def _insert_after(graph: fx.Graph, node: fx.Node, target: str) -> fx.Node:
+    """Routes every user of a value through an inserted layer, and returns what the layer gives."""
     with graph.inserting_after(node):
         inserted = graph.create_node("call_module", target)
     node.replace_all_uses_with(inserted)
     inserted.args = (node,)
+    return inserted
 
 
 def _free_name(parent: nn.Module, wanted: str) -> str:

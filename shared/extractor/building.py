@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from shared.errors import DpswdError, InvalidValue
-from shared.extractor.forward import ForwardPass, OneRecord
+from shared.extractor.forward import ForwardPass
 from shared.extractor.graph import ExtractorGraph, operation_of, tensor_name
 from shared.extractor.operations import Shape
 from shared.extractor.weights import check_weights
@@ -48,13 +48,8 @@ class Extractor:
         self.graph = graph
         self.device = device
         self._weights = dict(weights)
-        self._plan = [
-            (
-                operation_of(node),
-                node.inputs,
-                node.at,
-                {name: tensor_name(node.path, name) for name in operation_of(node).tensors(node.at)},
-            )
+        self._tensor_names = [
+            {name: tensor_name(node.path, name) for name in operation_of(node).tensors(node.attributes)}
             for node in graph.nodes
         ]
 
@@ -79,11 +74,7 @@ class Extractor:
         return dict(self._weights)
 
     def features(
-        self,
-        records: Tensor,
-        parameters: Mapping[str, Tensor] | None = None,
-        *,
-        chunk_size: int | None = None,
+        self, records: Tensor, parameters: Mapping[str, Tensor] | None = None, *, chunk_size: int | None = None
     ) -> Tensor:
         """Features of each record by itself, without gradients.
 
@@ -96,7 +87,7 @@ class Extractor:
             (b, feature_dimension), float32, on the extractor's device.
         """
         x = self._place(records)
-        evaluate = self._evaluator(self._with(parameters), None)
+        evaluate = self._evaluator(self._with(parameters))
         with torch.no_grad():
             # vmap refuses an empty batch; its dimension is known without it.
             parts = [evaluate(chunk, {}) for chunk in torch.split(x, self._chunk(len(x), chunk_size)) if len(chunk)]
@@ -108,7 +99,6 @@ class Extractor:
         names: Sequence[str],
         *,
         parameters: Mapping[str, Tensor] | None = None,
-        head: OneRecord | None = None,
         chunk_size: int | None = None,
     ) -> ForwardPass:
         """Evaluates the records and keeps what their gradients need, so that a release can stand in between.
@@ -117,72 +107,32 @@ class Extractor:
             records: (b, *input_shape).
             names: the declared trainable tensors, in the order of the flat gradient.
             parameters: replacements of some trainable tensors.
-            head: a differentiable function of ONE record's features (d,) -> (d',) that closes over public tensors
-                only, the public feature map and the clip for example; none means the features themselves.
-            chunk_size: records evaluated at once.
+            chunk_size: records evaluated at once; by default what the device's caches hold.
 
         Returns:
-            The vectors head(features) and, on demand, the gradient of each record.
+            The features and, on demand, the gradient of each record.
+
+        Raises:
+            InvalidValue: there are no records, or they are of another shape or type; the names are not declarable.
         """
         wanted = self.gradient_shapes(names)
         x = self._place(records)
         weights = self._with(parameters)
         return ForwardPass(
-            evaluate=self._evaluator(weights, head),
+            evaluate=self._evaluator(weights),
             records=x,
             declared={name: weights[name] for name in wanted},
             chunk_size=self._chunk(len(x), chunk_size, declared=wanted),
             keep=len(x) * (self.graph.cost.activations + _numbers(wanted)) <= KEPT_VALUES,
         )
 
-    def per_record_gradients(
-        self,
-        records: Tensor,
-        cotangent: Tensor | OneRecord,
-        names: Sequence[str],
-        *,
-        parameters: Mapping[str, Tensor] | None = None,
-        head: OneRecord | None = None,
-        chunk_size: int | None = None,
-    ) -> Tensor:
-        """The gradient of <cotangent, head(features)> for each record by itself.
-
-        Args:
-            records: (b, *input_shape).
-            cotangent: either (b, d'), one row for each record, or a function that maps ONE record's vector
-                head(features), (d',), to its cotangent (d',); it may close over public tensors only, and is not
-                differentiated through.
-            names: the declared trainable tensors, in the order of the flat gradient.
-            parameters: replacements of some trainable tensors.
-            head: see `begin`.
-            chunk_size: records evaluated at once.
-
-        Returns:
-            (b, p): each named tensor's gradient, flattened, in the order of `names`.
-        """
-        shapes = self.gradient_shapes(names)
-        chunk = self._chunk(len(records), chunk_size, declared=shapes)
-        if not callable(cotangent) and len(cotangent) != len(records):
-            raise InvalidValue(f"{len(records)} records need as many cotangents, got {len(cotangent)}")
-        parts = []
-        # One chunk at a time, so that what its gradients need stays in the caches and is freed at once.
-        for start in range(0, len(records), chunk):
-            rows = slice(start, start + chunk)
-            forward = self.begin(records[rows], names, parameters=parameters, head=head, chunk_size=chunk)
-            parts.append(forward.gradients(cotangent if callable(cotangent) else cotangent[rows]))
-        if not parts:
-            return self._place(records).new_zeros(0, _numbers(shapes))
-        return torch.cat(parts)
-
-    def _evaluator(self, weights: Mapping[str, Tensor], head: OneRecord | None) -> Callable[..., Tensor]:
-        """(records, copies of the declared tensors, one for each record) -> vectors, under vmap."""
+    def _evaluator(self, weights: Mapping[str, Tensor]) -> Callable[[Tensor, dict[str, Tensor]], Tensor]:
+        """(records, copies of the declared tensors, one for each record) -> features, under vmap."""
 
         def one(record: Tensor, own: dict[str, Tensor]) -> Tensor:
-            features = self._run(record, {**weights, **own})
-            return features if head is None else head(features)
+            return self._run(record, {**weights, **own})
 
-        mapped: Callable[..., Tensor] = vmap(one)
-        return mapped
+        return vmap(one)
 
     def gradient_shapes(self, names: Sequence[str]) -> dict[str, Shape]:
         """Shapes of the declared tensors, in order; raises InvalidValue for unknown, repeated or no names."""
@@ -225,9 +175,9 @@ class Extractor:
     def _run(self, record: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Evaluates the graph on one record (*input_shape) -> (feature_dimension,)."""
         values = [record]
-        for operation, inputs, attributes, names in self._plan:
+        for node, names in zip(self.graph.nodes, self._tensor_names, strict=True):
             tensors = {short: weights[name] for short, name in names.items()}
-            values.append(operation.apply([values[i] for i in inputs], attributes, tensors))
+            values.append(operation_of(node).apply([values[i] for i in node.inputs], node.attributes, tensors))
         return values[-1]
 
 
@@ -243,20 +193,19 @@ def split_gradient(vector: Tensor, shapes: Mapping[str, Shape]) -> dict[str, Ten
     }
 
 
-def check_row_independence(extractor: Extractor, *, rows: int = 4, seed: int = 0) -> None:
+def check_row_independence(extractor: Extractor) -> None:
     """Perturbs one synthetic record in several ways, not-a-number included, and demands the others bit-identical.
 
     Gradients are checked for the first and the last of the tensors that hold at most `MAX_CHECKED` numbers.
 
     Args:
         extractor: on the device where it will serve.
-        rows: synthetic records in the batch; they are drawn from a seed and are no one's data.
-        seed: of the synthetic records.
 
     Raises:
         RowsDepend: another row's features, or gradients, changed.
     """
-    generator = torch.Generator().manual_seed(seed)
+    rows = 4
+    generator = torch.Generator().manual_seed(0)  # synthetic records: no one's data
     batch = torch.randn(rows, *extractor.graph.input_shape, generator=generator)
     small = [name for name, shape in extractor.graph.parameter_shapes.items() if math.prod(shape) <= MAX_CHECKED]
     names = list(dict.fromkeys((*small[:1], *small[-1:])))
@@ -271,7 +220,8 @@ def check_row_independence(extractor: Extractor, *, rows: int = 4, seed: int = 0
     def outputs(records: Tensor) -> list[Tensor]:
         found = [extractor.features(records, chunk_size=rows)[others]]
         if names:
-            found.append(extractor.per_record_gradients(records, _identity, names, chunk_size=rows)[others])
+            forward = extractor.begin(records, names, chunk_size=rows)
+            found.append(forward.gradients(forward.outputs)[others])
         return found
 
     reference = outputs(batch)
@@ -296,7 +246,3 @@ def _laid_out(tensor: Tensor) -> Tensor:
 
 def _numbers(shapes: Mapping[str, Shape]) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
-
-
-def _identity(x: Tensor) -> Tensor:
-    return x

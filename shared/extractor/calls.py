@@ -8,117 +8,60 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from shared.extractor.functions import (
-    Function,
-    adaptive_pool,
-    avg_pool,
-    binary,
-    clamp,
-    dropout,
-    elu,
-    gelu,
-    hardtanh,
-    keep,
-    leaky_relu,
-    max_pool,
-    negative,
-    plain,
-    relu6,
-    softplus,
-)
-from shared.extractor.views import (
-    attribute,
-    concatenate,
-    flatten,
-    item,
-    side_reduction,
-    size,
-    squeeze,
-    unflatten,
-    unsqueeze,
-    view,
-)
+from shared.extractor import functions as f
+from shared.extractor import views
 
+_PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid")
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv")
 
-def _functions() -> dict[Any, Function]:
-    table: dict[Any, Function] = {
-        functional.relu6: relu6,
-        functional.leaky_relu: leaky_relu,
-        functional.elu: elu,
-        functional.gelu: gelu,
-        functional.softplus: softplus,
-        functional.hardtanh: hardtanh,
-        torch.clamp: clamp,
-        torch.clamp_min: lambda builder, input, min: clamp(builder, input, min),  # noqa: A006
-        functional.dropout: dropout,
-        functional.dropout1d: dropout,
-        functional.dropout2d: dropout,
-        torch.dropout: lambda builder, input, p, train: dropout(builder, input, p, train),  # noqa: A006
-        torch.mean: side_reduction("avg"),
-        torch.amax: side_reduction("max"),
-        torch.flatten: flatten,
-        torch.reshape: view,
-        torch.squeeze: squeeze,
-        torch.unsqueeze: unsqueeze,
-        torch.cat: concatenate,
-        torch.concat: concatenate,
-        torch.concatenate: concatenate,
-        operator.neg: negative,
-        torch.neg: negative,
-        getattr: attribute,
-        operator.getitem: item,
-    }
-    for name in ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid"):
-        for home in (functional, torch):
-            if hasattr(home, name):  # names from this tuple, never from outside
-                table[getattr(home, name)] = plain(name)
-    for name in ("add", "sub", "mul", "truediv", "floordiv"):
-        table[getattr(operator, name)] = binary(name)
-    table.update({torch.add: binary("add"), torch.sub: binary("sub"), torch.mul: binary("mul")})
-    table.update({torch.div: binary("truediv"), operator.iadd: binary("add"), operator.imul: binary("mul")})
-    pools: tuple[tuple[Any, Function], ...] = (
-        (functional.max_pool1d, max_pool(1)),
-        (functional.max_pool2d, max_pool(2)),
-        (torch.max_pool1d, max_pool(1)),
-        (torch.max_pool2d, max_pool(2)),
-        (functional.avg_pool1d, avg_pool(1)),
-        (functional.avg_pool2d, avg_pool(2)),
-        (functional.adaptive_avg_pool1d, adaptive_pool(1, "avg")),
-        (functional.adaptive_avg_pool2d, adaptive_pool(2, "avg")),
-        (functional.adaptive_max_pool1d, adaptive_pool(1, "max")),
-        (functional.adaptive_max_pool2d, adaptive_pool(2, "max")),
-    )
-    table.update(dict(pools))
-    return table
-
-
-FUNCTIONS: dict[Any, Function] = _functions()
+FUNCTIONS: dict[Any, f.Function] = {
+    # Names from this table, never from outside.
+    **{
+        getattr(place, name): f.activation(name)
+        for name in _PLAIN
+        for place in (functional, torch)
+        if hasattr(place, name)
+    },
+    functional.relu6: f.activation("hardtanh", min_val=0.0, max_val=6.0),
+    functional.hardtanh: f.activation("hardtanh", min_val=-1.0, max_val=1.0),
+    functional.leaky_relu: f.activation("leaky_relu", negative_slope=0.01),
+    functional.elu: f.activation("elu", alpha=1.0),
+    functional.gelu: f.gelu,
+    functional.softplus: f.activation("softplus", beta=1.0, threshold=20.0),
+    torch.clamp: f.clamp,
+    torch.clamp_min: lambda builder, input, min: f.clamp(builder, input, min),
+    **dict.fromkeys((functional.dropout, functional.dropout1d, functional.dropout2d, torch.dropout), f.keep),
+    **{getattr(place, f"max_pool{n}d"): f.max_pool(n) for n in (1, 2) for place in (functional, torch)},
+    **{getattr(functional, f"avg_pool{n}d"): f.avg_pool(n) for n in (1, 2)},
+    **{getattr(functional, f"adaptive_{g}_pool{n}d"): f.adaptive_pool(g, n) for g in ("avg", "max") for n in (1, 2)},
+    torch.mean: views.side_reduction("avg"),
+    torch.amax: views.side_reduction("max"),
+    torch.flatten: views.flatten,
+    torch.reshape: views.view,
+    torch.squeeze: views.squeeze,
+    torch.unsqueeze: views.unsqueeze,
+    **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), views.concatenate),
+    **{getattr(operator, name): f.binary(name) for name in _ARITHMETIC},
+    **{getattr(torch, name): f.binary(name) for name in ("add", "sub", "mul")},
+    torch.div: f.binary("truediv"),
+    operator.iadd: f.binary("add"),
+    operator.imul: f.binary("mul"),
+    **dict.fromkeys((operator.neg, torch.neg), f.negative),
+    getattr: views.attribute,
+    operator.getitem: views.item,
+}
 """How each function that a forward method may call is lowered."""
 
-METHODS: dict[str, Function] = {
-    "relu": plain("relu"),
-    "relu_": plain("relu"),
-    "tanh": plain("tanh"),
-    "sigmoid": plain("sigmoid"),
-    "flatten": flatten,
-    "unflatten": unflatten,
-    "view": view,
-    "reshape": view,
-    "squeeze": squeeze,
-    "unsqueeze": unsqueeze,
-    "mean": side_reduction("avg"),
-    "amax": side_reduction("max"),
-    "clamp": clamp,
-    "size": size,
-    "contiguous": keep,
-    "float": keep,
-    "clone": keep,
-    "neg": negative,
-    "add": binary("add"),
-    "add_": binary("add"),
-    "sub": binary("sub"),
-    "mul": binary("mul"),
-    "div": binary("truediv"),
+METHODS: dict[str, f.Function] = {
+    **{name: FUNCTIONS[getattr(torch, name)] for name in ("relu", "tanh", "sigmoid", "clamp", "mean", "amax")},
+    **{name: FUNCTIONS[getattr(torch, name)] for name in ("flatten", "reshape", "squeeze", "unsqueeze")},
+    **{name: FUNCTIONS[getattr(torch, name)] for name in ("neg", "add", "sub", "mul", "div")},
+    "relu_": f.activation("relu"),
+    "add_": f.binary("add"),
+    "view": views.view,
+    "unflatten": views.unflatten,
+    "size": views.size,
+    **dict.fromkeys(("contiguous", "float", "clone"), f.keep),
 }
 """How each tensor method is lowered."""
 
@@ -126,29 +69,17 @@ _LATER = "end the extractor before it: it belongs to the classifier, which stays
 _LAYER = "call a layer that owns the weights, such as nn.Linear or nn.Conv2d"
 _WHOLE = "use layers that treat a record as a whole, such as nn.Linear and nn.Conv2d"
 INSTEAD: dict[str, str] = {
-    "softmax": _LATER,
-    "log_softmax": _LATER,
-    "cross_entropy": _LATER,
-    "linear": _LAYER,
-    "conv1d": _LAYER,
-    "conv2d": _LAYER,
-    "matmul": _LAYER,
-    "bmm": _LAYER,
-    "mm": _LAYER,
-    "einsum": _LAYER,
+    **dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), _LATER),
+    **dict.fromkeys(("linear", "conv1d", "conv2d", "matmul", "bmm", "mm", "einsum"), _LAYER),
     "batch_norm": "use nn.BatchNorm2d in eval mode, or nn.GroupNorm",
     "group_norm": "use nn.GroupNorm",
     "layer_norm": "use nn.LayerNorm",
     "normalize": "use nn.LayerNorm; each record is clipped after the extractor anyway",
     "interpolate": "an extractor only shrinks its input: leave upsampling out",
-    "permute": _WHOLE,
-    "transpose": _WHOLE,
-    "chunk": _WHOLE,
-    "split": _WHOLE,
+    **dict.fromkeys(("permute", "transpose", "chunk", "split"), _WHOLE),
     "stack": "use torch.cat along dim=1",
     "stochastic_depth": "replace the StochasticDepth layers by nn.Identity(), which they are in eval mode",
     "detach": "leave it out: gradients are taken for the declared parameters only",
-    "rand_like": "an extractor is deterministic: leave randomness out",
-    "randn_like": "an extractor is deterministic: leave randomness out",
+    **dict.fromkeys(("rand_like", "randn_like"), "an extractor is deterministic: leave randomness out"),
 }
 """What to use in the place of well-known functions and methods, by name."""

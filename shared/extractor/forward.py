@@ -11,19 +11,15 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from shared.errors import InvalidValue
 
-OneRecord = Callable[[Tensor], Tensor]
-"""A function of one record's vector that closes over public tensors only."""
-
 
 class ForwardPass:
-    """Vectors of a batch of records, and on demand the gradient of each record by itself.
+    """Features of a batch of records, and on demand the gradient of each record by itself.
 
     Attributes:
-        outputs: (b, d'), head(features) of each record, detached.
+        outputs: (b, d), the features of each record, detached.
     """
 
     def __init__(
@@ -50,37 +46,36 @@ class ForwardPass:
                 self._kept.append((out, copies))
         self.outputs = torch.cat(outputs)
 
-    def gradients(self, cotangent: Tensor | OneRecord) -> Tensor:
-        """The gradient of <cotangent, outputs> for each record.
+    def gradients(self, cotangents: Tensor) -> Tensor:
+        """The gradient of <cotangent, features> for each record.
 
         Frees what was kept; a second call evaluates the records again.
 
         Args:
-            cotangent: (b, d'), or a function of ONE record's output (d',) -> (d',) over public tensors only.
+            cotangents: (b, d), one for each record.
 
         Returns:
             (b, p), flattened in the order in which the tensors were declared.
+
+        Raises:
+            InvalidValue: the cotangents have another shape than the outputs.
         """
-        if not callable(cotangent) and cotangent.shape != self.outputs.shape:
+        if cotangents.shape != self.outputs.shape:
             raise InvalidValue(f"cotangents must have the outputs' shape {tuple(self.outputs.shape)}")
         kept, self._kept = self._kept, []
-        parts, start = [], 0
-        for position, chunk in enumerate(self._chunks):
+        parts = []
+        of_chunks = torch.split(cotangents, len(self._chunks[0]))
+        for position, (chunk, rows) in enumerate(zip(self._chunks, of_chunks, strict=True)):
             if kept:
                 out, copies = kept[position]
                 kept[position] = (out.detach(), [])  # lets the graph go as soon as it is used
             else:
                 with torch.enable_grad():
                     out, copies = self._forward(chunk)
-            with torch.no_grad():
-                rows = (
-                    vmap(cotangent)(out.detach())
-                    if callable(cotangent)
-                    else cotangent[start : start + len(chunk)].detach().to(out)
-                )
-            gradients = torch.autograd.grad(out, copies, rows, allow_unused=True, materialize_grads=True)
+            gradients = torch.autograd.grad(
+                out, copies, rows.detach().to(out), allow_unused=True, materialize_grads=True
+            )
             parts.append(torch.cat([gradient.reshape(len(chunk), -1) for gradient in gradients], dim=1))
-            start += len(chunk)
         return torch.cat(parts)
 
     def _forward(self, chunk: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -4,8 +4,8 @@ Values are numbered: 0 is the record, i + 1 is the output of node i, and the las
 node may only name values before it, so a graph has neither cycles nor forward references by construction.
 
 Canonical bytes are JSON with sorted keys and no white space. Parsing re-serialises and compares, so each graph has
-exactly one spelling, and its SHA-256 is what an operator approves. **The meaning of version 1, field by field and word
-by word, must never change**: approvals and audit records hold digests. A new meaning is a new version.
+exactly one spelling, and its SHA-256 is what an operator approves. **The meaning of `FORMAT`, field by field and word
+by word, must never change**: approvals and audit records hold digests. A new meaning is a new format.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from shared.errors import InvalidValue
-from shared.extractor.attributes import MAX_EXTENT, Attributes, Value
+from shared.extractor.attributes import MAX_EXTENT, Attributes, integers
 from shared.extractor.operations import Operation, Shape
 from shared.extractor.vocabulary import VOCABULARY
 
-FORMAT = "dpswd-extractor-graph"
-VERSION = 1
+FORMAT = "dpswd-extractor-graph-1"
 
 MAX_GRAPH_BYTES = 512_000  # bytes; ResNet-152 takes about 120,000
 MAX_NODES = 2_048
@@ -45,9 +44,10 @@ MAX_WORKSPACE_VALUES = 2**26
 MAX_WORK = 2**35
 """Floating point operations for one record, about a second on one core: ResNet-152 at 224 x 224 takes 2.3e10."""
 
+_SIDES = integers(1, MAX_EXTENT, length=(1, 3))
 _PATH = re.compile(r"(?:[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)?")
 _NODE_KEYS = {"operation", "inputs", "path", "attributes"}
-_GRAPH_KEYS = {"format", "version", "input_shape", "feature_dimension", "nodes"}
+_GRAPH_KEYS = {"format", "input_shape", "nodes"}
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,13 @@ class Node:
         inputs: numbers of earlier values.
         path: the layer's path in the traced module, the prefix of its tensors' names; empty for operations without
             tensors. Two nodes with one path share their tensors.
-        attributes: (name, value), sorted by name.
+        attributes: values by name; never changed.
     """
 
     operation: str
     inputs: tuple[int, ...]
     path: str = ""
-    attributes: tuple[tuple[str, Value], ...] = ()
-
-    @property
-    def at(self) -> Attributes:
-        """The attributes by name."""
-        return dict(self.attributes)
+    attributes: Attributes = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,12 +92,10 @@ class ExtractorGraph:
     Attributes:
         nodes: in order of evaluation.
         input_shape: of one record, without a batch dimension: (d,), (c, l) or (c, h, w).
-        feature_dimension: length of the feature vector.
     """
 
     nodes: tuple[Node, ...]
     input_shape: Shape
-    feature_dimension: int
 
     def __post_init__(self) -> None:
         _check_input_shape(self.input_shape)
@@ -111,21 +104,24 @@ class ExtractorGraph:
         final = self.shapes[-1]
         if len(final) != 1:
             raise InvalidValue(f"the output must be a vector per record, got shape {final}; flatten it")
-        if final[0] != self.feature_dimension or final[0] > MAX_FEATURES:
-            raise InvalidValue(
-                f"feature_dimension is {self.feature_dimension}, the graph computes {final[0]}; at most {MAX_FEATURES}"
-            )
+        if final[0] > MAX_FEATURES:
+            raise InvalidValue(f"the graph computes {final[0]} features, at most {MAX_FEATURES} are allowed")
         used = {number for node in self.nodes for number in node.inputs}
         unused = [i for i in range(1, len(self.nodes)) if i not in used]
         if unused:
             raise InvalidValue(f"nodes {[i - 1 for i in unused[:5]]} compute values that nothing uses")
         _check_limits(self.cost)
 
+    @property
+    def feature_dimension(self) -> int:
+        """Length of the feature vector."""
+        return self.shapes[-1][0]
+
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
         """Shape of each value, the record's first."""
         shapes: list[Shape] = [self.input_shape]
-        layers: dict[str, tuple[str, tuple[tuple[str, Value], ...]]] = {}
+        layers: dict[str, tuple[str, Attributes]] = {}
         total = math.prod(self.input_shape)
         for position, node in enumerate(self.nodes):
             try:
@@ -135,9 +131,9 @@ class ExtractorGraph:
             total += math.prod(shape)
             if total > MAX_ACTIVATION_VALUES:  # stop at once: later sizes could only grow
                 raise InvalidValue(f"node {position}: the values of one record exceed {MAX_ACTIVATION_VALUES} numbers")
-            if operation_of(node).tensors(node.at):
-                known = layers.setdefault(node.path, (node.operation, node.attributes))
-                if known != (node.operation, node.attributes):
+            if operation_of(node).tensors(node.attributes):
+                layer = (node.operation, node.attributes)
+                if layers.setdefault(node.path, layer) != layer:
                     raise InvalidValue(f"node {position}: path {node.path!r} names two different layers")
             elif node.path:
                 raise InvalidValue(f"node {position}: {node.operation} has no tensors and takes no path")
@@ -147,23 +143,23 @@ class ExtractorGraph:
     @cached_property
     def parameter_shapes(self) -> Mapping[str, Shape]:
         """Shape of each trainable tensor, in order of first use."""
-        return MappingProxyType(self._tensors(lambda operation, at: operation.parameters(at)))
+        return MappingProxyType(self._tensors(lambda operation: operation.parameters))
 
     @cached_property
     def buffer_shapes(self) -> Mapping[str, Shape]:
         """Shape of each stored tensor that is never trained (running statistics, knots)."""
-        return MappingProxyType(self._tensors(lambda operation, at: operation.buffers(at)))
+        return MappingProxyType(self._tensors(lambda operation: operation.buffers))
 
     @property
     def tensor_shapes(self) -> Mapping[str, Shape]:
         """Parameters and buffers together: exactly what a weights file must hold."""
         return {**self.parameter_shapes, **self.buffer_shapes}
 
-    def _tensors(self, kind: Any) -> dict[str, Shape]:
+    def _tensors(self, which: Callable[[Operation], Callable[[Attributes], dict[str, Shape]]]) -> dict[str, Shape]:
         return {
             tensor_name(node.path, name): shape
             for node in self.nodes
-            for name, shape in kind(operation_of(node), node.at).items()
+            for name, shape in which(operation_of(node))(node.attributes).items()
         }
 
     @cached_property
@@ -172,8 +168,8 @@ class ExtractorGraph:
         workspace = work = 0
         for node, out in zip(self.nodes, self.shapes[1:], strict=True):
             operation = operation_of(node)
-            workspace = max(workspace, operation.workspace(out, node.at))
-            work += operation.work([self.shapes[i] for i in node.inputs], out, node.at)
+            workspace = max(workspace, operation.workspace(out, node.attributes))
+            work += operation.work([self.shapes[i] for i in node.inputs], out, node.attributes)
         return Cost(
             parameters=sum(math.prod(shape) for shape in self.tensor_shapes.values()),
             activations=sum(math.prod(shape) for shape in self.shapes),
@@ -183,21 +179,7 @@ class ExtractorGraph:
 
     def to_bytes(self) -> bytes:
         """The one canonical spelling."""
-        document = {
-            "format": FORMAT,
-            "version": VERSION,
-            "input_shape": list(self.input_shape),
-            "feature_dimension": self.feature_dimension,
-            "nodes": [
-                {
-                    "operation": node.operation,
-                    "inputs": list(node.inputs),
-                    "path": node.path,
-                    "attributes": {k: list(v) if isinstance(v, tuple) else v for k, v in node.attributes},
-                }
-                for node in self.nodes
-            ],
-        }
+        document = {"format": FORMAT, "input_shape": self.input_shape, "nodes": [vars(node) for node in self.nodes]}
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
     @cached_property
@@ -218,27 +200,17 @@ class ExtractorGraph:
             document = json.loads(data.decode("ascii"), parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise InvalidValue("a graph must be canonical JSON in ASCII") from error
-        graph = cls._from_document(document)
-        if graph.to_bytes() != data:
-            raise InvalidValue("a graph must be spelled canonically (sorted keys, no white space, no duplicates)")
-        return graph
-
-    @classmethod
-    def _from_document(cls, document: object) -> ExtractorGraph:
         if not isinstance(document, dict) or set(document) != _GRAPH_KEYS:
             raise InvalidValue(f"a graph must be an object with the keys {sorted(_GRAPH_KEYS)}")
-        if document["format"] != FORMAT or type(document["version"]) is not int or document["version"] != VERSION:
-            raise InvalidValue(f"only format {FORMAT!r} version {VERSION} is understood")
+        if document["format"] != FORMAT:
+            raise InvalidValue(f"only format {FORMAT!r} is understood")
         nodes = document["nodes"]
         if type(nodes) is not list or len(nodes) > MAX_NODES:
             raise InvalidValue(f"nodes must be a list of at most {MAX_NODES}")
-        if type(document["feature_dimension"]) is not int:
-            raise InvalidValue("feature_dimension must be an integer")
-        return cls(
-            nodes=tuple(_parse_node(node) for node in nodes),
-            input_shape=_integers(document["input_shape"], "input_shape"),
-            feature_dimension=document["feature_dimension"],
-        )
+        graph = cls(tuple(_parse_node(node) for node in nodes), _integers(document["input_shape"], "input_shape"))
+        if graph.to_bytes() != data:
+            raise InvalidValue("a graph must be spelled canonically (sorted keys, no white space, no duplicates)")
+        return graph
 
 
 def tensor_name(path: str, name: str) -> str:
@@ -267,27 +239,20 @@ def infer(node: Node, shapes: list[Shape]) -> Shape:
     for number in node.inputs:
         if type(number) is not int or not 0 <= number < len(shapes):
             raise InvalidValue(f"inputs must be numbers of earlier values (0 to {len(shapes) - 1})")
-    if [key for key, _ in node.attributes] != sorted(operation.attributes):
-        operation.check_attributes(node.at)  # says which are missing or unknown
-        raise InvalidValue("attributes must be sorted by name and unique")
-    operation.check_attributes(node.at)
-    shape = operation.shape([shapes[i] for i in node.inputs], node.at)
+    operation.check_attributes(node.attributes)
+    shape = operation.shape([shapes[i] for i in node.inputs], node.attributes)
     if not 1 <= len(shape) <= 3 or min(shape) < 1 or math.prod(shape) > MAX_ACTIVATION_VALUES:
         raise InvalidValue(f"output shape {shape} must have 1 to 3 sides and at most {MAX_ACTIVATION_VALUES} values")
     return shape
 
 
 def _check_input_shape(shape: Shape) -> None:
-    if (
-        type(shape) is not tuple
-        or not 1 <= len(shape) <= 3
-        or any(type(side) is not int or not 1 <= side <= MAX_EXTENT for side in shape)
-        or math.prod(shape) > MAX_INPUT_VALUES
-    ):
-        raise InvalidValue(
-            f"input_shape is one record's (d,), (c, l) or (c, h, w), at most {MAX_INPUT_VALUES} values, sides up to "
-            f"{MAX_EXTENT}"
-        )
+    try:
+        _SIDES.check(shape)
+    except InvalidValue as error:
+        raise InvalidValue(f"input_shape, one record's (d,), (c, l) or (c, h, w), {error}") from error
+    if math.prod(shape) > MAX_INPUT_VALUES:
+        raise InvalidValue(f"input_shape {shape} has too many values for one record; at most {MAX_INPUT_VALUES}")
 
 
 def _check_limits(cost: Cost) -> None:
@@ -313,9 +278,7 @@ def _parse_node(document: object) -> Node:
         operation=document["operation"],
         inputs=_integers(document["inputs"], "inputs"),
         path=document["path"],
-        attributes=tuple(
-            (key, tuple(value) if isinstance(value, list) else value) for key, value in sorted(attributes.items())
-        ),
+        attributes={key: tuple(value) if isinstance(value, list) else value for key, value in attributes.items()},
     )
 
 

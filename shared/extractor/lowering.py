@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shared.errors import InvalidValue
-from shared.extractor.attributes import Value
 from shared.extractor.graph import Node, infer
 from shared.extractor.operations import Shape
+from shared.extractor.vocabulary import VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,24 @@ class Builder:
         """The graph's input."""
         return Traced(0, self._shapes[0])
 
-    def emit(self, operation: str, *inputs: Traced, path: str = "", **attributes: Value) -> Traced:
-        """Appends one node, or raises Refused where the shapes do not fit."""
+    def emit(self, name: str, *inputs: Traced, path: str = "", **arguments: Any) -> Traced:
+        """Appends one node.
+
+        Args:
+            name: of the operation, in the vocabulary.
+            inputs: what it takes.
+            path: of the layer in the module; no part of the node where the operation has no tensors.
+            arguments: the attributes as torch takes them.
+
+        Raises:
+            Refused: the attributes are not allowed, or the shapes do not fit.
+        """
         if any(value.shape is None for value in inputs):
             return UNKNOWN
-        node = Node(
-            operation=operation,
-            inputs=tuple(value.number for value in inputs),
-            path=path,
-            attributes=tuple(sorted(attributes.items())),
-        )
+        operation = VOCABULARY[name]
+        attributes = {key: operation.attributes[key].read(value) for key, value in arguments.items()}
+        own_path = path if operation.tensors(attributes) else ""
+        node = Node(name, tuple(value.number for value in inputs), own_path, attributes)
         try:
             shape = infer(node, self._shapes)
         except InvalidValue as error:
@@ -100,13 +108,3 @@ class Builder:
     def reshape(self, value: Traced, shape: Shape) -> Traced:
         """A reshape of one record, or nothing where the shape is already that."""
         return value if value.shape in (None, shape) else self.emit("reshape", value, shape=shape)
-
-
-def tuple_of(value: Any, length: int, what: str) -> tuple[int, ...]:
-    """A window argument as one integer for each spatial dimension; torch accepts an integer for all."""
-    entries = tuple(value) if isinstance(value, (tuple, list)) else (value,) * length
-    if len(entries) == 1:
-        entries = entries * length
-    if len(entries) != length or any(type(entry) is not int for entry in entries):
-        raise Refused(f"{what} {value!r} is not {length} fixed integers", "use constants")
-    return entries

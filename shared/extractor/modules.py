@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,57 +10,55 @@ import torch
 from torch import nn
 
 from shared.extractor import adapters, functions, views
-from shared.extractor.lowering import Builder, Refused, Traced, tuple_of
+from shared.extractor.lowering import Builder, Refused, Traced
+from shared.extractor.vocabulary import VOCABULARY
 
 Lower = Callable[[Builder, Any, str, Traced], Traced]
 
 
-def _convolution(dimensions: int) -> Lower:
+def _layer(name: str, **other: Callable[[Any], Any]) -> Lower:
+    """A layer that is one operation, whose attributes have the operation's own names.
+
+    Args:
+        name: of the operation.
+        other: layer -> value, for the attributes that are spelled otherwise.
+    """
+
     def lower(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
-        if layer.padding_mode != "zeros":
-            raise Refused(f"padding_mode {layer.padding_mode!r} is not in the vocabulary", "use padding_mode='zeros'")
-        kernel = tuple_of(layer.kernel_size, dimensions, "kernel_size")
-        dilation = tuple_of(layer.dilation, dimensions, "dilation")
-        return builder.emit(
-            f"conv{dimensions}d",
-            x,
-            path=path,
-            in_channels=layer.in_channels,
-            out_channels=layer.out_channels,
-            kernel=kernel,
-            stride=tuple_of(layer.stride, dimensions, "stride"),
-            padding=_padding(layer.padding, kernel, dilation),
-            dilation=dilation,
-            groups=layer.groups,
-            bias=layer.bias is not None,
-        )
+        keys = VOCABULARY[name].attributes
+        values = {key: other[key](layer) if key in other else getattr(layer, key) for key in keys}
+        return builder.emit(name, x, path=path, **values)
 
     return lower
 
 
-def _padding(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
-    if padding == "valid":
-        return (0,) * len(kernel)
-    if padding == "same":
-        reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-        if any(r % 2 for r in reach):
+def _call(function: functions.Function) -> Lower:
+    """A layer that does what a function does; the arguments that it has are its own attributes of these names."""
+    names = list(inspect.signature(function).parameters)[2:]  # behind the builder and the input
+
+    def lower(builder: Builder, layer: Any, _path: str, x: Traced) -> Traced:
+        options = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
+        lowered: Traced = function(builder, x, **options)
+        return lowered
+
+    return lower
+
+
+def _padding(layer: Any) -> Any:
+    """Of a convolution: zeros, of a fixed size at both ends."""
+    if layer.padding_mode != "zeros":
+        raise Refused(f"padding_mode {layer.padding_mode!r} is not in the vocabulary", "use padding_mode='zeros'")
+    if layer.padding == "valid":
+        return 0
+    if layer.padding == "same":
+        around = [d * (k - 1) for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
+        if any(size % 2 for size in around):
             raise Refused("padding='same' with an even kernel pads unevenly", "use an odd kernel")
-        return tuple(r // 2 for r in reach)
-    return tuple_of(padding, len(kernel), "padding")
+        return [size // 2 for size in around]
+    return layer.padding
 
 
-def _linear(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
-    return builder.emit(
-        "linear",
-        x,
-        path=path,
-        in_features=layer.in_features,
-        out_features=layer.out_features,
-        bias=layer.bias is not None,
-    )
-
-
-def _batch_norm(dimensions: tuple[int, ...]) -> Lower:
+def _batch_norm(ranks: tuple[int, ...]) -> Lower:
     def lower(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
         if layer.running_mean is None or layer.running_var is None:
             raise Refused(
@@ -71,16 +70,9 @@ def _batch_norm(dimensions: tuple[int, ...]) -> Lower:
                 "train-mode batch norm mixes the records of a batch",
                 "call module.eval() so that its statistics are frozen, or use nn.GroupNorm",
             )
-        if x.shape is not None and len(x.shape) not in dimensions:
+        if x.shape is not None and len(x.shape) not in ranks:
             raise Refused(f"{type(layer).__name__} does not take records of shape {x.shape}", "check the input shape")
-        return builder.emit(
-            "batch_norm",
-            x,
-            path=path,
-            channels=layer.num_features,
-            eps=float(layer.eps),
-            affine=layer.weight is not None,
-        )
+        return _layer("batch_norm")(builder, layer, path, x)
 
     return lower
 
@@ -88,108 +80,40 @@ def _batch_norm(dimensions: tuple[int, ...]) -> Lower:
 def _instance_norm(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
     if layer.track_running_stats:
         raise Refused("instance norm with running statistics is not in the vocabulary", "use track_running_stats=False")
-    return _emit_group_norm(builder, layer, path, x, layer.num_features, layer.num_features)
+    channels = {"num_channels": layer.num_features, "num_groups": layer.num_features}
+    return builder.emit("group_norm", x, path=path, **channels, eps=layer.eps, affine=layer.affine)
 
 
-def _group_norm(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
-    return _emit_group_norm(builder, layer, path, x, layer.num_channels, layer.num_groups)
-
-
-def _emit_group_norm(builder: Builder, layer: Any, path: str, x: Traced, channels: int, groups: int) -> Traced:
-    affine = layer.weight is not None
-    return builder.emit(
-        "group_norm",
-        x,
-        path=path if affine else "",
-        channels=channels,
-        groups=groups,
-        eps=float(layer.eps),
-        affine=affine,
-    )
-
-
-def _layer_norm(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
-    affine = layer.weight is not None
-    return builder.emit(
-        "layer_norm",
-        x,
-        path=path if affine else "",
-        shape=tuple(layer.normalized_shape),
-        eps=float(layer.eps),
-        affine=affine,
-        bias=getattr(layer, "bias", None) is not None,
-    )
-
-
-def _pool(function: Callable[..., Traced], *options: str) -> Lower:
-    def lower(builder: Builder, layer: Any, _path: str, x: Traced) -> Traced:
-        return function(builder, x, **{option: getattr(layer, option) for option in options})
-
-    return lower
-
-
-def _identity(_builder: Builder, _layer: Any, _path: str, x: Traced) -> Traced:
-    return x
-
-
-def _monotone(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
-    columns, knots = layer.knots.shape
-    return builder.emit("monotone_columns", x, path=path, columns=columns, knots=knots)
-
-
-_MAX = ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode")
-_AVG = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+_ALIKE: tuple[type[nn.Module], ...] = (nn.Linear, nn.ReLU, nn.ELU, nn.SELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid)
+_ALIKE += (nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid)
 
 MODULES: dict[type[nn.Module], Lower] = {
-    nn.Conv1d: _convolution(1),
-    nn.Conv2d: _convolution(2),
-    nn.Linear: _linear,
+    **{layer: _layer(layer.__name__.lower()) for layer in _ALIKE},
+    nn.Conv1d: _layer("conv1d", padding=_padding),
+    nn.Conv2d: _layer("conv2d", padding=_padding),
     nn.BatchNorm1d: _batch_norm((1, 2)),
     nn.BatchNorm2d: _batch_norm((3,)),
     nn.InstanceNorm1d: _instance_norm,
     nn.InstanceNorm2d: _instance_norm,
-    nn.GroupNorm: _group_norm,
-    nn.LayerNorm: _layer_norm,
-    nn.MaxPool1d: _pool(functions.max_pool(1), *_MAX),
-    nn.MaxPool2d: _pool(functions.max_pool(2), *_MAX),
-    nn.AvgPool1d: _pool(functions.avg_pool(1), *_AVG),
-    nn.AvgPool2d: _pool(functions.avg_pool(2), *_AVG, "divisor_override"),
-    nn.AdaptiveAvgPool1d: _pool(functions.adaptive_pool(1, "avg"), "output_size"),
-    nn.AdaptiveAvgPool2d: _pool(functions.adaptive_pool(2, "avg"), "output_size"),
-    nn.AdaptiveMaxPool1d: _pool(functions.adaptive_pool(1, "max"), "output_size", "return_indices"),
-    nn.AdaptiveMaxPool2d: _pool(functions.adaptive_pool(2, "max"), "output_size", "return_indices"),
-    nn.ReLU: _pool(functions.plain("relu")),
-    nn.ReLU6: _pool(functions.relu6),
-    nn.LeakyReLU: _pool(functions.leaky_relu, "negative_slope"),
-    nn.ELU: _pool(functions.elu, "alpha"),
-    nn.SELU: _pool(functions.plain("selu")),
-    nn.GELU: _pool(functions.gelu, "approximate"),
-    nn.SiLU: _pool(functions.plain("silu")),
-    nn.Mish: _pool(functions.plain("mish")),
-    nn.Tanh: _pool(functions.plain("tanh")),
-    nn.Sigmoid: _pool(functions.plain("sigmoid")),
-    nn.Softplus: _pool(functions.softplus, "beta", "threshold"),
-    nn.Hardtanh: _pool(functions.hardtanh, "min_val", "max_val"),
-    nn.Hardswish: _pool(functions.plain("hardswish")),
-    nn.Hardsigmoid: _pool(functions.plain("hardsigmoid")),
-    nn.Flatten: _pool(views.flatten, "start_dim", "end_dim"),
-    nn.Unflatten: lambda builder, layer, _path, x: views.unflatten(builder, x, layer.dim, layer.unflattened_size),
-    nn.Identity: _identity,
-    nn.Dropout: _identity,
-    nn.Dropout1d: _identity,
-    nn.Dropout2d: _identity,
-    nn.AlphaDropout: _identity,
-    adapters.AffineWarp2d: lambda builder, _layer, path, x: builder.emit("affine_warp2d", x, path=path),
-    adapters.ChannelAffine: lambda builder, layer, path, x: builder.emit(
-        "channel_affine", x, path=path, channels=layer.channels
+    nn.GroupNorm: _layer("group_norm"),
+    nn.LayerNorm: _layer("layer_norm"),
+    **{getattr(nn, f"MaxPool{n}d"): _call(functions.max_pool(n)) for n in (1, 2)},
+    **{getattr(nn, f"AvgPool{n}d"): _call(functions.avg_pool(n)) for n in (1, 2)},
+    **{getattr(nn, f"AdaptiveAvgPool{n}d"): _call(functions.adaptive_pool("avg", n)) for n in (1, 2)},
+    **{getattr(nn, f"AdaptiveMaxPool{n}d"): _call(functions.adaptive_pool("max", n)) for n in (1, 2)},
+    nn.ReLU6: _layer("hardtanh"),
+    nn.LeakyReLU: _layer("leaky_relu"),
+    nn.GELU: _call(functions.gelu),
+    nn.Flatten: lambda builder, layer, _, x: views.flatten(builder, x, layer.start_dim, layer.end_dim),
+    nn.Unflatten: lambda builder, layer, _, x: views.unflatten(builder, x, layer.dim, layer.unflattened_size),
+    **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout), _call(functions.keep)),
+    adapters.AffineWarp2d: _layer("affine_warp2d"),
+    adapters.ChannelAffine: _layer("channel_affine"),
+    adapters.FeatureAffine: _layer("feature_affine"),
+    adapters.LowRankAffine: _layer("low_rank_affine"),
+    adapters.MonotoneColumns: _layer(
+        "monotone_columns", columns=lambda layer: layer.knots.shape[0], knots=lambda layer: layer.knots.shape[1]
     ),
-    adapters.FeatureAffine: lambda builder, layer, path, x: builder.emit(
-        "feature_affine", x, path=path, features=layer.features
-    ),
-    adapters.LowRankAffine: lambda builder, layer, path, x: builder.emit(
-        "low_rank_affine", x, path=path, features=layer.features, rank=layer.rank
-    ),
-    adapters.MonotoneColumns: _monotone,
 }
 """How each layer is lowered; only these exact types, since a subclass may compute something else."""
 
@@ -199,16 +123,10 @@ INSTEAD: dict[str, str] = {
     "SyncBatchNorm": "convert to nn.BatchNorm2d in eval mode, or use nn.GroupNorm",
     "BatchNorm3d": "use two-dimensional layers and nn.BatchNorm2d in eval mode",
     "LazyBatchNorm2d": "run one forward pass so that its sizes are known, then call eval()",
-    "LazyConv2d": "run one forward pass so that its sizes are known",
-    "LazyLinear": "run one forward pass so that its sizes are known",
-    "LSTM": _RECURRENT,
-    "GRU": _RECURRENT,
-    "RNN": _RECURRENT,
-    "MultiheadAttention": _RECURRENT,
-    "TransformerEncoder": _RECURRENT,
-    "TransformerEncoderLayer": _RECURRENT,
-    "Embedding": "encode categories as float columns (one-hot) and use nn.Linear",
-    "EmbeddingBag": "encode categories as float columns (one-hot) and use nn.Linear",
+    **dict.fromkeys(("LazyConv2d", "LazyLinear"), "run one forward pass so that its sizes are known"),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _RECURRENT),
+    **dict.fromkeys(("MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer"), _RECURRENT),
+    **dict.fromkeys(("Embedding", "EmbeddingBag"), "encode categories as float columns (one-hot) and use nn.Linear"),
     "Conv3d": "use nn.Conv2d with the third dimension as channels",
     "ConvTranspose1d": "an extractor only shrinks its input: use nn.Conv1d",
     "ConvTranspose2d": "an extractor only shrinks its input: use nn.Conv2d",
@@ -217,16 +135,13 @@ INSTEAD: dict[str, str] = {
     "RReLU": "use nn.LeakyReLU: random slopes would differ between records",
     "LocalResponseNorm": "use nn.GroupNorm",
     "RMSNorm": "use nn.LayerNorm",
-    "Softmax": _LATER,
-    "LogSoftmax": _LATER,
-    "CrossEntropyLoss": _LATER,
-    "Fold": "use nn.Conv2d",
-    "Unfold": "use nn.Conv2d",
+    **dict.fromkeys(("Softmax", "LogSoftmax", "CrossEntropyLoss"), _LATER),
+    **dict.fromkeys(("Fold", "Unfold"), "use nn.Conv2d"),
     "LPPool2d": "use nn.AvgPool2d or nn.MaxPool2d",
     "PixelShuffle": "use nn.Conv2d and nn.MaxPool2d",
 }
 """What to use in the place of well-known layers outside the vocabulary, by class name."""
-ELSE = "use a layer or function from the table in docs/extractors.md"
+ELSE = "use a layer or function from the table in docs/ml-team/extractors.md"
 
 
 def lower_module(builder: Builder, layer: nn.Module, path: str, arguments: tuple[Any, ...]) -> Traced:

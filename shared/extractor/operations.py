@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from shared.errors import InvalidValue
-from shared.extractor.attributes import Attributes, Check, as_tuple
+from shared.extractor.attributes import Attributes, Rule
 
 Shape = tuple[int, ...]
 
@@ -26,10 +26,10 @@ class Operation:
     Attributes:
         name: how the word is spelled in a graph; its meaning must never change (digests are approved by operators).
             A changed meaning is a new word.
-        about: one line for docs/extractors.md.
-        attributes: the check of each attribute; all are required, others are refused.
+        about: one line for docs/ml-team/extractors.md.
         shape: (input shapes, attributes) -> output shape; raises InvalidValue where they do not fit.
         apply: (inputs, attributes, tensors by name) -> output, for one record, in torch functions that vmap maps.
+        attributes: the rule of each attribute; all are required, others are refused.
         parameters: attributes -> shape of each trainable parameter.
         buffers: attributes -> shape of each tensor that is stored but never trained.
         work: (input shapes, output shape, attributes) -> floating point operations of one record.
@@ -39,9 +39,9 @@ class Operation:
 
     name: str
     about: str
-    attributes: Mapping[str, Check]
     shape: Callable[[Sequence[Shape], Attributes], Shape]
     apply: Callable[[Sequence[Tensor], Attributes, Mapping[str, Tensor]], Tensor]
+    attributes: Mapping[str, Rule] = field(default_factory=dict)
     parameters: Callable[[Attributes], dict[str, Shape]] = field(default=lambda _: {})
     buffers: Callable[[Attributes], dict[str, Shape]] = field(default=lambda _: {})
     work: Callable[[Sequence[Shape], Shape, Attributes], int] = field(default=lambda _i, out, _a: math.prod(out))
@@ -56,9 +56,9 @@ class Operation:
             raise InvalidValue(
                 f"{self.name} takes the attributes {sorted(self.attributes)}; missing {missing}, unknown: {surplus}"
             )
-        for key, check in self.attributes.items():
+        for key, rule in self.attributes.items():
             try:
-                check(attributes[key])
+                rule.check(attributes[key])
             except InvalidValue as error:
                 raise InvalidValue(f"{self.name}: attribute {key!r} {error}") from error
 
@@ -73,43 +73,48 @@ def need_rank(shape: Shape, rank: int, what: str) -> None:
         raise InvalidValue(f"{what} needs {rank} dimensions per record, got shape {shape}")
 
 
-def need_size(actual: int, declared: int, what: str) -> None:
-    """Raises InvalidValue unless a declared size is the one that arrives."""
-    if actual != declared:
-        raise InvalidValue(f"{what} is declared for {declared} but receives {actual}")
-
-
 def same(shapes: Sequence[Shape], attributes: Attributes) -> Shape:  # noqa: ARG001 - the common signature
     """The shape rule of an elementwise operation."""
     return shapes[0]
 
 
+def declared(key: str, axis: int) -> Callable[[Sequence[Shape], Attributes], Shape]:
+    """The shape rule of an operation that keeps a shape whose side `axis` is the attribute `key`."""
+
+    def shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
+        if inputs[0][axis] != at[key]:
+            raise InvalidValue(f"{key} is declared for {at[key]} but receives {inputs[0][axis]}")
+        return inputs[0]
+
+    return shape
+
+
 def convolved(size: int, *, kernel: int, stride: int, padding: int, dilation: int) -> int:
     """Length of a convolution's output along one dimension."""
-    reach = dilation * (kernel - 1) + 1
-    if size + 2 * padding < reach:
-        raise InvalidValue(f"window of {reach} is larger than the padded input of {size + 2 * padding}")
-    return (size + 2 * padding - reach) // stride + 1
+    span = dilation * (kernel - 1) + 1
+    if size + 2 * padding < span:
+        raise InvalidValue(f"window of {span} is larger than the padded input of {size + 2 * padding}")
+    return (size + 2 * padding - span) // stride + 1
 
 
 def pooled(size: int, *, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
     """Length of a pool's output along one dimension, torch's rule."""
-    if 2 * padding > dilation * (kernel - 1) + 1:
-        raise InvalidValue(f"padding {padding} is more than half of the window {dilation * (kernel - 1) + 1}")
+    span = dilation * (kernel - 1) + 1
+    if 2 * padding > span:
+        raise InvalidValue(f"padding {padding} is more than half of the window {span}")
     floor = convolved(size, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
     if not ceil_mode:
         return floor
-    span = size + 2 * padding - dilation * (kernel - 1) - 1
-    length = -(-span // stride) + 1
+    length = -(-(size + 2 * padding - span) // stride) + 1
     # The last window must start inside the input or its left padding.
     return length - 1 if (length - 1) * stride >= size + padding else length
 
 
-def spatial(shape: Shape, attributes: Attributes, rule: Callable[..., int], **extra: object) -> Shape:
+def spatial(shape: Shape, at: Attributes, rule: Callable[..., int], **extra: object) -> Shape:
     """Applies a per-dimension rule to the sides of (channels, *sides), with the node's window attributes."""
-    columns = [as_tuple(attributes[key]) for key in ("kernel", "stride", "padding")]
-    dilations = as_tuple(attributes["dilation"]) if "dilation" in attributes else (1,) * (len(shape) - 1)
+    sides = shape[1:]
+    columns = (at["kernel_size"], at["stride"], at["padding"], at.get("dilation", (1,) * len(sides)))
     return tuple(
         rule(side, kernel=k, stride=s, padding=p, dilation=d, **extra)
-        for side, k, s, p, d in zip(shape[1:], *columns, dilations, strict=True)
+        for side, k, s, p, d in zip(sides, *columns, strict=True)
     )

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from shared.errors import ExtractorUnsupported, InvalidValue
-from shared.extractor.adapters import ADAPTERS
 from shared.extractor.building import Extractor
 from shared.extractor.calls import FUNCTIONS, INSTEAD, METHODS
-from shared.extractor.graph import ExtractorGraph, Node, operation_of
+from shared.extractor.graph import ExtractorGraph, operation_of
 from shared.extractor.lowering import UNKNOWN, Builder, Problem, Refused, Traced
 from shared.extractor.modules import ELSE, MODULES, lower_module
 from shared.extractor.operations import Shape
@@ -65,7 +65,7 @@ def is_leaf(module: nn.Module) -> bool:
     """Whether a module is lowered, or refused, as a whole."""
     if type(module) is nn.Module or isinstance(module, (*_CONTAINERS, fx.GraphModule)):
         return False
-    return isinstance(module, (*MODULES, *ADAPTERS)) or type(module).__module__.startswith("torch.")
+    return isinstance(module, tuple(MODULES)) or type(module).__module__.startswith("torch.")
 
 
 def trace(module: nn.Module, input_shape: Sequence[int]) -> ExtractorGraph:
@@ -147,12 +147,12 @@ class _Lowering:
 
     def run(self) -> Traced | None:
         """Lowers what the output needs; None where it is no tensor of the graph."""
-        needed = _needed(self._traced)
+        self._traced.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
         output = None
         for node in self._traced.nodes:
             if node.op == "output":
                 output = self._resolve(node.args[0])
-            elif node in needed:
+            else:
                 self._values[node] = self._lower(node)
         if isinstance(output, Traced):
             return output
@@ -174,16 +174,14 @@ class _Lowering:
                 keep.add(number)
                 stack.extend(self._builder.nodes[number - 1].inputs)
         numbers = {0: 0} | {old: new for new, old in enumerate(sorted(keep), start=1)}
-        nodes = tuple(
-            Node(node.operation, tuple(numbers[i] for i in node.inputs), node.path, node.attributes)
-            for node in (self._builder.nodes[old - 1] for old in sorted(keep))
-        )
-        graph = ExtractorGraph(nodes, self._input_shape, shape[0])
+        kept = (self._builder.nodes[old - 1] for old in sorted(keep))
+        nodes = tuple(replace(node, inputs=tuple(numbers[i] for i in node.inputs)) for node in kept)
+        graph = ExtractorGraph(nodes, self._input_shape)
         _refuse_tied(self._module, graph)
         return graph
 
     def _lower(self, node: fx.Node) -> Any:
-        path = str(node.target) if node.op == "call_module" else _home(node)
+        path = str(node.target) if node.op == "call_module" else _module_path(node)
         try:
             self._refuse_in_place(node)
             return self._dispatch(node)
@@ -191,7 +189,7 @@ class _Lowering:
             self.problems.append(Problem(path, refusal.reason, refusal.instead))
         except (TypeError, IndexError, ValueError) as error:
             what = f"{_name(node)} is called in a way that is not in the vocabulary ({error})"
-            self.problems.append(Problem(path, what[:300], "use the plain form in docs/extractors.md"))
+            self.problems.append(Problem(path, what[:300], "use the plain form in docs/ml-team/extractors.md"))
         return UNKNOWN
 
     def _dispatch(self, node: fx.Node) -> Any:
@@ -231,32 +229,10 @@ class _Lowering:
             raise Refused("works in place on a value that is used elsewhere too", "use inplace=False")
 
     def _resolve(self, argument: Any) -> Any:
-        if isinstance(argument, fx.Node):
-            return self._values[argument]
-        if isinstance(argument, (tuple, list)):
-            return type(argument)(self._resolve(entry) for entry in argument)
-        if isinstance(argument, dict):
-            return {key: self._resolve(entry) for key, entry in argument.items()}
-        return argument
+        return fx.node.map_arg(argument, lambda node: self._values[node])
 
 
-def _needed(traced: fx.Graph) -> set[fx.Node]:
-    """What the output depends on, the inputs, and in-place methods whose result nobody takes."""
-    needed: set[fx.Node] = set()
-    stack = [
-        node
-        for node in traced.nodes
-        if node.op in ("output", "placeholder") or (node.op == "call_method" and str(node.target).endswith("_"))
-    ]
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
-    return needed
-
-
-def _home(node: fx.Node) -> str:
+def _module_path(node: fx.Node) -> str:
     """Path of the module whose forward called a function."""
     stack = node.meta.get("nn_module_stack") or {}
     return str(next(reversed(stack))) if stack else ""
@@ -270,7 +246,7 @@ def _refuse_tied(module: nn.Module, graph: ExtractorGraph) -> None:
     """One tensor under two names would receive only part of its gradient under each."""
     owners: dict[int, str] = {}
     for node in graph.nodes:
-        for name in operation_of(node).parameters(node.at):
+        for name in operation_of(node).parameters(node.attributes):
             tensor = getattr(module.get_submodule(node.path), name)
             if owners.setdefault(id(tensor), node.path) != node.path:
                 raise Refused(

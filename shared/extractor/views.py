@@ -5,17 +5,20 @@ The batch dimension is never merged, dropped or permuted: that is what would let
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import Tensor, fx
 
 from shared.extractor.functions import Function, adaptive_pool
 from shared.extractor.lowering import BATCH, UNKNOWN, Batch, Builder, Refused, Traced
 
 
-def side_reduction(kind: str) -> Function:
+def side_reduction(form: str) -> Function:
     """Mean or maximum over all spatial sides, as global pooling."""
 
-    def lower(builder: Builder, input: Traced, dim: Any = None, keepdim: bool = False) -> Traced:  # noqa: A002
+    def lower(builder: Builder, input: Traced, dim: Any = None, keepdim: bool = False) -> Traced:
         if input.shape is None:
             return UNKNOWN
         rank = len(input.shape) + 1
@@ -26,89 +29,60 @@ def side_reduction(kind: str) -> Function:
                 "only a reduction over all spatial sides (dim=(2, 3)) keeps records and channels apart",
                 "use nn.AdaptiveAvgPool2d(1) and nn.Flatten, or reduce over the spatial sides",
             )
-        pooled = adaptive_pool(rank - 2, kind)(builder, input, 1)
+        pooled = adaptive_pool(form, rank - 2)(builder, input, 1)
         return pooled if keepdim else builder.reshape(pooled, input.shape[:1])
 
     return lower
 
 
-def flatten(builder: Builder, input: Traced, start_dim: int = 0, end_dim: int = -1) -> Traced:  # noqa: A002
-    """torch.flatten; the batch dimension must stay."""
-    if start_dim == 0:
-        raise Refused("flattening from dimension 0 mixes the records of a batch", "use torch.flatten(x, 1)")
-    if input.shape is None:
-        return UNKNOWN
-    rank = len(input.shape) + 1
-    start, end = start_dim % rank, end_dim % rank
-    if start == 0:
-        raise Refused("flattening from dimension 0 mixes the records of a batch", "use torch.flatten(x, 1)")
-    sides = input.shape
-    merged = (*sides[: start - 1], math.prod(sides[start - 1 : end]), *sides[end:])
-    return builder.reshape(input, merged)
+def reshaping(function: Callable[..., Tensor], instead: str) -> Function:
+    """What changes nothing but a record's shape, found by trying it on a batch without storage.
+
+    Args:
+        function: of torch; takes the records first.
+        instead: what to use where the batch dimension does not stay apart.
+    """
+
+    def lower(builder: Builder, input: Traced, *arguments: Any, **options: Any) -> Traced:
+        if input.shape is None or any(value is UNKNOWN for value in arguments):
+            return UNKNOWN
+        shapes = set()
+        for records in _TRIED:
+            batch = torch.empty(records, *input.shape, device="meta")
+            try:
+                seen = function(batch, *_known(arguments, records), **_known(options, records))
+                shapes.add(tuple(seen.shape[1:]) if seen.shape[:1] == (records,) else None)
+            except RuntimeError:  # the sizes do not fit
+                shapes.add(None)
+        shape = shapes.pop()
+        if shapes or shape is None:
+            reason = f"{function.__name__} of records of shape {input.shape} as {_shown(arguments)}"
+            raise Refused(f"{reason} mixes the records of a batch, or does not keep the batch dimension apart", instead)
+        return builder.reshape(input, shape)
+
+    return lower
 
 
-def unflatten(builder: Builder, input: Traced, dim: int, sizes: Any) -> Traced:  # noqa: A002
-    """Tensor.unflatten with constant sizes."""
-    if input.shape is None:
-        return UNKNOWN
-    axis = dim % (len(input.shape) + 1) - 1
-    if axis < 0:
-        raise Refused("unflattening dimension 0 mixes the records of a batch", "use dim=1")
-    return view(builder, input, BATCH, *input.shape[:axis], *sizes, *input.shape[axis + 1 :])
+_TRIED = (1, 2**31 - 1)
+"""Numbers of records that a view is tried with: one is what squeeze() drops, a prime is what no constant splits."""
 
 
-def view(builder: Builder, input: Traced, *sizes: Any, shape: Any = None) -> Traced:  # noqa: A002
-    """Tensor.view and reshape, where the first size stands for the batch: x.size(0) or -1."""
-    wanted = list(shape if shape is not None else sizes)
-    if len(wanted) == 1 and isinstance(wanted[0], (tuple, list)):
-        wanted = list(wanted[0])
-    if input.shape is None or any(size is UNKNOWN for size in wanted):
-        return UNKNOWN
-    numbers = math.prod(input.shape)
-    rest = wanted[1:]
-    if not rest or not (isinstance(wanted[0], Batch) or wanted[0] == -1) or any(type(size) is not int for size in rest):
-        raise Refused(
-            f"a view as {_shown(wanted)} does not keep the batch dimension apart",
-            "use x.flatten(1) or x.view(x.size(0), -1)",
-        )
-    if rest.count(-1) == 1 and isinstance(wanted[0], Batch):
-        known = math.prod(size for size in rest if size != -1)
-        rest[rest.index(-1)] = numbers // known if known > 0 and numbers % known == 0 else 0
-    if math.prod(rest) != numbers or min(rest) < 1:
-        raise Refused(
-            f"a view as {_shown(wanted)} of records of shape {input.shape} mixes the records of a batch",
-            "use x.flatten(1)",
-        )
-    return builder.reshape(input, tuple(rest))
+def _known(value: Any, records: int) -> Any:
+    """The arguments of a call with a number in the place of the batch size."""
+    return fx.node.map_aggregate(value, lambda entry: records if isinstance(entry, Batch) else entry)
 
 
-def _shown(sizes: list[Any]) -> str:
-    return "(" + ", ".join("batch" if isinstance(size, Batch) else str(size) for size in sizes) + ")"
+def _shown(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(_shown(entry) for entry in value) + ")"
+    return "batch" if isinstance(value, Batch) else str(value)
 
 
-def squeeze(builder: Builder, input: Traced, dim: Any = None) -> Traced:  # noqa: A002
-    """Removes sides of one; never the batch dimension."""
-    if input.shape is None:
-        return UNKNOWN
-    if dim is None:
-        raise Refused("squeeze() without a dimension drops a batch of one record", "use squeeze(dim) or flatten(1)")
-    rank = len(input.shape) + 1
-    dims = {d % rank for d in (dim if isinstance(dim, (tuple, list)) else (dim,))}
-    if 0 in dims:
-        raise Refused("squeezing dimension 0 touches the batch dimension", "use flatten(1)")
-    return builder.reshape(
-        input, tuple(side for axis, side in enumerate(input.shape, start=1) if axis not in dims or side != 1)
-    )
-
-
-def unsqueeze(builder: Builder, input: Traced, dim: int) -> Traced:  # noqa: A002
-    """Inserts a side of one after the batch dimension."""
-    if input.shape is None:
-        return UNKNOWN
-    axis = dim % (len(input.shape) + 2)
-    if axis == 0:
-        raise Refused("unsqueezing at dimension 0 makes the batch a channel", "use unsqueeze(1)")
-    return builder.reshape(input, (*input.shape[: axis - 1], 1, *input.shape[axis - 1 :]))
+flatten = reshaping(Tensor.flatten, "use torch.flatten(x, 1)")
+unflatten = reshaping(Tensor.unflatten, "use dim=1")
+view = reshaping(Tensor.reshape, "use x.flatten(1) or x.view(x.size(0), -1)")
+squeeze = reshaping(Tensor.squeeze, "use squeeze(dim) with another dimension than 0, or flatten(1)")
+unsqueeze = reshaping(Tensor.unsqueeze, "use unsqueeze(1)")
 
 
 def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None = None) -> Traced:
@@ -124,7 +98,7 @@ def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None =
     return values[0] if len(values) == 1 else builder.emit("concat", *values)
 
 
-def size(builder: Builder, input: Traced, dim: int | None = None) -> Any:  # noqa: A002, ARG001
+def size(builder: Builder, input: Traced, dim: int | None = None) -> Any:
     """x.size() and x.shape: the batch stays symbolic."""
     if input.shape is None:
         return UNKNOWN
@@ -132,14 +106,14 @@ def size(builder: Builder, input: Traced, dim: int | None = None) -> Any:  # noq
     return sizes if dim is None else sizes[dim]
 
 
-def attribute(builder: Builder, input: Any, name: str) -> Any:  # noqa: A002
+def attribute(builder: Builder, input: Any, name: str) -> Any:
     """Getattr in the traced program: only the shape of a tensor."""
     if name == "shape" and isinstance(input, Traced):
         return size(builder, input)
     raise Refused(f"attribute {name[:40]!r} is not in the vocabulary", "only .shape can be read")
 
 
-def item(builder: Builder, input: Any, index: Any) -> Any:  # noqa: A002, ARG001
+def item(builder: Builder, input: Any, index: Any) -> Any:
     """Indexing: only of a shape."""
     if input is UNKNOWN:
         return UNKNOWN

@@ -41,6 +41,15 @@ class FeatureMap:
             raise InvalidValue("scale holds a number that is not positive and finite")
 
     @classmethod
+    def identity(cls, dimension: int) -> FeatureMap:
+        """The map of d features that changes nothing; the clip follows all the same."""
+        return cls(center=torch.zeros(dimension), scale=torch.ones(dimension))
+
+    def to(self, device: torch.device | str) -> FeatureMap:
+        """The map on a device."""
+        return FeatureMap(center=self.center.to(device), scale=self.scale.to(device))
+
+    @classmethod
     def from_source(cls, features: Tensor, *, target_norm: float = DEFAULT_TARGET_NORM) -> FeatureMap:
         """Centre public source features on zero and bring their mean norm to `target_norm`.
 

@@ -22,17 +22,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import InvalidValue
 from shared.kernels.keystream import Keystream
 
-LARGEST_EXPONENT = 11  # 2^11 steps for each sigma put 16 sigma at the end of 16 bits
+GRID_EXPONENT = 11  # 2048 steps for each sigma: rounding costs 2^-11 sigma, and 16 sigma fit in 16 bits
 _COLUMN_BITS = 16
 _COLUMNS = 1 << _COLUMN_BITS
 _CENTRE = _COLUMNS >> 1  # column c stands for the value c - _CENTRE
 _TOTAL_BITS = 128  # probabilities are integers in units of 2^-128
 _CAPACITY = 1 << (_TOTAL_BITS - _COLUMN_BITS)  # each column's share of the mass, 2^112
 _FRACTION_BITS = 224  # of the fixed-point arithmetic; 96 guard bits beyond the table's own
-_REACH = 16  # standard deviations kept; Phi(-16) = 2^-188.6
+_KEPT_SIGMAS = 16  # standard deviations kept; Phi(-16) = 2^-188.6
 _BLOCK = 1 << 14  # values at a time: words, thresholds and results stay in a core's own cache
 
 
@@ -81,27 +80,11 @@ class AliasTable:
         return out
 
 
-@functools.lru_cache(maxsize=LARGEST_EXPONENT + 1)
-def grid_gaussian_table(exponent: int) -> AliasTable:
-    """The table of round(2^exponent Z), Z ~ N(0, 1). Built once in a process (about a third of a second).
-
-    Args:
-        exponent: base-2 logarithm of the number of grid steps for each standard deviation.
-
-    Returns:
-        The table.
-
-    Raises:
-        InvalidValue: the exponent is outside 0..11.
-    """
-    if not 0 <= exponent <= LARGEST_EXPONENT:
-        raise InvalidValue(
-            f"2^{exponent} grid steps for each standard deviation cannot be sampled; "
-            f"use an exponent from 0 to {LARGEST_EXPONENT}"
-        )
-    weights = gaussian_weights(exponent)
+@functools.cache
+def grid_gaussian_table() -> AliasTable:
+    """The table of round(2^11 Z), Z ~ N(0, 1). Built once in a process (about a third of a second)."""
     masses = [0] * _COLUMNS
-    for n, weight in enumerate(weights):
+    for n, weight in enumerate(gaussian_weights(GRID_EXPONENT)):
         masses[_CENTRE + n] = masses[_CENTRE - n] = weight
     return _alias_table(masses)
 
@@ -121,7 +104,7 @@ def gaussian_weights(exponent: int) -> list[int]:
     """
     steps = 1 << exponent
     one = 1 << _FRACTION_BITS
-    cells = min(_REACH * steps, _CENTRE - 1)
+    cells = min(_KEPT_SIGMAS * steps, _CENTRE - 1)
     delta_squared = one // (4 * steps * steps)
     density = one  # exp(-n^2 / (2 R^2)), in fixed point
     ratio = _exponential(one // (2 * steps * steps))  # exp(-(2 n + 1) / (2 R^2)), the next density over this one

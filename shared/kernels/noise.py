@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.errors import InvalidValue
-from shared.kernels.grid_gaussian import LARGEST_EXPONENT, grid_gaussian_table
+from shared.kernels.grid_gaussian import GRID_EXPONENT, grid_gaussian_table
 from shared.kernels.keystream import Keystream, derived_key
 
-GRID_EXPONENT = 11  # 2048 steps for each sigma: rounding costs 2^-11 sigma, and 16 sigma fit in int16
 _LARGEST_SIGNAL = float(1 << 52)  # grid steps; far outside int32, and still exact in float64 with noise added
 
 Integer = Literal["int16", "int24", "int32"]
 _BITS: dict[Integer, int] = {"int16": 16, "int24": 24, "int32": 32}
-SURE_REACH = 10.0  # sigma; a value of the noise lies further out with probability 1.5e-23
+_SURE_SIGMAS = 10.0  # a value of the noise lies further out with probability 1.5e-23
 
 
 class NoiseSource(Protocol):
@@ -37,7 +36,7 @@ class NoiseSource(Protocol):
         Args:
             shape: of the result.
             sigma: standard deviation, in the units of the released quantity.
-            step: distance of two grid points in the same units; sigma / step is a power of two, 2^0 to 2^11.
+            step: distance of two grid points in the same units, `grid_step(sigma)`.
 
         Returns:
             Integers, in units of `step`.
@@ -66,6 +65,10 @@ class GridArray:
             raise InvalidValue(f"the grid step is {self.step}; it must be positive and finite")
         self.values.setflags(write=False)
 
+    def to_numpy(self) -> NDArray[np.float64]:
+        """The released quantity in its own units, float64."""
+        return self.values.astype(np.float64) * self.step
+
     def to_tensor(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
         """The released quantity in its own units.
 
@@ -77,8 +80,7 @@ class GridArray:
             values * step, in the shape of `values`.
         """
         # Multiplied in float64 first: int32 values do not fit in float32's 24 bits.
-        exact = torch.from_numpy(self.values.astype(np.float64) * self.step)
-        return exact.to(device=device, dtype=dtype)
+        return torch.from_numpy(self.to_numpy()).to(device=device, dtype=dtype)
 
 
 class SeededNoise:
@@ -99,49 +101,24 @@ class SeededNoise:
         return gaussian_on_grid(self._stream, shape, sigma=sigma, step=step)
 
 
-def grid_step(sigma: float, exponent: int = GRID_EXPONENT) -> float:
-    """The grid's step, sigma 2^-exponent, exactly.
+def grid_step(sigma: float) -> float:
+    """The grid's step, sigma 2^-11, exactly.
 
     Args:
         sigma: standard deviation of the noise, positive and finite.
-        exponent: 0 to 11.
 
     Returns:
         The step in sigma's units.
 
     Raises:
-        InvalidValue: sigma or the exponent is outside what is allowed.
+        InvalidValue: sigma is outside what is allowed.
     """
     if not (math.isfinite(sigma) and sigma > 0.0):
         raise InvalidValue(f"sigma is {sigma}; it must be positive and finite")
-    if not 0 <= exponent <= LARGEST_EXPONENT:
-        raise InvalidValue(f"the grid exponent is {exponent}; it must lie between 0 and {LARGEST_EXPONENT}")
-    step = math.ldexp(sigma, -exponent)
-    if math.ldexp(step, exponent) != sigma:  # a subnormal step lost bits
+    step = math.ldexp(sigma, -GRID_EXPONENT)
+    if math.ldexp(step, GRID_EXPONENT) != sigma:  # a subnormal step lost bits
         raise InvalidValue(f"sigma is {sigma}; it is too small for a grid, use at least 1e-300")
     return step
-
-
-def grid_exponent(*, sigma: float, step: float) -> int:
-    """The inverse of `grid_step`.
-
-    Args:
-        sigma: standard deviation of the noise.
-        step: the grid's step.
-
-    Returns:
-        log2(sigma / step), an integer from 0 to 11.
-
-    Raises:
-        InvalidValue: step is not sigma times a power of two from 2^-11 to 2^0.
-    """
-    for exponent in range(LARGEST_EXPONENT + 1):
-        if grid_step(sigma, exponent) == step:
-            return exponent
-    raise InvalidValue(
-        f"the grid step {step} does not belong to sigma {sigma}; "
-        f"use sigma * 2**-p with an integer p from 0 to {LARGEST_EXPONENT}"
-    )
 
 
 def gaussian_on_grid(stream: Keystream, shape: tuple[int, ...], *, sigma: float, step: float) -> NDArray[np.int64]:
@@ -151,7 +128,7 @@ def gaussian_on_grid(stream: Keystream, shape: tuple[int, ...], *, sigma: float,
         stream: of random words.
         shape: of the result.
         sigma: standard deviation.
-        step: the grid's step, sigma 2^-p.
+        step: the grid's step, sigma 2^-11.
 
     Returns:
         Integers, in units of `step`.
@@ -159,8 +136,9 @@ def gaussian_on_grid(stream: Keystream, shape: tuple[int, ...], *, sigma: float,
     Raises:
         InvalidValue: the step does not belong to sigma.
     """
-    table = grid_gaussian_table(grid_exponent(sigma=sigma, step=step))
-    return table.sample(stream, math.prod(shape)).reshape(shape)
+    if step != grid_step(sigma):
+        raise InvalidValue(f"the grid step {step} does not belong to sigma {sigma}; use sigma * 2**-{GRID_EXPONENT}")
+    return grid_gaussian_table().sample(stream, math.prod(shape)).reshape(shape)
 
 
 def narrowest_integer(bound: float, *, sigma: float) -> Integer:
@@ -176,9 +154,9 @@ def narrowest_integer(bound: float, *, sigma: float) -> Integer:
     Returns:
         int32 if no narrower type will do.
     """
-    reach = (bound + SURE_REACH * sigma) / grid_step(sigma)
+    largest = (bound + _SURE_SIGMAS * sigma) / grid_step(sigma)
     for integer in ("int16", "int24"):
-        if reach <= _limit(integer):
+        if largest <= _limit(integer):
             return integer
     return "int32"
 

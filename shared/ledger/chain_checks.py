@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.errors import InvalidValue
@@ -19,9 +19,9 @@ class Tampering(enum.Enum):
     REORDERED = "reordered"  # an entry stands behind one with a higher or equal seq
     RELINKED = "relinked"  # the entry names another predecessor than the one that stands there
     TRUNCATED = "truncated"  # a receipt names an entry behind the end: truncation or rollback
-    REWRITTEN = "rewritten"  # a receipt and the ledger have different entries at one place
+    REWRITTEN = "rewritten"  # a receipt and the ledger have different entries at one position
     FORGED = "forged"  # a receipt that the ledger's key did not sign
-    UNLAWFUL = "unlawful"  # an entry that the ledger's rules do not allow at its place
+    UNLAWFUL = "unlawful"  # an entry that the ledger's rules do not allow at its position
     UNRECEIPTED = "unreceipted"  # the ledger charges or answers what no receipt of the client's is there for
     INCONSISTENT = "inconsistent"  # tables, stored bytes or the file do not agree with the entries
 
@@ -32,7 +32,7 @@ class Finding:
 
     Attributes:
         tampering: the kind of damage.
-        seq: the place in the chain, or the line number for an unreadable line.
+        seq: the position in the chain, or the line number for an unreadable line.
         text: one sentence for the reader.
     """
 
@@ -68,13 +68,13 @@ def check_chain(entries: Iterable[SignedEntry], public_key: bytes) -> list[Findi
     expected, previous = 1, GENESIS
     for entry in entries:
         if not entry.signed_by(public_key):
-            findings.append(_finding(Tampering.EDITED, entry, "its signature does not fit its content"))
+            findings.append(finding_at(Tampering.EDITED, entry, "its signature does not fit its content"))
         if entry.seq > expected:
-            findings.append(_finding(Tampering.MISSING, entry, f"entries {expected} to {entry.seq - 1} are missing"))
+            findings.append(finding_at(Tampering.MISSING, entry, f"entries {expected} to {entry.seq - 1} are missing"))
         elif entry.seq < expected:
-            findings.append(_finding(Tampering.REORDERED, entry, f"it stands where entry {expected} belongs"))
+            findings.append(finding_at(Tampering.REORDERED, entry, f"it stands where entry {expected} belongs"))
         elif entry.previous != previous:
-            findings.append(_finding(Tampering.RELINKED, entry, "it does not name the entry before it"))
+            findings.append(finding_at(Tampering.RELINKED, entry, "it does not name the entry before it"))
         expected, previous = max(expected, entry.seq) + 1, entry.hash
     return findings
 
@@ -98,21 +98,37 @@ def verify_receipts(
         InvalidValue: ``public_key`` is no Ed25519 key.
     """
     findings = check_chain(export, public_key)
-    statements = {entry.seq: entry.statement for entry in export}
-    last = max(statements, default=0)
+    hashes = {entry.seq: entry.hash for entry in export}
+    return (*findings, *hold_receipts(receipts, hashes, max(hashes, default=0), public_key))
+
+
+def hold_receipts(
+    receipts: Iterable[SignedEntry], hashes: Mapping[int, str], length: int, public_key: bytes
+) -> list[Finding]:
+    """Holds receipts against a ledger: each must be the entry that stands at its place.
+
+    Args:
+        receipts: in any order.
+        hashes: of the ledger's entries, by place.
+        length: of the ledger.
+        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it.
+    """
+    findings: list[Finding] = []
     for receipt in receipts:
+        stated = hashes.get(receipt.seq)
         if not receipt.signed_by(public_key):
-            findings.append(_finding(Tampering.FORGED, receipt, "the receipt is not signed by the ledger's key"))
-        elif receipt.seq > last:
-            text = f"the ledger ends at entry {last}: it was truncated or rolled back behind this receipt"
-            findings.append(_finding(Tampering.TRUNCATED, receipt, text))
-        elif receipt.seq not in statements:
-            findings.append(_finding(Tampering.MISSING, receipt, "the entry of this receipt is missing"))
-        elif statements[receipt.seq] != receipt.statement:
+            findings.append(finding_at(Tampering.FORGED, receipt, "the receipt is not signed by the ledger's key"))
+        elif receipt.seq > length:
+            text = f"the ledger ends at entry {length}: it was truncated or rolled back behind this receipt"
+            findings.append(finding_at(Tampering.TRUNCATED, receipt, text))
+        elif stated is None:
+            findings.append(finding_at(Tampering.MISSING, receipt, "the entry of this receipt is missing"))
+        elif stated != receipt.hash:
             text = "the ledger now states something else than this signed receipt: its history was rewritten"
-            findings.append(_finding(Tampering.REWRITTEN, receipt, text))
-    return tuple(findings)
+            findings.append(finding_at(Tampering.REWRITTEN, receipt, text))
+    return findings
 
 
-def _finding(tampering: Tampering, entry: SignedEntry, text: str) -> Finding:
+def finding_at(tampering: Tampering, entry: SignedEntry, text: str) -> Finding:
+    """What is wrong with one entry."""
     return Finding(tampering=tampering, seq=entry.seq, text=f"entry {entry.seq} ({entry.kind}): {text}")

@@ -6,7 +6,7 @@ The curator's ledger is a chain of *statements*. A statement is canonical JSON::
      "previous":"<SHA-256 of the statement before>","seq":17,"time":"2026-01-31T12:00:00.000000Z"}
 
 and carries an Ed25519 signature of its bytes. A *receipt* is the signed statement that a step was answered
-(``step-answered``) or that a run was opened and charged (``run-opened``). It holds its place in the chain
+(``step-answered``) or that a run was opened and charged (``run-opened``). It holds its position in the chain
 (``seq``, ``previous``): whoever keeps receipts can later hold them against an export of the ledger and find
 any edit, deletion, reordering, truncation or rollback that touches an entry at or before the last receipt.
 
@@ -59,13 +59,51 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def is_signed(statement: bytes, signature: bytes, public_key: bytes) -> bool:
+    """Whether the signature of the statement is that of the raw 32-byte Ed25519 ``public_key``.
+
+    Raises:
+        InvalidValue: ``public_key`` is no Ed25519 key.
+    """
+    try:
+        key = Ed25519PublicKey.from_public_bytes(public_key)
+    except ValueError as error:
+        raise InvalidValue(f"an Ed25519 public key has 32 raw bytes, this one has {len(public_key)}") from error
+    try:
+        key.verify(signature, statement)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def signed_line(statement: bytes, signature: bytes, *, field: str = "statement") -> str:
+    """A signed statement as one line of a file; ``field`` says what kind of statement it is."""
+    return canonical_json({"signature": signature.hex(), field: statement.decode("ascii")}).decode("ascii")
+
+
+def read_signed_line(line: str, *, field: str = "statement") -> tuple[bytes, bytes]:
+    """The statement and the signature of a line; the signature is not checked.
+
+    Raises:
+        InvalidValue: the line holds no signed statement.
+    """
+    try:
+        value = json.loads(line)
+        statement, signature = value[field].encode("ascii"), bytes.fromhex(value["signature"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InvalidValue(f"not a signed entry: {error!r}") from error
+    if signature.hex() != value["signature"]:
+        raise InvalidValue("not a signed entry: a signature is written in lower-case hexadecimal, in one way only")
+    return statement, signature
+
+
 @dataclass(frozen=True, kw_only=True)
 class SignedEntry:
     """One entry of the ledger: the signed bytes and what they say.
 
     Attributes:
-        seq: place in the chain, 1 for the first.
-        kind: what the entry states; docs/ledger.md lists the kinds.
+        seq: position in the chain, 1 for the first.
+        kind: what the entry states; docs/reference/ledger.md lists the kinds.
         time: UTC by the curator's clock; information only, nothing depends on it.
         payload: the kind's fields.
         previous: SHA-256 of the statement before, in hexadecimal.
@@ -92,17 +130,11 @@ class SignedEntry:
         Raises:
             InvalidValue: ``public_key`` is no Ed25519 key.
         """
-        try:
-            _public_key(public_key).verify(self.signature, self.statement)
-        except InvalidSignature:
-            return False
-        return True
+        return is_signed(self.statement, self.signature, public_key)
 
     def to_json(self) -> str:
         """One line of an export or of a client's receipt file."""
-        return canonical_json({"signature": self.signature.hex(), "statement": self.statement.decode("ascii")}).decode(
-            "ascii"
-        )
+        return signed_line(self.statement, self.signature)
 
     @classmethod
     def from_json(cls, line: str) -> SignedEntry:
@@ -111,15 +143,7 @@ class SignedEntry:
         Raises:
             InvalidValue: the line is no signed entry.
         """
-        try:
-            value = json.loads(line)
-            statement = value["statement"].encode("ascii")
-            signature = bytes.fromhex(value["signature"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InvalidValue(f"not a signed entry: {error!r}") from error
-        if signature.hex() != value["signature"]:
-            raise InvalidValue("not a signed entry: a signature is written in lower-case hexadecimal, in one way only")
-        return cls.parse(statement, signature)
+        return cls.parse(*read_signed_line(line))
 
     @classmethod
     def parse(cls, statement: bytes, signature: bytes) -> SignedEntry:
@@ -145,15 +169,8 @@ class SignedEntry:
             raise InvalidValue("a statement has a positive seq, a kind, a time and a payload")
         if not isinstance(previous, str) or not _HEX_256.fullmatch(previous):
             raise InvalidValue("a statement names its predecessor by SHA-256 in hexadecimal")
-        return cls(
-            seq=seq,
-            kind=value["kind"],
-            time=value["time"],
-            payload=value["payload"],
-            previous=previous,
-            statement=statement,
-            signature=signature,
-        )
+        stated = {key: value[key] for key in ("seq", "kind", "time", "payload", "previous")}
+        return cls(**stated, statement=statement, signature=signature)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +197,7 @@ class Receipt:
 
     @property
     def seq(self) -> int:
-        """The entry's place in the ledger's chain."""
+        """The entry's position in the ledger's chain."""
         return self.entry.seq
 
     @property
@@ -263,10 +280,3 @@ class Receipt:
         if not self.entry.signed_by(public_key):
             problems.append("its signature is not by the curator's ledger key, or is another request's")
         return problems
-
-
-def _public_key(raw: bytes) -> Ed25519PublicKey:
-    try:
-        return Ed25519PublicKey.from_public_bytes(raw)
-    except ValueError as error:
-        raise InvalidValue(f"an Ed25519 public key has 32 raw bytes, this one has {len(raw)}") from error

@@ -2,8 +2,8 @@
 
 An operator hands a *view* to a client that wants to hold its receipts against the ledger. The first line is a header
 that the ledger's key signs; each further line stands for one entry, in order: the whole signed entry where it is the
-client's own, else its place and hash. The header binds the operator to the list: two views that contradict each other
-are proof, and every later view must continue every earlier one.
+client's own, else its position and hash. The header binds the operator to the list: two views that contradict each
+other are proof, and every later view must continue every earlier one.
 
 What a view cannot show by itself: that an entry of another client's names its predecessor, since its content is not
 there. What is hidden is pinned all the same: each entry of the client's own names the hash before it, which contains
@@ -20,12 +20,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from shared.errors import InvalidValue
 from shared.ledger.chain_checks import Finding, Tampering
-from shared.ledger.receipts import GENESIS, RUN_OPENED, STEP_ANSWERED, SignedEntry, canonical_json, sha256
+from shared.ledger.receipts import (
+    GENESIS,
+    RUN_OPENED,
+    STEP_ANSWERED,
+    SignedEntry,
+    canonical_json,
+    is_signed,
+    read_signed_line,
+    sha256,
+    signed_line,
+)
 
 FORMAT = "dpswd-ledger-view-1"
 STEP_CONSUMED = "step-consumed"
@@ -50,8 +57,8 @@ class LedgerView:
         entries: length of the chain when it was made.
         head: hash of the last entry.
         time: UTC by the curator's clock; information only.
-        hashes: hash of each entry by its place, as far as the lines could be read.
-        shown: the entries that are there in full, by place.
+        hashes: hash of each entry by its position, as far as the lines could be read.
+        shown: the entries that are there in full, by position.
     """
 
     client: str
@@ -90,8 +97,7 @@ def write_view(
     statement = canonical_json(
         {"client": client, "entries": count, "format": FORMAT, "head": head, "lines": _digest(lines), "time": time}
     )
-    header = canonical_json({"signature": sign(statement).hex(), "view": statement.decode("ascii")})
-    return [header.decode("ascii"), *lines]
+    return [signed_line(statement, sign(statement), field="view"), *lines]
 
 
 def is_view(first_line: str) -> bool:
@@ -128,34 +134,10 @@ def read_view(lines: Iterable[str], public_key: bytes) -> tuple[LedgerView, list
     hashes, shown, unreadable = _read_lines(body[1:])
     findings += unreadable
     findings += _check_order([seq for seq, _ in hashes], header["entries"])
-    view = LedgerView(
-        client=header["client"],
-        entries=header["entries"],
-        head=header["head"],
-        time=header["time"],
-        hashes=dict(hashes),
-        shown={entry.seq: entry for entry in shown},
-    )
+    stated = {key: header[key] for key in ("client", "entries", "head", "time")}
+    view = LedgerView(**stated, hashes=dict(hashes), shown={entry.seq: entry for entry in shown})
     findings += _check_links(view, public_key)
     return view, findings
-
-
-def hold_receipts(view: LedgerView, receipts: Iterable[SignedEntry], public_key: bytes) -> list[Finding]:
-    """Holds receipts against a view: each must be the entry that stands at its place."""
-    findings = []
-    for receipt in receipts:
-        stated = view.hashes.get(receipt.seq)
-        if not receipt.signed_by(public_key):
-            findings.append(_finding(Tampering.FORGED, receipt.seq, "the receipt is not signed by the ledger's key"))
-        elif receipt.seq > view.entries:
-            text = f"the ledger ends at entry {view.entries}: it was truncated or rolled back behind this receipt"
-            findings.append(_finding(Tampering.TRUNCATED, receipt.seq, text))
-        elif stated is None:
-            findings.append(_finding(Tampering.MISSING, receipt.seq, "the entry of this receipt is missing"))
-        elif stated != receipt.hash:
-            text = "the ledger now states something else than this signed receipt: its history was rewritten"
-            findings.append(_finding(Tampering.REWRITTEN, receipt.seq, text))
-    return findings
 
 
 def hold_earlier(view: LedgerView, earlier: LedgerView) -> list[Finding]:
@@ -187,28 +169,21 @@ def _digest(lines: Sequence[str]) -> str:
 def _read_header(line: str, public_key: bytes) -> tuple[dict[str, Any], bool]:
     """The header's fields, and whether the ledger's key signed them."""
     try:
-        wrapper = json.loads(line)
-        statement = wrapper["view"].encode("ascii")
-        signature = bytes.fromhex(wrapper["signature"])
+        statement, signature = read_signed_line(line, field="view")
         header = json.loads(statement)
         typed = (
             set(header) == {"client", "entries", "format", "head", "lines", "time"}
-            and signature.hex() == wrapper["signature"]  # one spelling only
             and header["format"] == FORMAT
             and type(header["entries"]) is int
             and all(isinstance(header[key], str) for key in ("client", "head", "lines", "time"))
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidValue(
             "the file is no view of a ledger; get one with `dpswd-curator ledger export --client NAME`"
         ) from error
     if not typed:
         raise InvalidValue(f"the file is no view of format {FORMAT}; another program wrote it")
-    try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, statement)
-    except InvalidSignature:
-        return header, False
-    return header, True
+    return header, is_signed(statement, signature, public_key)
 
 
 def _read_lines(lines: Sequence[str]) -> tuple[list[tuple[int, str]], list[SignedEntry], list[Finding]]:
@@ -220,7 +195,7 @@ def _read_lines(lines: Sequence[str]) -> tuple[list[tuple[int, str]], list[Signe
             value = json.loads(line)
             if isinstance(value, dict) and set(value) == {"hash", "seq"}:
                 if type(value["seq"]) is not int or not _HEX_256.fullmatch(str(value["hash"])):
-                    raise InvalidValue("a hidden entry is a place and a SHA-256")
+                    raise InvalidValue("a hidden entry is a position and a SHA-256")
                 hashes.append((value["seq"], value["hash"]))
                 continue
             entry = SignedEntry.from_json(line)
@@ -232,10 +207,10 @@ def _read_lines(lines: Sequence[str]) -> tuple[list[tuple[int, str]], list[Signe
     return hashes, shown, findings
 
 
-def _check_order(places: Sequence[int], entries: int) -> list[Finding]:
+def _check_order(positions: Sequence[int], entries: int) -> list[Finding]:
     findings = []
     expected = 1
-    for seq in places:
+    for seq in positions:
         if seq > expected:
             findings.append(_finding(Tampering.MISSING, seq, f"entries {expected} to {seq - 1} are missing"))
         elif seq < expected:

@@ -1,5 +1,20 @@
-"""The releases of the curator and the post-processing that both parties can repeat.
+"""What a curator can release: one frozen value for each kind, in one folder each.
 
-Everything here is pure: tensors and a noise source in, tensors out. Opening records, charging a budget and
-choosing the sample belong to the curator.
+To add a mechanism, add its folder and its line here; admission, price, trial, release, receipts, checkpoints, plans and
+the mock curator know none by name. docs/privacy derives each one's price.
 """
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from shared.mechanisms.critic.mechanism import CRITIC
+from shared.mechanisms.evaluation.mechanism import EVALUATION
+from shared.mechanisms.gradient.mechanism import GRADIENT
+from shared.mechanisms.interface import AnyMechanism
+from shared.mechanisms.quantiles.mechanism import QUANTILES
+from shared.mechanisms.rows.mechanism import ROWS
+
+MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
+    {mechanism.name: mechanism for mechanism in (ROWS, QUANTILES, GRADIENT, CRITIC, EVALUATION)}
+)
+"""Every mechanism by its name; no plug-ins, nothing is registered at import."""

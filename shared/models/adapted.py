@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from shared.errors import DataInvalid, InvalidValue
 from shared.extractor.building import Extractor
-from shared.extractor.composing import compose, compose_weights
-from shared.extractor.graph import MAX_PARAMETERS, ExtractorGraph
+from shared.extractor.graph import MAX_PARAMETERS, ExtractorGraph, Node, operation_of
+from shared.files import write_public
 from shared.models.source_statistics import SourceStatistics
 
 FORMAT = "dpswd-adapted-1"
@@ -90,10 +90,8 @@ def write_adapted(
         plan: plain values that say how the model was trained.
         statistics: of the public source.
     """
-    tensors = {}
-    for part, (_, weights) in zip(PARTS, (extractor, classifier), strict=True):
-        for name, tensor in weights.items():
-            tensors[f"{part}.{name}"] = tensor.detach().cpu().contiguous().clone()
+    tensors = compose_weights(extractor[1], classifier[1])
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     metadata = {
         "format": FORMAT,
         "extractor": extractor[0].to_bytes().decode("ascii"),
@@ -103,7 +101,8 @@ def write_adapted(
     if statistics is not None:
         tensors |= {f"{STATISTICS}.{name}": tensor.contiguous() for name, tensor in statistics.tensors().items()}
         metadata[STATISTICS] = json.dumps(statistics.facts(), sort_keys=True)
-    save_file(tensors, path, metadata=metadata)
+    # Whole or not at all: a full disk or Ctrl-C must not leave half a model under the model's name.
+    write_public(path, save(tensors, metadata=metadata))
 
 
 def read_adapted(path: str | Path, *, device: torch.device | str = "cpu") -> AdaptedModel:
@@ -132,12 +131,13 @@ def read_adapted(path: str | Path, *, device: torch.device | str = "cpu") -> Ada
 def _model(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], device: torch.device) -> AdaptedModel:
     extractor, classifier = (_rebuilt(part, metadata, tensors, device) for part in PARTS)
     compose(extractor.graph, classifier.graph)  # refuses two parts that do not fit together
-    return AdaptedModel(
-        extractor=extractor,
-        classifier=classifier,
-        plan=_plan(metadata.get("plan", "{}")),
-        statistics=_statistics(metadata, tensors, extractor.graph),
-    )
+    statistics = None
+    if STATISTICS in metadata:
+        values, features = math.prod(extractor.graph.input_shape), extractor.graph.feature_dimension
+        statistics = SourceStatistics.from_parts(
+            metadata[STATISTICS], _below(STATISTICS, tensors), record_values=values, features=features
+        )
+    return AdaptedModel(extractor, classifier, _plan(metadata.get("plan", "{}")), statistics)
 
 
 def _rebuilt(part: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor], device: torch.device) -> Extractor:
@@ -146,20 +146,12 @@ def _rebuilt(part: str, metadata: Mapping[str, str], tensors: Mapping[str, Tenso
     except (KeyError, UnicodeEncodeError) as error:
         raise InvalidValue(f"its {part} is missing or no graph") from error
     graph = ExtractorGraph.from_bytes(spelled)
-    own = {name.removeprefix(f"{part}."): t for name, t in tensors.items() if name.startswith(f"{part}.")}
-    return Extractor.from_graph(graph, own, device=device)
+    return Extractor.from_graph(graph, _below(part, tensors), device=device)
 
 
-def _statistics(
-    metadata: Mapping[str, str], tensors: Mapping[str, Tensor], graph: ExtractorGraph
-) -> SourceStatistics | None:
-    if STATISTICS not in metadata:
-        return None
-    prefix = f"{STATISTICS}."
-    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    return SourceStatistics.from_parts(
-        metadata[STATISTICS], own, record_values=math.prod(graph.input_shape), features=graph.feature_dimension
-    )
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one part, by the names that they have in it."""
+    return {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
 
 
 def _plan(text: str) -> dict[str, Any]:
@@ -170,3 +162,43 @@ def _plan(text: str) -> dict[str, Any]:
     if not isinstance(plan, dict):
         raise InvalidValue(f"its plan is no object of at most {_MAX_PLAN_CHARACTERS} characters")
     return plan
+
+
+def compose(extractor: ExtractorGraph, classifier: ExtractorGraph) -> ExtractorGraph:
+    """The graph of classifier(extractor(record)); tensors are renamed to ``extractor.NAME`` and ``classifier.NAME``.
+
+    Args:
+        extractor: records to features (d,).
+        classifier: (d,) to scores (e,).
+
+    Returns:
+        Records to scores (e,).
+
+    Raises:
+        InvalidValue: the classifier takes something else than the extractor computes, or the two are too large.
+    """
+    if classifier.input_shape != (extractor.feature_dimension,):
+        raise InvalidValue(
+            f"the classifier takes {classifier.input_shape}, the extractor computes ({extractor.feature_dimension},)"
+        )
+    nodes = [_renamed(node, "extractor", 0) for node in extractor.nodes]
+    nodes += [_renamed(node, "classifier", len(extractor.nodes)) for node in classifier.nodes]
+    return ExtractorGraph(tuple(nodes), extractor.input_shape)
+
+
+def compose_weights(extractor: Mapping[str, Tensor], classifier: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of both graphs under the names that `compose` gives them.
+
+    Args:
+        extractor: its tensors by name.
+        classifier: its tensors by name.
+    """
+    parts = {"extractor": extractor, "classifier": classifier}
+    return {f"{part}.{name}": tensor for part, weights in parts.items() for name, tensor in weights.items()}
+
+
+def _renamed(node: Node, part: str, offset: int) -> Node:
+    """The node with its inputs counted from `offset` (where the second graph's record, value 0, stands)."""
+    has_tensors = bool(operation_of(node).tensors(node.attributes))
+    path = f"{part}.{node.path}".rstrip(".") if has_tensors else ""
+    return replace(node, path=path, inputs=tuple(number + offset for number in node.inputs))

@@ -145,10 +145,7 @@ class SourceStatistics:
         if bool((tensors["feature_deviation"] <= 0).any()):
             raise InvalidValue("its source statistics' feature_deviation must be positive")
         return cls(
-            records=records,
-            by_channel=by_channel,
-            self_distance=distance,
-            **{name: tensors[name] for name in shapes},
+            records=records, by_channel=by_channel, self_distance=distance, **{name: tensors[name] for name in shapes}
         )
 
     def slice(self, features: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Distances between samples, differentiable and on any device: one-dimensional, sliced, and entropic (Sinkhorn)."""
+"""Distances between samples, differentiable and on any device: one-dimensional and sliced."""

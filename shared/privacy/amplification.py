@@ -18,24 +18,19 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from shared.errors import InvalidValue
 from shared.privacy.bounds import Bound
 from shared.privacy.conversion import convex_envelope
-from shared.privacy.curves import integer_moments
+from shared.privacy.curves import ShiftLaw, integer_moments
+from shared.privacy.events import StepEvent
 from shared.privacy.one_sided import OneSided, table_size
 from shared.privacy.one_sided_table import precise_moment
 from shared.privacy.ternary import log_second_moment
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shared.privacy.curves import ShiftLaw
-    from shared.privacy.events import StepEvent
 
 LARGEST_ORDER = 512
 """Largest order of the subsampled curve: enough for epsilon above about log(1/delta)/500."""
@@ -84,8 +79,7 @@ def renyi_curve(
 
 def full_batch_curve(law: ShiftLaw, orders: NDArray[np.float64]) -> NDArray[np.float64]:
     """The exact eps(alpha) of one release that uses every record, rounded up."""
-    result: NDArray[np.float64] = law.renyi(orders) * (1.0 + _ROUNDING)
-    return result
+    return law.renyi(orders) * (1.0 + _ROUNDING)
 
 
 def subsampled_curve(
@@ -157,8 +151,7 @@ def _wbk27(law: ShiftLaw, largest: int, one_sided: OneSided) -> NDArray[np.float
     """Log 4 sqrt(D_(2 floor(j/2)) D_(2 ceil(j/2))), j = 0 .. largest, from D_j = B+(j) + B-(j) for even j."""
     log_d = np.logaddexp(one_sided(law, largest + 1, upper=True), one_sided(law, largest + 1, upper=False))
     j = np.arange(largest + 1)
-    result: NDArray[np.float64] = math.log(4.0) + 0.5 * (log_d[2 * (j // 2)] + log_d[2 * ((j + 1) // 2)])
-    return result
+    return math.log(4.0) + 0.5 * (log_d[2 * (j // 2)] + log_d[2 * ((j + 1) // 2)])
 
 
 def _log_expm1(value: float) -> float:

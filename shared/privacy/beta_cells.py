@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import betainc, betaln
 
 from shared.privacy.convolution import LatticeMeasure
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def lowest_rest(single: LatticeMeasure, k: int, *, log_tail: float) -> float:

@@ -1,4 +1,4 @@
-"""The ways to bound the cost of a run, by name."""
+"""The bounds on the cost of a run, by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Bound(enum.Enum):
-    """A way to price a run. ``auto`` is the smallest of the valid ones and what a curator charges.
+    """A bound that prices a run. ``auto`` is the smallest of the valid ones and what a curator charges.
 
     The last three reproduce published recipes for comparison; they are no guarantees and admit nothing.
     """

@@ -1,6 +1,6 @@
 """The values of a Renyi filter: a budget, a price, and what was spent.
 
-**What must never change.** The ledger stores these values; the meaning of their fields is fixed.
+**What must never change.** The ledger stores budgets and prices; the meaning of their fields is fixed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shared.errors import InvalidValue
 from shared.privacy.conversion import check_delta
-from shared.privacy.event_types import NeighbouringRelation
+from shared.privacy.events import NeighbouringRelation
 from shared.privacy.filter_json import dump, load, numbers
 
 MIN_EPSILON, MAX_EPSILON = 1e-6, 1e4
@@ -46,23 +46,21 @@ class Price:
         renyi: cost at each order of the filter.
         infinity: epsilon in the lane of infinity, ``inf`` if that lane does not take the event.
         run_delta: delta that goes with ``infinity`` in that lane only (a run priced by its PLD).
-        delta: delta that every lane must cover (an approximate charge).
     """
 
     renyi: tuple[float, ...]
     infinity: float
     run_delta: float
-    delta: float
 
     def to_json(self) -> str:
         """Canonical JSON."""
-        return dump("price", renyi=self.renyi, infinity=self.infinity, run_delta=self.run_delta, delta=self.delta)
+        return dump("price", renyi=self.renyi, infinity=self.infinity, run_delta=self.run_delta)
 
     @classmethod
     def from_json(cls, text: str) -> Price:
         """The inverse of ``to_json``; refuses anything else with InvalidValue."""
-        body = load(text, "price", ("renyi", "infinity", "run_delta", "delta"))
-        return cls(numbers(body, "renyi"), *(numbers(body, name)[0] for name in ("infinity", "run_delta", "delta")))
+        body = load(text, "price", ("renyi", "infinity", "run_delta"))
+        return cls(numbers(body, "renyi"), *(numbers(body, name)[0] for name in ("infinity", "run_delta")))
 
 
 @dataclass(frozen=True)
@@ -73,20 +71,8 @@ class Spent:
         renyi: sums of costs at each order of the filter.
         infinity: sum of epsilons in the lane of infinity; ``inf`` once that lane is closed.
         run_delta: sum of the runs' deltas while that lane was open.
-        delta: sum of the explicit deltas.
     """
 
     renyi: tuple[float, ...]
     infinity: float
     run_delta: float
-    delta: float
-
-    def to_json(self) -> str:
-        """Canonical JSON."""
-        return dump("spent", renyi=self.renyi, infinity=self.infinity, run_delta=self.run_delta, delta=self.delta)
-
-    @classmethod
-    def from_json(cls, text: str) -> Spent:
-        """The inverse of ``to_json``; refuses anything else with InvalidValue."""
-        body = load(text, "spent", ("renyi", "infinity", "run_delta", "delta"))
-        return cls(numbers(body, "renyi"), *(numbers(body, name)[0] for name in ("infinity", "run_delta", "delta")))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,10 +16,8 @@ from shared.errors import InvalidValue
 from shared.privacy import c_gamma, pld, published
 from shared.privacy.amplification import LARGEST_ORDER, renyi_curve
 from shared.privacy.bounds import Bound
-from shared.privacy.conversion import check_delta, epsilon_of
-from shared.privacy.events import MAX_SIGMA, MIN_SIGMA, RowProjections, RunEvent, StepEvent
-
-__all__ = ["Bound", "RunCost", "calibrate_rows", "calibrate_sigma", "epsilon", "epsilon_rows", "solve_sigma"]
+from shared.privacy.conversion import affordable_end, check_delta, epsilon_of
+from shared.privacy.events import MAX_SIGMA, MIN_SIGMA, RunEvent
 
 MIN_EPSILON, MAX_EPSILON = 1e-6, 1e4
 """Targets between which calibration is meaningful; beyond them a run is free or worthless."""
@@ -46,25 +43,6 @@ _INSIDE = 0.7
 _C_GAMMA_ORDERS = np.concatenate([np.linspace(1.05, 3.95, 30), np.geomspace(4.0, LARGEST_ORDER, 60)])
 
 
-@dataclass(frozen=True)
-class RunCost:
-    """What ``calibrate_rows`` and ``epsilon_rows`` answer.
-
-    Attributes:
-        sigma: noise standard deviation, absolute.
-        epsilon: cost of the run at ``delta``, at most the target after a calibration.
-        delta: the target delta.
-        bound: the bound that priced the run.
-        guarantee: whether the bound is one; the published recipes are not.
-    """
-
-    sigma: float
-    epsilon: float
-    delta: float
-    bound: Bound
-    guarantee: bool
-
-
 def epsilon(run: RunEvent, delta: float, bound: Bound = Bound.AUTO) -> float:
     """Epsilon of a committed run at ``delta``, rounded up.
 
@@ -84,7 +62,7 @@ def epsilon(run: RunEvent, delta: float, bound: Bound = Bound.AUTO) -> float:
         renyi = _price(run, delta, Bound.HYB)
         if renyi > WORTHLESS_EPSILON:
             return renyi
-        distribution = _pld(run, delta)
+        distribution = pld_epsilon(run, delta)
         # The PLD is C_gamma's own composition and cheaper than its Renyi curve, which serves where the PLD refuses.
         return min(renyi, distribution if math.isfinite(distribution) else _price(run, delta, Bound.C_GAMMA))
     return _price(run, delta, bound)
@@ -94,7 +72,7 @@ def _price(run: RunEvent, delta: float, bound: Bound) -> float:
     if not bound.is_guarantee:
         return published.epsilon(run, delta, bound)
     if bound is Bound.PLD:
-        return _pld(run, delta)
+        return pld_epsilon(run, delta)
     if run.step.batch == run.step.records:
         # Nothing is sampled: every Renyi bound is the exact curve.
         orders, curve = renyi_curve(run.step, Bound.HYB)
@@ -114,7 +92,7 @@ def _price(run: RunEvent, delta: float, bound: Bound) -> float:
     return best
 
 
-def _pld(run: RunEvent, delta: float) -> float:
+def pld_epsilon(run: RunEvent, delta: float) -> float:
     """The PLD price, or inf where the PLD refuses (delta or steps beyond its range, too little noise)."""
     try:
         return pld.epsilon(run.step, run.steps, delta)
@@ -148,7 +126,7 @@ def calibrate_sigma(
     solutions: list[float] = []
     guess = _guess(make_run, epsilon, delta)
     for single in (Bound.HYB, Bound.PLD, Bound.C_GAMMA):
-        if single is Bound.C_GAMMA and solutions and math.isfinite(_pld(make_run(min(solutions)), delta)):
+        if single is Bound.C_GAMMA and solutions and math.isfinite(pld_epsilon(make_run(min(solutions)), delta)):
             continue  # the PLD composes the same pair more tightly
 
         def price(sigma: float, single: Bound = single) -> float:
@@ -164,23 +142,6 @@ def calibrate_sigma(
     if not solutions:
         raise _unreachable(epsilon)
     return min(solutions)
-
-
-def solve_sigma(
-    price: Callable[[float], float], target: float, make_run: Callable[[float], RunEvent], delta: float
-) -> float:
-    """The smallest sigma, up to one part in a million and rounded up, with price(sigma) <= target.
-
-    Args:
-        price: epsilon as a function of sigma, not increasing.
-        target: the largest acceptable epsilon.
-        make_run: the run for a given sigma, from which a first guess is taken.
-        delta: the delta of the guess.
-
-    Raises:
-        InvalidValue: no sigma up to 1e12 reaches the target.
-    """
-    return _solve(price, target, _guess(make_run, target, delta))
 
 
 def _guess(make_run: Callable[[float], RunEvent], target: float, delta: float) -> float:
@@ -202,60 +163,22 @@ def _solve(price: Callable[[float], float], target: float, guess: float) -> floa
         value = price(math.exp(log_sigma))
         return math.log(max(value, 1e-300) / target) if value < math.inf else math.inf
 
-    low, high = math.log(MIN_SIGMA), math.log(MAX_SIGMA)
-    at = min(max(math.log(guess), low), high)
+    least, most = math.log(MIN_SIGMA), math.log(MAX_SIGMA)
+    at = min(max(math.log(guess), least), most)
     value, stride = gap(at), 0.15
-    if value > 0.0:  # too little noise
-        left, left_gap = at, value
-        while True:
-            at = min(at + stride, high)
-            value, stride = gap(at), 2.0 * stride
-            if value <= 0.0:
-                right, right_gap = at, value
-                break
-            if at >= high:
-                raise _unreachable(target)
-            left, left_gap = at, value
-    else:
-        right, right_gap = at, value
-        while True:
-            at = max(at - stride, low)
-            value, stride = gap(at), 2.0 * stride
-            if value > 0.0:
-                left, left_gap = at, value
-                break
-            right, right_gap = at, value
-            if at <= low:  # affordable even with the least noise that can be described
-                return math.exp(right)
-    return _false_position(gap, (left, left_gap), (right, right_gap))
-
-
-def _false_position(gap: Callable[[float], float], left: tuple[float, float], right: tuple[float, float]) -> float:
-    """Shrink a bracket with gap > 0 on the left and <= 0 on the right; exp of its right end."""
-    (low, low_gap), (high, high_gap) = left, right
-    last = 0
-    while high - low > _TOLERANCE:
-        if math.isfinite(low_gap) and high_gap < 0.0:
-            at = low + (high - low) * low_gap / (low_gap - high_gap)
-            # Stay off the ends by a little less than the tolerance, so that both ends close in.
-            edge = min(0.4 * _TOLERANCE, 0.25 * (high - low))
-            at = min(max(at, low + edge), high - edge)
-        elif high_gap == 0.0:
+    upwards = value > 0.0  # too little noise
+    while True:
+        before = at, value
+        at = min(at + stride, most) if upwards else max(at - stride, least)
+        value, stride = gap(at), 2.0 * stride
+        if (value > 0.0) != upwards:
             break
-        else:
-            at = 0.5 * (low + high)
-        value = gap(at)
-        if value > 0.0:
-            low, low_gap = at, value
-            if last == 1:
-                high_gap *= 0.5
-            last = 1
-        else:
-            high, high_gap = at, value
-            if last == -1 and math.isfinite(low_gap):
-                low_gap *= 0.5
-            last = -1
-    return math.exp(high)
+        if upwards and at >= most:
+            raise _unreachable(target)
+        if not upwards and at <= least:  # affordable even with the least noise that can be described
+            return math.exp(at)
+    left, right = sorted((before, (at, value)))
+    return math.exp(affordable_end(gap, left, right, absolute=_TOLERANCE))
 
 
 def _unreachable(target: float) -> InvalidValue:
@@ -263,70 +186,3 @@ def _unreachable(target: float) -> InvalidValue:
         f"no sigma up to {MAX_SIGMA:g} reaches epsilon {target:g} under this bound; allow a larger epsilon or delta, "
         "use fewer steps or a smaller batch, or choose bound auto"
     )
-
-
-def _rows(*, features: int, directions: int, records: int, batch: int, steps: int, sigma: float) -> RunEvent:
-    part = RowProjections(feature_dimension=features, directions=directions, sigma=sigma)
-    return RunEvent(step=StepEvent(records=records, batch=batch, parts=(part,)), steps=steps)
-
-
-def calibrate_rows(
-    *,
-    features: int,
-    directions: int,
-    records: int,
-    batch: int,
-    steps: int,
-    epsilon: float,
-    delta: float,
-    bound: Bound = Bound.AUTO,
-) -> RunCost:
-    """The noise for a run of noisy projected rows (DP-SWD), from the numbers of a command line.
-
-    Args:
-        features: d.
-        directions: k.
-        records: n.
-        batch: b.
-        steps: T.
-        epsilon: target epsilon.
-        delta: target delta.
-        bound: how to price.
-
-    Raises:
-        InvalidValue: an argument is out of range; the message names it.
-    """
-
-    def make_run(sigma: float) -> RunEvent:
-        return _rows(features=features, directions=directions, records=records, batch=batch, steps=steps, sigma=sigma)
-
-    sigma = calibrate_sigma(make_run, epsilon=epsilon, delta=delta, bound=bound)
-    return RunCost(
-        sigma=sigma,
-        epsilon=_cost(make_run(sigma), delta, bound),
-        delta=delta,
-        bound=bound,
-        guarantee=bound.is_guarantee,
-    )
-
-
-def epsilon_rows(
-    *,
-    features: int,
-    directions: int,
-    records: int,
-    batch: int,
-    steps: int,
-    sigma: float,
-    delta: float,
-    bound: Bound = Bound.AUTO,
-) -> RunCost:
-    """The cost of a run of noisy projected rows: the inverse of ``calibrate_rows``."""
-    run = _rows(features=features, directions=directions, records=records, batch=batch, steps=steps, sigma=sigma)
-    return RunCost(
-        sigma=sigma, epsilon=_cost(run, delta, bound), delta=delta, bound=bound, guarantee=bound.is_guarantee
-    )
-
-
-_cost = epsilon
-"""The module's function under a name that the keyword arguments called epsilon do not hide."""

@@ -1,4 +1,4 @@
-"""Renyi divergences to (epsilon, delta) and back: Canonne, Kamath, Steinke 2020, Proposition 12.
+"""From Renyi divergences to (epsilon, delta): Canonne, Kamath, Steinke 2020, Proposition 12.
 
 epsilon = rdp(alpha) + log(1 - 1/alpha) - (log delta + log alpha) / (alpha - 1),   the best alpha > 1.
 """
@@ -6,14 +6,12 @@ epsilon = rdp(alpha) + log(1 - 1/alpha) - (log delta + log alpha) / (alpha - 1),
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.errors import InvalidValue
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MIN_DELTA, MAX_DELTA = 1e-300, 0.5
 """Below the first, logarithms of products leave float64's range; above the second a guarantee says little."""
@@ -31,8 +29,7 @@ def check_delta(delta: float) -> None:
 
 def headroom(orders: NDArray[np.float64], log_delta: NDArray[np.float64] | float) -> NDArray[np.float64]:
     """What the conversion adds to the Renyi divergence: epsilon - rdp(alpha), at each order > 1."""
-    result: NDArray[np.float64] = np.log1p(-1.0 / orders) - (log_delta + np.log(orders)) / (orders - 1.0)
-    return result
+    return np.log1p(-1.0 / orders) - (log_delta + np.log(orders)) / (orders - 1.0)
 
 
 def convex_envelope(orders: NDArray[np.float64], moments: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -57,8 +54,7 @@ def convex_envelope(orders: NDArray[np.float64], moments: NDArray[np.float64]) -
             hull_y.pop()
         hull_x.append(x)
         hull_y.append(y)
-    result: NDArray[np.float64] = np.interp(orders, hull_x, hull_y, right=math.inf)
-    return result
+    return np.interp(orders, hull_x, hull_y, right=math.inf)
 
 
 def epsilon_of(orders: NDArray[np.float64], renyi: NDArray[np.float64], delta: float) -> float:
@@ -67,7 +63,42 @@ def epsilon_of(orders: NDArray[np.float64], renyi: NDArray[np.float64], delta: f
     return max(0.0, float(np.min(values, initial=math.inf)))
 
 
-def delta_of(orders: NDArray[np.float64], renyi: NDArray[np.float64], epsilon: float) -> float:
-    """Smallest delta over the orders, at most 1."""
-    exponent = (orders - 1.0) * (renyi - epsilon + np.log1p(-1.0 / orders)) - np.log(orders)
-    return math.exp(min(0.0, float(np.min(exponent, initial=0.0))))
+def affordable_end(
+    gap: Callable[[float], float],
+    left: tuple[float, float],
+    right: tuple[float, float],
+    *,
+    absolute: float = 0.0,
+    relative: float = 0.0,
+) -> float:
+    """Shrinks a bracket by false position (Illinois) and returns its affordable end: rounded up, never down.
+
+    Args:
+        gap: positive where too much is spent; does not increase.
+        left: a point that is not affordable, and its gap > 0, which may be ``inf``.
+        right: a larger point that is, and its gap <= 0.
+        absolute: width of the last bracket.
+        relative: the same, in units of its right end.
+    """
+    (low, low_gap), (high, high_gap) = left, right
+    last = 0
+    while high - low > (tolerance := max(absolute, relative * high)) and high_gap != 0.0:
+        if math.isfinite(low_gap) and math.isfinite(high_gap):
+            at = low + (high - low) * low_gap / (low_gap - high_gap)
+            # Stay off the ends by a little less than the tolerance, so that both ends close in.
+            edge = min(0.4 * tolerance, 0.25 * (high - low))
+            at = min(max(at, low + edge), high - edge)
+        else:
+            at = 0.5 * (low + high)
+        if not low < at < high:
+            break
+        value = gap(at)
+        side = 1 if value > 0.0 else -1
+        if side > 0:
+            low, low_gap = at, value
+            high_gap *= 0.5 if last > 0 else 1.0
+        else:
+            high, high_gap = at, value
+            low_gap *= 0.5 if last < 0 else 1.0
+        last = side
+    return high

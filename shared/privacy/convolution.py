@@ -1,18 +1,13 @@
-"""The T-fold convolution of a measure on a lattice, with every error bounded and charged.
+"""The T-fold convolution of a measure on a lattice, with every error bounded and charged (docs/privacy/pld.md, 4).
 
 Both laws of this accountant are sums of many independent terms: H, the energy of a record change after projection
-(k Beta variables), and the privacy loss of a run (T steps). A plain FFT gives their tails only down to 1e-15; so the
-measure is tilted first,
+(k Beta variables), and the privacy loss of a run (T steps). The measure is tilted first, which puts the tail of
+interest into the bulk, where the FFT is accurate relative to it (Wilson and Keich 2016):
 
-    a_j = p_j exp(theta x_j - K(theta)),    p^{*T}(x) = a^{*T}(x) exp(T K(theta) - theta x),
+    a_j = p_j exp(theta x_j - K(theta)),    p^{*T}(x) = a^{*T}(x) exp(T K(theta) - theta x).
 
-which puts the tail of interest into the bulk of a^{*T}, where the FFT is accurate relative to it (the exponential
-change of measure of Cramer; "shifted" FFT convolution, Wilson and Keich 2016). Errors, all on the side of more mass:
-
-* **Wrapping.** Mass below the window reappears above its place: more tail, never less. Mass above the window is
-  lost: the caller adds a Chernoff bound of it.
-* **Rounding.** ||fft error||_2 <= eta log2(N) ||fft||_2 (Higham 2002, Theorem 24.2) is carried through the power and
-  the inverse transform in the Euclidean norm, and charged against the weights of each sum by Cauchy-Schwarz.
+Mass below the window reappears above its place: more tail, never less. Mass above the window is lost, and the caller
+adds a Chernoff bound of it. The FFT's rounding (Higham 2002, Theorem 24.2) is charged by Cauchy-Schwarz.
 
 Units: positions are integers, the lattice step converts them to values of x.
 """
@@ -20,16 +15,13 @@ Units: positions are integers, the lattice step converts them to values of x.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import fft
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 UNIT_ROUNDOFF = 2.0**-53
 
@@ -59,15 +51,6 @@ class LatticeMeasure:
         exponents = self.log_masses + theta * self.step * self.positions
         top = float(np.max(exponents))
         return top + math.log(float(np.sum(np.exp(exponents - top))))
-
-    def tilted_moments(self, theta: float) -> tuple[float, float]:
-        """Mean and variance of x under the measure tilted by theta and normalised."""
-        exponents = self.log_masses + theta * self.step * self.positions
-        weights = np.exp(exponents - np.max(exponents))
-        weights /= weights.sum()
-        x = self.step * self.positions
-        mean = float(weights @ x)
-        return mean, float(weights @ (x - mean) ** 2)
 
     def log_chernoff(self, count: int, x: float, thetas: NDArray[np.float64]) -> float:
         """Log of min over thetas > 0 of exp(count K(theta) - theta x) >= p^{*count}([x, inf))."""

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.privacy import c_gamma
 from shared.privacy.amplification import LARGEST_ORDER, full_batch_curve, log_moments, renyi_curve
 from shared.privacy.bounds import Bound
 from shared.privacy.conversion import convex_envelope, headroom
-from shared.privacy.curves import integer_moments
+from shared.privacy.curves import ShiftLaw, integer_moments
+from shared.privacy.events import RunEvent, StepEvent
 from shared.privacy.one_sided import COMPUTED_ORDERS, table_size
 from shared.privacy.one_sided_table import one_sided_moment, precise_moment
 from shared.privacy.ternary import log_second_moment
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shared.privacy.curves import ShiftLaw
-    from shared.privacy.events import RunEvent, StepEvent
 
 _ROUNDING = 1e-9
 """Relative margin, far above float64's error and far below anything that matters."""
@@ -98,23 +93,3 @@ def best_order(run: RunEvent, delta: float) -> float:
     """The order at which HYB converts exactly this run to the smallest epsilon at ``delta``."""
     orders, curve = renyi_curve(run.step, Bound.HYB)
     return float(orders[np.argmin(run.steps * curve + headroom(orders, math.log(delta)))])
-
-
-def pure_costs(epsilon: float, orders: tuple[float, ...]) -> tuple[float, ...]:
-    """Renyi divergence of any epsilon-DP mechanism: randomised response is the worst (Murtagh, Vadhan 2016).
-
-    With p = e^epsilon / (1 + e^epsilon) and q = 1 - p,
-    (alpha-1) eps(alpha) = log(p^alpha q^(1-alpha) + q^alpha p^(1-alpha)).
-    """
-    if epsilon == 0.0:
-        return tuple(0.0 for _ in orders)
-    alpha = np.array(orders)
-    if epsilon < 1e-3:
-        # eps(alpha) <= alpha epsilon^2 / 2 (Bun, Steinke 2016); the logarithm below would lose its digits here.
-        costs = alpha * epsilon * epsilon / 2.0
-    else:
-        log_p, log_q = -math.log1p(math.exp(-epsilon)), -epsilon - math.log1p(math.exp(-epsilon))
-        costs = np.logaddexp(alpha * log_p + (1.0 - alpha) * log_q, alpha * log_q + (1.0 - alpha) * log_p) / (
-            alpha - 1.0
-        )
-    return tuple(min(epsilon, float(cost) * (1.0 + _ROUNDING)) for cost in costs)

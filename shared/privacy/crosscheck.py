@@ -8,10 +8,8 @@ The known order of the figures at integer orders alpha, on which the check insis
     charged cost (HYB, C_gamma)  <=  Theorem 27 here;    Theorem 27 here  =  Theorem 27 by autodp, to 1e-6,
 
 the equality at order 2, where Theorem 27 takes no forward differences. At higher orders the check is one-sided: never
-cheaper than autodp's Theorem 27, never dearer than its Theorem 9. Ours rounds up, and falls back to Theorem 9 where a
-law has a heavy tail or a step costs very little; autodp forms the differences by alternating sums of terms near 1 and
-loses digits below costs of 1e-9, and upwards at orders from 40 on, which is why the orders end at 24
-(docs/accountant-crosscheck.md maps both).
+cheaper than autodp's Theorem 27, never dearer than its Theorem 9. docs/privacy/accountant-crosscheck.md maps where the
+two lose digits, which is why the orders end at 24.
 
 autodp 0.2.3.1 has traps (docs/privacy, 9): the mechanism must be marked ``replace_one``, its curve accept infinity,
 sampling must be told not to be Poisson, and orders between 1 and 2 are wrong, so they are not compared.
@@ -28,6 +26,7 @@ from typing import Any
 import numpy as np
 from autodp.autodp_core import Mechanism
 from autodp.transformer_zoo import AmplificationBySampling
+from numpy.typing import NDArray
 
 from shared.errors import AccountantsDisagree
 from shared.privacy.amplification import log_moments
@@ -49,7 +48,7 @@ _TABLE = 128
 
 @dataclass(frozen=True)
 class CrossCheck:
-    """What the two accountants said, per step.
+    """What the two accountants said, per step. All of shape (orders,).
 
     Attributes:
         orders: the integer orders compared.
@@ -59,21 +58,18 @@ class CrossCheck:
         theorem_9: Theorem 9 by autodp.
     """
 
-    orders: tuple[float, ...]
-    charged: tuple[float, ...]
-    theorem_27: tuple[float, ...]
-    autodp: tuple[float, ...]
-    theorem_9: tuple[float, ...]
+    orders: NDArray[np.float64]
+    charged: NDArray[np.float64]
+    theorem_27: NDArray[np.float64]
+    autodp: NDArray[np.float64]
+    theorem_9: NDArray[np.float64]
 
     @property
     def largest_difference(self) -> float:
         """Largest relative difference of the two Theorem 27 curves at order 2, or by which ours is lower at any."""
-        rows = zip(self.orders, self.theorem_27, self.autodp, strict=True)
-        return max(
-            max(0.0, abs(ours - theirs) - _FLOOR) / max(theirs, _FLOOR)
-            for order, ours, theirs in rows
-            if ours < theirs or order == 2.0
-        )
+        counts = (self.theorem_27 < self.autodp) | (self.orders == 2.0)
+        apart = np.maximum(0.0, np.abs(self.theorem_27 - self.autodp) - _FLOOR) / np.maximum(self.autodp, _FLOOR)
+        return float(np.max(apart[counts], initial=0.0))
 
 
 def check_with_autodp(event: RunEvent) -> CrossCheck:
@@ -89,28 +85,26 @@ def check_with_autodp(event: RunEvent) -> CrossCheck:
         AccountantsDisagree: the figures are not in their known order, or autodp gave no finite figure.
     """
     step = event.step
-    theirs, above = _autodp(step, improved=True), _autodp(step, improved=False)
-    charged = step_costs(step, ORDERS, committed=True)
-    ours = _theorem_27(step)
-    kept = [i for i in range(len(ORDERS)) if math.isfinite(theirs[i]) and math.isfinite(above[i])]
-    if not kept:
-        raise AccountantsDisagree("autodp gives no finite price for this run; the run is refused, tell the operator")
-    result = CrossCheck(
-        orders=tuple(ORDERS[i] for i in kept),
-        charged=tuple(charged[i] for i in kept),
-        theorem_27=tuple(ours[i] for i in kept),
-        autodp=tuple(theirs[i] for i in kept),
-        theorem_9=tuple(above[i] for i in kept),
+    said = np.array(
+        [
+            ORDERS,
+            step_costs(step, ORDERS, committed=True),
+            _theorem_27(step),
+            _autodp(step, improved=True),
+            _autodp(step, improved=False),
+        ]
     )
+    said = said[:, np.isfinite(said[3:]).all(axis=0)]
+    if not said.size:
+        raise AccountantsDisagree("autodp gives no finite price for this run; the run is refused, tell the operator")
+    result = CrossCheck(*said)
     difference = result.largest_difference
     if not difference <= TOLERANCE:
         raise AccountantsDisagree(
             f"autodp and dpswd differ by {difference:.2g} (relative) in Theorem 27, allowed is {TOLERANCE:g}; "
             "the run is refused, tell the operator"
         )
-    for order, cost, bound, most in zip(
-        result.orders, result.charged, result.theorem_27, result.theorem_9, strict=True
-    ):
+    for order, cost, bound, _, most in said.T:
         if not 0.0 <= cost <= bound * (1.0 + TOLERANCE) + _FLOOR or not bound <= most * (1.0 + TOLERANCE) + _FLOOR:
             raise AccountantsDisagree(
                 f"at order {order:g} dpswd charges {cost:.9g} a step, its Theorem 27 is {bound:.9g} and autodp's "

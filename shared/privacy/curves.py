@@ -19,15 +19,12 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
 from shared.errors import InvalidValue
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
 
 MAX_FEATURE_DIMENSION = 10_000_000
 """Largest d: the special function is checked against mpmath up to 1e6; one decade is left as headroom."""
@@ -109,13 +106,12 @@ def _log_kummer_trapezoid(b: float, x: NDArray[np.float64]) -> NDArray[np.float6
     peak = np.arccosh(np.sqrt(np.maximum(1.0, 2.0 * x / power)))
     floor = exponent(peak, x) - _TRAPEZOID_DROP
 
-    def reach(side: float) -> NDArray[np.float64]:
+    def half_width(side: float) -> NDArray[np.float64]:
         """How far from the peak the integrand falls below the floor, or s = 0 is reached, rounded up."""
         inner, outer = np.zeros_like(peak), np.full_like(peak, 4.0 / math.sqrt(power))
 
         def high(distance: NDArray[np.float64]) -> NDArray[np.bool_]:
-            result: NDArray[np.bool_] = exponent(np.maximum(peak + side * distance, 0.0), x) > floor
-            return result
+            return exponent(np.maximum(peak + side * distance, 0.0), x) > floor
 
         while np.any(further := high(outer) & (peak + side * outer > 0.0)):
             inner, outer = np.where(further, outer, inner), np.where(further, 2.0 * outer, outer)
@@ -125,7 +121,7 @@ def _log_kummer_trapezoid(b: float, x: NDArray[np.float64]) -> NDArray[np.float6
             inner, outer = np.where(above, middle, inner), np.where(above, outer, middle)
         return outer
 
-    start, outer = np.maximum(peak - reach(-1.0), 0.0), peak + reach(1.0)
+    start, outer = np.maximum(peak - half_width(-1.0), 0.0), peak + half_width(1.0)
     nodes = max(_FEWEST_NODES, math.ceil(float((outer - start).max()) / _WIDEST_STEP))
     step = (outer - start) / nodes
     s = start[:, None] + step[:, None] * np.arange(nodes + 1.0)[None, :]
@@ -181,8 +177,7 @@ class ShiftLaw:
         """The logarithm of E exp(theta S) for theta >= 0, the shape of ``theta``."""
         values = np.asarray(theta, dtype=np.float64)
         sliced = self.directions * log_kummer(self.feature_dimension / 2.0, values * self.scale)
-        result: NDArray[np.float64] = sliced + values * self.constant
-        return result
+        return sliced + values * self.constant
 
     def log_moment(self, orders: ArrayLike) -> NDArray[np.float64]:
         """The logarithm of M(alpha): (alpha-1) eps(alpha) of one release on the full batch, for orders alpha >= 1.
@@ -199,19 +194,12 @@ class ShiftLaw:
     def renyi(self, orders: ArrayLike) -> NDArray[np.float64]:
         """Renyi divergence eps(alpha) of one release on the full batch, for real orders alpha > 1."""
         alpha = np.asarray(orders, dtype=np.float64)
-        result: NDArray[np.float64] = self.log_moment(alpha) / (alpha - 1.0)
-        return result
+        return self.log_moment(alpha) / (alpha - 1.0)
 
     @property
     def mean(self) -> float:
         """E S = scale k/d + constant."""
         return self.scale * self.directions / self.feature_dimension + self.constant
-
-    @property
-    def variance(self) -> float:
-        """Var S = scale^2 * 2 k (d-1) / (d^2 (d+2))."""
-        d = float(self.feature_dimension)
-        return self.scale**2 * 2.0 * self.directions * (d - 1.0) / (d * d * (d + 2.0))
 
     @property
     def largest(self) -> float:

@@ -1,18 +1,14 @@
 """The privacy loss of one subsampled step on a lattice, rounded so that every profile can only grow.
 
-For a shift s = sqrt(S) and a sampling ratio gamma = b/n without replacement under replace-one, every pair of
-neighbouring data sets is dominated (docs/privacy/pld.md; Balle, Barthe, Gaboardi 2018, Theorem 9; Dong, Roth, Su
-2019, C_gamma) by the symmetric pair whose profile at x >= 0 is
+For a shift s = sqrt(S) and a sampling ratio gamma = b/n the step is dominated by the symmetric pair whose profile at
+x >= 0 is, with P, Q and their loss X as follows (docs/privacy/pld.md, 1 and 2),
 
     delta(x) = P(X > x) - e^x Q(X > x),   Q = N(0,1),  P = (1-gamma) N(0,1) + gamma N(s,1),
     X = log L(y),   L(y) = 1 + gamma (e^{s y - s^2/2} - 1),
 
-and whose loss below 0 mirrors the one above: P*(X = -x) = Q*(X = x) = e^{-x} P*(X = x). U is public and independent
-of the data, so the step's profile is the average over S.
-
-**Connect the dots** (Doroshenko et al. 2022): on each cell (x_j, x_{j+1}) the loss moves to the cell's ends such
-that the masses under P and under Q both stay; the profile becomes piecewise linear in e^x through its own values on
-the grid, hence an upper bound. The mass under P that moves to the right end is
+and whose loss below 0 mirrors the one above. The step's profile is the average over S. **Connect the dots** (Doroshenko
+et al. 2022): on each cell (x_j, x_{j+1}) the loss moves to the cell's ends such that the masses under P and under Q
+both stay, which bounds the profile from above. The mass under P that moves to the right end is
 
     b_j = int_cell (1 - e^{-(x - x_j)}) dP / (1 - e^{-(x_{j+1} - x_j)})
         = gamma int_cell (1 - e^{-s (y - y_j)}) phi(y - s) dy / (1 - e^{-(x_{j+1} - x_j)}).
@@ -22,15 +18,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 from shared.privacy.convolution import UNIT_ROUNDOFF
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _RELATIVE_ROUNDING = 1e-12
 """Relative error of a normal tail evaluated at a rounded argument y <= 40: (10 + 4 y^2) u < 8e-13."""
@@ -83,8 +76,7 @@ def inner_epsilon(x: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
     small = x < 1.0
     low = np.log1p(np.expm1(np.where(small, x, 0.0)) / gamma)
     high = x - math.log(gamma) + np.log1p(-(1.0 - gamma) * np.exp(-np.where(small, 1.0, x)))
-    result: NDArray[np.float64] = np.where(small, low, high)
-    return result
+    return np.where(small, low, high)
 
 
 @dataclass(frozen=True)

@@ -1,44 +1,44 @@
-"""The Renyi filter: admits or refuses adaptively chosen charges under one (epsilon, delta) for the whole session.
+"""The Renyi filter: admits or refuses adaptively chosen runs under one (epsilon, delta) for the whole session.
 
-Fixed before the first charge: orders alpha with shares w_alpha of delta, and a share f for approximate charges,
-sum w_alpha + f <= 1 (``lanes``). After each accepted charge the sums S_alpha of the Renyi costs grow, as do S_inf
-(sum of epsilons) and the sums of deltas. A charge is accepted iff afterwards
+Fixed before the first charge: orders alpha with shares w_alpha of delta, and a share f for the lane of infinity,
+sum w_alpha + f <= 1 (``lanes``). After each accepted run the sums S_alpha of the Renyi costs grow, as do S_inf, the
+sum of the epsilons of the runs' PLD prices, and the sum of the deltas at which these were computed. A run is accepted
+iff afterwards
 
-    deltas of explicit charges and of runs in the lane of infinity  <=  f delta, and at least one lane holds:
+    deltas of runs in the lane of infinity  <=  f delta, and at least one lane holds:
         S_alpha <= epsilon - log(1 - 1/alpha) + (log(w_alpha delta) + log alpha) / (alpha - 1)     for some alpha, or
         S_inf <= epsilon.
 
 A run that the lane of infinity cannot take (its PLD price does not fit) closes that lane and leaves its delta unused.
-Then the whole session is (epsilon, delta)-differentially private against a client that chooses each charge after
-seeing all earlier replies; the argument stands in docs/privacy/filter-and-composition.md. Every charge is added to
+Then the whole session is (epsilon, delta)-differentially private against a client that chooses each run after
+seeing all earlier replies; the argument stands in docs/privacy/filter-and-composition.md. Every run is added to
 every lane, whichever lane accepted it. A price depends on the event and the filter, never on what was spent.
 
-**What must never change.** Filters, prices and sums are stored by the ledger; the meaning of their fields is fixed.
+**What must never change.** Filters and prices are stored by the ledger; the meaning of their fields is fixed.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from shared.errors import BudgetExhausted, InvalidValue, RelationMismatch
-from shared.privacy import lanes, pld
+from shared.privacy import lanes
 from shared.privacy.budget import Price, PrivacyBudget, Spent
-from shared.privacy.calibration import WORTHLESS_EPSILON, solve_sigma
-from shared.privacy.costs import best_order, pure_costs, step_costs
-from shared.privacy.events import MAX_STEPS, Event, NeighbouringRelation, RunEvent
+from shared.privacy.calibration import WORTHLESS_EPSILON, pld_epsilon
+from shared.privacy.costs import best_order, step_costs
+from shared.privacy.events import MAX_STEPS, NeighbouringRelation, RunEvent
 from shared.privacy.filter_json import dump, load, numbers
 
 MAX_CACHED_PRICES = 4096
 """Prices remembered by one filter; a client that varies its requests must not fill the memory."""
 
+_STORED = ("orders", "shares", "infinity_share", "run_delta")
+"""What the ledger stores of a filter besides its budget."""
+
 _INEXACT = 1e-12
 """Relative margin by which a lane's limit is rounded down: many times float64's error in computing it."""
-
-
-__all__ = ["Price", "PrivacyBudget", "PrivacyFilter", "Spent"]
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class PrivacyFilter:
         budget: what may be lost in total.
         orders: increasing orders > 1.
         shares: w_alpha for each order; 0 closes the lane.
-        approximate_share: f.
+        infinity_share: f.
         run_delta: delta at which the lane of infinity prices a committed run; 0: it takes no runs.
     """
 
     budget: PrivacyBudget
     orders: tuple[float, ...]
     shares: tuple[float, ...]
-    approximate_share: float
+    infinity_share: float
     run_delta: float
     _share: float = field(init=False, repr=False, compare=False)
     _limits: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    _prices: dict[Event, Price] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _prices: dict[RunEvent, Price] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.orders) != len(self.shares) or not self.orders:
@@ -69,13 +69,13 @@ class PrivacyFilter:
             raise InvalidValue(f"orders must be above 1 and at most {2.0 * lanes.MAX_ORDER:g}")
         if any(low >= high for low, high in zip(self.orders, self.orders[1:], strict=False)):
             raise InvalidValue("orders must increase")
-        if not all(0.0 <= share < 1.0 for share in (*self.shares, self.approximate_share)):
+        if not all(0.0 <= share < 1.0 for share in (*self.shares, self.infinity_share)):
             raise InvalidValue("shares must be from 0 to below 1")
-        if math.fsum((*self.shares, self.approximate_share)) > 1.0:
+        if math.fsum((*self.shares, self.infinity_share)) > 1.0:
             raise InvalidValue("shares add up to more than 1; the lanes together may use delta only once")
-        if not 0.0 <= self.run_delta <= self.approximate_share * self.budget.delta:
-            raise InvalidValue("run_delta must be from 0 to approximate_share times delta")
-        object.__setattr__(self, "_share", self.approximate_share * self.budget.delta)
+        if not 0.0 <= self.run_delta <= self.infinity_share * self.budget.delta:
+            raise InvalidValue("run_delta must be from 0 to infinity_share times delta")
+        object.__setattr__(self, "_share", self.infinity_share * self.budget.delta)
         object.__setattr__(self, "_limits", tuple(map(self._limit, self.orders, self.shares)))
 
     def _limit(self, order: float, share: float) -> float:
@@ -88,26 +88,21 @@ class PrivacyFilter:
         return limit - _INEXACT * (self.budget.epsilon + abs(gain) + 1.0)
 
     @classmethod
-    def for_budget(cls, budget: PrivacyBudget, plan: Event | None = None) -> PrivacyFilter:
+    def for_budget(cls, budget: PrivacyBudget, plan: RunEvent) -> PrivacyFilter:
         """Choose orders and shares from public values, before the first charge.
 
         Args:
             budget: what may be lost in total.
-            plan: the first, or the typical, event of the session. Without it: Gaussian releases of unknown size.
+            plan: the first, or the typical, run of the session.
 
         Raises:
             RelationMismatch: the plan is under another neighbouring relation.
         """
-        if plan is None:
-            orders = lanes.orders_for(budget.epsilon, budget.delta)
-            root = math.sqrt(math.log(1.0 / budget.delta))
-            rho = (budget.epsilon / (math.sqrt(root * root + budget.epsilon) + root)) ** 2
-            return cls._balanced(budget, orders, tuple(alpha * rho for alpha in orders))
-        own = min(best_order(plan, budget.delta), lanes.MAX_ORDER) if isinstance(plan, RunEvent) else None
+        own = min(best_order(plan, budget.delta), lanes.MAX_ORDER)
         orders = lanes.orders_for(budget.epsilon, budget.delta, own)
         count = len(orders)
-        balanced = cls._balanced(budget, orders, cls._with(budget, orders, lanes.balanced(count, 0)).price(plan).renyi)
-        if balanced._alone(plan) <= budget.epsilon or own is None:
+        balanced = cls._with(budget, orders, lanes.balanced(count, cls._most_often(budget, orders, plan)))
+        if balanced._alone(plan) <= budget.epsilon:
             return balanced
         centre = orders.index(own)
         tried = []
@@ -120,27 +115,22 @@ class PrivacyFilter:
         return min(tried, key=lambda pair: pair[0])[1]
 
     @classmethod
-    def _balanced(cls, budget: PrivacyBudget, orders: tuple[float, ...], costs: tuple[float, ...]) -> PrivacyFilter:
-        """Centred on the order at which a charge of these costs could be repeated most often."""
-        candidates = [cls._with(budget, orders, lanes.balanced(len(orders), index)) for index in range(len(orders))]
+    def _most_often(cls, budget: PrivacyBudget, orders: tuple[float, ...], plan: RunEvent) -> int:
+        """The order, by its index, at which the plan could be repeated most often with a centre's share of delta."""
+        first = cls._with(budget, orders, lanes.balanced(len(orders), 0))
+        costs, share = first.price(plan).renyi, first.shares[0]
 
         def repetitions(index: int) -> float:
-            limit = candidates[index]._limits[index]
+            limit = first._limit(orders[index], share)
             return limit / costs[index] if costs[index] > 0.0 and limit > 0.0 else limit
 
-        return candidates[max(range(len(orders)), key=repetitions)]
+        return max(range(len(orders)), key=repetitions)
 
     @classmethod
     def _with(cls, budget: PrivacyBudget, orders: tuple[float, ...], layout: lanes.Layout) -> PrivacyFilter:
-        return cls(
-            budget=budget,
-            orders=orders,
-            shares=layout.shares,
-            approximate_share=layout.approximate_share,
-            run_delta=layout.run_delta_share * budget.delta,
-        )
+        return cls(budget, orders, layout.shares, layout.infinity_share, layout.infinity_share * budget.delta)
 
-    def _alone(self, event: Event) -> float:
+    def _alone(self, event: RunEvent) -> float:
         return self.epsilon(self._add(self.zero(), self.price(event)))
 
     def with_budget(self, budget: PrivacyBudget) -> PrivacyFilter:
@@ -156,7 +146,7 @@ class PrivacyFilter:
             )
         return replace(self, budget=budget)
 
-    def price(self, event: Event) -> Price:
+    def price(self, event: RunEvent) -> Price:
         """What the event adds to each lane; the same for ever, whatever was spent.
 
         Raises:
@@ -169,29 +159,22 @@ class PrivacyFilter:
             known = self._prices[event] = self._price(event)
         return known
 
-    def _price(self, event: Event) -> Price:
+    def _price(self, event: RunEvent) -> Price:
         if event.relation is not self.budget.relation:
             raise RelationMismatch(
                 f"the charge is under {event.relation.value}, the budget under {self.budget.relation.value}"
             )
-        if not isinstance(event, RunEvent):
-            renyi = pure_costs(event.epsilon, self.orders)
-            return Price(renyi=renyi, infinity=event.epsilon, run_delta=0.0, delta=event.delta)
         renyi = tuple(
             _up(event.steps * cost) for cost in step_costs(event.step, self.orders, committed=event.steps > 1)
         )
-        infinity = math.inf
-        if self.run_delta > 0.0 and min(renyi) <= WORTHLESS_EPSILON:
-            try:
-                infinity = pld.epsilon(event.step, event.steps, self.run_delta)
-            except InvalidValue:  # outside the PLD's range: the other lanes decide
-                infinity = math.inf
+        priced = self.run_delta > 0.0 and min(renyi) <= WORTHLESS_EPSILON
+        infinity = pld_epsilon(event, self.run_delta) if priced else math.inf  # inf: the other lanes decide
         run_delta = self.run_delta if math.isfinite(infinity) else 0.0
-        return Price(renyi=renyi, infinity=infinity, run_delta=run_delta, delta=0.0)
+        return Price(renyi=renyi, infinity=infinity, run_delta=run_delta)
 
     def zero(self) -> Spent:
         """Nothing spent."""
-        return Spent(renyi=(0.0,) * len(self.orders), infinity=0.0, run_delta=0.0, delta=0.0)
+        return Spent(renyi=(0.0,) * len(self.orders), infinity=0.0, run_delta=0.0)
 
     def admit(self, spent: Spent, price: Price) -> Spent:
         """What is spent after the charge. Nothing else happens; the caller stores it before any record is read.
@@ -215,27 +198,26 @@ class PrivacyFilter:
         if len(spent.renyi) != len(self.orders) or len(price.renyi) != len(self.orders):
             raise InvalidValue("the sums or the price belong to a filter with other orders")
         renyi = tuple([_sum_up(a, b) for a, b in zip(spent.renyi, price.renyi, strict=True)])
-        infinity, run_delta, delta = spent.infinity, spent.run_delta, _sum_up(spent.delta, price.delta)
+        infinity, run_delta = spent.infinity, spent.run_delta
         if infinity != math.inf:
             infinity, with_run = _sum_up(infinity, price.infinity), _sum_up(run_delta, price.run_delta)
-            if infinity <= self.budget.epsilon and _sum_up(delta, with_run) <= self._share:
+            if infinity <= self.budget.epsilon and with_run <= self._share:
                 run_delta = with_run
             else:  # a run that this lane does not take must not use up delta for it
                 infinity = math.inf
-        return Spent(renyi=renyi, infinity=infinity, run_delta=run_delta, delta=delta)
+        return Spent(renyi=renyi, infinity=infinity, run_delta=run_delta)
 
     def _holds(self, total: Spent) -> bool:
-        if _sum_up(total.delta, total.run_delta) > self._share:
-            return False
-        return total.infinity <= self.budget.epsilon or any(map(operator.le, total.renyi, self._limits))
+        open_lane = total.infinity <= self.budget.epsilon or any(map(operator.le, total.renyi, self._limits))
+        return open_lane and total.run_delta <= self._share
 
     def epsilon(self, spent: Spent) -> float:
         """The smallest epsilon that the lanes certify for these sums, at the budget's delta: information.
 
         Returns:
-            Epsilon; ``inf`` if the deltas of approximate charges exceed their share.
+            Epsilon; ``inf`` if the runs' deltas exceed their share of a budget that was lowered.
         """
-        if _sum_up(spent.delta, spent.run_delta) > self._share:
+        if spent.run_delta > self._share:
             return math.inf
         excess = min([a - b for a, b in zip(spent.renyi, self._limits, strict=True)])
         return min(max(0.0, self.budget.epsilon + excess), spent.infinity)
@@ -247,14 +229,11 @@ class PrivacyFilter:
             spent: what is spent so far.
             event: a run; its own number of steps does not matter.
         """
-        rooms = [
-            (limit - used) / cost if cost > 0.0 else math.inf
-            for limit, used, cost in zip(
-                self._limits, spent.renyi, step_costs(event.step, self.orders, committed=True), strict=True
-            )
-        ]
+        costs = step_costs(event.step, self.orders, committed=True)
+        lanes_left = zip(self._limits, spent.renyi, costs, strict=True)
+        rooms = [(limit - used) / cost if cost > 0.0 else math.inf for limit, used, cost in lanes_left]
         steps = int(min(max(0.0, *rooms), float(MAX_STEPS)))
-        if _sum_up(spent.delta, spent.run_delta) > self._share:
+        if spent.run_delta > self._share:
             return 0
         while steps > 0 and not self._admits(spent, event, steps):  # the quotient may be rounded up by a step
             steps -= 1
@@ -280,54 +259,23 @@ class PrivacyFilter:
         # Not cached: these runs are trials of a search.
         return self._holds(self._add(spent, self._price(replace(event, steps=steps))))
 
-    def affordable_sigma(self, spent: Spent, make_run: Callable[[float], RunEvent]) -> float:
-        """The smallest sigma, up to one part in a million and rounded up, whose run would be admitted now.
-
-        Args:
-            spent: what is spent so far.
-            make_run: the run for a given sigma; its cost must not increase with sigma.
-
-        Raises:
-            InvalidValue: no sigma up to 1e12 fits what is left.
-        """
-
-        def total(sigma: float) -> float:
-            return self.epsilon(self._add(spent, self._price(make_run(sigma))))
-
-        return solve_sigma(total, self.budget.epsilon, make_run, self.budget.delta)
-
     def to_json(self) -> str:
         """Canonical JSON."""
-        return dump(
-            "filter",
-            epsilon=self.budget.epsilon,
-            delta=self.budget.delta,
-            relation=self.budget.relation.value,
-            orders=self.orders,
-            shares=self.shares,
-            approximate_share=self.approximate_share,
-            run_delta=self.run_delta,
-        )
+        own = {name: getattr(self, name) for name in _STORED}
+        budget = self.budget
+        return dump("filter", epsilon=budget.epsilon, delta=budget.delta, relation=budget.relation.value, **own)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyFilter:
         """The inverse of ``to_json``; refuses anything else with InvalidValue."""
-        names = ("epsilon", "delta", "relation", "orders", "shares", "approximate_share", "run_delta")
-        body = load(text, "filter", names)
+        body = load(text, "filter", ("epsilon", "delta", "relation", *_STORED))
         try:
             relation = NeighbouringRelation(body["relation"])
         except ValueError as error:
             raise InvalidValue(f"relation is {body['relation']!r}, which this accountant does not know") from error
-        epsilon, delta, approximate, run_delta = (
-            numbers(body, name)[0] for name in ("epsilon", "delta", "approximate_share", "run_delta")
-        )
-        return cls(
-            budget=PrivacyBudget(epsilon=epsilon, delta=delta, relation=relation),
-            orders=numbers(body, "orders"),
-            shares=numbers(body, "shares"),
-            approximate_share=approximate,
-            run_delta=run_delta,
-        )
+        budget = PrivacyBudget(numbers(body, "epsilon")[0], numbers(body, "delta")[0], relation)
+        shares = {name: numbers(body, name)[0] for name in ("infinity_share", "run_delta")}
+        return cls(budget, numbers(body, "orders"), numbers(body, "shares"), **shares)
 
 
 def _up(value: float) -> float:

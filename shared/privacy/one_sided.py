@@ -9,26 +9,22 @@ M is known in closed form, so both are Mellin inversions along a vertical line (
     B+(j) = 1/(2 pi i) int_{Re z = c > j} M(z) K_j(z) dz,              K_j(z) = j! / (z (z-1) ... (z-j)),
     B-(j) = 1/(2 pi i) int_{Re z = c < 0} M(z) (-1)^(j+1) K_j(z) dz.
 
-On the line through the saddle point nothing cancels, so tiny moments keep their relative accuracy. The variable
-Im z = w sinh(u) makes the integrand decay doubly exponentially; the trapezoidal rule then converges exponentially.
+On the line through the saddle point nothing cancels; with Im z = w sinh(u) the trapezoidal rule converges fast.
 Both moments are logarithmically convex in j (Lyapunov), so chords between computed orders are upper bounds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.linalg import eigh_tridiagonal
 from scipy.special import gammaln, loggamma
 
-from shared.privacy.curves import integer_moments
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shared.privacy.curves import ShiftLaw
+from shared.privacy.curves import ShiftLaw, integer_moments
 
 _SLACK = 1e-7
 """Relative slack that covers the quadrature's error (measured against mpmath: below 1e-9)."""
@@ -129,12 +125,8 @@ def table_size(largest: int) -> int:
     return max(largest, int(COMPUTED_ORDERS[-1]))
 
 
-class OneSided(Protocol):
-    """A way to bound the one-sided moments of a law."""
-
-    def __call__(self, law: ShiftLaw, largest: int, *, upper: bool) -> NDArray[np.float64]:
-        """Upper bounds on log B+(j) (``upper``) or log B-(j) for j = 0 .. ``largest``."""
-        ...
+OneSided: TypeAlias = Callable[..., NDArray[np.float64]]
+"""How to bound the one-sided moments of a law: `one_sided_moment`, or what `one_sided_table` has for it."""
 
 
 def _trivial(law: ShiftLaw, j: NDArray[np.int64], *, upper: bool) -> NDArray[np.float64]:

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.privacy import one_sided, shift_mixture
 from shared.privacy.curves import ShiftLaw, integer_moments
 from shared.privacy.one_sided import COMPUTED_ORDERS, between_orders, integrated, table_size
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _ENOUGH_DIRECTIONS, _RESOLVED_SHIFT = 8, 8.0
 """The integral of one law replaces the law of one direction by a few dozen nodes. With fewer directions its error on

@@ -15,21 +15,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.errors import InvalidValue
 from shared.privacy import profile
 from shared.privacy.convolution import LatticeMeasure, TiltedPower, tilted_power
 from shared.privacy.curves import MAX_DIRECTIONS, ShiftLaw
 from shared.privacy.discretisation import StepLoss, StepPair
+from shared.privacy.events import StepEvent
 from shared.privacy.slice_law import shift_nodes, with_largest
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shared.privacy.events import StepEvent
 
 MIN_DELTA = 1e-200
 """Smallest delta: its parts (a millionth of it, over T steps) must still be ordinary floating-point numbers."""
@@ -158,7 +154,7 @@ class _Plan:
         pair: the step's dominating pair.
         steps: T.
         target: the delta whose tails must be resolved.
-        reach: loss above which one step has probability below a fraction of target / T.
+        largest_loss: above which one step has probability below a fraction of target / T.
         coarse: loss of one step on a geometric grid.
         tilts: candidate tilts, increasing, shape (q,).
         log_mgf: K of the coarse loss at the tilts, shape (q,).
@@ -169,7 +165,7 @@ class _Plan:
     pair: StepPair
     steps: int
     target: float
-    reach: float
+    largest_loss: float
     coarse: StepLoss
     tilts: NDArray[np.float64]
     log_mgf: NDArray[np.float64]
@@ -178,7 +174,7 @@ class _Plan:
 
     def single_epsilon(self, delta: float) -> float:
         """Solves profile(x) = delta for one step by bisection; the upper end is returned."""
-        low, high = 0.0, self.reach
+        low, high = 0.0, self.largest_loss
         if self.pair.profile(np.array([0.0]))[0] <= delta:
             return 0.0
         for _ in range(80):
@@ -202,20 +198,20 @@ def _plan(law: ShiftLaw, gamma: float, steps: int, target: float) -> _Plan | Non
     if nodes.shifts.size == 0:
         return None
     pair = StepPair(nodes.shifts, nodes.weights, gamma)
-    reach = _reach(pair, tail)
-    smallest = 1e-2 * _reach(pair, 0.25 * pair.survival(0.0))
-    count = math.ceil(math.log(reach / smallest) / 0.04) + 2
-    coarse = pair.loss(np.geomspace(smallest, reach, max(count, 16)))
+    largest = _loss_quantile(pair, tail)
+    smallest = 1e-2 * _loss_quantile(pair, 0.25 * pair.survival(0.0))
+    count = math.ceil(math.log(largest / smallest) / 0.04) + 2
+    coarse = pair.loss(np.geomspace(smallest, largest, max(count, 16)))
     nats = -math.log(target)
-    tilts = np.geomspace(1e-2 * nats / (reach * steps), 700.0 / smallest * 1e-2, 240)
-    tilts = tilts[tilts * reach < 650.0]
+    tilts = np.geomspace(1e-2 * nats / (largest * steps), 700.0 / smallest * 1e-2, 240)
+    tilts = tilts[tilts * largest < 650.0]
     log_mgf = coarse.log_mgf(tilts)
     bound = (steps * log_mgf + nats) / tilts
     best = int(np.argmin(bound))
-    return _Plan(pair, steps, target, reach, coarse, tilts, log_mgf, float(tilts[best]), float(bound[best]))
+    return _Plan(pair, steps, target, largest, coarse, tilts, log_mgf, float(tilts[best]), float(bound[best]))
 
 
-def _reach(pair: StepPair, probability: float) -> float:
+def _loss_quantile(pair: StepPair, probability: float) -> float:
     """A loss x with P(X > x) <= probability for one step, within one part in a million."""
     low, high = 0.0, 1e-12
     while pair.survival(high) > probability:
@@ -241,7 +237,7 @@ def _compose(plan: _Plan) -> tuple[TiltedPower, float]:
     points = (high - low) / math.sqrt(6.0 * _SPREAD * second_moment)
     size = 1 << math.ceil(math.log2(min(max(points, _MIN_POINTS), _MAX_POINTS)))
     lattice = (high - low) / (size - 8)
-    positions = _grid(min(plan.reach, high + lattice) / lattice, cap=_TILT_SPACING / ((tilt + 1.0) * lattice))
+    positions = _grid(min(plan.largest_loss, high + lattice) / lattice, cap=_TILT_SPACING / ((tilt + 1.0) * lattice))
     loss = plan.pair.loss(lattice * positions.astype(np.float64))
     with np.errstate(divide="ignore"):
         measure = LatticeMeasure(
@@ -274,9 +270,9 @@ def _tilted_moments(loss: StepLoss, tilt: float) -> tuple[float, float]:
     return mean, math.sqrt(float(weights @ (x - mean) ** 2))
 
 
-def _grid(reach: float, *, cap: float) -> NDArray[np.int64]:
-    """Positions 1, 2, 3, ... with spacing growing like _TAIL_SPACING of the position, at most cap, up to reach."""
-    last = max(2, math.ceil(reach))
+def _grid(last_position: float, *, cap: float) -> NDArray[np.int64]:
+    """Positions 1, 2, 3, ... with spacing growing like _TAIL_SPACING of the position, at most cap, up to the last."""
+    last = max(2, math.ceil(last_position))
     largest = max(1, math.floor(cap))
     linear = math.ceil(1.0 / _TAIL_SPACING)
     turn = min(last, max(linear, math.floor(largest / _TAIL_SPACING)))

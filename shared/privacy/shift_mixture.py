@@ -4,7 +4,7 @@ The shifts of the grid are s_i = exp(i / 1024); a random shift uses every fourth
 onto it such that the profile of one release grows at every epsilon >= 0 (slice_law.py), and with it the expectation of
 every convex function of the likelihood ratio that is linear on one side of 1: by the pair's symmetry the profile
 determines both sides. So one table of Gaussian moments at the grid's shifts serves every step of a session, whatever
-its noise: moment_table.py, one_sided_table.py.
+its noise: c_gamma.py, one_sided_table.py.
 """
 
 from __future__ import annotations
@@ -13,18 +13,13 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import erfc
 
-from shared.privacy.curves import log_kummer
+from shared.privacy.curves import ShiftLaw, log_kummer
 from shared.privacy.slice_law import compact_law, round_up_scale
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shared.privacy.curves import ShiftLaw
 
 NODES_PER_NAT = 1024
 """Grid points of the shift for each factor e. A split between neighbours of distance r raises e^{c S} by (c S r)^2 / 4
@@ -161,8 +156,7 @@ def log_left_out(
     if gamma == 1.0:
         return moment
     plain = float(np.logaddexp.reduce(log_p)) + math.log1p(-gamma)
-    result: NDArray[np.float64] = np.logaddexp(moment, plain)
-    return result
+    return np.logaddexp(moment, plain)
 
 
 def log_probability_left_out(law: ShiftLaw) -> float:

@@ -1,23 +1,11 @@
 """The law of H on a lattice, rounded so that every privacy profile can only grow.
 
 H = ||z U||^2 is a sum of k iid Beta(1/2, (d-1)/2) variables and S = scale H + constant the squared shift of a release
-in units of its noise variance. The profile of one release given S is the Gaussian mechanism's (Balle, Wang 2018),
-
-    delta(eps; S) = Phi(s/2 - eps/s) - e^eps Phi(-s/2 - eps/s),    s = sqrt(S),    d delta / ds = phi(eps/s - s/2).
-
-**Lemma (convexity in the total variation).** For every eps >= 0, S -> delta(eps; S) is increasing, and convex as a
-function of t(S) = 2 Phi(s/2) - 1 = erf(sqrt(S/8)), the total variation.
-*Proof.* With u = eps/s - s/2: delta' = phi(u)/(2s), delta'' = phi(u)/(4 s^3) (u^2 + u s - 1), where ' is d/dS. A
-function f is convex in t iff f''/f' >= t''/t'. Here f''/f' = (u^2 + u s - 1)/(2S) >= (-S/4 - 1)/(2S), with equality
-at u = -s/2, that is eps = 0, where f = t.                                                                      QED
-
-So a law of S may be replaced, cell by cell, by a law on the cell's two ends with the same mass and the same mean of
-t: every profile at eps >= 0 grows, and by the symmetry of replace-one every profile (docs/privacy/pld.md). That is
-connect-the-dots, in the shift. The same holds for one Beta variable x of the sum, with the others fixed, for any
-split that preserves the mean of a t with -t''/t' >= 1/(2(x + r)) + scale/8, r the sum of the others: then k splits
-and a k-fold convolution bound H's law. The split preserving E sqrt(x) has the first part for any r >= 0; multiplying
-its right weight by exp(c step) adds c to -t''/t', because the slopes of t on the cell then differ by that factor
-at most.
+in units of its noise variance. For every eps >= 0 the profile of one release is increasing in S, and convex as a
+function of the total variation t(S) = erf(sqrt(S/8)). So the mass of a cell of S may move to the cell's ends where the
+mean of t stays: every profile grows. One Beta variable x of the sum, the others fixed with sum r, may be split alike in
+any t with -t''/t' >= 1/(2(x + r)) + scale/8; multiplying the right weight by exp(c step) adds c to -t''/t'. Lemma and
+proofs: docs/privacy/full-batch-profile.md.
 """
 
 from __future__ import annotations
@@ -25,19 +13,14 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import erfc
 
 from shared.privacy.beta_cells import Cells, cells, lowest_rest
 from shared.privacy.convolution import LatticeMeasure, tilted_power
-from shared.privacy.curves import log_kummer
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from shared.privacy.curves import ShiftLaw
+from shared.privacy.curves import ShiftLaw, log_kummer
 
 _FINE_STEP = 0.005
 """Lattice step in units of the mean 1/d of one variable where E sqrt(x) is kept: E H grows by about 5e-5 of itself,
@@ -244,11 +227,11 @@ def _tilts(d: int, k: int, nats: float) -> tuple[NDArray[np.float64], float, flo
     mgf = k * log_kummer(d / 2.0, theta)
     mean = np.gradient(mgf, theta)
     rate = np.maximum.accumulate(np.maximum(theta * mean - mgf, 0.0))
-    reach = rate >= nats + 3.0
-    high = min(float(k), float(mean[int(np.argmax(reach))])) if np.any(reach) else float(k)
+    covers = rate >= nats + 3.0
+    high = min(float(k), float(mean[int(np.argmax(covers))])) if np.any(covers) else float(k)
     used = _PATCH_LEVELS[: int(np.searchsorted(_PATCH_LEVELS, nats)) + 1]
     chosen = [float(theta[int(np.searchsorted(rate, level))]) for level in used if level < rate[-1]]
-    end_tilt = float(theta[int(np.argmax(reach))] if np.any(reach) else theta[-1])
+    end_tilt = float(theta[int(np.argmax(covers))] if np.any(covers) else theta[-1])
     return np.array([0.0, *chosen]), end_tilt, high
 
 

@@ -18,15 +18,11 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.privacy.events import fixed_shift
-
-if TYPE_CHECKING:
-    from shared.privacy.curves import ShiftLaw
-    from shared.privacy.events import StepEvent
+from shared.privacy.curves import ShiftLaw
+from shared.privacy.events import StepEvent, fixed_shift
 
 _LARGE = 300.0
 """Above exp(300) for M_2 the trivial bound 2 M_2 loses nothing."""

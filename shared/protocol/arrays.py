@@ -7,22 +7,22 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from shared.errors import RequestInvalid
+from shared.errors import InvalidValue
+from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray, Integer
-from shared.protocol.limits import MAX_RANK
+from shared.protocol.checks import invalid
+from shared.protocol.limits import MAX_MESSAGE_BYTES, MAX_RANK
 from shared.protocol.v1 import curator_pb2 as pb
 
-_BYTES: dict[pb.GridArray.Width.ValueType, int] = {
-    pb.GridArray.WIDTH_INT16: 2,
-    pb.GridArray.WIDTH_INT24: 3,
-    pb.GridArray.WIDTH_INT32: 4,
-}
 _WIDTHS: dict[Integer, pb.GridArray.Width.ValueType] = {
     "int16": pb.GridArray.WIDTH_INT16,
     "int24": pb.GridArray.WIDTH_INT24,
     "int32": pb.GridArray.WIDTH_INT32,
 }
+_BYTES = {pb.GridArray.WIDTH_INT16: 2, pb.GridArray.WIDTH_INT24: 3, pb.GridArray.WIDTH_INT32: 4}
+_INTEGERS = {width: integer for integer, width in _WIDTHS.items()}
 
 
 def encode_floats(values: npt.ArrayLike) -> pb.FloatArray:
@@ -44,11 +44,32 @@ def decode_floats(message: pb.FloatArray, *, field: str, max_values: int) -> npt
     """
     count = _checked_count(message.shape, field=field, max_values=max_values)
     if len(message.data) != 4 * count:
-        raise _invalid(field, f"holds {len(message.data)} bytes for shape {tuple(message.shape)}; needs {4 * count}")
+        raise invalid(field, f"holds {len(message.data)} bytes for shape {tuple(message.shape)}; needs {4 * count}")
     array = np.frombuffer(message.data, dtype="<f4").reshape(tuple(message.shape)).astype(np.float32)
     if not np.isfinite(array).all():
-        raise _invalid(field, "holds NaN or infinite values; send finite values only")
+        raise invalid(field, "holds NaN or infinite values; send finite values only")
     return array
+
+
+def encode_map(feature_map: FeatureMap) -> pb.FeatureMap:
+    """A map as it travels."""
+    center, scale = (encode_floats(values.detach().cpu().numpy()) for values in (feature_map.center, feature_map.scale))
+    return pb.FeatureMap(center=center, scale=scale)
+
+
+def decode_map(message: pb.FeatureMap, *, field: str) -> FeatureMap:
+    """The inverse of `encode_map`.
+
+    Raises:
+        RequestInvalid: center and scale do not make a map.
+    """
+    most = MAX_MESSAGE_BYTES // 8
+    center = decode_floats(message.center, field=f"{field}.center", max_values=most)
+    scale = decode_floats(message.scale, field=f"{field}.scale", max_values=most)
+    try:
+        return FeatureMap(center=torch.from_numpy(center), scale=torch.from_numpy(scale))
+    except InvalidValue as error:
+        raise invalid(field, str(error)) from error
 
 
 def encode_grid(released: GridArray) -> pb.GridArray:
@@ -70,39 +91,36 @@ def encode_grid(released: GridArray) -> pb.GridArray:
     return pb.GridArray(shape=values.shape, width=width, data=data, step=released.step)
 
 
-def decode_grid(message: pb.GridArray, *, field: str, max_values: int) -> tuple[npt.NDArray[np.signedinteger], float]:
-    """Decodes grid integers, as int16 or int32, and their step.
+def decode_grid(message: pb.GridArray, *, field: str, max_values: int) -> GridArray:
+    """Decodes grid integers, as int16 or int32, with their step.
 
     Raises:
         RequestInvalid: rank, size, width, step or bytes do not agree.
     """
     if message.width not in _BYTES:
-        allowed = "int16 (1), int32 (2) and int24 (3)"
-        raise _invalid(field, f"width {message.width} is unknown; allowed are {allowed}")
+        raise invalid(field, f"width {message.width} is unknown; allowed are int16 (1), int32 (2) and int24 (3)")
     size = _BYTES[message.width]
     count = _checked_count(message.shape, field=field, max_values=max_values)
     if len(message.data) != size * count:
-        raise _invalid(field, f"holds {len(message.data)} bytes; shape and width need {size * count}")
+        raise invalid(field, f"holds {len(message.data)} bytes; shape and width need {size * count}")
     if not (math.isfinite(message.step) and message.step > 0):
-        raise _invalid(field, f"step is {message.step}; it must be positive and finite")
+        raise invalid(field, f"step is {message.step}; it must be positive and finite")
     shape = tuple(message.shape)
     if size == 3:
         # The three bytes become the upper ones, and an arithmetic shift brings the sign along.
         padded = np.zeros((count, 4), dtype=np.uint8)
         padded[:, 1:] = np.frombuffer(message.data, dtype=np.uint8).reshape(count, 3)
-        return (padded.view("<i4").reshape(shape) >> 8).astype(np.int32), message.step
-    return np.frombuffer(message.data, dtype=f"<i{size}").reshape(shape).copy(), message.step
+        values = (padded.view("<i4").reshape(shape) >> 8).astype(np.int32)
+    else:
+        values = np.frombuffer(message.data, dtype=f"<i{size}").reshape(shape).copy()
+    return GridArray(values, message.step, _INTEGERS[message.width])
 
 
 def _checked_count(shape: Sequence[int], *, field: str, max_values: int) -> int:
     if len(shape) > MAX_RANK:
-        raise _invalid(field, f"has {len(shape)} dimensions; at most {MAX_RANK} are allowed")
+        raise invalid(field, f"has {len(shape)} dimensions; at most {MAX_RANK} are allowed")
     count = math.prod(shape)
     # A dimension of 0 must not hide others that no array can have.
     if math.prod(size or 1 for size in shape) > max_values:
-        raise _invalid(field, f"has shape {tuple(shape)}; at most {max_values} values are allowed")
+        raise invalid(field, f"has shape {tuple(shape)}; at most {max_values} values are allowed")
     return count
-
-
-def _invalid(field: str, text: str) -> RequestInvalid:
-    return RequestInvalid(((field, text),))

@@ -20,6 +20,9 @@ MAX_SOURCE_FEATURES = 65_536
 MAX_RELEASE_VALUES = 32_000_000
 # Steps of one run.
 MAX_STEPS = 10_000_000
+# Values of all records of one sample together, and of all gradients, 4 bytes each: both bound the curator's memory.
+MAX_SAMPLE_VALUES = 256 * 1024 * 1024
+MAX_GRADIENT_VALUES = 256 * 1024 * 1024
 # Classes C of an evaluation; its confusion matrix has C * C cells.
 MAX_CLASSES = 1000
 # Bins B of an evaluation's confidences; finer ones would hold noise alone.

@@ -5,11 +5,10 @@ The reasons never change meaning; docs/errors has a page for each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 import grpc
-from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -82,7 +81,8 @@ def reason_for(error: BaseException) -> Reason | None:
 def incident(number: str) -> status_pb2.Status:
     """What the client sees of an unexpected error: a constant text and a number for the operator's log."""
     status = status_pb2.Status(code=grpc.StatusCode.INTERNAL.value[0], message=f"internal error, incident {number}")
-    _add(status, error_details_pb2.ErrorInfo(reason="INTERNAL", domain=DOMAIN, metadata={"incident": number}))
+    info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=DOMAIN, metadata={"incident": number})
+    status.details.add().Pack(info)
     return status
 
 
@@ -98,17 +98,13 @@ def to_status(error: errors.DpswdError) -> status_pb2.Status:
     info = error_details_pb2.ErrorInfo(reason=row.reason, domain=DOMAIN)
     status = status_pb2.Status(code=row.code.value[0], message=_sendable(str(error)))
     if isinstance(error, errors.BudgetExhausted):
-        info.metadata["requested"] = repr(error.requested)
-        info.metadata["spent"] = repr(error.spent)
-        info.metadata["remaining"] = repr(error.remaining)
-        info.metadata["steps_that_fit"] = str(error.steps_that_fit)
-        info.metadata["scope"] = error.scope
-    _add(status, info)
+        info.metadata.update({field: str(value) for field, value in asdict(error).items()})
+    status.details.add().Pack(info)
     if isinstance(error, errors.RequestInvalid):
         bad = error_details_pb2.BadRequest()
         for field, text in error.violations:
             bad.field_violations.add(field=_sendable(field), description=_sendable(text))
-        _add(status, bad)
+        status.details.add().Pack(bad)
     return status
 
 
@@ -144,29 +140,14 @@ def _decode(status: status_pb2.Status) -> errors.DpswdError | None:
         return None
     kind = _BY_REASON[info.reason].error
     if kind is errors.BudgetExhausted:
-        return _budget_exhausted(info)
+        sums = {name: float(info.metadata[name]) for name in ("requested", "spent", "remaining")}
+        steps = int(info.metadata["steps_that_fit"])
+        return errors.BudgetExhausted(**sums, steps_that_fit=steps, scope=info.metadata["scope"])
     if kind is errors.RequestInvalid:
         bad = _find(status, error_details_pb2.BadRequest())
         violations = tuple((v.field, v.description) for v in bad.field_violations) if bad is not None else ()
         return errors.RequestInvalid(violations or (("request", status.message),))
     return kind(status.message)
-
-
-def _budget_exhausted(info: error_details_pb2.ErrorInfo) -> errors.BudgetExhausted:
-    values = info.metadata
-    return errors.BudgetExhausted(
-        requested=float(values["requested"]),
-        spent=float(values["spent"]),
-        remaining=float(values["remaining"]),
-        steps_that_fit=int(values["steps_that_fit"]),
-        scope=values["scope"],
-    )
-
-
-def _add(status: status_pb2.Status, detail: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest) -> None:
-    packed = any_pb2.Any()
-    packed.Pack(detail)
-    status.details.append(packed)
 
 
 def _find(status: status_pb2.Status, kind: _Detail) -> _Detail | None:

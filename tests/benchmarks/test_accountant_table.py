@@ -1,4 +1,4 @@
-"""The committed docs/accountant.md holds the reference values; it is parsed, not computed again."""
+"""The committed docs/privacy/accountant.md holds the reference values; it is parsed, not computed again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "accountant.md"
+PAGE = Path(__file__).parents[2] / "docs" / "privacy" / "accountant.md"
 
 # docs/privacy, 8: sigma for epsilon 10 / 3 / 1, worked out before and without this code.
 REFERENCE = {

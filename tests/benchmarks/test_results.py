@@ -102,10 +102,10 @@ def test_public_maps_of_vectors():
 def test_a_local_release_has_the_noise_that_its_epsilon_asks_for():
     """600 residuals of the source itself: a mean square outside [0.8, 1.3] has a chance below 1e-3."""
     features = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
-    misfit = released(features, features, epsilon=1.0, delta=1e-3, seed=bytes(32))
-    assert 0.8 < float(misfit.residuals(features, torch.ones(500), 0).square().mean()) < 1.3
+    residuals = released(features, features, epsilon=1.0, delta=1e-3, seed=bytes(32))
+    assert 0.8 < float(residuals.of(features, torch.ones(500), 0).square().mean()) < 1.3
     dearer = released(features, features, epsilon=4.0, delta=1e-3, seed=bytes(32))
-    shift = [float(m.residuals(features + 0.5, torch.ones(500), 0).square().mean()) for m in (misfit, dearer)]
+    shift = [float(m.of(features + 0.5, torch.ones(500), 0).square().mean()) for m in (residuals, dearer)]
     assert shift[1] > 2 * shift[0]  # the same shift stands out more where the noise is smaller
 
 

@@ -18,7 +18,7 @@ from private_curator.observability.tracing import SPAN_ATTRIBUTES
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
-PAGE = (ROOT / "docs" / "monitoring.md").read_text()
+PAGE = (ROOT / "docs" / "operator" / "monitoring.md").read_text()
 ALERTS = [
     rule for group in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"] for rule in group["rules"]
 ]
@@ -83,7 +83,7 @@ def test_every_alert_says_what_to_do():
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
         assert rule["annotations"]["summary"]
         path, _, anchor = rule["annotations"]["runbook"].partition("#")
-        assert (path, anchor) == ("docs/monitoring.md", rule["alert"].lower())
+        assert (path, anchor) == ("docs/operator/monitoring.md", rule["alert"].lower())
         assert anchor in headings, rule["alert"]
     assert headings >= {rule["alert"].lower() for rule in ALERTS}
 

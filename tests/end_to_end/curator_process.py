@@ -10,15 +10,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
 
-from private_curator.operator.home_directory import Home
-from public_client.curator.stub import Curator, UploadedExtractor
+from private_curator.storage.home_directory import HomeDirectory
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
+
+if TYPE_CHECKING:
+    from public_client.curator.stub import Curator
+    from public_client.curator.values import UploadedExtractor
 
 COMMAND = (sys.executable, "-m", "private_curator.cli")
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,13 +31,30 @@ CLIENT = "ml-team"
 
 
 class CuratorProcess:
-    """One curator's home and, between `start` and `stop`, its process."""
+    """One curator's home and, between `start` and `stop`, its process.
+
+    Args:
+        directory: where both are made.
+        records: the data set's.
+        epsilon: the budget.
+        delta: the budget's.
+        init: further arguments of `init`.
+        program: what serves in the place of the product's command; called with the home and what `stop_at` says.
+    """
 
     def __init__(
-        self, directory: Path, records: np.ndarray, *, epsilon: float, delta: float = 1e-5, init: Sequence[object] = ()
+        self,
+        directory: Path,
+        records: np.ndarray,
+        *,
+        epsilon: float,
+        delta: float = 1e-5,
+        init: Sequence[object] = (),
+        program: Path | None = None,
     ) -> None:
         self.directory = directory
-        self.home = Home(directory / "home")
+        self.program = program
+        self.home = HomeDirectory(directory / "home")
         self.log = directory / "curator.log"
         self.process: subprocess.Popen[bytes] | None = None
         np.savez(directory / "records.npz", records=records.astype(np.float32))
@@ -66,8 +86,8 @@ class CuratorProcess:
         assert self.process is None
         self.home.address.unlink(missing_ok=True)
         serve = [*COMMAND, "serve", "--home", str(self.home.path), "--address", "localhost:0"]
-        if stop_at is not None:
-            serve = [sys.executable, str(STOPS), str(self.home.path), *stop_at]
+        if self.program is not None or stop_at is not None:
+            serve = [sys.executable, str(self.program or STOPS), str(self.home.path), *(stop_at or ())]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(serve, cwd=ROOT, env=environment, stdout=log, stderr=log)
@@ -96,6 +116,8 @@ class CuratorProcess:
         return self.home.address.read_text().strip()
 
     def connect(self, *, name: str = CLIENT, patience_s: float = 20.0) -> Curator:
+        from public_client.curator.stub import Curator  # a test of the curator's side alone needs no client
+
         return Curator.connect(self.address, credentials=self.credentials(name), patience_s=patience_s)
 
 

@@ -25,22 +25,23 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from declarations import quantiles
+from drawn_steps import new_step, parameters
 from free_ports import own_port
 from pages import Command, Meanwhile, Session, compare, steps
 from torch import nn
 
-from private_curator.cli import main as curator
+from private_curator.cli.main import main as curator
 from private_curator.ledger.sqlite import file_lock, write_lock
 from private_curator.operator import preflight
-from private_curator.operator.home_directory import Home
 from private_curator.serving import server
 from private_curator.settings.tree import CuratorSettings
-from public_client.cli import main as client
+from private_curator.storage.home_directory import HomeDirectory
+from public_client.cli.main import main as client
 from public_client.curator.stub import Curator
 from public_client.curator.values import new_request_id
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.protocol.messages import Quantiles, RunParameters
 
 torch.set_num_threads(1)
 
@@ -70,7 +71,7 @@ class Desk:
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.directory = directory
-        self.home = Home(directory / "hospital")
+        self.home = HomeDirectory(directory / "hospital")
         self.told = ""  # by the last command
         self.at: Callable[[str], None] = server.no_checkpoint
         self.names: dict[str, Any] = {}
@@ -111,15 +112,23 @@ class Desk:
             self.running.stop()
             self.running = None
 
-    def read(self, page: Path, meanwhile: dict[str, Callable[[], None]], known: dict[str, Callable[[], str]]) -> None:
+    def read(
+        self,
+        page: Path,
+        meanwhile: dict[str, Callable[[], None]],
+        known: dict[str, Callable[[], str]],
+        *,
+        heading: str | None = None,
+    ) -> None:
         """Does what the page says, in its order.
 
         Args:
             page: a Markdown file.
             meanwhile: what happens between two commands, by name.
             known: what a reader puts in the place of a word in capitals.
+            heading: only what is below this heading of the second level.
         """
-        for step in steps(page):
+        for step in steps(page, heading):
             match step:
                 case Meanwhile(name):
                     meanwhile[name]()
@@ -182,13 +191,10 @@ class Desk:
         graph = trace(self._module, SHAPE)
         sent = graph.to_bytes(), weights_to_bytes(module_weights(self._module, graph))
         uploaded = hospital.upload_extractor(*sent)
-        parameters = RunParameters(
-            graph_digest=uploaded.graph_digest, weights_digest=uploaded.weights_digest, directions=10, batch_size=30,
-            steps=steps, release=Quantiles(2, 10.0),
-        )  # fmt: skip
-        run = hospital.open_run(parameters)
+        declared = parameters(uploaded, quantiles(2, 10.0, directions=10), batch_size=30, steps=steps)
+        run = hospital.open_run(declared)
         self.names |= {
-            "parameters": parameters, "run": run, "pending": hospital.prepare_step(run), "graph": sent[0],
+            "parameters": declared, "run": run, "new_step": new_step, "pending": new_step(run), "graph": sent[0],
             "weights": sent[1], "new_request_id": new_request_id,
             "replace": replace,
         }  # fmt: skip
@@ -197,7 +203,7 @@ class Desk:
         """As many threads send steps of the open run, the first one `pending`; they end when they are answered."""
         hospital, run, pending = (self.names[name] for name in ("hospital", "run", "pending"))
         for index in range(times):
-            step = pending if index == 0 else hospital.prepare_step(run)
+            step = pending if index == 0 else new_step(run)
             self._threads.append(threading.Thread(target=hospital.send, args=(step,)))
             self._threads[-1].start()
 
@@ -220,7 +226,7 @@ class Desk:
         with file_lock(write_lock(self.home.ledger), timeout_s=5, held_by="a test"):
             yield
 
-    def _serve(self, home: Home, settings: CuratorSettings) -> None:
+    def _serve(self, home: HomeDirectory, settings: CuratorSettings) -> None:
         """In the place of `server.serve`, which would not return before a signal."""
         self.stop()
         self.at = server.no_checkpoint

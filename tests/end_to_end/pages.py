@@ -49,12 +49,23 @@ class Session:
 Step = Command | Meanwhile | Session
 
 
-def steps(page: Path) -> list[Step]:
-    """The commands, the lines typed at Python's prompt and what happens between them, in order."""
+def section(page: Path, heading: str) -> str:
+    """The part of a page below one of its headings of the second level."""
+    (part,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", page.read_text(), re.MULTILINE | re.DOTALL)
+    return part
+
+
+def steps(page: Path, heading: str | None = None) -> list[Step]:
+    """The commands, the lines typed at Python's prompt and what happens between them, in order.
+
+    Args:
+        page: a Markdown file.
+        heading: only what is below this heading of the second level.
+    """
     found: list[Step] = []
     inside = False
     session: Session | None = None
-    for raw in page.read_text().splitlines():
+    for raw in (page.read_text() if heading is None else section(page, heading)).splitlines():
         line = raw.strip()
         if mark := re.fullmatch(r"<!-- meanwhile: (.+) -->", line):
             found.append(Meanwhile(mark[1]))

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from private_curator.observability import logs
-from private_curator.operator.home_directory import Home
 from private_curator.serving import server
 from private_curator.settings import tree as settings
+from private_curator.storage.home_directory import HomeDirectory
 
 
 def main() -> None:
-    home = Home(Path(sys.argv[1]))
+    home = HomeDirectory(Path(sys.argv[1]))
     chosen = settings.load(
         home.path,
         {

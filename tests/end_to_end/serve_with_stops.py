@@ -9,15 +9,20 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from private_curator.operator.home_directory import Home
 from private_curator.serving import server
 from private_curator.settings import tree as settings
+from private_curator.storage.home_directory import HomeDirectory
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.interface import AnyMechanism
 
 
-def main() -> None:
-    home, point, action = Home(Path(sys.argv[1])), sys.argv[2], sys.argv[3]
+def main(arguments: Sequence[str], *, mechanisms: Mapping[str, AnyMechanism] = MECHANISMS) -> None:
+    """Serves HOME until a signal; with POINT and ACTION, until a step reaches that point."""
+    home = HomeDirectory(Path(arguments[0]))
+    point, action = arguments[1:] or ("", "")
 
     def checkpoint(name: str) -> None:
         if name != point:
@@ -28,8 +33,8 @@ def main() -> None:
         time.sleep(float(action))
 
     chosen = settings.load(home.path, {"listen.port": "0", "listen.host": "localhost", "compute.device": "cpu"})
-    server.run_until_signal(server.CuratorServer(home, chosen, checkpoint=checkpoint))
+    server.run_until_signal(server.CuratorServer(home, chosen, checkpoint=checkpoint, mechanisms=mechanisms))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -48,7 +48,7 @@ def archive(address, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unpacked(archive, tmp_path_factory):
-    """The archive on the other side, checked as docs/air-gap.md says."""
+    """The archive on the other side, checked as docs/operator/air-gap.md says."""
     site = tmp_path_factory.mktemp("site")
     (site / archive.name).symlink_to(archive)
     shutil.copy(f"{archive}.sha256", site)

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,20 +34,23 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
 from curator_process import ROOT, START_S, upload
+from declarations import gradient, quantiles, rows
+from drawn_steps import new_step, parameters, reply_of
 
-from private_curator.cli import main as operator_main
-from private_curator.operator import home_directory as homes
-from private_curator.settings.tree import RecordsSettings
-from public_client.cli import main as client_main
+from private_curator.cli.main import main as operator_main
+from private_curator.settings.groups import RecordsSettings
+from private_curator.storage import home_directory as homes
+from public_client.cli.main import main as client_main
 from public_client.curator.stub import Curator
 from shared import errors
-from shared.protocol.messages import Gradient, Quantiles, Rows, RunParameters
+from shared.mechanisms.clipped_sum import ClippedSum
 
 pytestmark = pytest.mark.end_to_end
 
 SERVER = Path(__file__).with_name("serve_with_canaries.py")
 CLIENT = "ml-team"
 N, INPUTS, FEATURES = 120, 6, 4
+SLICED = quantiles(2, 4.0, directions=10)
 NUMBERS = (918273.625, 564738.375)
 LABEL = 77300123
 FILE_NAME = "quixotl-ward-4711.npz"
@@ -214,17 +218,8 @@ def site(tmp_path_factory):
     made.stop()
 
 
-def _declare(curator, module, **changes):
-    uploaded = upload(curator, module)
-    fields = {
-        "graph_digest": uploaded.graph_digest,
-        "weights_digest": uploaded.weights_digest,
-        "directions": 10,
-        "batch_size": N,
-        "steps": 6,
-        "release": Quantiles(2, 4.0),
-    }
-    return RunParameters(**{**fields, **changes})
+def _declare(curator, module, declared=SLICED, **changes):
+    return replace(parameters(upload(curator, module), declared, batch_size=N, steps=6), **changes)
 
 
 def _linear(scale=1.0):
@@ -234,14 +229,14 @@ def _linear(scale=1.0):
     return module
 
 
-def _step(site, curator, run, **options):
-    """A step, with the bytes as they came."""
-    release = curator.send(curator.prepare_step(run, **options))
-    site.say("reply", release.release.tobytes() + release.directions_seed)
-    if release.gradient is not None:
-        assert np.isfinite(release.gradient).all()
-        site.say("reply", release.gradient.tobytes())
-    assert np.isfinite(release.release).all()
+def _step(site, curator, run, source=None):
+    """A step, with the bytes as they came, and its values decoded."""
+    release = curator.send(new_step(run, source))
+    site.say("reply", release.payload)
+    reply = reply_of(run, release)
+    for values in (reply.values,) if source is None else (reply.sliced.values, reply.gradient):
+        assert np.isfinite(values.to_numpy()).all()
+        site.say("reply", values.to_numpy().astype(np.float32).tobytes())
     return release
 
 
@@ -282,15 +277,16 @@ def test_success_and_provoked_failures_leave_no_trace(site):
 
 
 def _successes(site, curator, source):
-    for release, gradient in ((Quantiles(2, 4.0), Gradient(("weight",), 1.0, 50.0)), (Rows(20.0), None)):
-        declared = _declare(curator, _linear(), release=release, gradient=gradient, steps=2)
+    with_gradient = gradient(SLICED, ClippedSum(("weight",), 1.0, 50.0))
+    for kind, given in ((with_gradient, source), (rows(20.0, directions=10), None)):
+        declared = _declare(curator, _linear(), kind, steps=2)
         site.say("quote", str(curator.price_run(declared)))
         run = curator.open_run(declared)
         site.say("run", str(run))
         for _ in range(2):
-            _step(site, curator, run, source=source if gradient else None)
+            _step(site, curator, run, given)
         with site.refused(errors.RunFinished):
-            curator.send(curator.prepare_step(run, source=source if gradient else None))
+            curator.send(new_step(run, given))
 
 
 def _bad_uploads(site, curator):
@@ -306,13 +302,15 @@ def _bad_uploads(site, curator):
     ):  # fmt: skip
         with site.refused(errors.RequestInvalid):
             curator.upload_extractor(bad_graph, bad_weights)
-    for changes in ({"batch_size": N + 1}, {"steps": 0}, {"directions": 10**6}, {"graph_digest": "0" * 64}):
+    for changes in ({"batch_size": N + 1}, {"steps": 0}, {"graph_digest": "0" * 64}, {"declaration": b"\xff" * 9}):
         with site.refused(errors.ProtocolError):
             curator.open_run(_declare(curator, module, **changes))
+    with site.refused(errors.ProtocolError):
+        curator.open_run(_declare(curator, module, quantiles(2, 4.0, directions=10**6)))
     with site.refused(errors.RequestInvalid):
         curator.upload_source(np.full((3, FEATURES), np.nan))
     with site.refused(errors.BudgetExhausted):
-        curator.open_run(_declare(curator, module, release=Rows(1e-3)))
+        curator.open_run(_declare(curator, module, rows(1e-3, directions=10)))
 
 
 def _numbers_that_overflow(site, curator, source):
@@ -320,16 +318,16 @@ def _numbers_that_overflow(site, curator, source):
     torch.manual_seed(4)
     module = nn.Sequential(nn.Linear(INPUTS, 8), nn.Linear(8, FEATURES))
     module[0].weight.data *= 1e37
-    declared = _declare(curator, module, gradient=Gradient(("1.weight",), 1.0, 50.0), steps=2)
+    declared = _declare(curator, module, gradient(SLICED, ClippedSum(("1.weight",), 1.0, 50.0)), steps=2)
     run = curator.open_run(declared)
     for _ in range(2):
-        _step(site, curator, run, source=source)
+        _step(site, curator, run, source)
 
 
 def _exceptions_that_quote_records(site, curator):
     for point in ("sampled", "extracted", "released"):
         run = curator.open_run(_declare(curator, _linear(), steps=1))
-        pending = curator.prepare_step(run)
+        pending = new_step(run)
         (site.home.path / "raise-at").write_text(point)
         with site.refused(errors.CuratorFault):
             curator.send(pending)
@@ -348,7 +346,7 @@ def _a_worker_that_dies(site, curator):
             os.kill(pid, signal.SIGKILL)
     answered = 0
     for _ in range(20):  # the step that meets the dead worker may fail; later ones have a new one
-        pending = curator.prepare_step(run)
+        pending = new_step(run)
         try:
             curator.send(pending)
             answered += 1
@@ -365,7 +363,7 @@ def _a_full_disk(site, curator):
     """No file of the curator's may grow: what a full disk does to a ledger."""
     assert site.process is not None
     run = curator.open_run(_declare(curator, _linear(), steps=2))
-    pending = curator.prepare_step(run)
+    pending = new_step(run)
     before = resource.prlimit(site.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(site.process.pid, resource.RLIMIT_FSIZE, (site.log.stat().st_size + 4096, before[1]))
     try:
@@ -414,7 +412,7 @@ def test_a_planted_canary_is_found(site):
     (site.home.path / "plant").touch()
     with site.connect() as curator:
         run = curator.open_run(_declare(curator, _linear(3.0), steps=1))
-        curator.send(curator.prepare_step(run))
+        curator.send(new_step(run))
     (site.home.path / "plant").unlink()
     assert any(place.startswith("curator.log") for place in site.leaks())
     planted = site.directory / "ledger.db-copy"

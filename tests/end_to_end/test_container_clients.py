@@ -44,7 +44,7 @@ def test_a_client_that_is_killed_and_resumed_spends_nothing_twice(sites):
 
 _RACE = """
 import signal, sys, threading, torch
-from public_client.curator.stub import Curator
+from public_client import Hospital, Replay
 from public_client.data.networks import digits_network
 from shared.errors import BudgetExhausted
 
@@ -53,13 +53,12 @@ signal.signal(signal.SIGUSR1, lambda *_: start.set())
 epsilon = float(sys.argv[1])
 torch.manual_seed(0)
 extractor, _ = digits_network((1, 8, 8))
-with Curator.connect("curator:50051", credentials="credentials") as curator:
-    plan = curator.plan(epsilon=epsilon, parameters="none", directions=20)
-    features = extractor(torch.zeros(64, 1, 8, 8)).detach()
+with Hospital.connect("curator:50051", credentials="credentials") as hospital:
+    plan = hospital.plan(Replay(directions=20), epsilon=epsilon)
     print("READY", flush=True)
     start.wait()
     try:
-        curator.alignment_loss(extractor, features, plan=plan)
+        hospital.open(plan, extractor.eval())
         print("ADMITTED")
     except BudgetExhausted as refusal:
         print("REFUSED", refusal)

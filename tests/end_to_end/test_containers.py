@@ -34,7 +34,7 @@ def more_budget(sites):
 def test_the_story_is_told_to_its_end(sites):
     team = sites.words("client")
     assert "known here as 'ml-team'" in team  # describe
-    assert "charged as a whole when training starts" in team  # plan
+    assert "charged as a whole when the run opens" in team  # plan
     spent = float(re.findall(r"epsilon +([0-9.]+) spent", team)[-1])  # train
     assert 0.9 < spent <= 1.01
     assert percentage(sites.words("hospital-trial")) > LEAST_RIGHT
@@ -48,6 +48,24 @@ def test_a_request_beyond_the_budget_is_refused_as_the_user_sees_it(sites):
     assert re.search(r"spent so far [0-9.]+, remaining [0-9.]+", team)
     assert "exit code 8" in team
     assert sites.told["runs"] == 1  # nothing was charged for it
+
+
+def test_a_second_up_on_the_same_volumes_goes_on_and_charges_nothing(sites):
+    """As after Ctrl-C between the training and the delivery: the training is resumed from its checkpoint."""
+    before = sites.budget()
+    finish(
+        sites.team(
+            "-c 'rm /delivery/adapted.safetensors'",
+            entrypoint="sh",
+            volumes={sites.name("delivery"): {"bind": "/delivery", "mode": "rw"}},
+        )
+    )
+    report = sites.tell("hospital-report")
+    assert "The ledger verifies" in report
+    assert percentage(sites.words("hospital-trial")) > LEAST_RIGHT
+    after = sites.budget()
+    for figure in ("runs", "steps_used", "epsilon_spent"):
+        assert after[figure] == before[figure]
 
 
 def test_a_curator_that_is_killed_in_mid_run_goes_on_where_it_was(more_budget):

@@ -19,11 +19,13 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
 from curator_process import CLIENT, CuratorProcess, upload
+from declarations import Declared, gradient, quantiles, rows
+from drawn_steps import new_step, parameters, reply_of
 
-from private_curator.serving.certificates import CertificateAuthority
+from private_curator.storage.certificates import CertificateAuthority
 from public_client.curator.identity import make_identity
 from shared import errors
-from shared.protocol.messages import Gradient, Quantiles, Rows, RunParameters
+from shared.mechanisms.clipped_sum import ClippedSum
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
 
@@ -36,6 +38,8 @@ RECORDS = RNG.normal(size=(N, INPUTS)).astype(np.float32)
 RECORDS[:, 3] = CANARY
 SOURCE = RNG.normal(size=(50, FEATURES)).astype(np.float32)
 EPSILON = 2.0
+SLICED = quantiles(2, 4.0, directions=30)
+GRADIENT = gradient(SLICED, ClippedSum(("weight",), 1.0, 100.0))
 
 
 @pytest.fixture(scope="module")
@@ -57,18 +61,8 @@ def _module():
     return nn.Linear(INPUTS, FEATURES)
 
 
-def _declare(curator, **changes):
-    uploaded = upload(curator, _module())
-    fields = {
-        "graph_digest": uploaded.graph_digest,
-        "weights_digest": uploaded.weights_digest,
-        "directions": 30,
-        "batch_size": 64,
-        "steps": 4,
-        "release": Quantiles(2, 4.0),
-        "gradient": Gradient(("weight",), 1.0, 100.0),
-    }
-    return RunParameters(**{**fields, **changes})
+def _declare(curator, declared: Declared = GRADIENT, *, batch_size=64, steps=4):
+    return parameters(upload(curator, _module()), declared, batch_size=batch_size, steps=steps)
 
 
 def test_describe_tells_what_is_public(curator):
@@ -79,29 +73,35 @@ def test_describe_tells_what_is_public(curator):
 
 def test_each_kind_of_step_is_answered_and_repeats_return_the_same_bytes(hospital, curator):
     kinds = [
-        (Rows(50.0), None),
-        (Rows(50.0), Gradient(("weight", "bias"), 1.0, 200.0)),
-        (Quantiles(2, 4.0), None),
-        (Quantiles(2, 4.0), Gradient(("bias",), 1.0, 200.0)),
+        (rows(50.0, directions=30), None),
+        (gradient(rows(50.0, directions=30), ClippedSum(("weight", "bias"), 1.0, 200.0)), SOURCE),
+        (SLICED, None),
+        (gradient(SLICED, ClippedSum(("bias",), 1.0, 200.0)), SOURCE),
     ]
-    for release, gradient in kinds:
-        run = curator.open_run(_declare(curator, release=release, gradient=gradient, steps=2))
-        pending = curator.prepare_step(run, source=SOURCE if gradient else None)
+    for declared, source in kinds:
+        run = curator.open_run(_declare(curator, declared, steps=2))
+        pending = new_step(run, source)
         first, again = curator.send(pending), curator.send(pending)
-        assert first.directions_seed == again.directions_seed
-        np.testing.assert_array_equal(first.release, again.release)
-        assert (first.gradient is None) == (gradient is None)
+        assert first.payload == again.payload
+        reply = reply_of(run, first)
+        sliced = reply if source is None else reply.sliced
+        assert np.isfinite(sliced.values.to_numpy()).all()
+        assert source is None or np.isfinite(reply.gradient.to_numpy()).all()
         assert first.step == again.step == 1
     used = {row["steps_used"] for row in hospital.json("run", "list")}
     assert used == {1}
 
 
-def test_a_source_by_digest_is_the_source_inline(curator):
-    run = curator.open_run(_declare(curator, steps=1))
+def test_a_source_comes_inline_or_by_its_digest_and_the_two_are_different_requests(curator):
+    run = curator.open_run(_declare(curator, steps=2))
     request_id = "00000000-0000-4000-8000-000000000001"
-    by_digest = curator.prepare_step(run, source=curator.upload_source(SOURCE), request_id=request_id)
-    inline = curator.prepare_step(run, source=SOURCE, request_id=request_id)
-    assert curator.send(by_digest).directions_seed == curator.send(inline).directions_seed
+    uploaded = curator.upload_source(SOURCE)
+    assert curator.send(new_step(run, uploaded, request_id=request_id)).step == 1
+    with pytest.raises(errors.RequestIdReused):  # an id stands for what was sent, byte by byte
+        curator.send(new_step(run, SOURCE, request_id=request_id))
+    assert curator.send(new_step(run, SOURCE)).step == 2
+    with pytest.raises(errors.RequestInvalid, match="upload the source"):
+        curator.send(new_step(run, "0" * 64))
 
 
 def test_refusals_spend_nothing_and_name_the_field(curator):
@@ -109,11 +109,11 @@ def test_refusals_spend_nothing_and_name_the_field(curator):
     with pytest.raises(errors.RequestInvalid, match="batch_size"):
         curator.open_run(_declare(curator, batch_size=N + 1))
     with pytest.raises(errors.ExtractorUnknown):
-        curator.open_run(_declare(curator, graph_digest="0" * 64))
+        curator.open_run(dataclasses.replace(_declare(curator), graph_digest="0" * 64))
     with pytest.raises(errors.GrantNotHeld):
         run = dataclasses.replace(curator.open_run(_declare(curator, steps=1)), run_id="f" * 32)
         before = curator.describe().data_set_budget.spent
-        curator.release_quantiles(run, source=SOURCE)
+        curator.send(new_step(run, SOURCE))
     assert curator.describe().data_set_budget.spent == before
 
 
@@ -164,7 +164,7 @@ def test_a_client_that_made_its_own_key_is_served_until_it_is_revoked(hospital, 
         assert connection.describe().client_budget.epsilon == 0.5
         run = curator.open_run(_declare(curator, steps=1))
         with pytest.raises(errors.GrantNotHeld):  # another client's run
-            connection.send(connection.prepare_step(run, source=SOURCE))
+            connection.send(new_step(run, SOURCE))
         with pytest.raises(errors.ExtractorUnknown):  # another client's extractor
             connection.open_run(run.parameters)
         hospital.command("client", "revoke", "hospital-b", "--reason", "the study has ended")
@@ -198,22 +198,22 @@ def test_freezing_stops_releases_at_once_and_unfreezing_resumes_them(hospital, c
     run = curator.open_run(_declare(curator, steps=1))
     hospital.command("budget", "freeze", "--reason", "an inquiry")
     with pytest.raises(errors.GrantNotHeld, match="frozen"):
-        curator.release_quantiles(run, source=SOURCE)
+        curator.send(new_step(run, SOURCE))
     assert curator.describe().data_set_budget.closed
     hospital.command("budget", "unfreeze", "--reason", "the inquiry is closed")
-    assert curator.release_quantiles(run, source=SOURCE).step == 1
+    assert curator.send(new_step(run, SOURCE)).step == 1
 
 
 def test_the_budget_holds_also_across_a_restart(tmp_path):
     hospital = CuratorProcess(tmp_path, RECORDS, epsilon=1.0)
     hospital.start()
     with hospital.connect() as curator:
-        plan = _declare(curator, release=Quantiles(2, 5.0), gradient=None)
+        plan = _declare(curator, quantiles(2, 5.0, directions=30))
         fitting = curator.price_run(dataclasses.replace(plan, steps=10_000_000)).steps_that_fit
         assert 10 < fitting < 10_000_000
         half = dataclasses.replace(plan, steps=fitting * 6 // 10)
         run = curator.open_run(half)
-        pending = curator.prepare_step(run)
+        pending = new_step(run)
         first = curator.send(pending)
         spent = curator.describe().data_set_budget.spent
         # The ledger's lanes are fixed now, so what still fits is exact.
@@ -234,7 +234,7 @@ def test_the_budget_holds_also_across_a_restart(tmp_path):
         with pytest.raises(errors.BudgetExhausted):
             curator.open_run(dataclasses.replace(plan, steps=max(1, rest // 10)))
         # What was answered before the restart is answered with the same bytes after it.
-        np.testing.assert_array_equal(curator.send(pending).release, first.release)
+        assert curator.send(pending).payload == first.payload
         assert curator.describe().data_set_budget.spent <= 1.0
     assert hospital.stop() == 0
     assert hospital.json("ledger", "verify")["ok"] is True
@@ -254,7 +254,7 @@ def test_one_request_survives_the_curators_death_at_every_point(tmp_path):
     hospital.start()
     with hospital.connect() as curator:
         run = curator.open_run(_declare(curator))
-        pending = curator.prepare_step(run, source=SOURCE)
+        pending = new_step(run, SOURCE)
     hospital.stop()
     for point in POINTS:
         hospital.start(stop_at=(point, "kill"))
@@ -264,10 +264,10 @@ def test_one_request_survives_the_curators_death_at_every_point(tmp_path):
     hospital.start()
     with hospital.connect() as curator:
         first, again = curator.send(pending), curator.send(pending)
-        following = curator.send(curator.prepare_step(run, source=SOURCE))
+        following = curator.send(new_step(run, SOURCE))
     assert hospital.stop() == 0
     assert (first.step, again.step, following.step) == (1, 1, 2)
-    np.testing.assert_array_equal(first.gradient, again.gradient)
+    assert first.payload == again.payload
     assert hospital.json("run", "list")[0]["steps_used"] == 2
     assert hospital.json("ledger", "verify")["ok"] is True
 
@@ -277,7 +277,7 @@ def test_sigterm_lets_the_running_step_finish(tmp_path):
     hospital.start(stop_at=("extracted", "1.5"))
     with hospital.connect() as curator:
         run = curator.open_run(_declare(curator))
-        pending = curator.prepare_step(run, source=SOURCE)
+        pending = new_step(run, SOURCE)
         answers = []
         thread = threading.Thread(target=lambda: answers.append(curator.send(pending)))
         thread.start()
@@ -298,7 +298,9 @@ def _residuals(matrix: np.ndarray, records: np.ndarray, rank: int) -> np.ndarray
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("release", [Rows(4.0), Quantiles(2, 2.0)], ids=["AlignTarget", "ReleaseQuantiles"])
+@pytest.mark.parametrize(
+    "release", [rows(4.0, directions=10), quantiles(2, 2.0, directions=10)], ids=lambda kind: kind[0]
+)
 def test_records_cannot_be_read_off_the_gradients_row_space(tmp_path, release):
     """With a linear extractor the plain gradient is sum_i c_i x_i^T: its row space holds every record of the batch.
 
@@ -317,23 +319,16 @@ def test_records_cannot_be_read_off_the_gradients_row_space(tmp_path, release):
         uploaded = upload(curator, module)
         sigma = 1.0
         while True:
-            parameters = RunParameters(
-                graph_digest=uploaded.graph_digest,
-                weights_digest=uploaded.weights_digest,
-                directions=10,
-                batch_size=batch,
-                steps=steps,
-                release=release,
-                gradient=Gradient(("weight",), 1.0, sigma),
-            )
-            if curator.price_run(parameters).fits:
+            declared = gradient(release, ClippedSum(("weight",), 1.0, sigma))
+            run_parameters = parameters(uploaded, declared, batch_size=batch, steps=steps)
+            if curator.price_run(run_parameters).fits:
                 break
             sigma *= 1.25
-        run = curator.open_run(parameters)
+        run = curator.open_run(run_parameters)
         gradients = []
         for _ in range(steps):
-            reply = curator.send(curator.prepare_step(run, source=source))
-            gradients.append(reply.gradient.reshape(features, width))
+            reply = reply_of(run, curator.send(new_step(run, source)))
+            gradients.append(reply.gradient.to_numpy().reshape(features, width))
     hospital.stop()
     assert sigma < 20  # the budget of epsilon 10 buys little noise: the test is not won by drowning everything
     sanitized = _residuals(np.concatenate(gradients), records, batch)

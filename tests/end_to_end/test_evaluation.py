@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from declarations import evaluation, quantiles
+from drawn_steps import new_step, parameters
 from torch import nn
 
 from public_client.cli.main import main
-from public_client.methods.catalogue import Problem, method
-from public_client.methods.evaluation import EvaluationIds
-from public_client.testing.local_hospital import RehearsalHospital
+from public_client.experiments.approaches import Problem, approach
+from public_client.methods.evaluation import Evaluate, EvaluationIds
+from public_client.testing.local_hospital import LocalHospital
 from public_client.training.saved_model import save_adapted
 from shared.errors import BudgetExhausted, InvalidValue, RequestIdReused, RequestInvalid
+from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.models.adapted import read_adapted
-from shared.protocol.messages import Evaluation, Quantiles, RunParameters
 
 pytestmark = pytest.mark.end_to_end
 torch.set_num_threads(1)
@@ -44,7 +46,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hospital(tmp_path_factory):
-    with RehearsalHospital(
+    with LocalHospital(
         RECORDS, epsilon=4.0, delta=1e-5, device="cpu", labels=LABELS, classes=CLASSES,
         directory=tmp_path_factory.mktemp("hospital"),
     ) as running:  # fmt: skip
@@ -65,58 +67,59 @@ def test_the_command_prices_evaluates_and_repeats_for_free(hospital, model, tmp_
         assert done.exit_code == status, done.output
         return done.output
 
-    with hospital.connect() as curator:
-        before = curator.describe()
+    with hospital.connect() as connected:
+        before = connected.describe()
         assert (before.classes, "evaluation" in before.mechanisms) == (CLASSES, True)
         priced = json.loads(run("--epsilon", 1.0, "--price", "--format", "json"))
         assert priced["quote"]["fits"] is True
-        assert curator.describe().spent == before.spent == 0.0
+        assert connected.describe().spent == before.spent == 0.0
         kept = tmp_path / "evaluation"
         report = json.loads(run("--epsilon", 1.0, "--directory", kept, "--format", "json"))
         # The interval misses by chance in 5% of runs; four times its width in fewer than 1e-12.
         assert abs(report["accuracy"] - _truth()) < 4 * priced["accuracy_error"]
         assert sum(map(sum, report["confusion"])) == pytest.approx(N)
-        spent = curator.describe().spent
+        spent = connected.describe().spent
         assert spent == pytest.approx(priced["quote"]["epsilon"])
         assert len((kept / "receipts.jsonl").read_text().splitlines()) == 2  # the charge, the release
         again = json.loads(run("--epsilon", 1.0, "--directory", kept, "--format", "json"))
         assert {k: v for k, v in again.items() if k not in ("spent", "remaining")} == {
             k: v for k, v in report.items() if k not in ("spent", "remaining")
         }
-        assert curator.describe().spent == spent
+        assert connected.describe().spent == spent
         assert "other options" in run("--epsilon", 0.5, "--directory", kept, status=3)
         assert "budget" in run("--epsilon", 4.0, status=8)
-        assert curator.describe().spent == spent
+        assert connected.describe().spent == spent
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_charged(hospital, model):
-    with hospital.connect() as curator:
-        spent = curator.describe().spent
+    whole, bare = Evaluate(), Evaluate(confusion=False, bins=0)
+    with hospital.connect() as connected:
+        spent = connected.describe().spent
         for wrong, match in ((nn.Linear(WIDTH, 5), "5 scores"), (nn.Linear(WIDTH + 1, CLASSES), "cannot travel|shape")):
             with pytest.raises((InvalidValue, RequestInvalid), match=match):
-                curator.evaluate(wrong, epsilon=0.5)
+                connected.evaluate(wrong, whole, epsilon=0.5)
         with pytest.raises(InvalidValue, match="cannot be evaluated"):
-            curator.evaluate(object(), epsilon=0.5)
+            connected.evaluate(object(), whole, epsilon=0.5)
         ids = EvaluationIds.fresh()
-        small = curator.evaluate(model, epsilon=0.05, request_ids=ids, confusion=False, bins=0)
+        small = connected.evaluate(model, bare, epsilon=0.05, request_ids=ids)
         assert small.confusion is None
         assert small.reliability == ()
         with pytest.raises(RequestIdReused):
-            curator.evaluate(nn.Linear(WIDTH, CLASSES), epsilon=0.05, request_ids=ids, confusion=False, bins=0)
-        # An evaluation's run takes no other step, and another run no evaluation.
+            connected.evaluate(nn.Linear(WIDTH, CLASSES), bare, epsilon=0.05, request_ids=ids)
+        # A run takes the request of its own mechanism, and no other's.
+        curator = connected.curator
         uploaded = curator.upload_extractor(*_graph(nn.Linear(WIDTH, CLASSES)))
-        digests = (uploaded.graph_digest, uploaded.weights_digest)
-        run = curator.open_run(RunParameters(*digests, 0, N, 1, Evaluation(CLASSES, 1e5)))
-        with pytest.raises(RequestInvalid, match="EvaluateModel"):
-            curator.release_quantiles(run)
-        run = curator.open_run(RunParameters(*digests, 2, N, 1, Quantiles(1, 1e5)))
-        with pytest.raises(RequestInvalid, match="ReleaseQuantiles"):
-            curator.evaluate_model(run)
-        assert curator.describe().spent < spent + 0.5
+        for declared in (evaluation(EvaluationDeclaration(CLASSES, 1e5)), quantiles(1, 1e5, directions=2)):
+            run = curator.open_run(parameters(uploaded, declared, batch_size=N, steps=1))
+            with pytest.raises(RequestInvalid, match="payload"):
+                curator.send(new_step(run, np.ones((2, CLASSES), np.float32)))
+            assert curator.send(new_step(run)).step == 1
+        assert connected.describe().spent < spent + 0.5
 
 
 def _graph(module):
-    from shared.extractor import module_weights, trace, weights_to_bytes
+    from shared.extractor.tracing import trace
+    from shared.extractor.weights import module_weights, weights_to_bytes
 
     graph = trace(module, (WIDTH,))
     return graph.to_bytes(), weights_to_bytes(module_weights(module, graph))
@@ -155,26 +158,26 @@ def test_a_critics_training_is_charged_at_the_accountants_price_and_moves_the_ad
     source = CENTRES[RNG.integers(CLASSES, size=500)] + RNG.normal(size=(500, WIDTH))
     loader = [(torch.from_numpy(source.astype(np.float32)), torch.zeros(500, dtype=torch.int64))]
     with (
-        RehearsalHospital(records, epsilon=4.0, delta=1e-5, device="cpu") as hospital,
-        hospital.connect(run_directory=tmp_path) as curator,
+        LocalHospital(records, epsilon=4.0, delta=1e-5, device="cpu") as hospital,
+        hospital.connect(run_directory=tmp_path) as connected,
     ):
-        with pytest.raises(InvalidValue, match="offers no evaluation"):  # its operator declares no classes
-            curator.evaluate(nn.Linear(WIDTH, CLASSES), epsilon=0.1)
+        with pytest.raises(InvalidValue, match="does not offer 'evaluation'"):  # its operator declares no classes
+            connected.evaluate(nn.Linear(WIDTH, CLASSES), epsilon=0.1)
         wishes = {"epsilon": 4.0, "steps": 4, "batch_size": 200}
         problem = Problem(
-            extractor, classifier, loader, curator=curator, wishes=wishes, device="cpu", progress=False,
+            extractor, classifier, loader, hospital=connected, wishes=wishes, device="cpu", progress=False,
             checkpoint=tmp_path / "run",
         )  # fmt: skip
         with pytest.raises(Died):
-            method("dp-dann").train(replace(problem, evaluate=die))
+            approach("dp-dann").train(replace(problem, evaluate=die))
         assert hospital.budget()["steps_charged"] == 4  # all of them when the run was opened
-        trained = method("dp-dann").train(problem)
+        trained = approach("dp-dann").train(problem)
         assert [report["state"] for report in trained.reports] == ["finished"]
         assert trained.histories["curator"][-1].epsilon == pytest.approx(4.0, rel=1e-3)
-        assert curator.describe().spent == pytest.approx(4.0, rel=1e-3)
+        assert connected.describe().spent == pytest.approx(4.0, rel=1e-3)
         with pytest.raises(BudgetExhausted):
-            method("dp-dann").train(
-                Problem(extractor, classifier, loader, curator=curator, wishes=wishes, device="cpu", progress=False)
+            approach("dp-dann").train(
+                Problem(extractor, classifier, loader, hospital=connected, wishes=wishes, device="cpu", progress=False)
             )
         assert len((tmp_path / "receipts.jsonl").read_text().splitlines()) == 5  # the charge and four steps
         (file,) = trained.adaptation.save(tmp_path / "adapted.safetensors")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import signal
 from contextlib import suppress
 
 import pytest
 import torch
 
-from public_client import DomainAdaptation
-from public_client.curator.stub import Curator
+from public_client import Adapter, DomainAdaptation, Federation, Hospital, Replay, Rows
 from public_client.data.datasets import Labelled, load_task
 from public_client.data.networks import digits_network
 from public_client.data.source import source_loader, train_source
-from public_client.testing.local_hospital import RehearsalHospital
-from public_client.training.federation import Federation
+from public_client.testing.local_hospital import LocalHospital
 from shared.errors import PrivacyError, SettingsError
 
 pytestmark = pytest.mark.end_to_end
@@ -35,8 +32,8 @@ def hospitals(task):
     images = task.target.images
     north, south = images[:300], (images[300:500] * 0.8 - 0.1)
     with (
-        RehearsalHospital(north.numpy(), epsilon=20.0, delta=1e-5, name="north", device="cpu") as first,
-        RehearsalHospital(south.numpy(), epsilon=2 * EPSILON, delta=1e-5, name="south", device="cpu") as second,
+        LocalHospital(north.numpy(), epsilon=20.0, delta=1e-5, name="north", device="cpu") as first,
+        LocalHospital(south.numpy(), epsilon=2 * EPSILON, delta=1e-5, name="south", device="cpu") as second,
     ):
         yield {"north": first, "south": second}
 
@@ -62,9 +59,9 @@ def adaptation(federation, trained, **options):
     extractor, classifier = digits_network((1, 8, 8))
     extractor.load_state_dict(trained[0])
     classifier.load_state_dict(trained[1])
-    plans = federation.plan(epsilon=EPSILON, steps=STEPS, batch_size=150, directions=20, source_records=200)
+    plans = federation.plan(Adapter(directions=20, source_records=200), epsilon=EPSILON, steps=STEPS, batch_size=150)
     return DomainAdaptation(
-        extractor, classifier, curator=federation, plan=plans, source_epochs=0, device="cpu", **options
+        extractor, classifier, hospital=federation, plan=plans, source_epochs=0, device="cpu", **options
     )
 
 
@@ -115,13 +112,12 @@ def test_a_hospital_that_dies_and_one_that_is_exhausted_do_not_end_the_training(
             if not self.spent:
                 self.spent = True
                 south = hospitals["south"]
-                with Curator.connect(south.address, credentials=south.credentials) as rival:
+                with Hospital.connect(south.address, credentials=south.credentials) as rival:
                     extractor, _ = digits_network((1, 8, 8))
-                    plan = rival.plan(epsilon=EPSILON * 0.95, parameters="none", directions=20)
-                    features = extractor.eval()(task.source.images[:100])
+                    plan = rival.plan(Replay(directions=20), epsilon=EPSILON * 0.95)
                     with suppress(PrivacyError):  # runs together cost less than their sum: until nothing fits any more
                         for _ in range(50):
-                            rival.alignment_loss(copy.deepcopy(extractor), features, plan=plan)
+                            rival.open(plan, extractor.eval())
             return iter(loader)
 
         def __len__(self):
@@ -138,20 +134,21 @@ def test_a_hospital_that_dies_and_one_that_is_exhausted_do_not_end_the_training(
 
 
 def test_ones_own_loop_trains_against_both(hospitals, task, trained):
-    """loss = class loss + hospitals.alignment_loss(...): autograd reaches the features and the adapted weights."""
+    """loss = class loss + run.loss(features): autograd reaches the features and the adapted weights."""
     extractor, classifier = digits_network((1, 8, 8))
     extractor.load_state_dict(trained[0])
     classifier.load_state_dict(trained[1])
     north = hospitals["north"]
     with Federation({"north": north.connect()}) as federation:
-        federation.plan(epsilon=EPSILON, steps=2, batch_size=100, directions=20, release="rows", parameters="all")
+        plans = federation.plan(Rows(directions=20), epsilon=EPSILON, steps=2, batch_size=100)
+        run = federation.open(plans, extractor.eval())
         optimizer = torch.optim.SGD([*extractor.parameters(), *classifier.parameters()], lr=1e-2)
         part = Labelled(task.source.images[:64], task.source.labels[:64])
         for _ in range(2):
-            features = extractor.eval()(part.images)
+            features = extractor(part.images)
             features.retain_grad()
             loss = torch.nn.functional.cross_entropy(classifier(features), part.labels)
-            loss = loss + federation.alignment_loss(extractor, features)
+            loss = loss + run.loss(features)
             optimizer.zero_grad()
             loss.backward()
             assert torch.isfinite(features.grad).all()

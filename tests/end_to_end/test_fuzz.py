@@ -11,9 +11,10 @@ import grpc
 import numpy as np
 import pytest
 from curator_process import CLIENT, CuratorProcess
+from raw_client import RawClient
 
 from benchmarks.fuzz import seeds
-from benchmarks.fuzz.__main__ import Campaign
+from benchmarks.fuzz.__main__ import KINDS, Campaign, method_of
 from benchmarks.fuzz.mutation import Mutator
 from benchmarks.fuzz.site import METHODS, SERVICE, Finding, Site
 from shared.errors import CuratorUnavailable
@@ -31,10 +32,11 @@ def test_the_corpus_breaks_no_promise(isolation, tmp_path):
         campaign.run(inputs)
     assert campaign.findings == []
     # The corpus reaches what it is for: every RPC is both answered and refused, and for several reasons.
-    answered = {method for method, reason in campaign.outcomes if reason == "OK"}
+    answered = {kind for kind, reason in campaign.outcomes if reason == "OK"}
+    assert {method_of(kind) for kind in KINDS} == set(METHODS)
     reasons = {reason for _, reason in campaign.outcomes}
     if isolation == "in-process":
-        assert answered == set(METHODS)
+        assert answered == set(KINDS)
         assert {"UNDECODABLE", "REQUEST_INVALID", "REQUEST_ID_REUSED", "GRANT_NOT_HELD"} <= reasons
         assert campaign.opened > 0
 
@@ -84,17 +86,17 @@ def test_a_real_curator_survives_bytes_from_the_wire(tmp_path):
         known = {row.error for row in REASONS if row.reason != "INTERNAL"}
         with grpc.secure_channel(hospital.address, credentials) as channel:
             for number in range(250):
-                method = METHODS[number % len(METHODS)]
-                call = channel.unary_unary(f"/{SERVICE.full_name}/{method}")
+                kind = KINDS[number % len(KINDS)]
+                call = channel.unary_unary(f"/{SERVICE.full_name}/{method_of(kind)}")
                 try:
-                    call(mutator.request(method), timeout=60)
+                    call(mutator.request(kind), timeout=60)
                 except grpc.RpcError as error:
                     undecodable = error.code() is grpc.StatusCode.INTERNAL and "deserializing" in error.details()
                     if not undecodable and type(from_rpc_error(error)) not in known:
-                        strange.append(f"{method}: {error}")
+                        strange.append(f"{kind}: {error}")
         assert strange == []
-        with hospital.connect() as curator:
-            assert curator.describe().records == 200
+        with RawClient(hospital.address, credentials=folder) as client:
+            assert client.describe().records == 200
         assert hospital.json("budget", "show") == before
         assert not hospital.home.incidents.exists()
     finally:

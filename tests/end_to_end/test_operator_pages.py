@@ -20,11 +20,31 @@ from pages import ROOT, Command, Shell, steps
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 
 OPERATOR = ROOT / "docs" / "operator"
-TEAM_PAGE = ROOT / "docs" / "ml-team-first-hour.md"
+TEAM_PAGE = ROOT / "docs" / "ml-team" / "first-hour.md"
+# The first is held to the programs' options (tests/documentation), the second run by tests/private_curator/cli.
+ELSEWHERE = {"apply.md", "replicas.md"}
 TRAIN = (
     "dpswd-client train --data digits --curator localhost:50051 --credentials {credentials} --epsilon 0.5 "
-    "--method adapter --steps 3 --batch 256 --directions 50 --source-epochs 1 --checkpoint {run}"
+    "--method adapter --steps 3 --batch 256 --setting directions=50 --source-epochs 1 --checkpoint {run}"
 )
+AGAIN = {
+    "dpswd-client init ": (3, "it is not overwritten, choose another directory"),
+    "dpswd-client train --data digits --epsilon 1 ": None,  # a rehearsal, which leaves nothing behind
+    "--checkpoint run ": (3, "holds a run already; continue it with --resume, or choose another directory"),
+    "dpswd-curator init ": (3, "nothing is ever overwritten; choose another directory"),
+    "dpswd-curator cert approve ": (10, "make sure who asks and give --renew"),
+}
+"""Commands of the first hours that do something else the second time: the exit code, and what to do instead."""
+
+
+def type_again(shell: Shell, page: list) -> None:
+    """Every command of a page once more, in the directory where all of it was typed before."""
+    for step in page:
+        if isinstance(step, Command):
+            told = next((value for words, value in AGAIN.items() if words in step.line), (step.code, ""))
+            if told is not None:
+                code, advice = told
+                shell.do(Command(step.line, [f"...{advice}..."], code), {}, where="typed again")
 
 
 class Hour:
@@ -84,6 +104,7 @@ def test_the_first_hour_of_both(hour):
                     where="test",
                 )
                 shutil.copy(view, hour.team.directory)
+        type_again(hour.team, page)
 
     page = steps(TEAM_PAGE)
     pause = next(i for i, step in enumerate(page) if not isinstance(step, Command))
@@ -92,6 +113,7 @@ def test_the_first_hour_of_both(hour):
         hour.team.do(step, {}, where=TEAM_PAGE.name)
     request_and_pause()
     assert next(parts) == 1  # the team's page was read to its end
+    type_again(hour.operator, steps(OPERATOR / "first-hour.md"))
     spent = hour.asks("dpswd-curator budget show")
     assert spent["runs"] == 1
     assert 0.9 < spent["epsilon_spent"] <= 1.01
@@ -163,11 +185,14 @@ def test_incidents(hour):
     assert hour.asks("dpswd-curator budget show")["state"] == "ended"
 
 
-def test_every_operator_page_is_run() -> None:
+def test_every_operator_page_with_a_session_is_run() -> None:
     tested = Path(__file__).read_text()
     for page in OPERATOR.glob("*.md"):
+        session = steps(page)
+        if page.name in ELSEWHERE or not session:
+            continue
         assert f'"{page.name}"' in tested
-        for step in steps(page):
+        for step in session:
             if isinstance(step, Command):
                 assert re.match(
                     r"(dpswd-curator|dpswd-client|next/bin/dpswd-curator|bash|python|tar|chmod|cp) ", step.line

@@ -1,4 +1,4 @@
-"""docs/data-in.md and docs/settings.md: every command in them runs as written, in the page's order."""
+"""docs/operator/records.md and docs/reference/settings.md: every command runs as written, in the page's order."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from private_curator.cli import main as curator
+from private_curator.cli.main import main as curator
 from private_curator.operator import preflight
-from public_client.cli import main as client
+from public_client.cli.main import main as client
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {"dpswd-curator": curator, "dpswd-client": client}
@@ -47,7 +47,7 @@ def run(line: str) -> str:
 
 
 def test_the_commands_about_records(site):
-    lines = commands("data-in.md")
+    lines = commands("operator/records.md")
     assert {shlex.split(line)[1] for line in lines} == {"records", "init"}
     for line in lines:
         run(line)
@@ -57,7 +57,7 @@ def test_the_commands_about_records(site):
 def test_the_commands_about_settings(site):
     made = "--records patients.parquet --labels-array diagnosis --epsilon 1 --delta 1e-5"
     run(f"dpswd-curator init --home hospital {made}")
-    lines = commands("settings.md")
+    lines = commands("reference/settings.md")
     assert len(lines) == 5
     for line in lines:
         assert run(line)

@@ -1,4 +1,4 @@
-"""Two curator processes on one ledger in PostgreSQL, as docs/replicas.md sets them up: one budget, any answers."""
+"""Two curator processes on one ledger in PostgreSQL, as docs/operator/replicas.md has them: one budget, any answers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
 from curator_process import CLIENT, CuratorProcess, upload
+from declarations import Declared, gradient, quantiles
+from drawn_steps import new_step, parameters
 
-from private_curator.operator.home_directory import Home
+from private_curator.storage.home_directory import HomeDirectory
 from public_client.curator.stub import Curator
 from shared import errors
-from shared.protocol.messages import Gradient, Quantiles, RunParameters
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.protocol.messages import RunParameters
 
 pytestmark = pytest.mark.end_to_end
 
@@ -37,9 +40,10 @@ class Replica(CuratorProcess):
     def __init__(self, first: CuratorProcess, directory: Path) -> None:
         directory.mkdir()
         self.directory = first.directory  # the client's credentials are the same
-        self.home = Home(directory / "home")
+        self.home = HomeDirectory(directory / "home")
         self.log = directory / "curator.log"
         self.process = None
+        self.program = first.program
         leave = shutil.ignore_patterns("uploads", "address", "ledger.witness", "incidents.jsonl")
         shutil.copytree(first.home.path, self.home.path, ignore=leave)
         self.home.uploads.symlink_to(first.home.uploads)
@@ -75,28 +79,20 @@ def connect(*replicas: CuratorProcess, patience_s: float = 60.0) -> Curator:
     )
 
 
-def declare(curator: Curator, **changes: object) -> RunParameters:
+GRADIENT = gradient(quantiles(2, 4.0, directions=30), ClippedSum(("weight",), 1.0, 100.0))
+
+
+def declare(curator: Curator, declared: Declared = GRADIENT, *, steps: int = STEPS) -> RunParameters:
     torch.manual_seed(5)
-    uploaded = upload(curator, nn.Linear(INPUTS, FEATURES))
-    fields = {
-        "graph_digest": uploaded.graph_digest,
-        "weights_digest": uploaded.weights_digest,
-        "directions": 30,
-        "batch_size": 64,
-        "steps": STEPS,
-        "release": Quantiles(2, 4.0),
-        "gradient": Gradient(("weight",), 1.0, 100.0),
-    }
-    return RunParameters(**{**fields, **changes})
+    return parameters(upload(curator, nn.Linear(INPUTS, FEATURES)), declared, batch_size=64, steps=steps)
 
 
 def test_a_client_goes_on_at_the_second_replica_when_the_first_dies_in_mid_run(hospital):
     first, second = hospital
     with connect(first, second) as curator, connect(second) as elsewhere:
-        parameters = declare(curator)
-        run = curator.open_run(parameters)
+        run = curator.open_run(declare(curator))
         spent = curator.describe().data_set_budget.spent
-        pendings = [curator.prepare_step(run, source=SOURCE) for _ in range(STEPS)]
+        pendings = [new_step(run, SOURCE) for _ in range(STEPS)]
         replies = [curator.send(pendings[0])]
         # The step was begun by the first replica, which is dead now, and answered by the second.
         assert first.ended() == -signal.SIGKILL
@@ -106,11 +102,9 @@ def test_a_client_goes_on_at_the_second_replica_when_the_first_dies_in_mid_run(h
         assert [reply.step for reply in replies] == list(range(1, STEPS + 1))
         # Whoever is asked has the same bytes.
         for pending, reply in zip(pendings, replies, strict=True):
-            again = elsewhere.send(pending)
-            assert again.directions_seed == reply.directions_seed
-            np.testing.assert_array_equal(again.gradient, reply.gradient)
+            assert elsewhere.send(pending).payload == reply.payload
         with connect(first) as back, pytest.raises(errors.RunFinished):
-            back.send(back.prepare_step(run, source=SOURCE))
+            back.send(new_step(run, SOURCE))
         assert elsewhere.describe().data_set_budget.spent == spent
     with second.home.open_ledger() as ledger:
         assert (ledger.status().steps_charged, ledger.status().steps_used) == (STEPS, STEPS)
@@ -123,7 +117,7 @@ def test_a_step_in_progress_at_one_replica_is_waited_for_at_the_other(hospital):
     first, second = hospital
     with connect(first) as here, connect(second) as there:
         run = here.open_run(declare(here, steps=1))
-        pending = here.prepare_step(run, source=SOURCE)
+        pending = new_step(run, SOURCE)
         answers = []
         slow = threading.Thread(target=lambda: answers.append(here.send(pending)))
         slow.start()
@@ -132,8 +126,7 @@ def test_a_step_in_progress_at_one_replica_is_waited_for_at_the_other(hospital):
             slow.join(timeout=0.02)
         answers.append(there.send(pending))  # REQUEST_IN_PROGRESS until the first replica has stored its reply
         slow.join(timeout=60)
-    assert answers[0].directions_seed == answers[1].directions_seed
-    np.testing.assert_array_equal(answers[0].gradient, answers[1].gradient)
+    assert answers[0].payload == answers[1].payload
     with second.home.open_ledger() as ledger:
         assert ledger.run(client=CLIENT, run_id=run.run_id).steps_used == 1
 
@@ -141,7 +134,7 @@ def test_a_step_in_progress_at_one_replica_is_waited_for_at_the_other(hospital):
 def test_two_replicas_never_overspend_one_budget(hospital):
     first, second = hospital
     with connect(first) as here, connect(second) as there:
-        plan = declare(here, release=Quantiles(2, 5.0), gradient=None, steps=10_000_000)
+        plan = declare(here, quantiles(2, 5.0, directions=30), steps=10_000_000)
         here.open_run(dataclasses.replace(plan, steps=1))
         # The ledger's lanes are fixed now, so what still fits is exact.
         fitting = here.price_run(plan).steps_that_fit

@@ -1,4 +1,4 @@
-"""docs/settings.md is made from both parties' trees, and is current."""
+"""docs/reference/settings.md is made from both parties' trees, and is current."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from private_curator.cli import main
+from private_curator.cli.main import main
 from private_curator.settings.tree import CuratorSettings
 from public_client.settings import ClientSettings
 from shared.configuration import settings_of
@@ -26,7 +26,7 @@ def test_the_page_is_current():
         check=True,
         text=True,
     )
-    assert (ROOT / "docs" / "settings.md").read_text() == made.stdout, "run `make settings-page`"
+    assert (ROOT / "docs" / "reference" / "settings.md").read_text() == made.stdout, "run `make settings-page`"
 
 
 def test_the_help_of_serve_explains_every_setting():
@@ -38,7 +38,7 @@ def test_the_help_of_serve_explains_every_setting():
 
 
 def test_every_setting_of_both_parties_has_its_own_row():
-    page = (ROOT / "docs" / "settings.md").read_text()
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     for tree in (CuratorSettings, ClientSettings):
         for setting in settings_of(tree):
             assert page.count(f"\n| `{setting.name}` |") == 1, setting.name

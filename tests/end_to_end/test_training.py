@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from public_client import Curator, DomainAdaptation
+from public_client import Adapter, DomainAdaptation, Hospital, Replay, Rows
 from public_client.data.accuracy import accuracy, features
 from public_client.data.datasets import load_task
 from public_client.data.networks import digits_network
 from public_client.data.source import source_loader, train_source
-from public_client.testing.local_hospital import RehearsalHospital
+from public_client.testing.local_hospital import LocalHospital
 from public_client.training.saved_model import load_adapted
 from shared.errors import BudgetExhausted, RunFinished
 from shared.ledger import chain_checks
@@ -49,31 +49,35 @@ def test_the_eight_line_session_adapts_and_the_spent_budget_refuses_also_after_a
     extractor, classifier = fresh(trained, task)
     before = accuracy(extractor, classifier, task.target)
     loader = source_loader(task.source, batch_size=64)
-    with RehearsalHospital(task.target.images.numpy(), epsilon=EPSILON, delta=DELTA, device="cpu") as hospital:
-        with Curator.connect(
+    with LocalHospital(task.target.images.numpy(), epsilon=EPSILON, delta=DELTA, device="cpu") as hospital:
+        with Hospital.connect(
             hospital.address, credentials=hospital.credentials, run_directory=tmp_path / "run"
-        ) as curator:
-            assert curator.describe().records == len(task.target)
-            plan = curator.plan(epsilon=EPSILON, steps=40, batch_size=898, directions=100)
-            model = DomainAdaptation(extractor, classifier, curator=curator, plan=plan, source_epochs=0, device="cpu")
+        ) as connected:
+            assert connected.describe().records == len(task.target)
+            plan = connected.plan(Adapter(directions=100), epsilon=EPSILON, steps=40, batch_size=898)
+            model = DomainAdaptation(
+                extractor, classifier, hospital=connected, plan=plan, source_epochs=0, device="cpu"
+            )
             model.fit(loader, progress=False)
             model.save(tmp_path / "adapted.safetensors")
             after = accuracy(model.target_extractor, model.classifier, task.target)
             # Over ten seeds the gain was at least 20 points; a curator that ignored the adapter would gain none.
             assert after > before + 10
-            spent = curator.describe()
+            spent = connected.describe()
             assert 0.98 * EPSILON < spent.spent <= EPSILON
             with pytest.raises(BudgetExhausted) as refused:
                 model.fit(loader, progress=False)
             assert refused.value.spent == pytest.approx(spent.spent)
         hospital.stop()
         hospital.start()
-        with hospital.connect() as curator:
-            assert curator.describe().spent == pytest.approx(spent.spent)
-            again = DomainAdaptation(*fresh(trained, task), curator=curator, plan=plan, source_epochs=0, device="cpu")
+        with hospital.connect() as connected:
+            assert connected.describe().spent == pytest.approx(spent.spent)
+            again = DomainAdaptation(
+                *fresh(trained, task), hospital=connected, plan=plan, source_epochs=0, device="cpu"
+            )
             with pytest.raises(BudgetExhausted, match="remaining"):
                 again.fit(loader, progress=False)
-            key = bytes.fromhex(curator.describe().ledger_public_key)
+            key = bytes.fromhex(connected.describe().ledger_public_key)
     loaded = load_adapted(tmp_path / "adapted.safetensors", device="cpu")
     np.testing.assert_array_equal(
         loaded.predict(task.target.images).numpy(), model.predict(task.target.images).cpu().numpy()
@@ -87,20 +91,19 @@ def test_a_hospital_with_the_sources_own_records_is_at_distance_zero(task, train
     """Both parties read the public map, the directions and the coefficients alike: else the distance is not zero."""
     extractor, classifier = fresh(trained, task)
     with (
-        RehearsalHospital(task.source.images.numpy(), epsilon=3000.0, delta=DELTA, device="cpu") as hospital,
-        hospital.connect() as curator,
+        LocalHospital(task.source.images.numpy(), epsilon=3000.0, delta=DELTA, device="cpu") as hospital,
+        hospital.connect() as connected,
     ):
-        plan = curator.plan(epsilon=1000.0, parameters="none", directions=100, coefficients=4)
+        plan = connected.plan(Replay(directions=100, coefficients=4), epsilon=1000.0)
         own = features(extractor, task.source.images)
-        loss = curator.alignment_loss(extractor, own, plan=plan)
-        assert abs(float(loss)) < 1e-4
-        with pytest.raises(RunFinished):
-            curator.alignment_loss(extractor, own)
-        moved = curator.plan(epsilon=1000.0, release="rows", parameters="none", steps=2, batch_size=200, directions=50)
+        with connected.open(plan, extractor) as run:
+            assert abs(float(run.loss(own))) < 1e-4
+            with pytest.raises(RunFinished):
+                run.loss(own)
+        moved = connected.plan(Replay(release="rows", directions=50), epsilon=1000.0, steps=2, batch_size=200)
         shifted = (own + 1.0).requires_grad_(True)
-        other = fresh(trained, task)[0]
-        loss = curator.alignment_loss(other, shifted, plan=moved)
-        loss.backward()
+        with connected.open(moved, fresh(trained, task)[0]) as run:
+            run.loss(shifted).backward()
         assert shifted.grad is not None
         assert torch.isfinite(shifted.grad).all()
     del classifier
@@ -109,17 +112,17 @@ def test_a_hospital_with_the_sources_own_records_is_at_distance_zero(task, train
 def test_all_weights_row_by_row_runs_and_spends_what_was_planned(task, trained):
     extractor, classifier = fresh(trained, task)
     with (
-        RehearsalHospital(task.target.images.numpy(), epsilon=8.0, delta=DELTA, device="cpu") as hospital,
-        hospital.connect() as curator,
+        LocalHospital(task.target.images.numpy(), epsilon=8.0, delta=DELTA, device="cpu") as hospital,
+        hospital.connect() as connected,
     ):
-        plan = curator.plan(epsilon=8.0, release="rows", steps=5, batch_size=64, directions=50)
+        plan = connected.plan(Rows(directions=50), epsilon=8.0, steps=5, batch_size=64)
         weights = {name: value.clone() for name, value in extractor.state_dict().items()}
-        DomainAdaptation(extractor, classifier, curator=curator, plan=plan, source_epochs=0, device="cpu").fit(
+        DomainAdaptation(extractor, classifier, hospital=connected, plan=plan, source_epochs=0, device="cpu").fit(
             source_loader(task.source, batch_size=64), progress=False
         )
         changed = [name for name, value in extractor.state_dict().items() if not torch.equal(value, weights[name])]
         assert changed == list(weights)
-        assert curator.describe().spent <= 8.0
+        assert connected.describe().spent <= 8.0
         books = hospital.budget()
-        assert books["epsilon_spent"] == pytest.approx(curator.describe().spent)
+        assert books["epsilon_spent"] == pytest.approx(connected.describe().spent)
         json.dumps(books)

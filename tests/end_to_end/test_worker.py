@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import nn
 
-from private_curator.steps.admission import ExtractorFacts
 from private_curator.worker.confinement import probe
 from private_curator.worker.local import LocalEngine
 from private_curator.worker.pool import MAX_LOADED, WorkerPool
@@ -25,6 +24,7 @@ from private_curator.worker.sessions import ExtractorSource
 from shared.errors import ExtractionStopped, RequestInvalid, SettingsError
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.mechanisms.interface import ModelFacts
 
 pytestmark = pytest.mark.end_to_end
 
@@ -37,7 +37,7 @@ RECORDS = np.random.default_rng(1).random((40, *SHAPE), dtype=np.float32)
 def source(module: nn.Module, shape: tuple[int, ...] = SHAPE, *, key: str = "small") -> ExtractorSource:
     graph = trace(module, shape)
     weights = weights_to_bytes(module_weights(module, graph))
-    facts = ExtractorFacts(graph.input_shape, graph.feature_dimension, graph.parameter_shapes)
+    facts = ModelFacts(graph.input_shape, graph.feature_dimension, graph.parameter_shapes)
     return ExtractorSource(key=key, facts=facts, read=lambda: (graph.to_bytes(), weights))
 
 
@@ -52,7 +52,7 @@ def settings(*, memory: int = 512, seconds: float = 60.0, program: tuple[str, ..
 
 @pytest.fixture(scope="module")
 def pool():
-    made = WorkerPool(settings(), places=1)
+    made = WorkerPool(settings(), workers=1)
     yield made
     made.close()
 
@@ -63,7 +63,7 @@ def limited():
     made: list[WorkerPool] = []
 
     def make(**limits):
-        made.append(WorkerPool(settings(**limits), places=1))
+        made.append(WorkerPool(settings(**limits), workers=1))
         made[-1].ready()
         return made[-1]
 
@@ -112,7 +112,7 @@ def test_what_a_worker_must_not_do_it_cannot(pool, tmp_path):
 def test_code_inside_a_worker_finds_no_way_out(pool):
     evaluate(pool, source(small()))  # it holds shared memory now
     confinement = pool.ready()
-    if not all(confinement.layers.values()):
+    if not all(confinement.values()):
         pytest.skip(f"this machine confines less: {confinement}")
     could = ask(pool, {"op": "escape", "curator": os.getpid()})
     assert [name for name, worked in could.items() if worked] == []
@@ -122,7 +122,7 @@ def test_code_inside_a_worker_finds_no_way_out(pool):
 
 def test_a_worker_inherits_no_secrets(pool, monkeypatch):
     monkeypatch.setenv("DPSWD_CURATOR_SECRET", "hush")
-    fresh = WorkerPool(settings(), places=1)
+    fresh = WorkerPool(settings(), workers=1)
     try:
         found = ask(fresh, {"op": "environment"})["environment"]
     finally:
@@ -198,7 +198,7 @@ def test_a_worker_that_dies_in_mid_step_is_replaced(pool, message):
 def test_a_worker_that_dies_between_steps_is_not_noticed(pool):
     evaluate(pool, source(small()))
     os.kill(pool.pids[0], signal.SIGKILL)
-    while pool._places[0].worker.alive:
+    while pool._for_steps[0].worker.alive:
         time.sleep(0.01)
     features, _ = evaluate(pool, source(small()))
     assert features.shape == (40, 6)
@@ -210,7 +210,7 @@ def test_workers_end_with_their_curator_however_it_ends(tmp_path):
 import threading, time
 from private_curator.worker.pool import WorkerPool
 from private_curator.worker.process import WorkerSettings
-made = WorkerPool(WorkerSettings("cpu", 1, 1 << 29, 600.0, program={PROGRAM!r}), places=2)
+made = WorkerPool(WorkerSettings("cpu", 1, 1 << 29, 600.0, program={PROGRAM!r}), workers=2)
 made.ready()
 busy = made._idle.get().worker
 threading.Thread(target=busy.ask, args=({{"op": "sleep", "seconds": 600}},), kwargs={{"deadline": 1e9}}).start()
@@ -242,7 +242,7 @@ def test_an_unexpected_error_leaves_a_worker_without_its_words(pool):
         ask(pool, {"op": "quote", "canary": "patient-4711"})
     assert "patient-4711" not in repr(caught.value.chain) + str(caught.value)
     assert caught.value.chain[0]["type"] == "builtins.ValueError"
-    assert any("quote" in place for place in caught.value.chain[0]["places"])
+    assert any("quote" in frame for frame in caught.value.chain[0]["frames"])
 
 
 def test_a_worker_that_cannot_start_says_why(limited):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import math
 from collections import Counter
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -26,25 +25,22 @@ from cryptography.x509.oid import NameOID
 from grpc_status import rpc_status
 
 from shared import errors
-from shared.extractor import ExtractorGraph
+from shared.extractor.graph import ExtractorGraph
 from shared.kernels.noise import GridArray
 from shared.ledger import receipts
-from shared.protocol import arrays
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.critic.mechanism import CriticReply
+from shared.mechanisms.gradient.mechanism import GradientReply
+from shared.mechanisms.interface import ModelFacts
+from shared.mechanisms.sliced import SlicedReply
 from shared.protocol.digests import run_digest, step_digest
-from shared.protocol.messages import Critic, PublicMap, Quantiles, RunParameters
+from shared.protocol.messages import RunParameters, StepRelease
 from shared.protocol.receipts import encode_receipt
 from shared.protocol.status import to_status
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as rpc
 
 torch.set_num_threads(1)
-
-_RELEASED = {
-    pb.AlignTargetResponse: "step_release",
-    pb.ReleaseProjectionsResponse: "step_release",
-    pb.ReleaseQuantilesResponse: "step_release",
-    pb.ReleaseCriticGradientResponse: "critic_release",
-}
 
 
 @dataclass
@@ -60,7 +56,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
     failures: dict[str, list[object]] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
     request_ids: list[str] = field(default_factory=list)
-    inputs: list[pb.StepInput] = field(default_factory=list)
+    requests: list[object] = field(default_factory=list)
     run: RunParameters | None = None
     graph: ExtractorGraph | None = None
     steps_charged: int = 0
@@ -124,9 +120,10 @@ class FakeCurator(rpc.CuratorServiceServicer):
                 self._refuse(context, errors.BudgetExhausted(cost, self.spent, self.epsilon - self.spent, 3))
             self.spent += cost
             self.run = parameters
-            if parameters.gradient is not None and self.graph is not None:
-                shapes = self.graph.parameter_shapes
-                self.gradient_size = sum(math.prod(shapes[name]) for name in parameters.gradient.parameters)
+            summed = getattr(self.declared, "sum", None)
+            if summed is not None and self.graph is not None:
+                model = ModelFacts(self.record_shape, self.feature_dimension, self.graph.parameter_shapes)
+                self.gradient_size = model.size(summed.parameters)
             payload = {
                 "run": "run-1", "client": "tester", "request_id": request.request_id,
                 "digest": run_digest(parameters), "steps": parameters.steps,
@@ -146,83 +143,55 @@ class FakeCurator(rpc.CuratorServiceServicer):
         self.entries.clear()
         self.spent, self.steps_charged, self.rng = 0.0, 0, np.random.default_rng(7)
 
-    def AlignTarget(self, request, context):
-        return self._step("AlignTarget", request, pb.AlignTargetResponse, context)
+    @property
+    def mechanism(self):
+        """Of the open run."""
+        assert self.run is not None
+        return MECHANISMS[self.run.mechanism]
 
-    def ReleaseProjections(self, request, context):
-        return self._step("ReleaseProjections", request, pb.ReleaseProjectionsResponse, context)
+    @property
+    def declared(self):
+        """What the open run declared of its mechanism."""
+        return self.mechanism.declaration.from_bytes(self.run.declaration)
 
-    def ReleaseQuantiles(self, request, context):
-        return self._step("ReleaseQuantiles", request, pb.ReleaseQuantilesResponse, context)
-
-    def ReleaseCriticGradient(self, request, context):
-        return self._step("ReleaseCriticGradient", request, pb.ReleaseCriticGradientResponse, context)
-
-    def _step(self, method, request, reply_type, context):
-        step_input = request.input
+    def DrawStep(self, request, context):
         if self.before_step is not None:
             self.before_step()
-        self._begin(method, context)
-        self.request_ids.append(step_input.request_id)
-        if step_input.request_id not in self.stored:
+        self._begin("DrawStep", context)
+        self.request_ids.append(request.request_id)
+        if request.request_id not in self.stored:
             if self.run is not None and self.steps_charged == self.run.steps:
                 self._refuse(context, errors.RunFinished("all declared steps are used"))
             self.steps_charged += 1
-            self.inputs.append(step_input)
-            released = self._released(request)
-            reply = reply_type(receipt=self._receipt(method, request, released), **{_RELEASED[reply_type]: released})
-            self.stored[step_input.request_id] = reply
-        after = self.failures.get(method + ":after")
+            self.requests.append(self.mechanism.request.from_bytes(request.payload))
+            released = StepRelease(request.run_id, self.steps_charged, self._reply().to_bytes()).to_bytes()
+            payload = {
+                "run": request.run_id, "client": "tester", "request_id": request.request_id,
+                "digest": step_digest(run_id=request.run_id, payload=request.payload), "step": self.steps_charged,
+                "reply": "f" * 64 if self.forge_receipts else receipts.sha256(released),
+            }  # fmt: skip
+            receipt = self._signed(receipts.STEP_ANSWERED, payload)
+            self.stored[request.request_id] = pb.DrawStepResponse(step_release=released, receipt=receipt)
+        after = self.failures.get("DrawStep:after")
         if after and after.pop(0) is not None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "connection lost after the answer was stored")
-        return self.stored[step_input.request_id]
+        return self.stored[request.request_id]
 
-    def _released(self, request):
-        step_input = request.input
-        assert self.run is not None
-        release = self.run.release
-        if isinstance(release, Critic):
-            gradient = arrays.encode_grid(GridArray(self._sums(), 1e-3))
-            critic = pb.CriticRelease(run_id=step_input.run_id, step=self.steps_charged, gradient=gradient)
-            return critic.SerializeToString()
-        rows = release.coefficients if isinstance(release, Quantiles) else self.run.batch_size
-        values = self.rng.integers(-300, 300, size=(rows, self.run.directions)).astype(np.int16)
-        message = pb.StepRelease(
-            run_id=step_input.run_id,
-            step=self.steps_charged,
-            directions_seed=self.rng.bytes(32),
-            release=arrays.encode_grid(GridArray(values, release.sigma / 2048)),
-            cotangent_scale=0.5,
-        )
-        if self.run.gradient is not None:
-            message.gradient.CopyFrom(arrays.encode_grid(GridArray(self._sums(), 1e-3)))
-        return message.SerializeToString()
+    def _reply(self):
+        """Numbers of the declared sizes."""
+        if self.mechanism.name == "critic":
+            return CriticReply(self._sums())
+        if self.mechanism.name == "gradient":
+            return GradientReply(self._sliced(self.declared.sliced), self._sums(), 0.5)
+        return self._sliced(self.declared)
+
+    def _sliced(self, declared):
+        shape = (declared.coefficients or self.run.batch_size, declared.directions)
+        values = self.rng.integers(-300, 300, size=shape).astype(np.int16)
+        return SlicedReply(self.rng.bytes(32), GridArray(values, declared.sigma / 2048, "int16"))
 
     def _sums(self):
-        return self.rng.integers(-300, 300, size=self.gradient_size).astype(np.int32)
-
-    def _receipt(self, method, request, released):
-        payload = {
-            "run": request.input.run_id, "client": "tester", "request_id": request.input.request_id,
-            "digest": self._digest(method, request), "step": self.steps_charged,
-            "reply": "f" * 64 if self.forge_receipts else receipts.sha256(released),
-        }  # fmt: skip
-        return self._signed(receipts.STEP_ANSWERED, payload)
-
-    def _digest(self, method, request):
-        """What the real curator computes from a request that it has decoded."""
-        source = None
-        if method not in ("ReleaseProjections", "ReleaseCriticGradient") and request.HasField("source"):
-            inline = request.source.WhichOneof("features") == "inline"
-            source = receipts.sha256(request.source.inline.data) if inline else request.source.digest
-        own_map = request.input.HasField("feature_map")
-        return step_digest(
-            operation=method,
-            run_id=request.input.run_id,
-            adapted=request.input.adapted_parameters,
-            feature_map=PublicMap.from_message(request.input.feature_map, field="map") if own_map else None,
-            source=source,
-        )
+        return GridArray(self.rng.integers(-300, 300, size=self.gradient_size).astype(np.int32), 1e-3)
 
     def _signed(self, kind, payload):
         statement = receipts.canonical_json(

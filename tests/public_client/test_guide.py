@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from public_client import Hospital
 from public_client.testing.mock import MockCurator, mock_description
 from shared.errors import RunFinished
 
-GUIDE = Path(__file__).parents[2] / "docs" / "ml-team.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "ml-team" / "guide.md"
 
 
 def snippet(section):
@@ -25,26 +26,25 @@ def test_the_loop_of_ones_own(adapters):
     from shared.extractor.adapting import adapt_for_target
 
     torch.manual_seed(0)
-    source_extractor, classifier = nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 3)
-    extractor = adapt_for_target(source_extractor, (6,)) if adapters else source_extractor
-    hospital = MockCurator(mock_description(records=600, record_shape=(6,), epsilon=3.0, delta=1e-5))
+    extractor, classifier = nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 3)
+    target = adapt_for_target(extractor, (6,)) if adapters else extractor
+    hospital = Hospital(MockCurator(mock_description(records=600, record_shape=(6,), epsilon=3.0, delta=1e-5)))
     code = snippet("In your own loop")
     assert "steps=200" in code
     code = code.replace("steps=200", "steps=5")
     if adapters:
-        code = code.replace('parameters="all"', 'parameters="adapters"')
-        code = code.replace("source_features = extractor(records)", "source_features = source_extractor(records)")
-    before = [value.clone() for value in extractor.parameters()]
+        code = code.replace("AllWeights", "Adapter").replace("open(plan, extractor)", "open(plan, target)")
+    before = [value.clone() for value in target.parameters()]
     names = {
         "hospital": hospital,
         "extractor": extractor,
-        "source_extractor": source_extractor,
+        "target": target,
         "classifier": classifier,
         "source_loader": [(torch.randn(32, 6), torch.randint(3, (32,))) for _ in range(2)],
-        "optimizer": torch.optim.Adam([*extractor.parameters(), *classifier.parameters()]),
+        "optimizer": torch.optim.Adam([*target.parameters(), *classifier.parameters()]),
     }
     exec(compile(code, str(GUIDE), "exec"), names)
-    assert len(hospital.charges) == 1
-    assert any(not torch.equal(old, new) for old, new in zip(before, extractor.parameters(), strict=True))
+    assert len(hospital.curator.charges) == 1
+    assert any(not torch.equal(old, new) for old, new in zip(before, target.parameters(), strict=True))
     with pytest.raises(RunFinished):
-        hospital.alignment_loss(extractor, names["source_features"].detach(), plan=names["plan"])
+        names["run"].loss(names["source_features"].detach())

@@ -15,21 +15,24 @@ import time
 import numpy as np
 import pytest
 import torch
+from declarations import gradient, quantiles
+from raw_client import RawClient
 from scipy.stats import binomtest
 from torch import nn
 
-from private_curator.operator import home_directory as home
 from private_curator.serving import server
-from private_curator.settings.tree import RecordsSettings
 from private_curator.settings import tree as settings
-from private_curator.steps.admission import ExtractorFacts
+from private_curator.settings.groups import RecordsSettings
+from private_curator.storage import home_directory as home
 from private_curator.worker.pool import WorkerPool
 from private_curator.worker.process import WorkerSettings
 from private_curator.worker.sessions import ExtractorSource
-from public_client.curator.stub import Curator
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.protocol.messages import Gradient, Quantiles, RunParameters
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.gradient.mechanism import GradientRequest
+from shared.mechanisms.interface import ModelFacts
+from shared.protocol.messages import RunParameters
 
 pytestmark = pytest.mark.statistical
 
@@ -83,9 +86,9 @@ def evaluated():
     module = extractor()
     graph = trace(module, (INPUTS,))
     weights = weights_to_bytes(module_weights(module, graph))
-    facts = ExtractorFacts(graph.input_shape, graph.feature_dimension, graph.parameter_shapes)
+    facts = ModelFacts(graph.input_shape, graph.feature_dimension, graph.parameter_shapes)
     source = ExtractorSource("timed", facts, lambda: (graph.to_bytes(), weights))
-    pool = WorkerPool(WorkerSettings(device="cpu", threads=1, memory_bytes=1 << 29, seconds=120.0), places=1)
+    pool = WorkerPool(WorkerSettings(device="cpu", threads=1, memory_bytes=1 << 29, seconds=120.0), workers=1)
 
     def seconds(records, *, delay=0.0):
         begun = time.perf_counter()
@@ -160,21 +163,17 @@ class Site:
         )
         self.delay = 0.0
         self.server = server.CuratorServer(made, chosen, checkpoint=self._checkpoint)
-        self.client = Curator.connect(self.server.start(), credentials=directory / "credentials")
-        module = extractor()
-        graph = trace(module, (INPUTS,))
-        uploaded = self.client.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(module, graph)))
+        self.client = RawClient(self.server.start(), credentials=directory / "credentials")
+        name, declaration = gradient(quantiles(4, 50.0, directions=50), ClippedSum(("8.bias",), 0.1, 50.0))
         self.run = self.client.open_run(
             RunParameters(
-                graph_digest=uploaded.graph_digest,
-                weights_digest=uploaded.weights_digest,
-                directions=50,
+                **self.client.upload(extractor()),
+                mechanism=name,
+                declaration=declaration.to_bytes(),
                 batch_size=BATCH,
                 steps=2000,
-                release=Quantiles(4, 50.0),
-                gradient=Gradient(("8.bias",), 0.1, 50.0),
             )
-        )
+        ).run_id
         self.source = self.client.upload_source(np.ones((16, 64), np.float32))
 
     def _checkpoint(self, name):
@@ -185,7 +184,7 @@ class Site:
         self.server._service._parts.pacer._quantum_s = quantum_s
 
     def seconds(self):
-        pending = self.client.prepare_step(self.run, source=self.source)
+        pending = self.client.prepare_step(self.run, GradientRequest(self.source))
         begun = time.perf_counter()
         self.client.send(pending)
         return time.perf_counter() - begun

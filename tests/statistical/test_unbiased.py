@@ -10,7 +10,7 @@ from scipy.stats import norm
 from private_curator.steps.randomness import SystemNoise
 from shared.kernels.clipping import clip_records
 from shared.kernels.directions import directions
-from shared.mechanisms.gradient.sanitized import release_gradient
+from shared.kernels.sanitized import release_gradient
 from shared.mechanisms.quantiles.coefficients import (
     cosine_basis,
     distance,

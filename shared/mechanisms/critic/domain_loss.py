@@ -31,11 +31,6 @@ def target_cotangents(logits: Tensor) -> Tensor:
     return -torch.sigmoid(-neutralise(logits))
 
 
-def target_loss(logits: Tensor) -> Tensor:
-    """Mean of log(1 + exp(-z)) over logits of any shape; differentiable."""
-    return functional.softplus(-logits).mean()
-
-
 def source_loss(logits: Tensor) -> Tensor:
     """Mean of log(1 + exp(z)) over logits of any shape; differentiable."""
     return functional.softplus(logits).mean()

@@ -7,6 +7,7 @@ neighbouring data sets are equal to the last bit, whatever the order, the chunks
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,8 +17,13 @@ from torch import Tensor
 from shared.errors import InvalidValue
 from shared.kernels.clipping import neutralise
 from shared.kernels.noise import GridArray, NoiseSource, grid_step, release_on_grid
-from shared.privacy.evaluation_parts import CONFIDENCE_WEIGHT
+from shared.protocol import limits as protocol
+from shared.protocol.payloads import MessagePayload, Wire
+from shared.protocol.v1 import curator_pb2 as pb
 
+CONFIDENCE_WEIGHT = 0.25
+"""rho: the place of a confidence in its bin, -1/2 to 1/2, is released times this. The place is needed to a few per cent
+of a bin's width only, so a small weight costs little precision and nearly no sensitivity."""
 LARGEST_SCORE = 1e4
 """Scores are cut here: a softmax of larger ones is 0 or 1 in any case."""
 _PLACE_UNITS = 1 << 20  # a confidence's place in its bin is a whole number of 2^-20 bins
@@ -26,18 +32,19 @@ _NOISE_REACH = 2**15  # 16 sigma of noise, in steps
 
 
 @dataclass(frozen=True, eq=False)
-class ReleasedCounts:
-    """What an evaluation releases.
+class EvaluationReply(MessagePayload, message=pb.EvaluationReply, field="reply"):
+    """What an evaluation releases, in units of records, as int32.
 
     Attributes:
-        correct: (1,) int32.
-        confusion: (C, C) int32, row the label, column the prediction; or None.
-        calibration: (3, B) int32: correct, wrong, weighted places; or None.
+        correct: (1,), noised number of correct predictions.
+        confusion: (C, C) noised counts, row the label, column the prediction; None unless declared.
+        calibration: (3, B) noised sums: correct, wrong, and a quarter of the confidence's place in its bin; None unless
+            declared.
     """
 
-    correct: GridArray
-    confusion: GridArray | None
-    calibration: GridArray | None
+    correct: Annotated[GridArray, Wire(shape=(1,), most=1)]
+    confusion: Annotated[GridArray | None, Wire(shape=("C", "C"), most=protocol.MAX_CLASSES**2)]
+    calibration: Annotated[GridArray | None, Wire(shape=(3, "B"), most=3 * protocol.MAX_BINS)]
 
 
 class EvaluationCounter:
@@ -94,7 +101,7 @@ class EvaluationCounter:
 
     def release(
         self, *, correct_sigma: float, confusion_sigma: float, calibration_sigma: float, noise: NoiseSource
-    ) -> ReleasedCounts:
+    ) -> EvaluationReply:
         """Adds noise to the sums.
 
         Args:
@@ -117,7 +124,7 @@ class EvaluationCounter:
         first = noised(correct, correct_sigma)
         if first is None:
             raise InvalidValue("correct_sigma is 0; the number of correct predictions is always released with noise")
-        return ReleasedCounts(first, noised(confusion, confusion_sigma), noised(calibration, calibration_sigma))
+        return EvaluationReply(first, noised(confusion, confusion_sigma), noised(calibration, calibration_sigma))
 
 
 def bin_places(

@@ -37,12 +37,11 @@ class SourceDistribution:
     levels: Tensor
 
     @classmethod
-    def from_projections(cls, projections: Tensor, *, cells: int = CDF_CELLS) -> SourceDistribution:
+    def from_projections(cls, projections: Tensor) -> SourceDistribution:
         """Tabulate; ties count half (mid-ranks).
 
         Args:
             projections: (m, k) source projections.
-            cells: of the table.
 
         Returns:
             The functions, one for each column.
@@ -51,11 +50,11 @@ class SourceDistribution:
         low, high = ordered[:, 0], ordered[:, -1]
         # A direction in which the source is constant has one step; a tiny width puts every value outside it.
         width = torch.clamp(high - low, min=torch.finfo(ordered.dtype).tiny * 1e6)
-        edges = torch.linspace(0.0, 1.0, cells + 1, device=ordered.device, dtype=ordered.dtype)
+        edges = torch.linspace(0.0, 1.0, CDF_CELLS + 1, device=ordered.device, dtype=ordered.dtype)
         at = torch.lerp(low[:, None], high[:, None], edges[None, :].expand(ordered.shape[0], -1)).contiguous()
         below = torch.searchsorted(ordered, at, right=False) + torch.searchsorted(ordered, at, right=True)
         levels = below.to(ordered.dtype) / (2 * ordered.shape[1])
-        return cls(low=low, cells_per_unit=cells / width, levels=levels.T.contiguous())
+        return cls(low=low, cells_per_unit=CDF_CELLS / width, levels=levels.T.contiguous())
 
     def __call__(self, projections: Tensor) -> Tensor:
         """Levels in [0, 1] of given projections; constant outside the source's range.
@@ -141,17 +140,6 @@ class QuantileCotangent:
             along = along + self.gaps[order] * basis_function(levels, order)
         d, k = self.U.shape
         return (along @ self.U.T) * (d / k / self.scale)
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """The cotangent of one record, also under `torch.func.vmap`.
-
-        Args:
-            features: (d,), clipped.
-
-        Returns:
-            (d,).
-        """
-        return self.batch(features[None, :])[0]
 
 
 def mean_norm(cotangents: Tensor) -> float:

@@ -6,8 +6,6 @@ that both sides are smeared alike and the distance compares like with like.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -15,19 +13,6 @@ from shared.errors import InvalidValue
 from shared.kernels.noise import SeededNoise, grid_step
 from shared.mechanisms.quantiles.cotangents import mean_norm
 from shared.optimal_transport.one_dimensional import resample_quantiles, wasserstein_1d
-
-
-@dataclass(frozen=True, eq=False)
-class RowCotangents:
-    """Cotangents of the batch's clipped features, in the sample's order.
-
-    Attributes:
-        values: (b, d), divided by `scale`.
-        scale: mean norm of the source rows' own cotangents, in feature units.
-    """
-
-    values: Tensor
-    scale: float
 
 
 def noised_source_projections(source_features: Tensor, U: Tensor, *, sigma: float, seed: bytes) -> Tensor:
@@ -62,7 +47,7 @@ def row_distance(released: Tensor, noised_source: Tensor) -> Tensor:
     return wasserstein_1d(noised_source, released, p=2.0).mean()
 
 
-def row_cotangents(released: Tensor, noised_source: Tensor, U: Tensor) -> RowCotangents:
+def row_cotangents(released: Tensor, noised_source: Tensor, U: Tensor) -> tuple[Tensor, float]:
     """The gradient of `row_distance` with respect to the target rows, mapped back to features.
 
     Row r moves by (d / k) sum_j u_j (P_rj - the source quantile that the sorted matching gives to P_rj), b d / 2
@@ -74,7 +59,8 @@ def row_cotangents(released: Tensor, noised_source: Tensor, U: Tensor) -> RowCot
         U: (d, k).
 
     Returns:
-        Cotangents whose scale comes from the source rows alone.
+        Cotangents (b, d), in the sample's order and divided by their scale; and that scale, the mean norm of the source
+        rows' own cotangents, in feature units: it comes from the source rows alone.
 
     Raises:
         InvalidValue: the shapes do not fit together.
@@ -91,7 +77,7 @@ def row_cotangents(released: Tensor, noised_source: Tensor, U: Tensor) -> RowCot
     source = noised_source.detach()
     target, directions = released.detach().to(source), U.to(source)
     scale = mean_norm(_displacements(source, target, directions))
-    return RowCotangents(values=_displacements(target, source, directions) / scale, scale=scale)
+    return _displacements(target, source, directions) / scale, scale
 
 
 def _displacements(rows: Tensor, others: Tensor, U: Tensor) -> Tensor:

@@ -178,12 +178,18 @@ class Limits(_message.Message):
     MAX_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     MAX_ADAPTED_PARAMETERS_FIELD_NUMBER: _builtins.int
     MAX_SOURCE_FEATURES_FIELD_NUMBER: _builtins.int
+    MAX_SAMPLE_VALUES_FIELD_NUMBER: _builtins.int
+    MAX_GRADIENT_VALUES_FIELD_NUMBER: _builtins.int
     max_message_bytes: _builtins.int
     max_directions: _builtins.int
     max_coefficients: _builtins.int
     max_batch_size: _builtins.int
     max_adapted_parameters: _builtins.int
     max_source_features: _builtins.int
+    max_sample_values: _builtins.int
+    """Values of all records of one sample together."""
+    max_gradient_values: _builtins.int
+    """Values of all gradients of one sample together."""
     def __init__(
         self,
         *,
@@ -193,10 +199,12 @@ class Limits(_message.Message):
         max_batch_size: _builtins.int = ...,
         max_adapted_parameters: _builtins.int = ...,
         max_source_features: _builtins.int = ...,
+        max_sample_values: _builtins.int = ...,
+        max_gradient_values: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_adapted_parameters", b"max_adapted_parameters", "max_batch_size", b"max_batch_size", "max_coefficients", b"max_coefficients", "max_directions", b"max_directions", "max_message_bytes", b"max_message_bytes", "max_source_features", b"max_source_features"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_adapted_parameters", b"max_adapted_parameters", "max_batch_size", b"max_batch_size", "max_coefficients", b"max_coefficients", "max_directions", b"max_directions", "max_gradient_values", b"max_gradient_values", "max_message_bytes", b"max_message_bytes", "max_sample_values", b"max_sample_values", "max_source_features", b"max_source_features"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -262,7 +270,7 @@ class DescribeResponse(_message.Message):
 
     @_builtins.property
     def mechanisms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"rows", "quantiles", "gradient", "critic", and "evaluation" where the records are labelled."""
+        """Names of what a run may release (docs/privacy/mechanisms.md); those that need labels only where there are some."""
 
     @_builtins.property
     def limits(self) -> Global___Limits: ...
@@ -303,7 +311,7 @@ class UploadExtractorRequest(_message.Message):
     GRAPH_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     graph: _builtins.bytes
-    """Canonical bytes of the graph (docs/extractors.md)."""
+    """Canonical bytes of the graph (docs/ml-team/extractors.md)."""
     weights: _builtins.bytes
     """Weights as safetensors, float32."""
     def __init__(
@@ -390,143 +398,6 @@ class UploadSourceResponse(_message.Message):
 Global___UploadSourceResponse: _TypeAlias = UploadSourceResponse  # noqa: Y015
 
 @_typing.final
-class RowsDeclaration(_message.Message):
-    """Noisy projections, row by row: N(0, sigma^2) on each of batch_size * directions values."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SIGMA_FIELD_NUMBER: _builtins.int
-    sigma: _builtins.float
-    def __init__(
-        self,
-        *,
-        sigma: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sigma", b"sigma"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RowsDeclaration: _TypeAlias = RowsDeclaration  # noqa: Y015
-
-@_typing.final
-class QuantilesDeclaration(_message.Message):
-    """Sliced quantile coefficients: N(0, sigma^2) on each of coefficients * directions values."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    COEFFICIENTS_FIELD_NUMBER: _builtins.int
-    SIGMA_FIELD_NUMBER: _builtins.int
-    coefficients: _builtins.int
-    sigma: _builtins.float
-    def __init__(
-        self,
-        *,
-        coefficients: _builtins.int = ...,
-        sigma: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coefficients", b"coefficients", "sigma", b"sigma"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___QuantilesDeclaration: _TypeAlias = QuantilesDeclaration  # noqa: Y015
-
-@_typing.final
-class GradientDeclaration(_message.Message):
-    """The sanitized gradient through the target branch: per-record gradients clipped to clip_norm, summed over the
-    sample, N(0, sigma^2) on each coordinate of the sum.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PARAMETERS_FIELD_NUMBER: _builtins.int
-    CLIP_NORM_FIELD_NUMBER: _builtins.int
-    SIGMA_FIELD_NUMBER: _builtins.int
-    clip_norm: _builtins.float
-    sigma: _builtins.float
-    @_builtins.property
-    def parameters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the extractor's parameters that are adapted, in the order of the flat gradient."""
-
-    def __init__(
-        self,
-        *,
-        parameters: _abc.Iterable[_builtins.str] | None = ...,
-        clip_norm: _builtins.float = ...,
-        sigma: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_norm", b"clip_norm", "parameters", b"parameters", "sigma", b"sigma"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GradientDeclaration: _TypeAlias = GradientDeclaration  # noqa: Y015
-
-@_typing.final
-class EvaluationDeclaration(_message.Message):
-    """Noised counts of a model's predictions on all labelled records (docs/privacy/evaluation.md). The uploaded graph
-    takes a record to one score for each class; batch_size is the number of records, directions is 0.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CLASSES_FIELD_NUMBER: _builtins.int
-    BINS_FIELD_NUMBER: _builtins.int
-    CORRECT_SIGMA_FIELD_NUMBER: _builtins.int
-    CONFUSION_SIGMA_FIELD_NUMBER: _builtins.int
-    CALIBRATION_SIGMA_FIELD_NUMBER: _builtins.int
-    classes: _builtins.int
-    """C, the number of classes."""
-    bins: _builtins.int
-    """B, bins of the confidence between 1/C and 1; 0 without calibration."""
-    correct_sigma: _builtins.float
-    """N(0, sigma^2) on the number of correct predictions."""
-    confusion_sigma: _builtins.float
-    """N(0, sigma^2) on each cell of the confusion matrix; 0: it is not released."""
-    calibration_sigma: _builtins.float
-    """N(0, sigma^2) on each of the 3 B calibration sums; 0: they are not released."""
-    def __init__(
-        self,
-        *,
-        classes: _builtins.int = ...,
-        bins: _builtins.int = ...,
-        correct_sigma: _builtins.float = ...,
-        confusion_sigma: _builtins.float = ...,
-        calibration_sigma: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bins", b"bins", "calibration_sigma", b"calibration_sigma", "classes", b"classes", "confusion_sigma", b"confusion_sigma", "correct_sigma", b"correct_sigma"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___EvaluationDeclaration: _TypeAlias = EvaluationDeclaration  # noqa: Y015
-
-@_typing.final
-class CriticDeclaration(_message.Message):
-    """The gradient of log(1 + exp(-z)) over a sample of target records, where the uploaded graph takes a record to one
-    logit z ("is the target's"); clipped and noised as the run's gradient declares (docs/privacy/critic-gradients.md).
-    directions is 0.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CriticDeclaration: _TypeAlias = CriticDeclaration  # noqa: Y015
-
-@_typing.final
 class RunParameters(_message.Message):
     """What a run declares before it starts; it is priced as a whole from these public values."""
 
@@ -534,56 +405,33 @@ class RunParameters(_message.Message):
 
     GRAPH_DIGEST_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
-    DIRECTIONS_FIELD_NUMBER: _builtins.int
+    MECHANISM_FIELD_NUMBER: _builtins.int
+    DECLARATION_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
-    ROWS_FIELD_NUMBER: _builtins.int
-    QUANTILES_FIELD_NUMBER: _builtins.int
-    EVALUATION_FIELD_NUMBER: _builtins.int
-    CRITIC_FIELD_NUMBER: _builtins.int
-    GRADIENT_FIELD_NUMBER: _builtins.int
-    FEATURE_MAP_FIELD_NUMBER: _builtins.int
     graph_digest: _builtins.str
     weights_digest: _builtins.str
-    directions: _builtins.int
+    mechanism: _builtins.str
+    """The name of what every step releases."""
+    declaration: _builtins.bytes
+    """The mechanism's own declaration, serialized."""
     batch_size: _builtins.int
     steps: _builtins.int
-    @_builtins.property
-    def rows(self) -> Global___RowsDeclaration: ...
-    @_builtins.property
-    def quantiles(self) -> Global___QuantilesDeclaration: ...
-    @_builtins.property
-    def evaluation(self) -> Global___EvaluationDeclaration: ...
-    @_builtins.property
-    def critic(self) -> Global___CriticDeclaration: ...
-    @_builtins.property
-    def gradient(self) -> Global___GradientDeclaration: ...
-    @_builtins.property
-    def feature_map(self) -> Global___FeatureMap:
-        """The map of every step that does not bring its own; none for evaluations and critics."""
-
     def __init__(
         self,
         *,
         graph_digest: _builtins.str = ...,
         weights_digest: _builtins.str = ...,
-        directions: _builtins.int = ...,
+        mechanism: _builtins.str = ...,
+        declaration: _builtins.bytes = ...,
         batch_size: _builtins.int = ...,
         steps: _builtins.int = ...,
-        rows: Global___RowsDeclaration | None = ...,
-        quantiles: Global___QuantilesDeclaration | None = ...,
-        evaluation: Global___EvaluationDeclaration | None = ...,
-        critic: Global___CriticDeclaration | None = ...,
-        gradient: Global___GradientDeclaration | None = ...,
-        feature_map: Global___FeatureMap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["critic", b"critic", "evaluation", b"evaluation", "feature_map", b"feature_map", "gradient", b"gradient", "quantiles", b"quantiles", "release", b"release", "rows", b"rows"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "critic", b"critic", "directions", b"directions", "evaluation", b"evaluation", "feature_map", b"feature_map", "gradient", b"gradient", "graph_digest", b"graph_digest", "quantiles", b"quantiles", "release", b"release", "rows", b"rows", "steps", b"steps", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "declaration", b"declaration", "graph_digest", b"graph_digest", "mechanism", b"mechanism", "steps", b"steps", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_release: _TypeAlias = _typing.Literal["rows", "quantiles", "evaluation", "critic"]  # noqa: Y015
-    _WhichOneofArgType_release: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_release) -> _WhichOneofReturnType_release | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunParameters: _TypeAlias = RunParameters  # noqa: Y015
 
@@ -662,69 +510,55 @@ class OpenRunResponse(_message.Message):
 Global___OpenRunResponse: _TypeAlias = OpenRunResponse  # noqa: Y015
 
 @_typing.final
-class SourceFeatures(_message.Message):
-    """Public source features of one step."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INLINE_FIELD_NUMBER: _builtins.int
-    DIGEST_FIELD_NUMBER: _builtins.int
-    digest: _builtins.str
-    """The digest that UploadSource returned."""
-    @_builtins.property
-    def inline(self) -> Global___FloatArray:
-        """Inline, raw, (m, d)."""
-
-    def __init__(
-        self,
-        *,
-        inline: Global___FloatArray | None = ...,
-        digest: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "features", b"features", "inline", b"inline"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "features", b"features", "inline", b"inline"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_features: _TypeAlias = _typing.Literal["inline", "digest"]  # noqa: Y015
-    _WhichOneofArgType_features: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_features) -> _WhichOneofReturnType_features | None: ...
-
-Global___SourceFeatures: _TypeAlias = SourceFeatures  # noqa: Y015
-
-@_typing.final
-class StepInput(_message.Message):
-    """What every step brings."""
-
+class DrawStepRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
-    ADAPTED_PARAMETERS_FIELD_NUMBER: _builtins.int
-    FEATURE_MAP_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     request_id: _builtins.str
     """UUID made by the client; a repeat with the same content returns the stored bytes, free."""
-    adapted_parameters: _builtins.bytes
-    """The adapted parameters, float32 little-endian, flat, in the declared order; empty when none are adapted."""
-    @_builtins.property
-    def feature_map(self) -> Global___FeatureMap:
-        """Replaces the run's map for this step."""
-
+    payload: _builtins.bytes
+    """The mechanism's own request, serialized."""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
-        adapted_parameters: _builtins.bytes = ...,
-        feature_map: Global___FeatureMap | None = ...,
+        payload: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapted_parameters", b"adapted_parameters", "feature_map", b"feature_map", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StepInput: _TypeAlias = StepInput  # noqa: Y015
+Global___DrawStepRequest: _TypeAlias = DrawStepRequest  # noqa: Y015
+
+@_typing.final
+class DrawStepResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_RELEASE_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    step_release: _builtins.bytes
+    """A serialized StepRelease; its SHA-256 stands in the receipt."""
+    @_builtins.property
+    def receipt(self) -> Global___Receipt: ...
+    def __init__(
+        self,
+        *,
+        step_release: _builtins.bytes = ...,
+        receipt: Global___Receipt | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "step_release", b"step_release"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrawStepResponse: _TypeAlias = DrawStepResponse  # noqa: Y015
 
 @_typing.final
 class StepRelease(_message.Message):
@@ -734,38 +568,22 @@ class StepRelease(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
-    DIRECTIONS_SEED_FIELD_NUMBER: _builtins.int
-    RELEASE_FIELD_NUMBER: _builtins.int
-    GRADIENT_FIELD_NUMBER: _builtins.int
-    COTANGENT_SCALE_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     step: _builtins.int
     """1 for the first step of the run."""
-    directions_seed: _builtins.bytes
-    """32 bytes; the directions U are a public function of them."""
-    cotangent_scale: _builtins.float
-    """Cotangents were divided by this before the gradients were clipped; public, from source records alone."""
-    @_builtins.property
-    def release(self) -> Global___GridArray:
-        """Noisy projections (batch_size, directions) or coefficients (coefficients, directions)."""
-
-    @_builtins.property
-    def gradient(self) -> Global___GridArray:
-        """The noised sum of clipped per-record gradients (p); absent when the run declares no gradient."""
-
+    payload: _builtins.bytes
+    """The mechanism's own reply, serialized; its length depends on declared sizes only."""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         step: _builtins.int = ...,
-        directions_seed: _builtins.bytes = ...,
-        release: Global___GridArray | None = ...,
-        gradient: Global___GridArray | None = ...,
-        cotangent_scale: _builtins.float = ...,
+        payload: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient", "release", b"release"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cotangent_scale", b"cotangent_scale", "directions_seed", b"directions_seed", "gradient", b"gradient", "release", b"release", "run_id", b"run_id", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "run_id", b"run_id", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -773,7 +591,7 @@ Global___StepRelease: _TypeAlias = StepRelease  # noqa: Y015
 
 @_typing.final
 class Receipt(_message.Message):
-    """A signed statement of the ledger: that a run was charged, or that one of its steps was answered (docs/ledger.md)."""
+    """A signed statement of the ledger: that a run was charged, or that one of its steps was answered (docs/reference/ledger.md)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -800,161 +618,351 @@ class Receipt(_message.Message):
 Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
 
 @_typing.final
-class AlignTargetRequest(_message.Message):
+class SlicedDeclaration(_message.Message):
+    """---- Declarations, requests and replies of the mechanisms -----------------------------------------------------------
+
+    Mechanism "rows": noisy projections, row by row, N(0, sigma^2) on each of batch_size * directions values (DP-SWD,
+    Algorithm 1). Mechanism "quantiles": N(0, sigma^2) on each of coefficients * directions values.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    INPUT_FIELD_NUMBER: _builtins.int
-    SOURCE_FIELD_NUMBER: _builtins.int
+    DIRECTIONS_FIELD_NUMBER: _builtins.int
+    COEFFICIENTS_FIELD_NUMBER: _builtins.int
+    SIGMA_FIELD_NUMBER: _builtins.int
+    FEATURE_MAP_FIELD_NUMBER: _builtins.int
+    directions: _builtins.int
+    coefficients: _builtins.int
+    """Of each direction; 0 for rows."""
+    sigma: _builtins.float
     @_builtins.property
-    def input(self) -> Global___StepInput: ...
-    @_builtins.property
-    def source(self) -> Global___SourceFeatures: ...
-    def __init__(
-        self,
-        *,
-        input: Global___StepInput | None = ...,
-        source: Global___SourceFeatures | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "source", b"source"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "source", b"source"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AlignTargetRequest: _TypeAlias = AlignTargetRequest  # noqa: Y015
-
-@_typing.final
-class AlignTargetResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEP_RELEASE_FIELD_NUMBER: _builtins.int
-    RECEIPT_FIELD_NUMBER: _builtins.int
-    step_release: _builtins.bytes
-    """A serialized StepRelease; its SHA-256 stands in the receipt."""
-    @_builtins.property
-    def receipt(self) -> Global___Receipt: ...
-    def __init__(
-        self,
-        *,
-        step_release: _builtins.bytes = ...,
-        receipt: Global___Receipt | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "step_release", b"step_release"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AlignTargetResponse: _TypeAlias = AlignTargetResponse  # noqa: Y015
-
-@_typing.final
-class ReleaseProjectionsRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INPUT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def input(self) -> Global___StepInput: ...
-    def __init__(
-        self,
-        *,
-        input: Global___StepInput | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReleaseProjectionsRequest: _TypeAlias = ReleaseProjectionsRequest  # noqa: Y015
-
-@_typing.final
-class ReleaseProjectionsResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEP_RELEASE_FIELD_NUMBER: _builtins.int
-    RECEIPT_FIELD_NUMBER: _builtins.int
-    step_release: _builtins.bytes
-    """A serialized StepRelease; its SHA-256 stands in the receipt."""
-    @_builtins.property
-    def receipt(self) -> Global___Receipt: ...
-    def __init__(
-        self,
-        *,
-        step_release: _builtins.bytes = ...,
-        receipt: Global___Receipt | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "step_release", b"step_release"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReleaseProjectionsResponse: _TypeAlias = ReleaseProjectionsResponse  # noqa: Y015
-
-@_typing.final
-class ReleaseQuantilesRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INPUT_FIELD_NUMBER: _builtins.int
-    SOURCE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def input(self) -> Global___StepInput: ...
-    @_builtins.property
-    def source(self) -> Global___SourceFeatures:
-        """Needed when the run declares a gradient."""
+    def feature_map(self) -> Global___FeatureMap:
+        """The map of every step that does not bring its own."""
 
     def __init__(
         self,
         *,
-        input: Global___StepInput | None = ...,
-        source: Global___SourceFeatures | None = ...,
+        directions: _builtins.int = ...,
+        coefficients: _builtins.int = ...,
+        sigma: _builtins.float = ...,
+        feature_map: Global___FeatureMap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coefficients", b"coefficients", "directions", b"directions", "feature_map", b"feature_map", "sigma", b"sigma"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ReleaseQuantilesRequest: _TypeAlias = ReleaseQuantilesRequest  # noqa: Y015
+Global___SlicedDeclaration: _TypeAlias = SlicedDeclaration  # noqa: Y015
 
 @_typing.final
-class ReleaseQuantilesResponse(_message.Message):
+class SlicedRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    STEP_RELEASE_FIELD_NUMBER: _builtins.int
-    RECEIPT_FIELD_NUMBER: _builtins.int
-    step_release: _builtins.bytes
-    """A serialized StepRelease; its SHA-256 stands in the receipt."""
+    FEATURE_MAP_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def receipt(self) -> Global___Receipt: ...
+    def feature_map(self) -> Global___FeatureMap:
+        """Replaces the run's map for this step."""
+
     def __init__(
         self,
         *,
-        step_release: _builtins.bytes = ...,
-        receipt: Global___Receipt | None = ...,
+        feature_map: Global___FeatureMap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "step_release", b"step_release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ReleaseQuantilesResponse: _TypeAlias = ReleaseQuantilesResponse  # noqa: Y015
+Global___SlicedRequest: _TypeAlias = SlicedRequest  # noqa: Y015
 
 @_typing.final
-class EvaluationRelease(_message.Message):
-    """What an evaluation releases. Everything here is charged or public."""
+class SlicedReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTIONS_SEED_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    directions_seed: _builtins.bytes
+    """32 bytes; the directions U are a public function of them."""
+    @_builtins.property
+    def values(self) -> Global___GridArray:
+        """Noisy projections (batch_size, directions) or coefficients (coefficients, directions)."""
+
+    def __init__(
+        self,
+        *,
+        directions_seed: _builtins.bytes = ...,
+        values: Global___GridArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directions_seed", b"directions_seed", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlicedReply: _TypeAlias = SlicedReply  # noqa: Y015
+
+@_typing.final
+class GradientDeclaration(_message.Message):
+    """Mechanism "gradient": a sliced release together with the sanitized gradient through the target branch (DP-SWD,
+    Algorithm 2): per-record gradients clipped to clip_norm, summed over the sample, N(0, sigma^2) on each coordinate.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    SLICED_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    SOURCE_FEATURES_FIELD_NUMBER: _builtins.int
+    release: _builtins.str
+    """"rows" or "quantiles"."""
+    source_features: _builtins.int
+    """M, the most public source features that a step brings."""
+    @_builtins.property
+    def sliced(self) -> Global___SlicedDeclaration: ...
+    @_builtins.property
+    def sum(self) -> Global___ClippedSumDeclaration: ...
+    def __init__(
+        self,
+        *,
+        release: _builtins.str = ...,
+        sliced: Global___SlicedDeclaration | None = ...,
+        sum: Global___ClippedSumDeclaration | None = ...,
+        source_features: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sliced", b"sliced", "sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["release", b"release", "sliced", b"sliced", "source_features", b"source_features", "sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GradientDeclaration: _TypeAlias = GradientDeclaration  # noqa: Y015
+
+@_typing.final
+class ClippedSumDeclaration(_message.Message):
+    """A sum over the sample of one clipped gradient for each record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
+    SIGMA_FIELD_NUMBER: _builtins.int
+    clip_norm: _builtins.float
+    sigma: _builtins.float
+    @_builtins.property
+    def parameters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the uploaded graph's parameters that are adapted, in the order of the flat gradient."""
+
+    def __init__(
+        self,
+        *,
+        parameters: _abc.Iterable[_builtins.str] | None = ...,
+        clip_norm: _builtins.float = ...,
+        sigma: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_norm", b"clip_norm", "parameters", b"parameters", "sigma", b"sigma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClippedSumDeclaration: _TypeAlias = ClippedSumDeclaration  # noqa: Y015
+
+@_typing.final
+class GradientRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTED_PARAMETERS_FIELD_NUMBER: _builtins.int
+    FEATURE_MAP_FIELD_NUMBER: _builtins.int
+    INLINE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    adapted_parameters: _builtins.bytes
+    """The adapted parameters, float32 little-endian, flat, in the declared order; empty for the uploaded ones."""
+    digest: _builtins.str
+    """The digest that UploadSource returned."""
+    @_builtins.property
+    def feature_map(self) -> Global___FeatureMap:
+        """Replaces the run's map for this step."""
+
+    @_builtins.property
+    def inline(self) -> Global___FloatArray: ...
+    def __init__(
+        self,
+        *,
+        adapted_parameters: _builtins.bytes = ...,
+        feature_map: Global___FeatureMap | None = ...,
+        inline: Global___FloatArray | None = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "feature_map", b"feature_map", "inline", b"inline", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapted_parameters", b"adapted_parameters", "digest", b"digest", "feature_map", b"feature_map", "inline", b"inline", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["inline", "digest"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+
+Global___GradientRequest: _TypeAlias = GradientRequest  # noqa: Y015
+
+@_typing.final
+class GradientReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLICED_FIELD_NUMBER: _builtins.int
+    GRADIENT_FIELD_NUMBER: _builtins.int
+    COTANGENT_SCALE_FIELD_NUMBER: _builtins.int
+    cotangent_scale: _builtins.float
+    """Cotangents were divided by this before the gradients were clipped; public, from source records alone."""
+    @_builtins.property
+    def sliced(self) -> Global___SlicedReply: ...
+    @_builtins.property
+    def gradient(self) -> Global___GridArray:
+        """The noised sum of clipped per-record gradients (p)."""
+
+    def __init__(
+        self,
+        *,
+        sliced: Global___SlicedReply | None = ...,
+        gradient: Global___GridArray | None = ...,
+        cotangent_scale: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient", "sliced", b"sliced"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cotangent_scale", b"cotangent_scale", "gradient", b"gradient", "sliced", b"sliced"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GradientReply: _TypeAlias = GradientReply  # noqa: Y015
+
+@_typing.final
+class CriticDeclaration(_message.Message):
+    """Mechanism "critic": the gradient of log(1 + exp(-z)) over a sample of target records, where the uploaded graph takes
+    a record to one logit z ("is the target's") (docs/privacy/critic-gradients.md).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sum(self) -> Global___ClippedSumDeclaration: ...
+    def __init__(
+        self,
+        *,
+        sum: Global___ClippedSumDeclaration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CriticDeclaration: _TypeAlias = CriticDeclaration  # noqa: Y015
+
+@_typing.final
+class CriticRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTED_PARAMETERS_FIELD_NUMBER: _builtins.int
+    adapted_parameters: _builtins.bytes
+    """As in GradientRequest."""
+    def __init__(
+        self,
+        *,
+        adapted_parameters: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapted_parameters", b"adapted_parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CriticRequest: _TypeAlias = CriticRequest  # noqa: Y015
+
+@_typing.final
+class CriticReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRADIENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gradient(self) -> Global___GridArray:
+        """The noised sum of clipped per-record gradients (p)."""
+
+    def __init__(
+        self,
+        *,
+        gradient: Global___GridArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CriticReply: _TypeAlias = CriticReply  # noqa: Y015
+
+@_typing.final
+class EvaluationDeclaration(_message.Message):
+    """Mechanism "evaluation": noised counts of a model's predictions on all labelled records (docs/privacy/evaluation.md).
+    The uploaded graph takes a record to one score for each class; batch_size is the number of records.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: _builtins.int
+    BINS_FIELD_NUMBER: _builtins.int
+    CORRECT_SIGMA_FIELD_NUMBER: _builtins.int
+    CONFUSION_SIGMA_FIELD_NUMBER: _builtins.int
+    CALIBRATION_SIGMA_FIELD_NUMBER: _builtins.int
+    classes: _builtins.int
+    """C, the number of classes."""
+    bins: _builtins.int
+    """B, bins of the confidence between 1/C and 1; 0 without calibration."""
+    correct_sigma: _builtins.float
+    """N(0, sigma^2) on the number of correct predictions."""
+    confusion_sigma: _builtins.float
+    """N(0, sigma^2) on each cell of the confusion matrix; 0: it is not released."""
+    calibration_sigma: _builtins.float
+    """N(0, sigma^2) on each of the 3 B calibration sums; 0: they are not released."""
+    def __init__(
+        self,
+        *,
+        classes: _builtins.int = ...,
+        bins: _builtins.int = ...,
+        correct_sigma: _builtins.float = ...,
+        confusion_sigma: _builtins.float = ...,
+        calibration_sigma: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bins", b"bins", "calibration_sigma", b"calibration_sigma", "classes", b"classes", "confusion_sigma", b"confusion_sigma", "correct_sigma", b"correct_sigma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationDeclaration: _TypeAlias = EvaluationDeclaration  # noqa: Y015
+
+@_typing.final
+class EvaluationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationRequest: _TypeAlias = EvaluationRequest  # noqa: Y015
+
+@_typing.final
+class EvaluationReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
     CORRECT_FIELD_NUMBER: _builtins.int
     CONFUSION_FIELD_NUMBER: _builtins.int
     CALIBRATION_FIELD_NUMBER: _builtins.int
-    run_id: _builtins.str
-    step: _builtins.int
-    """1 for the first step of the run."""
     @_builtins.property
     def correct(self) -> Global___GridArray:
         """The noised number of correct predictions (1)."""
@@ -972,139 +980,14 @@ class EvaluationRelease(_message.Message):
     def __init__(
         self,
         *,
-        run_id: _builtins.str = ...,
-        step: _builtins.int = ...,
         correct: Global___GridArray | None = ...,
         confusion: Global___GridArray | None = ...,
         calibration: Global___GridArray | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["calibration", b"calibration", "confusion", b"confusion", "correct", b"correct"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calibration", b"calibration", "confusion", b"confusion", "correct", b"correct", "run_id", b"run_id", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calibration", b"calibration", "confusion", b"confusion", "correct", b"correct"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___EvaluationRelease: _TypeAlias = EvaluationRelease  # noqa: Y015
-
-@_typing.final
-class EvaluateModelRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INPUT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def input(self) -> Global___StepInput:
-        """Without adapted parameters and without a feature map."""
-
-    def __init__(
-        self,
-        *,
-        input: Global___StepInput | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___EvaluateModelRequest: _TypeAlias = EvaluateModelRequest  # noqa: Y015
-
-@_typing.final
-class EvaluateModelResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    EVALUATION_RELEASE_FIELD_NUMBER: _builtins.int
-    RECEIPT_FIELD_NUMBER: _builtins.int
-    evaluation_release: _builtins.bytes
-    """A serialized EvaluationRelease; its SHA-256 stands in the receipt."""
-    @_builtins.property
-    def receipt(self) -> Global___Receipt: ...
-    def __init__(
-        self,
-        *,
-        evaluation_release: _builtins.bytes = ...,
-        receipt: Global___Receipt | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation_release", b"evaluation_release", "receipt", b"receipt"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___EvaluateModelResponse: _TypeAlias = EvaluateModelResponse  # noqa: Y015
-
-@_typing.final
-class CriticRelease(_message.Message):
-    """What one step of a critic's run releases."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    GRADIENT_FIELD_NUMBER: _builtins.int
-    run_id: _builtins.str
-    step: _builtins.int
-    """1 for the first step of the run."""
-    @_builtins.property
-    def gradient(self) -> Global___GridArray:
-        """The noised sum of clipped per-record gradients (p)."""
-
-    def __init__(
-        self,
-        *,
-        run_id: _builtins.str = ...,
-        step: _builtins.int = ...,
-        gradient: Global___GridArray | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient", "run_id", b"run_id", "step", b"step"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CriticRelease: _TypeAlias = CriticRelease  # noqa: Y015
-
-@_typing.final
-class ReleaseCriticGradientRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INPUT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def input(self) -> Global___StepInput:
-        """With the declared parameters of this step, and without a feature map."""
-
-    def __init__(
-        self,
-        *,
-        input: Global___StepInput | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReleaseCriticGradientRequest: _TypeAlias = ReleaseCriticGradientRequest  # noqa: Y015
-
-@_typing.final
-class ReleaseCriticGradientResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CRITIC_RELEASE_FIELD_NUMBER: _builtins.int
-    RECEIPT_FIELD_NUMBER: _builtins.int
-    critic_release: _builtins.bytes
-    """A serialized CriticRelease; its SHA-256 stands in the receipt."""
-    @_builtins.property
-    def receipt(self) -> Global___Receipt: ...
-    def __init__(
-        self,
-        *,
-        critic_release: _builtins.bytes = ...,
-        receipt: Global___Receipt | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["critic_release", b"critic_release", "receipt", b"receipt"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReleaseCriticGradientResponse: _TypeAlias = ReleaseCriticGradientResponse  # noqa: Y015
+Global___EvaluationReply: _TypeAlias = EvaluationReply  # noqa: Y015

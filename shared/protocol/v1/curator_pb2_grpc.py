@@ -55,30 +55,10 @@ class CuratorServiceStub:
                 request_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.OpenRunRequest.SerializeToString,
                 response_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.OpenRunResponse.FromString,
                 _registered_method=True)
-        self.AlignTarget = channel.unary_unary(
-                '/dpswd.curator.v1.CuratorService/AlignTarget',
-                request_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.AlignTargetRequest.SerializeToString,
-                response_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.AlignTargetResponse.FromString,
-                _registered_method=True)
-        self.ReleaseProjections = channel.unary_unary(
-                '/dpswd.curator.v1.CuratorService/ReleaseProjections',
-                request_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseProjectionsRequest.SerializeToString,
-                response_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseProjectionsResponse.FromString,
-                _registered_method=True)
-        self.ReleaseQuantiles = channel.unary_unary(
-                '/dpswd.curator.v1.CuratorService/ReleaseQuantiles',
-                request_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseQuantilesRequest.SerializeToString,
-                response_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseQuantilesResponse.FromString,
-                _registered_method=True)
-        self.EvaluateModel = channel.unary_unary(
-                '/dpswd.curator.v1.CuratorService/EvaluateModel',
-                request_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.EvaluateModelRequest.SerializeToString,
-                response_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.EvaluateModelResponse.FromString,
-                _registered_method=True)
-        self.ReleaseCriticGradient = channel.unary_unary(
-                '/dpswd.curator.v1.CuratorService/ReleaseCriticGradient',
-                request_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseCriticGradientRequest.SerializeToString,
-                response_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseCriticGradientResponse.FromString,
+        self.DrawStep = channel.unary_unary(
+                '/dpswd.curator.v1.CuratorService/DrawStep',
+                request_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.DrawStepRequest.SerializeToString,
+                response_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.DrawStepResponse.FromString,
                 _registered_method=True)
 
 
@@ -114,37 +94,8 @@ class CuratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AlignTarget(self, request, context):
-        """One step of a run that releases noisy projections row by row together with the sanitized gradient
-        (DP-SWD, Algorithm 2).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReleaseProjections(self, request, context):
-        """One step of a run that releases noisy projections alone (DP-SWD, Algorithm 1).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReleaseQuantiles(self, request, context):
-        """One step of a run that releases sliced quantile coefficients, alone or with the sanitized gradient.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def EvaluateModel(self, request, context):
-        """One step of a run that evaluates a model on all labelled records: noised counts of what is right.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReleaseCriticGradient(self, request, context):
-        """One step of a run that releases the sanitized gradient of a client's domain critic (DANN).
+    def DrawStep(self, request, context):
+        """One step of a charged run, whatever its mechanism. Idempotent by request id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,30 +124,10 @@ def add_CuratorServiceServicer_to_server(servicer, server):
                     request_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.OpenRunRequest.FromString,
                     response_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.OpenRunResponse.SerializeToString,
             ),
-            'AlignTarget': grpc.unary_unary_rpc_method_handler(
-                    servicer.AlignTarget,
-                    request_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.AlignTargetRequest.FromString,
-                    response_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.AlignTargetResponse.SerializeToString,
-            ),
-            'ReleaseProjections': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReleaseProjections,
-                    request_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseProjectionsRequest.FromString,
-                    response_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseProjectionsResponse.SerializeToString,
-            ),
-            'ReleaseQuantiles': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReleaseQuantiles,
-                    request_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseQuantilesRequest.FromString,
-                    response_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseQuantilesResponse.SerializeToString,
-            ),
-            'EvaluateModel': grpc.unary_unary_rpc_method_handler(
-                    servicer.EvaluateModel,
-                    request_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.EvaluateModelRequest.FromString,
-                    response_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.EvaluateModelResponse.SerializeToString,
-            ),
-            'ReleaseCriticGradient': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReleaseCriticGradient,
-                    request_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseCriticGradientRequest.FromString,
-                    response_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseCriticGradientResponse.SerializeToString,
+            'DrawStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrawStep,
+                    request_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.DrawStepRequest.FromString,
+                    response_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.DrawStepResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -319,7 +250,7 @@ class CuratorService:
             _registered_method=True)
 
     @staticmethod
-    def AlignTarget(request,
+    def DrawStep(request,
             target,
             options=(),
             channel_credentials=None,
@@ -332,117 +263,9 @@ class CuratorService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/dpswd.curator.v1.CuratorService/AlignTarget',
-            shared_dot_protocol_dot_v1_dot_curator__pb2.AlignTargetRequest.SerializeToString,
-            shared_dot_protocol_dot_v1_dot_curator__pb2.AlignTargetResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReleaseProjections(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/dpswd.curator.v1.CuratorService/ReleaseProjections',
-            shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseProjectionsRequest.SerializeToString,
-            shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseProjectionsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReleaseQuantiles(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/dpswd.curator.v1.CuratorService/ReleaseQuantiles',
-            shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseQuantilesRequest.SerializeToString,
-            shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseQuantilesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def EvaluateModel(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/dpswd.curator.v1.CuratorService/EvaluateModel',
-            shared_dot_protocol_dot_v1_dot_curator__pb2.EvaluateModelRequest.SerializeToString,
-            shared_dot_protocol_dot_v1_dot_curator__pb2.EvaluateModelResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReleaseCriticGradient(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/dpswd.curator.v1.CuratorService/ReleaseCriticGradient',
-            shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseCriticGradientRequest.SerializeToString,
-            shared_dot_protocol_dot_v1_dot_curator__pb2.ReleaseCriticGradientResponse.FromString,
+            '/dpswd.curator.v1.CuratorService/DrawStep',
+            shared_dot_protocol_dot_v1_dot_curator__pb2.DrawStepRequest.SerializeToString,
+            shared_dot_protocol_dot_v1_dot_curator__pb2.DrawStepResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,18 +47,8 @@ class CuratorServiceStub:
     """Uploads public source features once, so that later steps name them by digest. Free."""
     OpenRun: _grpc.UnaryUnaryMultiCallable[_curator_pb2.OpenRunRequest, _curator_pb2.OpenRunResponse]
     """Declares a run and charges all its steps, or only prices it. Idempotent by request id."""
-    AlignTarget: _grpc.UnaryUnaryMultiCallable[_curator_pb2.AlignTargetRequest, _curator_pb2.AlignTargetResponse]
-    """One step of a run that releases noisy projections row by row together with the sanitized gradient
-    (DP-SWD, Algorithm 2).
-    """
-    ReleaseProjections: _grpc.UnaryUnaryMultiCallable[_curator_pb2.ReleaseProjectionsRequest, _curator_pb2.ReleaseProjectionsResponse]
-    """One step of a run that releases noisy projections alone (DP-SWD, Algorithm 1)."""
-    ReleaseQuantiles: _grpc.UnaryUnaryMultiCallable[_curator_pb2.ReleaseQuantilesRequest, _curator_pb2.ReleaseQuantilesResponse]
-    """One step of a run that releases sliced quantile coefficients, alone or with the sanitized gradient."""
-    EvaluateModel: _grpc.UnaryUnaryMultiCallable[_curator_pb2.EvaluateModelRequest, _curator_pb2.EvaluateModelResponse]
-    """One step of a run that evaluates a model on all labelled records: noised counts of what is right."""
-    ReleaseCriticGradient: _grpc.UnaryUnaryMultiCallable[_curator_pb2.ReleaseCriticGradientRequest, _curator_pb2.ReleaseCriticGradientResponse]
-    """One step of a run that releases the sanitized gradient of a client's domain critic (DANN)."""
+    DrawStep: _grpc.UnaryUnaryMultiCallable[_curator_pb2.DrawStepRequest, _curator_pb2.DrawStepResponse]
+    """One step of a charged run, whatever its mechanism. Idempotent by request id."""
 
 @_typing.type_check_only
 class CuratorServiceAsyncStub(CuratorServiceStub):
@@ -73,18 +63,8 @@ class CuratorServiceAsyncStub(CuratorServiceStub):
     """Uploads public source features once, so that later steps name them by digest. Free."""
     OpenRun: _aio.UnaryUnaryMultiCallable[_curator_pb2.OpenRunRequest, _curator_pb2.OpenRunResponse]  # type: ignore[assignment]
     """Declares a run and charges all its steps, or only prices it. Idempotent by request id."""
-    AlignTarget: _aio.UnaryUnaryMultiCallable[_curator_pb2.AlignTargetRequest, _curator_pb2.AlignTargetResponse]  # type: ignore[assignment]
-    """One step of a run that releases noisy projections row by row together with the sanitized gradient
-    (DP-SWD, Algorithm 2).
-    """
-    ReleaseProjections: _aio.UnaryUnaryMultiCallable[_curator_pb2.ReleaseProjectionsRequest, _curator_pb2.ReleaseProjectionsResponse]  # type: ignore[assignment]
-    """One step of a run that releases noisy projections alone (DP-SWD, Algorithm 1)."""
-    ReleaseQuantiles: _aio.UnaryUnaryMultiCallable[_curator_pb2.ReleaseQuantilesRequest, _curator_pb2.ReleaseQuantilesResponse]  # type: ignore[assignment]
-    """One step of a run that releases sliced quantile coefficients, alone or with the sanitized gradient."""
-    EvaluateModel: _aio.UnaryUnaryMultiCallable[_curator_pb2.EvaluateModelRequest, _curator_pb2.EvaluateModelResponse]  # type: ignore[assignment]
-    """One step of a run that evaluates a model on all labelled records: noised counts of what is right."""
-    ReleaseCriticGradient: _aio.UnaryUnaryMultiCallable[_curator_pb2.ReleaseCriticGradientRequest, _curator_pb2.ReleaseCriticGradientResponse]  # type: ignore[assignment]
-    """One step of a run that releases the sanitized gradient of a client's domain critic (DANN)."""
+    DrawStep: _aio.UnaryUnaryMultiCallable[_curator_pb2.DrawStepRequest, _curator_pb2.DrawStepResponse]  # type: ignore[assignment]
+    """One step of a charged run, whatever its mechanism. Idempotent by request id."""
 
 class CuratorServiceServicer(metaclass=_abc_1.ABCMeta):
     """The curator of one data set."""
@@ -122,45 +102,11 @@ class CuratorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Declares a run and charges all its steps, or only prices it. Idempotent by request id."""
 
     @_abc_1.abstractmethod
-    def AlignTarget(
+    def DrawStep(
         self,
-        request: _curator_pb2.AlignTargetRequest,
+        request: _curator_pb2.DrawStepRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_curator_pb2.AlignTargetResponse, _abc.Awaitable[_curator_pb2.AlignTargetResponse]]:
-        """One step of a run that releases noisy projections row by row together with the sanitized gradient
-        (DP-SWD, Algorithm 2).
-        """
-
-    @_abc_1.abstractmethod
-    def ReleaseProjections(
-        self,
-        request: _curator_pb2.ReleaseProjectionsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_curator_pb2.ReleaseProjectionsResponse, _abc.Awaitable[_curator_pb2.ReleaseProjectionsResponse]]:
-        """One step of a run that releases noisy projections alone (DP-SWD, Algorithm 1)."""
-
-    @_abc_1.abstractmethod
-    def ReleaseQuantiles(
-        self,
-        request: _curator_pb2.ReleaseQuantilesRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_curator_pb2.ReleaseQuantilesResponse, _abc.Awaitable[_curator_pb2.ReleaseQuantilesResponse]]:
-        """One step of a run that releases sliced quantile coefficients, alone or with the sanitized gradient."""
-
-    @_abc_1.abstractmethod
-    def EvaluateModel(
-        self,
-        request: _curator_pb2.EvaluateModelRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_curator_pb2.EvaluateModelResponse, _abc.Awaitable[_curator_pb2.EvaluateModelResponse]]:
-        """One step of a run that evaluates a model on all labelled records: noised counts of what is right."""
-
-    @_abc_1.abstractmethod
-    def ReleaseCriticGradient(
-        self,
-        request: _curator_pb2.ReleaseCriticGradientRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_curator_pb2.ReleaseCriticGradientResponse, _abc.Awaitable[_curator_pb2.ReleaseCriticGradientResponse]]:
-        """One step of a run that releases the sanitized gradient of a client's domain critic (DANN)."""
+    ) -> _typing.Union[_curator_pb2.DrawStepResponse, _abc.Awaitable[_curator_pb2.DrawStepResponse]]:
+        """One step of a charged run, whatever its mechanism. Idempotent by request id."""
 
 def add_CuratorServiceServicer_to_server(servicer: CuratorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from private_curator.cli import main
 from private_curator.cli.common import EXIT_CODES
-from private_curator.operator.home_directory import Home
-from private_curator.serving.incidents import IncidentBook
+from private_curator.cli.main import main
+from private_curator.storage.home_directory import HomeDirectory
+from private_curator.storage.incidents import IncidentBook
 from public_client.curator.identity import make_identity
 
 RECORDS = np.random.default_rng(2).normal(size=(40, 3)).astype(np.float32)
@@ -23,7 +23,7 @@ class Operator:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.home = Home(directory / "home")
+        self.home = HomeDirectory(directory / "home")
         np.save(directory / "records.npy", RECORDS)
 
     def run(self, *arguments: object, status: int = 0) -> str:
@@ -215,6 +215,6 @@ def test_every_command_has_help_and_exit_codes_have_their_page(bare):
 
     walk(main, ())
     page = (Path(__file__).resolve().parents[3] / "docs" / "exit-codes.md").read_text()
-    rows = re.findall(r"^\| \[(\d+)\]\(exit-codes/\1\.md\) \| (.*?) ?\|", page, flags=re.MULTILINE)
+    rows = re.findall(r"^\| \[(\d+)\]\(#exit-code-\1\) \| (.*?) ?\|", page, flags=re.MULTILINE)
     documented = {int(code) for code, meaning in rows if meaning}
-    assert documented == {0, 1, 2} | {code for _, code, _ in EXIT_CODES}
+    assert documented == {0, 1, 2} | {code for _, code in EXIT_CODES}

@@ -1,4 +1,4 @@
-"""The operator's commands with the ledger in PostgreSQL, among them every one of docs/replicas.md."""
+"""The operator's commands with the ledger in PostgreSQL, among them every one of docs/operator/replicas.md."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from private_curator.cli import main
-from private_curator.operator.home_directory import Home
+from private_curator.cli.main import main
+from private_curator.storage.home_directory import HomeDirectory
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "replicas.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "operator" / "replicas.md"
 RECORDS = np.random.default_rng(2).normal(size=(40, 3)).astype(np.float32)
 ACCEPTANCE = "The disk of 3 May is lost; the ethics board has accepted this, minutes of 5 May."
 _SCHEMAS = itertools.count()
@@ -27,7 +27,7 @@ class Operator:
     def __init__(self, server, directory: Path) -> None:
         self.server = server
         self.directory = directory
-        self.home = Home(directory / "hospital")
+        self.home = HomeDirectory(directory / "hospital")
         self.schema = f"cli_{next(_SCHEMAS)}"
         self.url = server.url(tcp=True, sslmode="verify-full", sslrootcert=server.root_certificate)
         np.savez(directory / "records.npz", records=RECORDS)
@@ -61,7 +61,7 @@ def operator(bare):
 
 
 def test_every_command_of_the_page_runs_as_written(bare, monkeypatch):
-    """The session of docs/replicas.md, with this server's address and paths of this test."""
+    """The session of docs/operator/replicas.md, with this server's address and paths of this test."""
     monkeypatch.chdir(bare.directory)
     text = DOCUMENT.read_text()
     lines = re.findall(r"^\s*\$ dpswd-curator ([^#\n]*)", text, flags=re.MULTILINE)
@@ -110,7 +110,7 @@ def test_init_leaves_nothing_behind_when_the_database_does_not_serve(bare):
     assert not bare.home.path.exists()
     bare.init()
     second = Operator(bare.server, bare.directory)
-    second.home, second.schema = Home(bare.directory / "second"), bare.schema
+    second.home, second.schema = HomeDirectory(bare.directory / "second"), bare.schema
     assert "belongs to another curator" in second.init(status=3)
     assert not second.home.path.exists()
 

@@ -12,9 +12,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from in_memory import memory_directory
 
-from private_curator.ledger import Ledger, Run, StepGranted, StoredReply
 from private_curator.ledger.database import Place
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.statements import Run, StepGranted, StoredReply
 
 # Helper modules of these tests; under importlib mode a test directory is no package.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -28,10 +28,11 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from toy_accounting import ToyAccounting, toy_run
 
-from private_curator.ledger import Ledger, StepGranted, StoredReply
 from private_curator.ledger.database import Place
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.statements import StepGranted, StoredReply
 from shared.errors import RequestInProgress
 from shared.ledger.receipts import sha256
 

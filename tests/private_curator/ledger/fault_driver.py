@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from toy_accounting import ToyAccounting, ToyBudget, toy_run
 
-from private_curator.ledger import Ledger, StepGranted, StoredReply
+from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.statements import StepGranted, StoredReply
 from shared.errors import LedgerUnavailable
 
 DIGEST = "d" * 64

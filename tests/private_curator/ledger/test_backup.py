@@ -10,7 +10,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting
 
-from private_curator.ledger import Ledger, restore, verify_file
+from private_curator.ledger.audit import verify_file
+from private_curator.ledger.backup import restore
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable, RestoreRefused
 from shared.ledger.chain_checks import Tampering

@@ -13,8 +13,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger import Ledger
 from private_curator.ledger.database import Place
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from shared.ledger.receipts import sha256
 
@@ -156,14 +156,15 @@ def test_killed_while_being_created(tmp_path, point):
     """A ledger exists complete or not at all: after the death of its maker it can be made again."""
     code = f"""
 import os, signal, sys
+from pathlib import Path
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!r}]
 from toy_accounting import *
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from private_curator.ledger import Ledger
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.database import Place
 from private_curator.ledger.sqlite_file import SqliteFile
 die = lambda name: name == {point!r} and os.kill(os.getpid(), signal.SIGKILL)
-Ledger.create({str(tmp_path / "ledger.sqlite")!r}, key=Ed25519PrivateKey.generate(), records=1,
+Ledger.create(Path({str(tmp_path / "ledger.sqlite")!r}), key=Ed25519PrivateKey.generate(), records=1,
               budget=ToyBudget(1.0), accounting=ToyAccounting(), checkpoint=die)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL

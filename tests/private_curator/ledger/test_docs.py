@@ -1,4 +1,4 @@
-"""docs/ledger.md fails here when it is false."""
+"""docs/reference/ledger.md fails here when it is false."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger import Kind, restore
+from private_curator.ledger.backup import restore
+from private_curator.ledger.statements import Kind
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "ledger.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "ledger.md"
 
 
 def test_every_kind_has_the_documented_fields(ledger, open_run, answer, path, key, reopen):
@@ -46,5 +47,5 @@ def test_the_named_tests_exist():
     names = set(re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", DOCUMENT.read_text()))
     assert len(names) >= 8
     for name in names:
-        place = DOCUMENT.parents[1] / name if "/" in name else Path(__file__).with_name(name)
+        place = DOCUMENT.parents[2] / name if "/" in name else Path(__file__).with_name(name)
         assert place.is_file(), name

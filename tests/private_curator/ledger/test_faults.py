@@ -17,8 +17,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger import Ledger, StepGranted
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite import translate
+from private_curator.ledger.statements import StepGranted
 from shared.errors import LedgerCorrupt, LedgerUnavailable
 
 DRIVER = Path(__file__).with_name("fault_driver.py")

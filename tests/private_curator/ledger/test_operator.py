@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from toy_accounting import Relation, ToyBudget
 
-from private_curator.ledger import DataSetState, Kind, Ledger
+from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.statements import DataSetState, Kind
 from shared.errors import BudgetExhausted, GrantNotHeld, InvalidValue, LedgerUnavailable, RunFinished
 
 DIGEST = "d" * 64

@@ -16,11 +16,10 @@ import psycopg
 import pytest
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger import Ledger, StoredReply
-from private_curator.ledger.addresses import as_place
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres import translate
 from private_curator.ledger.postgres_schema import PostgresSchema
-from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.statements import StoredReply
 from shared.errors import LedgerCorrupt, LedgerUnavailable, SettingsError
 
 DIGEST = "d" * 64
@@ -92,7 +91,7 @@ class TestReaching:
 import sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!r}]
 from toy_accounting import ToyAccounting
-from private_curator.ledger import verify_file
+from private_curator.ledger.audit import verify_file
 from private_curator.ledger.postgres_schema import PostgresSchema
 place = PostgresSchema({postgres.url(tcp=True, sslmode="require")!r}, schema={place.schema!r})
 assert verify_file(place, public_key=bytes.fromhex({ledger.public_key.hex()!r}), accounting=ToyAccounting()).ok
@@ -139,10 +138,6 @@ assert verify_file(place, public_key=bytes.fromhex({ledger.public_key.hex()!r}),
     def test_a_missing_password_file(self, postgres, place, tmp_path, key):
         with pytest.raises(SettingsError, match="cannot be read"):
             Ledger.open(dataclasses.replace(place, password_file=tmp_path / "no"), key=key)
-
-    def test_an_url_is_a_place(self, postgres):
-        assert as_place(postgres.url()) == PostgresSchema(postgres.url())
-        assert as_place("ledger.db") == SqliteFile(Path("ledger.db"))
 
     def test_made_once_by_whoever_comes_first(self, place, key):
         def make(_):

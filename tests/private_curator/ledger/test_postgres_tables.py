@@ -10,8 +10,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger import Kind, Ledger, StepGranted, move, restore, verify_file
+from private_curator.ledger.audit import verify_file
+from private_curator.ledger.backup import move, restore
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.statements import Kind, StepGranted
 from shared.errors import LedgerCorrupt, LedgerUnavailable, RequestInProgress
 from shared.ledger.chain_checks import Tampering
 

@@ -13,8 +13,9 @@ import pytest
 from recording_vfs import Disk, RecordingVfs
 from toy_accounting import ToyAccounting, toy_run
 
-from private_curator.ledger import Ledger, StepGranted, StoredReply
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.statements import StepGranted, StoredReply
 
 DIGEST = "d" * 64
 STATES = 150

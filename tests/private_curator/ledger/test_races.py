@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from toy_accounting import ToyAccounting, ToyBudget, ToyFilter, toy_run
 
-from private_curator.ledger import Ledger, StepGranted, StoredReply
+from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.statements import StepGranted, StoredReply
 from shared.errors import BudgetExhausted, GrantNotHeld, RequestInProgress, RunFinished
 
 DIGEST = "d" * 64
@@ -202,7 +203,7 @@ sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!
 from toy_accounting import ToyAccounting
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pathlib import PosixPath
-from private_curator.ledger import Ledger
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.sqlite_file import SqliteFile
 key = Ed25519PrivateKey.from_private_bytes(b"k" * 32)

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from private_curator.ledger import Ledger, verify_file
-from private_curator.ledger.renyi import RenyiAccounting
+from private_curator.ledger.audit import verify_file
+from private_curator.ledger.ledger import Ledger
 from shared.errors import BudgetExhausted, InvalidEvent, InvalidValue
+from shared.privacy.budget import PrivacyBudget
 from shared.privacy.events import QuantileCoefficients, RowProjections, RunEvent, SanitizedGradient, StepEvent
-from shared.privacy.filter import PrivacyBudget, PrivacyFilter
+from shared.privacy.filter import PrivacyFilter
 
 DIGEST = "d" * 64
 BUDGET = PrivacyBudget(epsilon=2.0, delta=1e-5)
@@ -94,7 +95,7 @@ def test_a_restart_knows_everything(real, place, key):
         report = again.verify()
         assert report.ok, report.findings
         assert report.epsilon_spent == before.data_set.epsilon_spent
-    assert verify_file(place, public_key=key.public_key().public_bytes_raw(), accounting=RenyiAccounting()).ok
+    assert verify_file(place, public_key=key.public_key().public_bytes_raw()).ok
 
 
 def test_a_share_refuses_its_client_only(real):

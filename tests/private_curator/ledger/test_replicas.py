@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger import Ledger, restore
+from private_curator.ledger.backup import restore
+from private_curator.ledger.ledger import Ledger
 from shared.errors import LedgerUnavailable
 
 CLIENTS = 200

@@ -8,7 +8,7 @@ import sys
 import pytest
 from toy_accounting import Relation, ToyBudget, ToyRun, ToyStep, toy_run
 
-from private_curator.ledger import Kind, Quote, StepGranted, StoredReply
+from private_curator.ledger.statements import Kind, Quote, StepGranted, StoredReply
 from shared.errors import (
     BudgetExhausted,
     GrantNotHeld,

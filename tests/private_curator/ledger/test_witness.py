@@ -8,7 +8,8 @@ import threading
 import pytest
 from toy_accounting import ToyAccounting
 
-from private_curator.ledger import Ledger, restore
+from private_curator.ledger.backup import restore
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.witness import Witness
 from shared.errors import LedgerCorrupt, RestoreRefused

@@ -1,6 +1,6 @@
 """An accountant whose arithmetic a reader can follow: costs add up, in whole millionths of epsilon.
 
-It implements `private_curator.ledger.accounting.Accounting` completely, so the ledger's own rules (durability,
+It does what `private_curator.ledger.accounting.Accounting` does, so the ledger's own rules (durability,
 idempotence, order) are tested without scipy's start-up time. tests/private_curator/ledger/test_renyi.py runs the
 same ledger with the real filter.
 """
@@ -75,6 +75,9 @@ class ToyFilter:
     def fits(self, spent: int, event: ToyRun) -> int:
         return max(0, round(self.budget.epsilon * MICRO) - spent) // event.step.cost
 
+    def with_budget(self, budget: ToyBudget) -> ToyFilter:
+        return ToyFilter(budget, self.plan_cost)
+
     def to_json(self) -> str:
         return json.dumps({"epsilon": self.budget.epsilon, "delta": self.budget.delta, "plan_cost": self.plan_cost})
 
@@ -87,9 +90,6 @@ class ToyAccounting:
 
     def filter_for(self, budget: ToyBudget, plan: ToyRun) -> ToyFilter:
         return ToyFilter(budget, plan.step.cost)
-
-    def filter_with_budget(self, old: ToyFilter, budget: ToyBudget) -> ToyFilter:
-        return ToyFilter(budget, old.plan_cost)
 
     def filter_from_json(self, text: str) -> ToyFilter:
         value = json.loads(text)

@@ -11,18 +11,17 @@ import time
 import numpy as np
 import pytest
 import torch
+from declarations import quantiles
+from raw_client import RawClient
 from torch import nn
 
 from private_curator.observability import logs
-from private_curator.operator import home_directory as home
 from private_curator.serving import server
-from private_curator.settings.tree import LogSettings, RecordsSettings
 from private_curator.settings import tree as settings
-from public_client.curator.stub import Curator
+from private_curator.settings.groups import LogSettings, RecordsSettings
+from private_curator.storage import home_directory as home
 from shared import errors
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.protocol.messages import Quantiles, RunParameters
+from shared.protocol.messages import RunParameters
 
 CANARY = 987654.25  # stands in every record; must stand in no log, metric or span
 
@@ -58,30 +57,26 @@ class Watched:
         )  # fmt: skip
         self.server = server.CuratorServer(self.home, chosen, checkpoint=self._checkpoint)
         self.address = self.server.start()
-        with Curator.connect(self.address, credentials=directory / "credentials", patience_s=0.2) as client:
+        with RawClient(self.address, credentials=directory / "credentials") as client:
             self._session(client)
 
     def _checkpoint(self, name: str) -> None:
         if self.failing and name == "extracted":
             raise ValueError(f"cannot use {CANARY}")
 
-    def _session(self, client: Curator) -> None:
+    def _session(self, client: RawClient) -> None:
         torch.manual_seed(1)
-        module = nn.Linear(5, 4)
-        graph = trace(module, (5,))
-        uploaded = client.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(module, graph)))
-        common = {
-            "graph_digest": uploaded.graph_digest,
-            "weights_digest": uploaded.weights_digest,
-            "directions": 10,
-            "batch_size": 20,
-        }
-        run = client.open_run(RunParameters(**common, steps=3, release=Quantiles(2, 4.0)))
-        client.release_quantiles(run)
-        for refused in (
-            RunParameters(**{**common, "batch_size": 61}, steps=3, release=Quantiles(2, 4.0)),
-            RunParameters(**common, steps=3000, release=Quantiles(2, 0.01)),
-        ):
+        uploaded = client.upload(nn.Linear(5, 4))
+
+        def declared(*, batch_size=20, steps=3, sigma=4.0):
+            name, declaration = quantiles(2, sigma, directions=10)
+            return RunParameters(
+                **uploaded, mechanism=name, declaration=declaration.to_bytes(), batch_size=batch_size, steps=steps
+            )
+
+        run = client.open_run(declared()).run_id
+        client.step(run)
+        for refused in (declared(batch_size=61), declared(steps=3000, sigma=0.01)):
             with pytest.raises(errors.DpswdError):
                 client.open_run(refused)
         pending = client.prepare_step(run)
@@ -91,13 +86,13 @@ class Watched:
         self.failing = False
         client.send(pending)
         self._kill_worker()
-        client.release_quantiles(run)
+        client.step(run)
 
     def _kill_worker(self) -> None:
         """The extraction worker dies between two steps; the next one finds a fresh one."""
         engine = self.server._engine
         os.kill(engine.pids[0], signal.SIGKILL)
-        while engine._places[0].worker.alive:
+        while engine._for_steps[0].worker.alive:
             time.sleep(0.01)
 
 

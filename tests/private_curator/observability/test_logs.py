@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from private_curator.observability import logs
-from private_curator.settings.tree import LogSettings
+from private_curator.settings.groups import LogSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = sorted((ROOT / "private_curator").rglob("*.py"))
@@ -43,10 +43,10 @@ def test_the_log_of_a_session_has_the_allowed_fields_only(watched):
         assert list(line) == [name for name in logs.FIELDS if name in line]  # allowed, and in order
         assert set(logs.FIELDS[:4]) <= line.keys()
     requests = [(line.get("operation"), line.get("client"), line.get("outcome")) for line in lines]
-    assert ("ReleaseQuantiles", "ml-team", "OK") in requests
+    assert ("DrawStep", "ml-team", "OK") in requests
     assert ("OpenRun", "ml-team", "BUDGET_EXHAUSTED") in requests
     (incident,) = [line for line in lines if "incident" in line]
-    assert (incident["level"], incident["operation"]) == ("ERROR", "ReleaseQuantiles")
+    assert (incident["level"], incident["operation"]) == ("ERROR", "DrawStep")
     assert CANARY not in watched.log.getvalue()
 
 
@@ -120,7 +120,7 @@ def _calls():
 def test_every_message_of_ours_is_a_constant_text():
     found = 0
     for path, call in _calls():
-        if call.func.attr in ("getLogger", "StreamHandler", "captureWarnings"):
+        if call.func.attr in ("getLogger", "StreamHandler", "basicConfig", "captureWarnings"):
             continue
         found += 1
         where = f"{path}:{call.lineno}"

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from private_curator.observability.metrics import BUCKETS_S, CATALOGUE, TIME_STEP_S, Metrics, MetricsServer
 from private_curator.observability.requests import OUTCOMES, outcome_of, rounded_up
-from private_curator.settings.tree import MetricsSettings
 from private_curator.settings import tree as settings
+from private_curator.settings.groups import MetricsSettings
 from shared.errors import LedgerUnavailable, SettingsError
 from shared.protocol.v1 import curator_pb2 as pb
 
@@ -90,8 +90,8 @@ def test_the_figures_are_those_of_the_session(samples, watched):
     assert counted["OpenRun", "OK"] == 1
     assert counted["OpenRun", "REQUEST_INVALID"] == 1
     assert counted["OpenRun", "BUDGET_EXHAUSTED"] == 1
-    assert counted["ReleaseQuantiles", "INTERNAL"] == 1
-    assert counted["ReleaseQuantiles", "OK"] == 3
+    assert counted["DrawStep", "INTERNAL"] == 1
+    assert counted["DrawStep", "OK"] == 3
 
 
 def test_times_are_whole_multiples_of_the_step(samples):

@@ -14,9 +14,9 @@ from private_curator.observability.metrics import Metrics
 from private_curator.observability.requests import OUTCOMES, RequestWatch
 from private_curator.observability.tracing import RESOURCE_ATTRIBUTES, SPAN_ATTRIBUTES, Tracing
 from private_curator.observability.watch import Watch
-from private_curator.operator import home_directory as home
-from private_curator.settings.tree import RecordsSettings, TracingSettings
 from private_curator.settings import tree as settings
+from private_curator.settings.groups import RecordsSettings, TracingSettings
+from private_curator.storage import home_directory as home
 from shared import errors
 from shared.errors import SettingsError
 from shared.protocol import status
@@ -88,7 +88,7 @@ def test_a_span_tells_the_rpc_and_its_outcome_and_nothing_else(made, tracing, ex
     assert _call(watch, f"/{SERVICE}/Describe", lambda request, context: b"reply") == b"reply"
     for behaviour in (refuse, fail):
         with pytest.raises(RuntimeError):
-            _call(watch, f"/{SERVICE}/ReleaseQuantiles", behaviour)
+            _call(watch, f"/{SERVICE}/DrawStep", behaviour)
     _call(watch, "/grpc.health.v1.Health/Check", lambda request, context: b"unseen")
     tracing.close()
     spans = exporter.get_finished_spans()

@@ -17,7 +17,8 @@ from torch import nn
 
 from private_curator.cli.main import main
 from private_curator.operator.drift import DriftMeter, ks_at_least
-from shared.extractor import module_weights, trace
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights
 from shared.models.adapted import write_adapted
 from shared.models.source_statistics import LEVELS, SourceStatistics, quantiles_of
 

@@ -18,11 +18,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from private_curator.cli import main
-from private_curator.operator import home_directory as home
+from private_curator.cli.main import main
 from private_curator.operator import preflight
-from private_curator.serving.certificates import CertificateAuthority
-from private_curator.settings.tree import RecordsSettings
+from private_curator.settings.groups import RecordsSettings
+from private_curator.storage import home_directory as home
+from private_curator.storage.certificates import CertificateAuthority
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -206,6 +206,6 @@ def test_the_command_ends_with_exit_code_3_and_names_the_remedy(made):
 
 
 def test_the_page_lists_every_check():
-    page = (ROOT / "docs" / "settings.md").read_text()
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     for name in (*preflight.CHECKS, "extraction worker"):
         assert f"\n| {name} |" in page, name

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from private_curator.settings.tree import ComputeSettings
+from private_curator.settings.groups import ComputeSettings
 from private_curator.worker.choice import examine, make_engine
 from private_curator.worker.pool import WorkerPool
 from private_curator.worker.process import WorkerSettings
@@ -28,7 +28,7 @@ def test_a_worker_that_reaches_the_network_is_found_whatever_it_says(tmp_path):
     program = (sys.executable, "-P", str(Path(__file__).with_name("unconfined_worker.py")))
     settings = WorkerSettings(device="cpu", threads=1, memory_bytes=1 << 28, seconds=60.0, program=program)
     with pytest.raises(SettingsError, match=r"can connect, open a socket, write a file, start a program .*Linux 5\.13"):
-        examine(WorkerPool(settings, places=1), secret=tmp_path)
+        examine(WorkerPool(settings, workers=1), secret=tmp_path)
 
 
 def test_extraction_in_the_curators_own_process_is_found(tmp_path):

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from private_curator.cli import main
-from private_curator.operator import home_directory as home
+from private_curator.cli.main import main
 from private_curator.records import target
 from private_curator.records.arrays import ArraySource
-from private_curator.records.fingerprint import EVIDENCE_FILE
+from private_curator.records.fingerprint import FINGERPRINT_FILE
 from private_curator.records.mapped import MappedRecords, RecordsChanged
 from private_curator.settings import tree as settings
+from private_curator.storage import home_directory as home
 from shared.errors import SettingsError
 
 VALUES = np.random.default_rng(3).normal(size=(50, 4)).astype(np.float32)
@@ -74,8 +74,8 @@ def test_a_touched_file_is_read_once_more(made, reads, tmp_path):
     assert len(reads) == 1
 
 
-def test_without_evidence_every_start_reads_the_file(made, reads):
-    (made.path / EVIDENCE_FILE).unlink()
+def test_without_a_fingerprint_every_start_reads_the_file(made, reads):
+    (made.path / FINGERPRINT_FILE).unlink()
     load(made)
     load(made)
     assert len(reads) == 2
@@ -89,7 +89,7 @@ def test_other_values_are_refused_until_the_operator_accepts_them(made, tmp_path
     assert "records accept" in {row["check"]: row["finding"] for row in json.loads(output)}["records"]
     run("records", "accept", "--home", made.path, "--reason", "a calibration was corrected")
     np.testing.assert_array_equal(load(made).take(np.array([0])), VALUES[:1] + 1)
-    kept = json.loads((made.path / EVIDENCE_FILE).read_text())
+    kept = json.loads((made.path / FINGERPRINT_FILE).read_text())
     assert kept["reason"] == "a calibration was corrected"
     np.save(tmp_path / "r.npy", VALUES[:40])
     run("records", "accept", "--home", made.path, "--reason", "fewer", status=3)
@@ -114,12 +114,12 @@ def test_the_same_records_in_another_format_are_the_same(made, tmp_path):
     np.testing.assert_array_equal(target.load(chosen, home=made.path).take(np.array([9])), VALUES[9:10])
 
 
-def test_damaged_evidence_is_said_so(made):
-    (made.path / EVIDENCE_FILE).write_text("{")
+def test_a_damaged_fingerprint_is_said_so(made):
+    (made.path / FINGERPRINT_FILE).write_text("{")
     with pytest.raises(SettingsError, match="damaged"):
         load(made)
-    (made.path / EVIDENCE_FILE).write_text('{"version": 99}')
-    with pytest.raises(SettingsError, match="another version"):
+    (made.path / FINGERPRINT_FILE).write_text('{"version": 99}')
+    with pytest.raises(SettingsError, match="damaged"):
         load(made)
 
 
@@ -173,7 +173,8 @@ MEASURED = """
 import sys
 from pathlib import Path
 import numpy as np
-from private_curator import target
+from private_curator.records import target
+from private_curator.settings.groups import RecordsSettings
 from private_curator.settings.tree import RecordsSettings
 
 def peak():

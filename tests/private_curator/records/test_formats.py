@@ -16,12 +16,12 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from private_curator.records import batches
+from private_curator.records.batches import Format
 from private_curator.records.conversion import convert
-from private_curator.records.formats import Format
 from private_curator.records.opening import ContentDigest, gather, open_source
 from private_curator.records.problems import RecordsRefused
 from private_curator.records.schema import inspect
-from private_curator.settings.tree import RecordsSettings
+from private_curator.settings.groups import RecordsSettings
 from shared.errors import SettingsError
 
 SECRET = "4711.25"
@@ -35,7 +35,7 @@ floats = hnp.arrays(
 
 
 def source(path, **fields):
-    return open_source(path, RecordsSettings(file=path, **fields), home=path.parent)
+    return open_source(RecordsSettings(file=path, **fields), home=path.parent)
 
 
 def read(path, **fields):
@@ -49,7 +49,7 @@ def refused(path, **fields) -> RecordsRefused:
     error = caught.value
     assert SECRET not in error.in_full()
     assert error.__cause__ is None
-    assert error.place == "" or error.place not in str(error)
+    assert error.location == "" or error.location not in str(error)
     return error
 
 
@@ -119,7 +119,7 @@ def test_every_format_converts_to_the_same_npy_and_has_the_same_digest(tmp_path_
 
 
 @given(values=floats, data=st.data())
-def test_a_value_that_is_not_finite_is_refused_with_its_place(tmp_path_factory, values, data):
+def test_a_value_that_is_not_finite_is_refused_with_its_location(tmp_path_factory, values, data):
     bad = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
     row = data.draw(st.integers(0, len(values) - 1))
     column = data.draw(st.integers(0, values.shape[1] - 1))
@@ -129,8 +129,8 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(tmp_path_factory, 
         write(kind, folder / f"r.{kind}", values)
         error = refused(folder / f"r.{kind}")
         assert "NaN or infinite" in str(error)
-        assert f"record {row}, counted from 0" in error.place
-        assert (f"value [{column}]" if kind.startswith("np") else f"column 'c{column}'") in error.place
+        assert f"record {row}, counted from 0" in error.location
+        assert (f"value [{column}]" if kind.startswith("np") else f"column 'c{column}'") in error.location
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz", "parquet", "arrow"])
@@ -170,7 +170,7 @@ def test_a_ragged_csv_is_refused_with_its_line(tmp_path_factory, rows, bad, data
     path.write_text("a,b,c\n" + "\n".join(",".join(map(str, line)) for line in lines) + "\n")
     error = refused(path)
     assert "as many cells" in str(error)
-    assert error.place.startswith(f"line {at + 3}, counted from 1")
+    assert error.location.startswith(f"line {at + 3}, counted from 1")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_csv_that_cannot_be_served(tmp_path, content, says, place):
     (tmp_path / "r.csv").write_text(content)
     error = refused(tmp_path / "r.csv")
     assert says in str(error)
-    assert error.place == place
+    assert error.location == place
 
 
 def test_a_csv_in_another_encoding_or_without_names(tmp_path):
@@ -222,9 +222,9 @@ def test_a_column_of_lists_is_a_record(tmp_path, kind):
 
 def test_lists_of_several_lengths_or_with_holes_are_refused(tmp_path):
     pq.write_table(pa.table({"x": [[1.0, 2.0], [float(SECRET)]]}), tmp_path / "r.parquet")
-    assert refused(tmp_path / "r.parquet").place == "record 1, counted from 0, column 'x'"
+    assert refused(tmp_path / "r.parquet").location == "record 1, counted from 0, column 'x'"
     pq.write_table(pa.table({"x": [[1.0, 2.0], [3.0, None]]}), tmp_path / "r.parquet")
-    assert refused(tmp_path / "r.parquet").place == "record 1, counted from 0, column 'x'"
+    assert refused(tmp_path / "r.parquet").location == "record 1, counted from 0, column 'x'"
 
 
 @pytest.mark.parametrize(
@@ -322,19 +322,19 @@ def test_images_that_do_not_fit_together_are_refused_by_name(tmp_path):
     _image(folder / "a.png")
     assert "at least two" in str(refused(folder))
     _image(folder / "b.png", size=(4, 6))
-    assert refused(folder).place == "b.png"
+    assert refused(folder).location == "b.png"
     _image(folder / "b.png", mode="L")
-    assert refused(folder).place == "b.png"
+    assert refused(folder).location == "b.png"
     _image(folder / "b.png", mode="RGBA")
     assert "RGBA" in str(refused(folder))
     _image(folder / "b.png")
     data = (folder / "b.png").read_bytes()
     (folder / "b.png").write_bytes(data[: len(data) // 2])
-    assert refused(folder).place == "b.png"
+    assert refused(folder).location == "b.png"
     (folder / "b.png").write_bytes(SECRET.encode())
-    assert refused(folder).place == "b.png"
+    assert refused(folder).location == "b.png"
     (folder / "b.png").rename(folder / "notes.txt")
-    assert refused(folder).place == "notes.txt"
+    assert refused(folder).location == "notes.txt"
 
 
 def test_an_image_is_not_read_beyond_its_limit(tmp_path, monkeypatch):
@@ -376,7 +376,7 @@ def test_labels_that_are_no_classes_are_refused(tmp_path):
         convert(opened, tmp_path / "out.npy")
     assert not list(tmp_path.glob("*out*"))
     pq.write_table(pa.table({"x": [1.0, 2.0], "y": [1, None]}), tmp_path / "r.parquet")
-    assert refused(tmp_path / "r.parquet", labels_array="y").place == "record 1, counted from 0, column 'y'"
+    assert refused(tmp_path / "r.parquet", labels_array="y").location == "record 1, counted from 0, column 'y'"
 
 
 def test_convert_never_overwrites(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from private_curator.records.labels import class_count, class_names, load_labels
-from private_curator.settings.tree import RecordsSettings
+from private_curator.settings.groups import RecordsSettings
 from shared.errors import DataInvalid, SettingsError
 
 RECORDS = np.zeros((5, 3), dtype=np.float32)

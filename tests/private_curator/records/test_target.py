@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from private_curator.records import target
-from private_curator.settings.tree import RecordsSettings
+from private_curator.records.mapped import MappedRecords
+from private_curator.settings.groups import RecordsSettings
 from shared.errors import DataInvalid
 
 CANARY = 7.654321
@@ -31,9 +32,10 @@ def test_npz_records_come_back_in_the_order_asked_for(tmp_path, floats, save):
 def test_uncompressed_records_are_mapped_not_read(tmp_path, floats):
     np.savez(tmp_path / "r.npz", x=floats)
     np.save(tmp_path / "r.npy", floats)
-    assert isinstance(_load(tmp_path / "r.npz").records, np.memmap)
-    assert isinstance(_load(tmp_path / "r.npy").records, np.memmap)
-    np.testing.assert_array_equal(_load(tmp_path / "r.npz").records, floats)
+    for name in ("r.npz", "r.npy"):
+        loaded = _load(tmp_path / name)
+        assert isinstance(loaded.stored, MappedRecords)
+        np.testing.assert_array_equal(loaded.take(np.arange(len(floats))), floats.reshape(-1, *loaded.record_shape))
 
 
 def test_uint8_is_scaled_from_its_public_range(tmp_path):

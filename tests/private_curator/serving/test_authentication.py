@@ -4,9 +4,9 @@ import datetime as dt
 
 import pytest
 
-from private_curator.ledger import Client
+from private_curator.ledger.statements import Client
 from private_curator.serving.authentication import PEER_CERTIFICATE, authenticate
-from private_curator.serving.certificates import CertificateAuthority
+from private_curator.storage.certificates import CertificateAuthority
 from shared.errors import CredentialsInvalid
 
 

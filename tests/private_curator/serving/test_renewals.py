@@ -12,17 +12,18 @@ import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from private_curator.cli import main as operator_main
-from private_curator.operator import home_directory as home
-from private_curator.operator.home_directory import Home
-from private_curator.serving import certificates, renewals, server
-from private_curator.serving.certificates import CertificateAuthority
-from private_curator.settings.tree import RecordsSettings
+from private_curator.cli.main import main as operator_main
+from private_curator.serving import renewals, server
 from private_curator.settings import tree as settings
-from public_client.cli import main as client_main
+from private_curator.settings.groups import RecordsSettings
+from private_curator.storage import home_directory as home
+from private_curator.storage.certificates import CertificateAuthority
+from private_curator.storage.home_directory import HomeDirectory
+from public_client.cli.main import main as client_main
 from public_client.curator import identity
 from public_client.curator.stub import Curator
 from shared import errors
+from shared.certificates import belong_together, common_name
 from shared.renewal import Renewal
 
 RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
@@ -275,12 +276,9 @@ def test_install_takes_only_the_renewed_certificate_and_survives_a_crash(sites, 
     assert installed.fingerprint == identity.read_identity(directory).fingerprint
     assert (directory / "client.crt.previous").read_bytes() == old
     private = identity._key(directory / "client.key")
-    assert identity._public(private.public_key()) == identity._public(
-        identity._certificate(directory / "client.crt").public_key()
-    )
-    assert identity._public(identity._key(directory / "client.key.previous").public_key()) == identity._public(
-        identity._certificate(directory / "client.crt.previous").public_key()
-    )
+    assert belong_together(private, identity._certificate(directory / "client.crt"))
+    previous = identity._key(directory / "client.key.previous")
+    assert belong_together(previous, identity._certificate(directory / "client.crt.previous"))
 
 
 def test_a_second_renewal_before_the_answer_keeps_the_new_key(sites):
@@ -309,5 +307,5 @@ def test_shares_belong_to_new_clients(sites):
     sites.operator("cert", "approve", sites.directory / "nothing", "--out", sites.directory / "x", status=3)
     request = identity.make_identity("new", sites.directory / "new")
     sites.operator("cert", "approve", request, "--out", sites.directory / "x", "--renew", status=3)
-    assert certificates.common_name(identity._certificate(directory / "client.crt").subject) == "ml-team"
-    assert Home(sites.home.path).authority.expires("0" * 64) is None
+    assert common_name(identity._certificate(directory / "client.crt").subject) == "ml-team"
+    assert HomeDirectory(sites.home.path).authority.expires("0" * 64) is None

@@ -14,17 +14,20 @@ import uuid
 import numpy as np
 import pytest
 import torch
+from declarations import gradient, quantiles
+from raw_client import RawClient, released
 from torch import nn
 
-from private_curator.operator import home_directory as home
 from private_curator.serving import server
-from private_curator.settings.tree import RecordsSettings
 from private_curator.settings import tree as settings
-from public_client.curator.stub import Curator
+from private_curator.settings.groups import RecordsSettings
+from private_curator.storage import home_directory as home
 from shared import errors
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.protocol.messages import Gradient, Quantiles, RunParameters
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.gradient.mechanism import GradientRequest
+from shared.protocol.messages import RunParameters
 
 CANARY = "patient-4711"
 RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
@@ -55,11 +58,11 @@ def serve(directory):
     def stop():
         while opened:
             thing = opened.pop()
-            (thing.close if isinstance(thing, Curator) else thing.stop)()
+            (thing.close if isinstance(thing, RawClient) else thing.stop)()
 
     def start(*, checkpoint=server.no_checkpoint, **overrides):
         stop()  # a restart, where one served before
-        made = home.Home(directory / "home")
+        made = home.HomeDirectory(directory / "home")
         chosen = settings.load(
             made.path,
             {
@@ -73,7 +76,7 @@ def serve(directory):
         running = server.CuratorServer(made, chosen, checkpoint=checkpoint)
         opened.append(running)
         start.running = running
-        client = Curator.connect(running.start(), credentials=directory / "credentials", patience_s=0.2)
+        client = RawClient(running.start(), credentials=directory / "credentials")
         opened.append(client)
         return client
 
@@ -81,20 +84,30 @@ def serve(directory):
     stop()
 
 
-def _parameters(client, **changes):
+QUANTILES = quantiles(2, 1.0, directions=10)
+GRADIENT = gradient(QUANTILES, ClippedSum(("weight",), 0.1, 1.0))
+SOURCE = np.ones((7, 4), np.float32)
+
+
+def _parameters(client, declared=QUANTILES, *, steps=3):
     torch.manual_seed(1)
-    module = nn.Linear(5, 4)
-    graph = trace(module, (5,))
-    uploaded = client.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(module, graph)))
-    parameters = RunParameters(
-        graph_digest=uploaded.graph_digest,
-        weights_digest=uploaded.weights_digest,
-        directions=10,
+    name, declaration = declared
+    return RunParameters(
+        **client.upload(nn.Linear(5, 4)),
+        mechanism=name,
+        declaration=declaration.to_bytes(),
         batch_size=20,
-        steps=3,
-        release=Quantiles(2, 1.0),
+        steps=steps,
     )
-    return dataclasses.replace(parameters, **changes)
+
+
+def _open(client, declared=QUANTILES, **sizes):
+    """Opens a run, and returns its id."""
+    return client.open_run(_parameters(client, declared, **sizes)).run_id
+
+
+def _number(reply):
+    return released(reply).step
 
 
 def test_an_unexpected_error_is_a_constant_text_and_a_number(serve, directory, caplog):
@@ -105,7 +118,7 @@ def test_an_unexpected_error_is_a_constant_text_and_a_number(serve, directory, c
             raise ValueError(f"cannot use {CANARY}")
 
     client = serve(checkpoint=checkpoint)
-    run = client.open_run(_parameters(client))
+    run = _open(client)
     pending = client.prepare_step(run)
     with pytest.raises(errors.CuratorFault) as caught:
         client.send(pending)
@@ -115,8 +128,8 @@ def test_an_unexpected_error_is_a_constant_text_and_a_number(serve, directory, c
     assert json.loads(book)["number"] == number
     assert CANARY not in book + caplog.text
     failing = False
-    assert client.send(pending).step == 1  # the request may be repeated, and was charged once
-    assert client.release_quantiles(run).step == 2
+    assert _number(client.send(pending)) == 1  # the request may be repeated, and was charged once
+    assert client.step(run).step == 2
 
 
 def test_an_error_of_the_table_that_is_raised_after_the_data_were_read_is_unexpected_too(serve):
@@ -127,9 +140,9 @@ def test_an_error_of_the_table_that_is_raised_after_the_data_were_read_is_unexpe
             raise errors.RequestInvalid((("input", CANARY),))
 
     client = serve(checkpoint=checkpoint)
-    run = client.open_run(_parameters(client))
+    run = _open(client)
     with pytest.raises(errors.CuratorFault, match="incident") as caught:
-        client.release_quantiles(run)
+        client.step(run)
     assert CANARY not in str(caught.value)
 
 
@@ -138,14 +151,14 @@ def test_only_listed_graphs_run_where_the_operator_lists_them(serve, directory):
     parameters = _parameters(client)
     with pytest.raises(errors.ExtractorNotApproved, match=parameters.graph_digest):
         client.open_run(parameters)
-    with home.Home(directory / "home").open_ledger() as ledger:
+    with home.HomeDirectory(directory / "home").open_ledger() as ledger:
         ledger.approve_extractor(parameters.graph_digest)
-    run = client.open_run(parameters)
-    client.release_quantiles(run)
-    with home.Home(directory / "home").open_ledger() as ledger:
+    run = client.open_run(parameters).run_id
+    client.step(run)
+    with home.HomeDirectory(directory / "home").open_ledger() as ledger:
         ledger.revoke_extractor(parameters.graph_digest)
     with pytest.raises(errors.ExtractorNotApproved):
-        client.release_quantiles(run)
+        client.step(run)
 
 
 def test_a_request_that_is_being_computed_is_not_computed_twice(serve):
@@ -157,7 +170,7 @@ def test_a_request_that_is_being_computed_is_not_computed_twice(serve):
             go_on.wait(timeout=30)
 
     client = serve(checkpoint=checkpoint)
-    run = client.open_run(_parameters(client))
+    run = _open(client)
     pending = client.prepare_step(run)
     answers = []
     thread = threading.Thread(target=lambda: answers.append(client.send(pending)))
@@ -167,7 +180,7 @@ def test_a_request_that_is_being_computed_is_not_computed_twice(serve):
         client.send(pending)
     go_on.set()
     thread.join(timeout=30)
-    assert [answer.step for answer in answers] == [1]
+    assert [_number(answer) for answer in answers] == [1]
 
 
 def test_bad_uploads_name_what_is_wrong_and_messages_have_a_limit(serve):
@@ -185,7 +198,7 @@ def test_bad_uploads_name_what_is_wrong_and_messages_have_a_limit(serve):
 
 
 def test_settings_that_cannot_work_are_refused_at_start(directory):
-    made = home.Home(directory / "home")
+    made = home.HomeDirectory(directory / "home")
     if not torch.cuda.is_available():
         with pytest.raises(errors.SettingsError, match="no CUDA device"):
             server.CuratorServer(made, settings.load(made.path, {"compute.device": "cuda"}))
@@ -201,7 +214,7 @@ def test_settings_that_cannot_work_are_refused_at_start(directory):
 
 
 def test_a_port_in_use_is_said_so(directory):
-    made = home.Home(directory / "home")
+    made = home.HomeDirectory(directory / "home")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         blocked = server.CuratorServer(
@@ -218,7 +231,7 @@ def test_a_port_in_use_is_said_so(directory):
 
 def test_a_second_curator_on_the_same_ledger_fails_at_its_start(serve, directory):
     serve()
-    made = home.Home(directory / "home")
+    made = home.HomeDirectory(directory / "home")
     chosen = {"listen.host": "localhost", "listen.port": "0", "compute.isolation": "in-process"}
     second = server.CuratorServer(made, settings.load(made.path, chosen))
     with pytest.raises(errors.LedgerUnavailable, match="another curator serves"):
@@ -230,8 +243,8 @@ def test_a_second_curator_on_the_same_ledger_fails_at_its_start(serve, directory
 def _again(client, pending, first):
     """Sends a step's request again and compares everything that was paid for."""
     repeated = client.send(pending)
-    assert (repeated.step, repeated.directions_seed) == (first.step, first.directions_seed)
-    np.testing.assert_array_equal(repeated.release, first.release)
+    assert repeated.step_release == first.step_release
+    assert repeated.receipt == first.receipt
 
 
 def test_a_paid_reply_is_sent_again_whatever_the_operator_has_decided_since(serve, directory):
@@ -239,33 +252,34 @@ def test_a_paid_reply_is_sent_again_whatever_the_operator_has_decided_since(serv
     client = serve()
     parameters = _parameters(client)
     opening = str(uuid.uuid4())
-    run = client.open_run(parameters, request_id=opening)
-    pending = client.prepare_step(run, kind="release_quantiles")
+    opened = client.open_run(parameters, request_id=opening)
+    run = opened.run_id
+    pending = client.prepare_step(run)
     first = client.send(pending)
-    with home.Home(directory / "home").open_ledger() as ledger:
+    with home.HomeDirectory(directory / "home").open_ledger() as ledger:
         ledger.freeze(reason="a test")
     client = serve(**{"extractors.approval": "listed", "limits.max_directions": "2", "limits.max_batch_size": "3"})
     _again(client, pending, first)
-    assert client.open_run(parameters, request_id=opening).run_id == run.run_id
+    again = client.open_run(parameters, request_id=opening)
+    assert (again.run_id, again.receipt) == (run, opened.receipt)
     with pytest.raises(errors.ExtractorNotApproved):
-        client.release_quantiles(run)  # a new step is another matter
+        client.step(run)  # a new step is another matter
     with pytest.raises(errors.ExtractorNotApproved):
         client.open_run(parameters)
 
 
 def test_a_paid_reply_with_source_features_outlives_their_upload(serve, directory):
     client = serve()
-    parameters = _parameters(client, gradient=Gradient(("weight",), 0.1, 1.0))
-    run = client.open_run(parameters)
-    digest = client.upload_source(np.ones((7, 4), np.float32))
-    pending = client.prepare_step(run, source=digest)
+    run = _open(client, gradient(QUANTILES, ClippedSum(("weight",), 0.1, 1.0), source_features=7))
+    digest = client.upload_source(SOURCE)
+    pending = client.prepare_step(run, GradientRequest(digest))
     first = client.send(pending)
     for kept in (directory / "home" / "uploads" / "objects").iterdir():
         kept.unlink()
     client = serve(**{"limits.max_source_features": "3"})
     _again(client, pending, first)
     with pytest.raises(errors.ExtractorUnknown):
-        client.send(client.prepare_step(run, source=digest))
+        client.step(run, GradientRequest(digest))
 
 
 def test_one_client_cannot_take_all_threads(serve):
@@ -278,9 +292,9 @@ def test_one_client_cannot_take_all_threads(serve):
             go_on.wait(timeout=60)
 
     client = serve(checkpoint=checkpoint, **{"limits.client_requests": "4"})
-    run = client.open_run(_parameters(client, steps=6))
+    run = _open(client, steps=6)
     answers = []
-    threads = [threading.Thread(target=lambda: answers.append(client.release_quantiles(run))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: answers.append(client.step(run))) for _ in range(4)]
     for thread in threads:
         thread.start()
     assert entered.wait(timeout=60)
@@ -309,16 +323,13 @@ def test_a_worker_killed_in_mid_step_costs_no_step(serve, directory):
             os.kill(serve.running._engine.pids[0], signal.SIGKILL)
 
     client = serve(checkpoint=checkpoint, **{"compute.isolation": "process"})
-    run = client.open_run(_parameters(client, gradient=Gradient(("weight",), 0.1, 1.0)))
-    pending = client.prepare_step(run, source=np.ones((7, 4), np.float32))
-    patient = client._patience
-    client._patience = dataclasses.replace(patient, total_s=0.0)
+    run = _open(client, GRADIENT)
+    pending = client.prepare_step(run, GradientRequest(SOURCE))
     with pytest.raises(errors.ExtractionStopped, match="its process has ended; nothing was released"):
         client.send(pending)
     killing = False
-    client._patience = dataclasses.replace(patient, total_s=60.0)
-    assert client.send(pending).step == 1  # the same request, free, by a fresh worker
-    with home.Home(directory / "home").open_ledger() as ledger:
+    assert _number(client.send(pending)) == 1  # the same request, free, by a fresh worker
+    with home.HomeDirectory(directory / "home").open_ledger() as ledger:
         assert ledger.status().steps_used == 1
         assert ledger.verify().ok
     assert not (directory / "home" / "incidents.jsonl").exists()
@@ -328,17 +339,14 @@ def test_a_run_whose_steps_would_exceed_the_workers_limits_is_refused_before_it_
     client = serve(**{"compute.isolation": "process", "compute.worker_memory_bytes": str(32 << 20)})
     torch.manual_seed(1)
     wide = nn.Sequential(nn.Linear(5, 3000), nn.ReLU(), nn.Linear(3000, 40))
-    graph = trace(wide, (5,))
-    uploaded = client.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(wide, graph)))
-    hungry = dataclasses.replace(
-        _parameters(client),
-        graph_digest=uploaded.graph_digest,
-        weights_digest=uploaded.weights_digest,
-        batch_size=60,
-        gradient=Gradient(("2.weight",), 0.1, 1.0),  # 60 gradients of 120,000 numbers are 29 MB, and their sum of parts
+    # 60 gradients of 120,000 numbers are 29 MB, and their sum of parts
+    name, declaration = gradient(QUANTILES, ClippedSum(("2.weight",), 0.1, 1.0))
+    hungry = RunParameters(
+        **client.upload(wide), mechanism=name, declaration=declaration.to_bytes(), batch_size=60, steps=3
     )
     with pytest.raises(errors.RequestInvalid, match=r"cannot be computed here.*worker_memory_bytes"):
         client.open_run(hungry)
-    assert client.describe().data_set_budget.spent == 0.0
-    modest = client.open_run(dataclasses.replace(hungry, gradient=None))
-    assert client.release_quantiles(modest).step == 1
+    assert client.describe().data_set_budget.epsilon_spent == 0.0
+    name, declaration = QUANTILES
+    modest = client.open_run(dataclasses.replace(hungry, mechanism=name, declaration=declaration.to_bytes())).run_id
+    assert client.step(modest).step == 1

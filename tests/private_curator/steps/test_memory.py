@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from declarations import gradient, quantiles
 from torch import nn
 
 from private_curator.steps import extraction
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.gradient.mechanism import GradientRequest
 from shared.privacy import filter as privacy_filter
-from shared.protocol.messages import Gradient, Quantiles
 
 RECORDS = np.random.default_rng(7).normal(size=(24, 6)).astype(np.float32)
 SOURCE = np.ones((9, 5), np.float32)
@@ -31,15 +33,13 @@ def _resident():
 
 def test_steps_leave_nothing_behind_in_the_curator(make_hospital):
     hospital = make_hospital(RECORDS)
-    parameters = hospital.declare(
-        _module(), release=Quantiles(2, 30.0), gradient=Gradient(("0.weight",), 0.1, 30.0), batch_size=12,
-        steps=2 * STEPS,
-    )  # fmt: skip
+    declared = gradient(quantiles(2, 30.0), ClippedSum(("0.weight",), 0.1, 30.0))
+    parameters = hospital.declare(_module(), declared, batch_size=12, steps=2 * STEPS)
     run = hospital.open_run(parameters)
 
     def steps(count):
         for _ in range(count):
-            stored = hospital.step(run, parameters, source=SOURCE)
+            stored = hospital.step(run, parameters, GradientRequest(SOURCE))
         gc.collect()
         return len(stored.reply) + len(stored.receipt.statement)
 
@@ -61,7 +61,7 @@ def test_steps_leave_nothing_behind_in_the_curator(make_hospital):
 def test_a_flood_of_quotes_is_remembered_up_to_a_bound(make_hospital, monkeypatch):
     monkeypatch.setattr(privacy_filter, "MAX_CACHED_PRICES", 5)
     hospital = make_hospital(RECORDS)
-    parameters = hospital.declare(_module(), release=Quantiles(2, 30.0), batch_size=12)
+    parameters = hospital.declare(_module(), quantiles(2, 30.0), batch_size=12)
     opened = hospital.open_run(parameters)
     for steps in range(1, 30):
         event = type(opened.event)(step=opened.event.step, steps=steps)
@@ -73,6 +73,6 @@ def test_the_shapes_of_few_extractors_are_remembered(make_hospital, monkeypatch)
     monkeypatch.setattr(extraction, "MAX_KNOWN", 3)
     hospital = make_hospital(RECORDS)
     for features in range(2, 9):
-        parameters = hospital.declare(_module(features), release=Quantiles(2, 30.0), batch_size=12)
-        assert hospital.extractors.get(parameters, client="ml-team").facts.feature_dimension == features
+        parameters = hospital.declare(_module(features), quantiles(2, 30.0), batch_size=12)
+        assert hospital.extractor(parameters).facts.feature_dimension == features
         assert len(hospital.extractors._known) <= 3

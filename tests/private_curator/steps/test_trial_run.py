@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from declarations import evaluation, gradient, quantiles, rows
 from torch import nn
 
-from private_curator.steps.trial_run import MAX_REMEMBERED, Rehearsals
+from private_curator.steps.trial_run import MAX_REMEMBERED, MadeRecords, TrialTimes
 from shared.errors import RequestInvalid
-from shared.protocol.messages import Gradient, Quantiles, Rows, RunParameters
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from shared.mechanisms.interface import DataSetFacts, Limits, ModelFacts
+from shared.protocol.messages import RunParameters
+from shared.steps.admission import admit_run
 
 RECORDS = np.random.default_rng(7).normal(size=(24, 6)).astype(np.float32)
 
@@ -26,64 +34,97 @@ class Untouchable:
     count = 24
 
     def take(self, indices):
-        raise AssertionError("a rehearsal reads no record")
+        raise AssertionError("a trial reads no record")
 
 
-@pytest.mark.parametrize("release", [Rows(1.0), Quantiles(2, 1.0)])
-@pytest.mark.parametrize("gradient", [None, Gradient(("0.weight",), 0.1, 1.0)])
-def test_a_rehearsal_reads_no_record_and_charges_nothing(make_hospital, module, release, gradient):
-    hospital = make_hospital(RECORDS)
-    parameters = hospital.declare(module, release=release, gradient=gradient, batch_size=10)
-    hospital.pipeline._data = Untouchable()
+class NoLabels:
+    """Labels that nobody may read."""
+
+    def __getitem__(self, rows):
+        raise AssertionError("a trial reads no label")
+
+
+SUM = ClippedSum(("0.weight",), 0.1, 1.0)
+LABELLED = EvaluationDeclaration(5, correct_sigma=1.0, bins=3, calibration_sigma=1.0)
+KINDS = {
+    "rows": rows(),
+    "quantiles": quantiles(2, 1.0),
+    "gradient of rows": gradient(rows(), SUM),
+    "gradient of quantiles": gradient(quantiles(2, 1.0), SUM),
+    "evaluation": evaluation(LABELLED),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trial_reads_no_record_and_charges_nothing(make_hospital, module, kind):
+    hospital = make_hospital(RECORDS, classes=5)
+    hospital.pipeline._lab = replace(hospital.lab, records=Untouchable(), labels=NoLabels())
+    parameters = hospital.declare(module, KINDS[kind], batch_size=24 if kind == "evaluation" else 10)
     entries = len(list(hospital.ledger.history()))
-    extractor = hospital.extractors.get(parameters, client="ml-team")
-    assert 0.0 < hospital.pipeline.rehearse(parameters, extractor) < 60.0
+    assert 0.0 < hospital.pipeline.trial(hospital.admit(parameters), hospital.extractor(parameters)) < 60.0
     assert len(list(hospital.ledger.history())) == entries
+
+
+def test_a_trial_reaches_no_named_point(make_hospital, module):
+    seen = []
+    hospital = make_hospital(RECORDS, checkpoint=seen.append)
+    parameters = hospital.declare(module, rows(), batch_size=10)
+    hospital.pipeline.trial(hospital.admit(parameters), hospital.extractor(parameters))
+    assert seen == []
 
 
 def test_a_run_of_slow_steps_is_refused(make_hospital, module):
     hospital = make_hospital(RECORDS)
-    parameters = hospital.declare(module, release=Rows(1.0), batch_size=10)
-    extractor = hospital.extractors.get(parameters, client="ml-team")
+    parameters = hospital.declare(module, rows(), batch_size=10)
     hospital.pipeline._most_seconds = 1e-6
     with pytest.raises(RequestInvalid, match="use a smaller batch or extractor"):
-        hospital.pipeline.rehearse(parameters, extractor)
+        hospital.pipeline.trial(hospital.admit(parameters), hospital.extractor(parameters))
 
 
-def _declared(**changes):
-    values = {
-        "graph_digest": "a" * 64,
-        "weights_digest": "b" * 64,
-        "directions": 10,
-        "batch_size": 4,
-        "steps": 3,
-        "release": Rows(1.0),
-    }
-    return RunParameters(**(values | changes))
+def test_a_step_that_reads_every_record_is_tried_on_some_of_them(make_hospital, module):
+    hospital = make_hospital(RECORDS, classes=5)
+    admitted = hospital.admit(hospital.declare(module, evaluation(LABELLED), batch_size=24))
+    facts = replace(admitted.facts, data=replace(admitted.facts.data, records=100_000))
+    made, labels, scale = MadeRecords.for_run(replace(admitted, facts=facts))
+    assert (made.count, len(labels), scale) == (4096, 4096, 100_000 / 4096)
+    assert sorted(set(labels.tolist())) == [0, 1, 2, 3, 4]
+    assert made.take(np.arange(7)).shape == (7, 6)
+
+
+def _declared(declared=None, *, batch_size=4, steps=3):
+    name, declaration = declared or rows(directions=10)
+    parameters = RunParameters("a" * 64, "b" * 64, name, declaration.to_bytes(), batch_size, steps)
+    data, model = DataSetFacts(records=10**6, record_shape=(6,)), ModelFacts((6,), 5, {"0.weight": (8, 6)})
+    return admit_run(parameters, mechanisms=MECHANISMS, data=data, model=model, limits=Limits())
 
 
 def test_each_kind_of_step_is_measured_once():
-    known, measured = Rehearsals(), []
+    known, measured = TrialTimes(), []
 
     def once():
         measured.append(1)
         return 2.0
 
-    for parameters in (_declared(), _declared(steps=9), _declared(release=Rows(3.0))):
-        assert known.seconds(parameters, once) == 2.0
+    noisier = rows(3.0, directions=10)
+    for run in (_declared(), _declared(steps=9), _declared(noisier)):
+        assert known.seconds(run, once) == 2.0
     assert len(measured) == 1  # neither the number of steps nor the noise changes what a step takes
-    for parameters in (_declared(batch_size=5), _declared(directions=11), _declared(release=Quantiles(2, 1.0))):
-        known.seconds(parameters, once)
+    for run in (_declared(batch_size=5), _declared(rows(directions=11)), _declared(quantiles(2, 1.0, directions=10))):
+        known.seconds(run, once)
     assert len(measured) == 4
+    summed = gradient(rows(directions=10), SUM)
+    for run in (_declared(summed), _declared(gradient(rows(directions=10), replace(SUM, clip_norm=0.2, sigma=2.0)))):
+        known.seconds(run, once)
+    assert len(measured) == 5
 
 
 def test_a_short_step_is_measured_again_when_everything_is_loaded():
     times = iter([0.9, 0.1])
-    assert Rehearsals().seconds(_declared(), lambda: next(times)) == 0.1
+    assert TrialTimes().seconds(_declared(), lambda: next(times)) == 0.1
 
 
-def test_the_memory_of_rehearsals_is_bounded():
-    known = Rehearsals()
+def test_the_memory_of_trials_is_bounded():
+    known = TrialTimes()
     for batch in range(1, MAX_REMEMBERED + 50):
         known.seconds(_declared(batch_size=batch), lambda: 2.0)
     assert len(known._seconds) == MAX_REMEMBERED

@@ -55,13 +55,14 @@ def test_describe_and_plan_read_a_curator(served):
     assert "1000 records" in invoke("describe", *there).stdout
     plan = json.loads(
         invoke("plan", *there, "--epsilon", "2", "--batch", "100", "--steps", "30", "--features", "96",
-               "--adapted", "90", "--parameters", "adapters", "--format", "json").stdout
+               "--adapted", "90", "--method", "adapter", "--format", "json").stdout
     )  # fmt: skip
     assert (plan["batch_size"], plan["steps"], plan["fits"]) == (100, 30, True)
-    assert plan["sigma"] > 0
+    assert plan["noise"] > 0
+    assert plan["method"]["name"] == "adapter"
     assert served.curator.spent == 0
     assert "does NOT fit" in invoke("plan", *there, "--epsilon", "6").stdout
-    asked = invoke("plan", *there, "--epsilon", "2", "--parameters", "none", "--ask").stdout
+    asked = invoke("plan", *there, "--epsilon", "2", "--setting", "directions=20", "--ask").stdout
     assert "the curator would admit it now" in asked
     assert "noise" in asked
     assert served.curator.spent == 0
@@ -109,7 +110,7 @@ def test_the_accountants_commands_do_not_load_torch():
 
 
 def test_the_guide_lists_every_exit_code():
-    guide = (Path(__file__).parents[3] / "docs" / "ml-team.md").read_text()
+    guide = (Path(__file__).parents[3] / "docs" / "ml-team" / "guide.md").read_text()
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", guide, flags=re.MULTILINE)}
     assert listed == {code for _, code in _EXIT_CODES} | {0, 1, 2, 13, 130}
 

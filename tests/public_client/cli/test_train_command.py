@@ -14,7 +14,8 @@ from public_client.testing.mock import mock_description
 from public_client.training.saved_model import load_adapted
 from shared import errors
 
-SHORT = ["--source-epochs", "1", "--steps", "3", "--batch", "40", "--directions", "8", "--device", "cpu"]
+SHORT = ["--source-epochs", "1", "--steps", "3", "--batch", "40", "--device", "cpu",
+         "--set", "method.settings.directions=8"]  # fmt: skip
 
 
 def invoke(*arguments):
@@ -82,15 +83,17 @@ def test_a_critic_trains_in_a_dry_run_and_against_two_curators_and_is_resumed(se
     dry = invoke("train", "--dry-run", *tables, *short, "--epsilon", 2, "--records", 500, "--plots", tmp_path / "plots")
     assert dry.exit_code == 0, dry.output
     assert "nothing was spent" in dry.stdout
-    (charged,) = re.findall(r"epsilon (\S+) for a run of 4 steps, each releasing a sanitized gradient of", dry.stdout)
+    (charged,) = re.findall(
+        r"epsilon (\S+) for a run of 4 steps, each releasing a domain critic's sanitized gradient of", dry.stdout
+    )
     assert 1.8 < float(charged) <= 2.0
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["epsilon.png"]
-    wrong = invoke("train", "--dry-run", *tables, *short, "--directions", 8)
+    wrong = invoke("train", "--dry-run", *tables, *short, "--set", "method.settings.directions=8")
     assert wrong.exit_code == 9
-    assert "a critic's plan has no directions" in wrong.stderr
+    assert "dp-dann has no directions" in wrong.stderr
 
     north, south = serve(record_shape=(6,)), serve(record_shape=(6,))
-    south.curator.failures["ReleaseCriticGradient"] = [None, None, errors.RunFinished("closed by the operator")]
+    south.curator.failures["DrawStep"] = [None, None, errors.RunFinished("closed by the operator")]
     words = [
         "train", *tables, *short, "--checkpoint", tmp_path / "run", "--save", tmp_path / "adapted.safetensors",
         "--curator", f"north={north.address}", "--credentials", north.credentials,
@@ -105,7 +108,7 @@ def test_a_critic_trains_in_a_dry_run_and_against_two_curators_and_is_resumed(se
     for served in (north, south):
         assert (served.curator.steps_charged, served.curator.spent) == (4, 1.0)
     saved = [load_adapted(tmp_path / f"adapted-{name}.safetensors", device="cpu") for name in ("north", "south")]
-    assert [model.plan["method"] for model in saved] == ["dp-dann", "dp-dann"]
+    assert [model.plan["method"]["name"] for model in saved] == ["dp-dann", "dp-dann"]
 
 
 def test_a_local_baseline_over_two_seeds_on_ones_own_stand_in(tables):

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from private_curator.operator import home_directory as home
-from private_curator.settings.tree import RecordsSettings
+from private_curator.settings.groups import RecordsSettings
+from private_curator.storage import home_directory as home
 from public_client.curator.connection import Patience, call, open_channel
 from public_client.curator.diagnosis import explain
 from public_client.curator.stub import Curator

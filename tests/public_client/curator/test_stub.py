@@ -5,26 +5,40 @@ import uuid
 import grpc
 import numpy as np
 import pytest
+import torch
 
 from public_client.curator.connection import Patience, call
 from public_client.curator.receipts import checked_receipt
 from public_client.curator.stub import Curator
-from public_client.curator.values import PendingStep
+from public_client.curator.values import PendingStep, new_request_id
 from shared import errors
+from shared.kernels.feature_map import FeatureMap
 from shared.ledger import chain_checks, receipts
-from shared.protocol.messages import Gradient, PublicMap, Quantiles, Rows, RunParameters
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.critic.mechanism import CriticDeclaration, CriticReply, CriticRequest
+from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
+from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from shared.protocol.messages import RunParameters
 from shared.protocol.receipts import encode_receipt
 from shared.protocol.v1 import curator_pb2 as pb
 
 DIGEST = "a" * 64
 
 
-def declaration(**changes):
-    values = {
-        "graph_digest": DIGEST, "weights_digest": DIGEST, "directions": 5, "batch_size": 8, "steps": 4,
-        "release": Quantiles(coefficients=2, sigma=0.5), "gradient": None,
-    }  # fmt: skip
-    return RunParameters(**(values | changes))
+QUANTILES = SlicedDeclaration(directions=5, sigma=0.5, coefficients=2)
+ROWS = SlicedDeclaration(directions=5, sigma=1.0)
+SUM = ClippedSum(("w",), 1.0, 2.0)
+
+
+def declaration(mechanism="quantiles", declared=QUANTILES):
+    return RunParameters(
+        graph_digest=DIGEST, weights_digest=DIGEST, mechanism=mechanism, declaration=declared.to_bytes(),
+        batch_size=8, steps=4,
+    )  # fmt: skip
+
+
+def pending_step(run, request=SlicedRequest()):  # noqa: B008 - a frozen value
+    return PendingStep(run.run_id, new_request_id(), request.to_bytes())
 
 
 @pytest.fixture
@@ -89,12 +103,12 @@ def test_final_refusals_are_not_repeated(hospital, served):
 
 def test_an_answer_that_is_lost_on_the_way_is_fetched_again_without_a_second_charge(hospital, served):
     run = hospital.open_run(declaration())
-    served.curator.failures["ReleaseQuantiles:after"] = [1, 1]
-    release = hospital.release_quantiles(run)
+    served.curator.failures["DrawStep:after"] = [1, 1]
+    release = hospital.send(pending_step(run))
     assert served.curator.steps_charged == 1
-    assert served.curator.calls["ReleaseQuantiles"] == 3
+    assert served.curator.calls["DrawStep"] == 3
     assert release.step == 1
-    assert release.release.shape == (2, 5)
+    assert SlicedReply.from_bytes(release.payload).values.values.shape == (2, 5)
 
 
 def test_exhausted_budget_arrives_with_its_figures(hospital, served):
@@ -113,46 +127,45 @@ def test_price_spends_nothing(hospital, served):
     assert served.curator.spent == 0.0
 
 
+def gradient_of(release, declared):
+    return GradientDeclaration(release, declared, SUM, 4)
+
+
+MAP = FeatureMap(torch.zeros(6), torch.ones(6))
+WEIGHTS = np.array([1.0, 2.0, 3.0], dtype=np.float32)
+SOURCE = np.ones((4, 6), dtype=np.float32)
+
+
 @pytest.mark.parametrize(
-    ("release", "gradient", "method"),
+    ("mechanism", "declared", "asked", "reply"),
     [
-        (Rows(sigma=1.0), Gradient(("w",), 1.0, 2.0), "AlignTarget"),
-        (Rows(sigma=1.0), None, "ReleaseProjections"),
-        (Quantiles(coefficients=2, sigma=1.0), Gradient(("w",), 1.0, 2.0), "ReleaseQuantiles"),
+        ("rows", ROWS, SlicedRequest(MAP), SlicedReply),
+        ("quantiles", QUANTILES, SlicedRequest(), SlicedReply),
+        ("gradient", gradient_of("rows", ROWS), GradientRequest(SOURCE, WEIGHTS, MAP), GradientReply),
+        ("gradient", gradient_of("quantiles", QUANTILES), GradientRequest("b" * 64, WEIGHTS), GradientReply),
+        ("critic", CriticDeclaration(SUM), CriticRequest(WEIGHTS), CriticReply),
     ],
 )
-def test_the_declared_release_decides_the_request(hospital, served, release, gradient, method):
+def test_a_step_carries_the_mechanisms_own_request_and_reply(hospital, served, mechanism, declared, asked, reply):
+    run = hospital.open_run(declaration(mechanism, declared))
     served.curator.gradient_size = 3
-    run = hospital.open_run(declaration(release=release, gradient=gradient))
-    weights = np.array([1.0, 2.0, 3.0])
-    answer = hospital.send(hospital.prepare_step(run, source=np.ones((4, 6)), adapted_parameters=weights)
-                           if method != "ReleaseProjections" else hospital.prepare_step(run))  # fmt: skip
-    assert served.curator.calls[method] == 1
-    if gradient is not None:
-        assert answer.gradient.shape == (3,)
-        sent = np.frombuffer(served.curator.inputs[0].adapted_parameters, dtype="<f4")
-        np.testing.assert_array_equal(sent, weights)
-    else:
-        assert answer.gradient is None
-
-
-def test_named_methods_send_what_they_say(hospital, served):
-    run = hospital.open_run(declaration(release=Rows(sigma=1.0), gradient=Gradient(("w",), 1.0, 2.0)))
-    public_map = PublicMap(np.zeros(6, np.float32), np.ones(6, np.float32))
-    hospital.align_target(run, source="b" * 64, feature_map=public_map)
-    hospital.release_projections(run)
-    assert served.curator.calls["AlignTarget"] == 1
-    assert served.curator.calls["ReleaseProjections"] == 1
-    assert served.curator.inputs[0].HasField("feature_map")
+    answer = reply.from_bytes(hospital.send(pending_step(run, asked)).payload)
+    (arrived,) = served.curator.requests
+    assert arrived.to_bytes() == asked.to_bytes()
+    if mechanism in ("gradient", "critic"):
+        np.testing.assert_array_equal(arrived.adapted, WEIGHTS)
+        assert answer.gradient.values.shape == (3,)
+    if mechanism in ("rows", "quantiles"):
+        assert answer.values.values.shape == ((8 if mechanism == "rows" else 2), 5)
 
 
 def test_receipts_are_kept_once_and_form_a_chain(hospital, served, tmp_path):
     run = hospital.open_run(declaration())
-    pending = hospital.prepare_step(run)
+    pending = pending_step(run)
     first = hospital.send(pending)
     again = hospital.send(pending)
-    np.testing.assert_array_equal(first.release, again.release)
-    hospital.release_quantiles(run)
+    assert first == again
+    hospital.send(pending_step(run))
     lines = (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()
     entries, findings = chain_checks.read_export(lines)
     assert (len(entries), findings) == (3, [])  # the charge and two answers
@@ -164,13 +177,13 @@ def test_a_receipt_for_another_reply_is_refused(hospital, served):
     run = hospital.open_run(declaration())
     served.curator.forge_receipts = True
     with pytest.raises(errors.ProtocolError, match="SHA-256"):
-        hospital.release_quantiles(run)
+        hospital.send(pending_step(run))
 
 
 @pytest.mark.parametrize("changed", [{"request_id": str(uuid.UUID(int=7, version=4))}, {"run_id": "run-2"}])
 def test_the_receipt_of_another_request_is_refused(hospital, served, changed):
     run = hospital.open_run(declaration())
-    pending = hospital.prepare_step(run)
+    pending = pending_step(run)
     hospital.send(pending)
     receipt = receipts.Receipt.of(served.curator.entries[-1])
     ids = {"run_id": run.run_id, "request_id": pending.request_id, "request_digest": receipt.request_digest}
@@ -184,12 +197,12 @@ def test_the_receipt_of_another_request_is_refused(hospital, served, changed):
 
 def test_a_pending_step_survives_a_new_connection(hospital, served):
     run = hospital.open_run(declaration())
-    pending = hospital.prepare_step(run)
+    pending = pending_step(run)
     first = hospital.send(pending)
-    copy = PendingStep(pending.kind, pending.run_id, pending.request_id, bytes(pending.message))
+    copy = PendingStep(pending.run_id, pending.request_id, bytes(pending.payload))
     with Curator.connect(served.address, credentials=served.credentials) as other:
         again = other.send(copy)
-    np.testing.assert_array_equal(first.release, again.release)
+    assert first == again
     assert served.curator.steps_charged == 1
 
 

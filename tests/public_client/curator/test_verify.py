@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from private_curator.ledger import Ledger, verify_file
-from private_curator.ledger.renyi import RenyiAccounting
+from private_curator.ledger.accounting import RENYI
+from private_curator.ledger.audit import verify_file
+from private_curator.ledger.ledger import Ledger
 from public_client.cli.main import main
 from public_client.curator.receipts import ReceiptFile, check_pinned
 from public_client.curator.verify import pinned_key, read_receipts, verify
@@ -32,7 +33,7 @@ from shared.privacy.events import QuantileCoefficients, RunEvent, StepEvent
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"v" * 32)
 PUBLIC = KEY.public_key().public_bytes_raw()
-ACCOUNTING = RenyiAccounting()
+ACCOUNTING = RENYI
 RECORDS = 200
 STEPS = 4
 TIME = "2026-05-01T00:00:00+00:00"

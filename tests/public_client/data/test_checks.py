@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from public_client import DomainAdaptation
+from public_client import Adapter, AllWeights, DomainAdaptation, Hospital, Replay
 from public_client.data.checks import CheckedBatches, undisturbed
 from public_client.data.datasets import Labelled
 from public_client.data.source import source_loader, train_source
-from public_client.methods.catalogue import Problem, method
+from public_client.experiments.approaches import Problem, approach
 from public_client.testing.mock import MockCurator, mock_description
 from shared.errors import DataInvalid, InvalidValue
 
@@ -77,14 +77,15 @@ BAD = {
 
 @pytest.mark.parametrize("epochs", [0, 1], ids=["trained already", "to be trained"])
 @pytest.mark.parametrize(
-    ("what", "way"), [*((what, "none") for what in BAD), *itertools.product(["label -1", "NaN"], ["adapters", "all"])]
+    ("what", "method"),
+    [*((what, Replay) for what in BAD), *itertools.product(["label -1", "NaN"], [Adapter, AllWeights])],
 )
-def test_bad_batches_are_refused_and_nothing_is_charged(what, way, epochs):
+def test_bad_batches_are_refused_and_nothing_is_charged(what, method, epochs):
     batches, says = BAD[what]
     curator = MockCurator(mock_description(records=200, record_shape=(D,), epsilon=4.0, delta=1e-5))
-    wishes = {} if way == "none" else {"steps": 3, "batch_size": 50}
-    plan = curator.plan(epsilon=1.0, directions=4, parameters=way, **wishes)
-    model = DomainAdaptation(*network(), curator=curator, plan=plan, source_epochs=epochs, device="cpu")
+    hospital, size = Hospital(curator), {} if method is Replay else {"steps": 3, "batch_size": 50}
+    plan = hospital.plan(method(directions=4), epsilon=1.0, **size)
+    model = DomainAdaptation(*network(), hospital=hospital, plan=plan, source_epochs=epochs, device="cpu")
     with pytest.raises(DataInvalid, match=says):
         model.fit(batches, progress=False)
     assert curator.charges == []
@@ -97,13 +98,14 @@ def test_source_training_and_local_methods_refuse_them_as_well(what):
         train_source(*network(), batches, epochs=1)
     problem = Problem(*network(), batches, target=torch.randn(30, D), steps=10, device="cpu", progress=False)
     with pytest.raises(DataInvalid, match=says):
-        method("coral").train(problem)
+        approach("coral").train(problem)
 
 
 def flat_model(curator):
     extractor = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh())
-    plan = curator.plan(epsilon=1.0, directions=4)
-    return DomainAdaptation(extractor, nn.Linear(5, 3), curator=curator, plan=plan, source_epochs=0, device="cpu")
+    hospital = Hospital(curator)
+    plan = hospital.plan(Replay(directions=4), epsilon=1.0)
+    return DomainAdaptation(extractor, nn.Linear(5, 3), hospital=hospital, plan=plan, source_epochs=0, device="cpu")
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 3), (6,), (2, 3)])

@@ -8,38 +8,38 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
+from small_methods import small
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from public_client import DomainAdaptation
+from public_client import DomainAdaptation, Hospital
 from public_client.data.datasets import Labelled
 from public_client.data.source import source_loader
 from public_client.experiments.plots import plot_epsilon, plot_features, principal_plane, target_in_plane
-from public_client.methods.alignment import Seen
-from public_client.methods import ways
-from public_client.plans.plan import make_plan
+from public_client.methods.aligned_run import Seen
+from public_client.replay import fit as replay_fit
 from public_client.testing.mock import MockCurator, mock_description
 from public_client.training.logs import COLUMNS, TrainingLog
 from shared.kernels.directions import directions
 from shared.kernels.feature_map import FeatureMap
+from shared.kernels.noise import GridArray
 from shared.mechanisms.quantiles.coefficients import source_coefficients
-from shared.protocol.messages import StepRelease
+from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply
 
 D = 6
 
 
 def test_a_training_is_in_both_logs(tmp_path):
-    curator = MockCurator(mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5))
+    hospital = Hospital(MockCurator(mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5)))
     generator = torch.Generator().manual_seed(0)
     loader = source_loader(
         Labelled(torch.randn(96, D, generator=generator), torch.randint(3, (96,), generator=generator)), batch_size=32
     )
-    plan = curator.plan(epsilon=1.0, release="rows", steps=4, batch_size=50, directions=8, source_records=64)
+    plan = hospital.plan(small("rows"), epsilon=1.0, steps=4, batch_size=50)
     extractor, classifier = nn.Sequential(nn.Linear(D, 8), nn.Tanh()), nn.Linear(8, 3)
-    adaptation = DomainAdaptation(extractor, classifier, curator=curator, plan=plan, source_epochs=1, device="cpu")
+    adaptation = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=1, device="cpu")
     with TrainingLog(tmp_path) as log:
         adaptation.fit(loader, progress=False, log=log, evaluate=lambda e, c: 50.0)
     with (tmp_path / "steps.csv").open() as file:
@@ -76,11 +76,12 @@ def test_a_log_takes_several_threads_and_goes_on_where_it_was(tmp_path):
     assert all(row["distance"] in ("1.0", "") for row in rows)
 
 
-def released(target, *, plan, seed):
-    """The noiseless release of mapped features (n, d) under a plan whose batch is all of them."""
-    U = directions(seed, D, plan.directions).to(target)
-    values = source_coefficients(target @ U, batch=len(target), coefficients=plan.coefficients)
-    return StepRelease("run", 1, seed, values.numpy().astype(np.float32), None, 0.0)
+def released(target, *, declared, seed):
+    """The release of mapped features (n, d), its noise left out, on a grid as fine as int32 allows."""
+    U = directions(seed, D, declared.directions).to(target)
+    values = source_coefficients(target @ U, batch=len(target), coefficients=declared.coefficients)
+    step = 2.0**-24
+    return SlicedReply(seed, GridArray((values / step).round().to(torch.int32).numpy(), step))
 
 
 def test_the_estimate_finds_a_known_target():
@@ -90,12 +91,10 @@ def test_the_estimate_finds_a_known_target():
     identity = FeatureMap(center=torch.zeros(D), scale=torch.ones(D))
     move = torch.tensor([0.1, -0.05, 0.0, 0.0, 0.0, 0.0])
     target = 0.5 * source + move
-    description = mock_description(records=4000, record_shape=(D,), epsilon=50.0, delta=1e-5)
-    plan = make_plan(description, epsilon=50.0, coefficients=6, directions=100, feature_dimension=D,
-                     gradient_parameters=0)  # fmt: skip
-    seen = Seen(source, released(target, plan=plan, seed=bytes(32)), identity)
+    declared = SlicedDeclaration(directions=100, sigma=1e-3, coefficients=6)
+    seen = Seen(source, released(target, declared=declared, seed=bytes(32)), identity)
     plane = principal_plane(source)
-    found = target_in_plane(seen, plan, plane)
+    found = target_in_plane(seen, declared, plane, batch=len(target))
     torch.testing.assert_close(found.mean, target.to(torch.float64).mean(dim=0) @ plane, atol=2e-3, rtol=0.0)
     expected = torch.cov((target.to(torch.float64) @ plane).T)
     torch.testing.assert_close(found.covariance.diag(), expected.diag(), rtol=0.1, atol=0.0)
@@ -103,14 +102,14 @@ def test_the_estimate_finds_a_known_target():
 
 @pytest.mark.parametrize("release", ["quantiles", "rows"])
 def test_pictures_are_written(tmp_path, release):
-    curator = MockCurator(mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5))
+    hospital = Hospital(MockCurator(mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5)))
     generator = torch.Generator().manual_seed(0)
     loader = source_loader(
         Labelled(torch.randn(96, D, generator=generator), torch.randint(3, (96,), generator=generator)), batch_size=32
     )
-    plan = curator.plan(epsilon=1.0, release=release, steps=2, batch_size=50, directions=8, source_records=64)
+    plan = hospital.plan(small("adapter", release=release), epsilon=1.0, steps=2, batch_size=50)
     extractor, classifier = nn.Sequential(nn.Linear(D, 8), nn.Tanh()), nn.Linear(8, 3)
-    adaptation = DomainAdaptation(extractor, classifier, curator=curator, plan=plan, source_epochs=1, device="cpu")
+    adaptation = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=1, device="cpu")
     adaptation.fit(loader, progress=False)
     (site,) = adaptation.sites.values()
     plot_features(tmp_path / "features.png", site.run, title="test")
@@ -141,20 +140,20 @@ def test_the_bars_of_a_replay_tell_epsilon_and_accuracy(monkeypatch):
     def reporting(title, total, *, shown, done=0):
         yield Bar(title)
 
-    monkeypatch.setattr("public_client.methods.ways.reporting", reporting)
-    monkeypatch.setattr("public_client.methods.ways.replay.find_view", convinced(ways.replay.find_view))
-    curator = MockCurator(mock_description(records=300, record_shape=(6,), epsilon=1.0, delta=1e-5))
-    plan = curator.plan(epsilon=1.0, directions=4, steps=2, parameters="none", tuning_steps=3)
+    monkeypatch.setattr("public_client.methods.replay.reporting", reporting)
+    monkeypatch.setattr("public_client.replay.fit.find_view", convinced(replay_fit.find_view))
+    hospital = Hospital(MockCurator(mock_description(records=300, record_shape=(6,), epsilon=1.0, delta=1e-5)))
+    plan = hospital.plan(small("replay", directions=4, tuning_steps=3), epsilon=1.0, steps=2)
     torch.manual_seed(0)
     extractor = nn.Sequential(nn.Linear(6, 5), nn.Tanh())
-    model = DomainAdaptation(extractor, nn.Linear(5, 3), curator=curator, plan=plan, source_epochs=0, device="cpu")
+    model = DomainAdaptation(extractor, nn.Linear(5, 3), hospital=hospital, plan=plan, source_epochs=0, device="cpu")
     labels = torch.arange(60) % 3
     model.fit([(torch.randn(60, 6) + labels[:, None], labels)], evaluate=lambda *_: 87.5, progress=False)
     said = {title: [text for t, text in heard if t == title] for title, _ in heard}
     drawn = said["private releases of curator"]
     assert [text.split(" of ")[1] for text in drawn] == ["1.000", "1.000"]
     assert 0.0 < float(drawn[0].split()[1]) < float(drawn[1].split()[1]) == pytest.approx(1.0, abs=2e-3)
-    assert said["tuning on that view curator"][-1] == "epsilon 1.000 of 1.000  accuracy 87.5%"
+    assert said["tuning on the view of curator"][-1] == "epsilon 1.000 of 1.000  accuracy 87.5%"
 
 
 def convinced(find_view):

@@ -10,30 +10,29 @@ import pytest
 import torch
 from torch import nn
 
-from public_client.curator.description import Budget, Description, Limits
-from public_client.methods.evaluation import plan_evaluation, whole_model
-from public_client.methods.evaluation_report import Report, best_correct, correct_variance, nearest_counts
+from public_client import Evaluate, Hospital, MockCurator, mock_description
+from public_client.methods.evaluation import EvaluationIds, accuracy_error, submitted
+from public_client.methods.evaluation_report import Counts, Report, best_correct, correct_variance, nearest_counts
+from public_client.training.saved_model import load_adapted, save_adapted
 from shared.errors import InvalidValue, RequestInvalid
-from shared.extractor import Extractor
+from shared.extractor.building import Extractor
+from shared.extractor.weights import weights_from_bytes
 from shared.kernels.noise import GridArray, SeededNoise
-from shared.mechanisms.evaluation.counts import EvaluationCounter, bin_edges
+from shared.mechanisms.evaluation.counts import EvaluationCounter, EvaluationReply, bin_edges
+from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.protocol.arrays import encode_grid
-from shared.protocol.evaluations import EvaluationRelease
-from shared.protocol.messages import Evaluation
 from shared.protocol.v1 import curator_pb2 as pb
 
 N, CLASSES = 2000, 4
 
 
-def description(**changes):
-    budget = Budget(epsilon=3.0, delta=1e-5, spent=0.0, remaining=3.0, closed=False)
-    values = {
-        "data_set": "ward", "records": N, "record_shape": (6,), "data_set_budget": budget, "client_budget": budget,
-        "neighbouring_relation": "replace-one", "mechanisms": ("evaluation",),
-        "limits": Limits(1 << 24, 100, 10, 100, 100, 100), "grid_exponent": 11, "ledger_public_key": "00",
-        "client_name": "t", "software_version": "0", "classes": CLASSES,
-    }  # fmt: skip
-    return Description(**(values | changes))
+def hospital(*, classes=CLASSES):
+    told = mock_description(records=N, record_shape=(6,), epsilon=3.0, delta=1e-5, name="ward", classes=classes)
+    return Hospital(MockCurator(told))
+
+
+def plan_of(*, epsilon, **settings):
+    return hospital().plan_evaluation(Evaluate(**settings), epsilon=epsilon)
 
 
 def release_of(counter, declared, noise):
@@ -43,12 +42,7 @@ def release_of(counter, declared, noise):
         calibration_sigma=declared.calibration_sigma,
         noise=noise,
     )
-    message = pb.EvaluationRelease(run_id="r", step=1)
-    for name in ("correct", "confusion", "calibration"):
-        values = getattr(counts, name)
-        if values is not None:
-            getattr(message, name).CopyFrom(encode_grid(values))
-    return EvaluationRelease.from_bytes(message.SerializeToString())
+    return EvaluationReply.from_bytes(EvaluationReply(counts.correct, counts.confusion, counts.calibration).to_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -65,24 +59,26 @@ def counted():
 
 
 def test_a_plan_costs_what_was_asked_and_says_how_precise_it_will_be():
-    plan = plan_evaluation(description(), epsilon=0.1)
+    plan = plan_of(epsilon=0.1)
     assert plan.price() == pytest.approx(0.1, rel=1e-3)
     assert plan.price() <= 0.1
-    assert 1.96 * math.sqrt(correct_variance(plan.declared)) / N == plan.accuracy_error
-    alone = plan_evaluation(description(), epsilon=0.1, confusion=False, bins=0)
-    assert alone.declared.confusion_sigma == alone.declared.calibration_sigma == 0
-    assert alone.accuracy_error < plan.accuracy_error < 1.5 * alone.accuracy_error
+    assert 1.96 * math.sqrt(correct_variance(plan.declared())) / N == accuracy_error(plan)
+    alone = plan_of(epsilon=0.1, confusion=False, bins=0)
+    assert alone.declared().confusion_sigma == alone.declared().calibration_sigma == 0
+    assert accuracy_error(alone) < accuracy_error(plan) < 1.5 * accuracy_error(alone)
     text = str(plan)
-    assert "2000 labelled records, 4 classes" in text
-    assert "epsilon 0.1000 alone" in text
-    assert json.loads(json.dumps(plan.to_json()))["declared"]["classes"] == CLASSES
+    assert f"evaluation: 1 step, on all {N} records" in text
+    assert f"{CLASSES} x {CLASSES} counts" in text
+    assert "epsilon 0.1000 at delta" in text
+    assert f"{100 * accuracy_error(plan):.2g} percentage points" in text
+    assert json.loads(json.dumps(plan.to_json()))["classes"] == CLASSES
 
 
 def test_shares_move_noise_between_the_parts():
-    even = plan_evaluation(description(), epsilon=0.5)
-    shifted = plan_evaluation(description(), epsilon=0.5, shares={"correct": 0.1, "confusion": 0.8, "calibration": 0.1})
-    assert shifted.declared.confusion_sigma < even.declared.confusion_sigma
-    assert shifted.declared.correct_sigma > even.declared.correct_sigma
+    even = plan_of(epsilon=0.5)
+    shifted = plan_of(epsilon=0.5, correct_share=0.1, confusion_share=0.8, calibration_share=0.1)
+    assert shifted.declared().confusion_sigma < even.declared().confusion_sigma
+    assert shifted.declared().correct_sigma > even.declared().correct_sigma
     assert shifted.price() == pytest.approx(0.5, rel=1e-3)
 
 
@@ -91,26 +87,45 @@ def test_shares_move_noise_between_the_parts():
     [
         ({"epsilon": 0.0}, "epsilon"),
         ({"epsilon": float("nan")}, "epsilon"),
+        ({"epsilon": "1"}, "epsilon is '1'"),
         ({"epsilon": 0.1, "bins": -1}, "bins"),
         ({"epsilon": 0.1, "bins": 101}, "0 .* to 100"),
-        ({"epsilon": 0.1, "shares": {"correct": 0.0, "confusion": 1, "calibration": 1}}, "share of correct"),
-        ({"epsilon": 0.1, "shares": {"accuracy": 1.0}}, "accuracy"),
-        ({"epsilon": 0.1, "shares": {"correct": 1.0}}, "share of confusion"),
+        ({"epsilon": 0.1, "correct_share": 0.0}, "correct_share"),
+        ({"epsilon": 0.1, "confusion_share": float("nan")}, "confusion_share"),
     ],
 )
 def test_wishes_out_of_range_are_refused(wishes, match):
     with pytest.raises(InvalidValue, match=match):
-        plan_evaluation(description(), **wishes)
+        plan_of(**wishes)
+
+
+def test_an_evaluation_is_a_value_and_no_method_of_training():
+    with pytest.raises(InvalidValue, match="evaluation is 'accuracy'; pass a value such as Evaluate"):
+        hospital().plan_evaluation("accuracy", epsilon=0.1)
+    with pytest.raises(InvalidValue, match="a plan of evaluation has no steps to train with; see `evaluate`"):
+        hospital().open(plan_of(epsilon=0.1), nn.Linear(6, CLASSES))
 
 
 def test_a_hospital_without_classes_is_refused_with_the_operators_remedy():
     with pytest.raises(InvalidValue, match=r"records\.classes"):
-        plan_evaluation(description(classes=0), epsilon=0.1)
+        hospital(classes=0).plan_evaluation(epsilon=0.1)
+
+
+def test_an_evaluation_is_charged_once_however_often_it_is_repeated():
+    there, model = hospital(), nn.Linear(6, CLASSES)
+    assert there.plan_evaluation(epsilon=0.5, model=model).admitted is True
+    assert there.curator.charges == []
+    ids = EvaluationIds.fresh()
+    first, again = (there.evaluate(model, epsilon=0.5, request_ids=ids) for _ in range(2))
+    (charge,) = there.curator.charges
+    assert first.accuracy == again.accuracy
+    np.testing.assert_array_equal(first.confusion, again.confusion)
+    assert first.spent == pytest.approx(charge.epsilon)
 
 
 def test_without_noise_to_speak_of_the_report_is_the_truth(counted):
     counter, labels, p = counted
-    declared = Evaluation(CLASSES, 0.01, confusion_sigma=0.01, bins=8, calibration_sigma=0.01)
+    declared = EvaluationDeclaration(CLASSES, 0.01, confusion_sigma=0.01, bins=8, calibration_sigma=0.01)
     report = Report.of(
         release_of(counter, declared, SeededNoise(b"a" * 32)), declared=declared, records=N, epsilon=9.9, delta=1e-5
     )
@@ -135,7 +150,7 @@ def test_without_noise_to_speak_of_the_report_is_the_truth(counted):
 def test_every_figure_is_as_precise_as_it_says(counted):
     """800 releases: intervals cover, estimates are unbiased, stated deviations hold; false alarms below 1e-5."""
     counter, labels, p = counted
-    declared = plan_evaluation(description(), epsilon=0.3, bins=8).declared
+    declared = plan_of(epsilon=0.3, bins=8).declared()
     right = (p.argmax(axis=1) == labels).mean()
     gap = p.max(axis=1).mean() - right
     noise, repeats = SeededNoise(b"m" * 32), 800
@@ -143,7 +158,7 @@ def test_every_figure_is_as_precise_as_it_says(counted):
     for _ in range(repeats):
         release = release_of(counter, declared, noise)
         report = Report.of(release, declared=declared, records=N, epsilon=0.3, delta=1e-5)
-        found.append(best_correct(release, declared, N)[0] / N)
+        found.append(best_correct(Counts.of(release), declared, N)[0] / N)
         covered += report.accuracy_interval.low <= right <= report.accuracy_interval.high
         gaps.append(report.overconfidence)
         errors.append(report.overconfidence_error)
@@ -156,7 +171,7 @@ def test_every_figure_is_as_precise_as_it_says(counted):
 
 
 def test_combining_the_parts_is_better_than_the_count_alone():
-    declared = plan_evaluation(description(), epsilon=0.3).declared
+    declared = plan_of(epsilon=0.3).declared()
     assert math.sqrt(correct_variance(declared)) < 0.95 * declared.correct_sigma
 
 
@@ -175,7 +190,7 @@ def test_the_projection_is_the_nearest_matrix_of_counts():
 
 def test_bins_with_too_few_records_show_no_figures(counted):
     counter, _, _ = counted
-    declared = plan_evaluation(description(), epsilon=0.01, bins=8).declared
+    declared = plan_of(epsilon=0.01, bins=8).declared()
     report = Report.of(
         release_of(counter, declared, SeededNoise(b"b" * 32)), declared=declared, records=N, epsilon=0.01, delta=1e-5
     )
@@ -188,10 +203,10 @@ def test_bins_with_too_few_records_show_no_figures(counted):
 
 def test_a_release_with_other_parts_than_declared_is_refused(counted):
     counter, _, _ = counted
-    declared = Evaluation(CLASSES, 5.0, confusion_sigma=5.0)
+    declared = EvaluationDeclaration(CLASSES, 5.0, confusion_sigma=5.0)
     release = release_of(counter, declared, SeededNoise(b"c" * 32))
     with pytest.raises(InvalidValue, match="declared"):
-        Report.of(release, declared=Evaluation(CLASSES, 5.0), records=N, epsilon=1.0, delta=1e-5)
+        Report.of(release, declared=EvaluationDeclaration(CLASSES, 5.0), records=N, epsilon=1.0, delta=1e-5)
 
 
 def _grid(*shape):
@@ -201,29 +216,35 @@ def _grid(*shape):
 @pytest.mark.parametrize(
     "message",
     [
-        pb.EvaluationRelease(),
-        pb.EvaluationRelease(correct=_grid(2)),
-        pb.EvaluationRelease(correct=_grid(1), confusion=_grid(2, 3)),
-        pb.EvaluationRelease(correct=_grid(1), calibration=_grid(2, 3)),
+        pb.EvaluationReply(),
+        pb.EvaluationReply(correct=_grid(2)),
+        pb.EvaluationReply(correct=_grid(1), confusion=_grid(2, 3)),
+        pb.EvaluationReply(correct=_grid(1), calibration=_grid(2, 3)),
     ],
 )
-def test_a_malformed_release_is_refused(message):
-    with pytest.raises(RequestInvalid, match="evaluation_release"):
-        EvaluationRelease.from_bytes(message.SerializeToString())
+def test_a_malformed_reply_is_refused(message):
+    with pytest.raises(RequestInvalid, match="reply"):
+        EvaluationReply.from_bytes(message.SerializeToString())
 
 
 def test_models_come_as_modules_or_files_and_nothing_else(tmp_path):
     torch.manual_seed(0)
+    plan = plan_of(epsilon=0.1)
     extractor, classifier = nn.Sequential(nn.Linear(6, 5), nn.ReLU()), nn.Linear(5, CLASSES)
-    graph, weights = whole_model(nn.Sequential(extractor, classifier), (6,))
-    from public_client.training.saved_model import save_adapted
-
-    save_adapted(tmp_path / "m.safetensors", extractor=extractor, classifier=classifier, record_shape=(6,), plan={})
-    composed, tensors = whole_model(tmp_path / "m.safetensors", (6,))
+    whole = nn.Sequential(extractor, classifier)
+    file = tmp_path / "m.safetensors"
+    save_adapted(
+        file, extractor=extractor, classifier=classifier, record_shape=(6,), plan=hospital().plan(epsilon=1.0)
+    )  # fmt: skip
     records = torch.randn(7, 6)
-    torch.testing.assert_close(
-        Extractor.from_graph(graph, weights).features(records),
-        Extractor.from_graph(composed, tensors).features(records),
-    )
-    with pytest.raises(InvalidValue, match="cannot be evaluated"):
-        whole_model({"weights": 1}, (6,))
+    for model in (whole, file, str(file), load_adapted(file)):
+        ready = submitted(model, plan)
+        tensors = weights_from_bytes(ready.weights, ready.graph.tensor_shapes)
+        scores = Extractor.from_graph(ready.graph, tensors).features(records)
+        torch.testing.assert_close(scores, whole(records).detach())
+    for wrong, match in (
+        ({"weights": 1}, "cannot be evaluated"),
+        (nn.Linear(6, CLASSES + 1), f"gives {CLASSES + 1} scores for each record; the data set has {CLASSES}"),
+    ):
+        with pytest.raises(InvalidValue, match=match):
+            submitted(wrong, plan)

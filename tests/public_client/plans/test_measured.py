@@ -10,25 +10,25 @@ import pytest
 
 from benchmarks import digits, office, small_hospitals
 from benchmarks.records import read
+from public_client import Adapter, AllWeights, Hospital, Plan, Replay
 from public_client.plans.measured import MEASURED, measured_alike
-from public_client.plans.plan import plan_json
 from public_client.testing.mock import MockCurator, mock_description
+from public_client.training.method import plan_json
 
 ROOT = Path(__file__).resolve().parents[3]
 TASKS = {"MNIST -> USPS": "mnist-usps", "USPS -> MNIST": "usps-mnist"}
-METHODS = {"none": "replay", "adapters": "adapter", "all": "rows"}
 
 
-def plan(shape, records, **wishes):
-    curator = MockCurator(mock_description(records=records, record_shape=shape, epsilon=200.0, delta=1e-5))
-    return curator.plan(**wishes)
+def plan(shape, records, method=None, **wishes):
+    hospital = Hospital(MockCurator(mock_description(records=records, record_shape=shape, epsilon=200.0, delta=1e-5)))
+    return hospital.plan(method, **wishes)
 
 
 def of_digits(task, method, epsilon=None):
     """Five seeds of the settings that were run for all of them."""
     found = [r for r in read(digits.RESULTS) if (r["task"], r["method"], r.get("epsilon")) == (task, method, epsilon)]
     if method == "rows":
-        found = [run for run in found if run["wishes"].get("alignment_weight") == 10.0]
+        found = [run for run in found if run["settings"].get("alignment_weight") == 10.0]
     assert sorted(run["seed"] for run in found) == [0, 1, 2, 3, 4]
     return [run["accuracy"] for run in found]
 
@@ -40,9 +40,9 @@ def rounded(values):
 @pytest.mark.parametrize("measured", [m for m in MEASURED if m.task in TASKS], ids=str)
 def test_the_figures_on_digits_are_those_on_file(measured):
     task = TASKS[measured.task]
-    assert rounded(of_digits(task, METHODS[measured.way], measured.epsilon)) == (measured.after, measured.deviation)
+    assert rounded(of_digits(task, measured.method, measured.epsilon)) == (measured.after, measured.deviation)
     assert rounded(of_digits(task, "source-only"))[0] == measured.before
-    if measured.way == "none":
+    if measured.method == "replay":
         assert rounded(of_digits(task, "varied"))[0] == measured.without
 
 
@@ -105,13 +105,18 @@ def test_a_plan_is_put_beside_what_had_no_more_to_go_by(shape, records, wishes, 
     ("shape", "records", "wishes", "says"),
     [
         ((1, 8, 8), 100, {"epsilon": 1.0}, "on images nothing was measured with so few records times epsilon"),
-        ((50,), 100_000, {"epsilon": 1.0, "parameters": "adapters"}, "on vectors nothing was measured by this way"),
-        ((2, 50), 100_000, {"epsilon": 1.0}, "on sequences nothing was measured by this way"),
+        (
+            (50,),
+            100_000,
+            {"epsilon": 1.0, "method": Adapter()},
+            "on vectors nothing was measured by this method",
+        ),
+        ((2, 50), 100_000, {"epsilon": 1.0}, "on sequences nothing was measured by this method"),
         (
             (1, 8, 8),
             100_000,
-            {"epsilon": 1.0, "parameters": "all", "steps": 5},
-            "on images nothing was measured by this way",
+            {"epsilon": 1.0, "method": AllWeights(), "steps": 5},
+            "on images nothing was measured by this method",
         ),
     ],
 )
@@ -123,7 +128,7 @@ def test_a_plan_promises_nothing_that_was_not_measured(shape, records, wishes, s
 
 def test_a_plan_read_back_is_the_same():
     one = plan((1, 8, 8), 898, epsilon=1.0)
-    again = type(one).from_json(json.loads(json.dumps(one.to_json())))
+    again = Plan.from_json(json.loads(json.dumps(one.to_json())), method=Replay)
     assert again == one
     assert again.record_shape == (1, 8, 8)
     assert str(again) == str(one)

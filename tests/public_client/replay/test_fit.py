@@ -10,39 +10,46 @@ from torch import nn
 
 from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
-from public_client.replay.augmentation import Variation, Warps, draw_variation
 from public_client.replay import fit as replay
-from public_client.replay.prior_width import widths
-from public_client.replay.residuals import Misfit, weighted_coefficients
-from public_client.replay.views import FeatureView, ImageView, MixedViews, background_of, view_for
+from public_client.replay.augmentation import Variation, Warps, draw_variation
+from public_client.replay.prior_width import LinearModel
+from public_client.replay.residuals import Residuals, weighted_coefficients
+from public_client.replay.views import FeatureView, Fitted, ImageView, MixedViews, background_of, view_for
 from shared.errors import InvalidValue
 from shared.kernels.directions import directions
 from shared.kernels.feature_map import FeatureMap
+from shared.kernels.noise import GridArray, grid_step
 from shared.mechanisms.quantiles.coefficients import cosine_basis
-from shared.protocol.messages import StepRelease
+from shared.mechanisms.sliced import SlicedReply
 
 SEED = bytes(range(32))
 
 
-def released(target: torch.Tensor, feature_map: FeatureMap, *, sigma: float, k: int = 40, L: int = 3) -> StepRelease:
+def on_grid(values: np.ndarray, sigma: float) -> GridArray:
+    """Values as they are released, on the grid of their noise."""
+    step = grid_step(sigma)
+    return GridArray(np.rint(values / step).astype(np.int32), step)
+
+
+def released(target: torch.Tensor, feature_map: FeatureMap, *, sigma: float, k: int = 40, L: int = 3) -> SlicedReply:
     """What a curator would answer for target features (n, d), with Gaussian noise of a fixed seed."""
     U = directions(SEED, target.shape[1], k)
     ordered = (feature_map.clipped(target) @ U).double().sort(dim=0).values
     noise = np.random.default_rng(3).normal(scale=sigma, size=(L, k))
     values = (cosine_basis(len(target), L).T @ ordered).numpy() + noise
-    return StepRelease(run_id="run", step=1, directions_seed=SEED, release=values, gradient=None, cotangent_scale=0.0)
+    return SlicedReply(SEED, on_grid(values, sigma))
 
 
-def misfit_of(target: torch.Tensor, source: torch.Tensor, *, sigma: float, **wishes: Any) -> Misfit:
+def residuals_of(target: torch.Tensor, source: torch.Tensor, *, sigma: float, **wishes: Any) -> Residuals:
     feature_map = FeatureMap.from_source(source, target_norm=0.25)
     release = released(target, feature_map, sigma=sigma, **wishes)
-    return Misfit([release], like=source, feature_map=feature_map, batch=len(target), sigma=sigma)
+    return Residuals([release], like=source, feature_map=feature_map, batch=len(target), sigma=sigma)
 
 
-def fitted(source: Labelled, misfit: Misfit, extractor: nn.Module | None = None, rate: float = 0.03) -> replay.Fitted:
+def fitted(source: Labelled, residuals: Residuals, extractor: nn.Module | None = None, rate: float = 0.03) -> Fitted:
     with reporting("", 1, shown=False) as bar:
         return replay.find_view(
-            extractor or nn.Identity(), source, misfit,
+            extractor or nn.Identity(), source, residuals,
             learning_rate=rate, generator=torch.Generator().manual_seed(0), bar=bar,
         )  # fmt: skip
 
@@ -81,12 +88,12 @@ def test_residuals_of_the_true_distribution_are_standard_normal():
     """120 residuals: a mean square outside [0.5, 1.6] has a chance below 1e-4."""
     generator = torch.Generator().manual_seed(0)
     source = torch.randn(4000, 6, generator=generator)
-    misfit = misfit_of(source, source, sigma=0.5)
-    residuals = misfit.residuals(source, torch.ones(4000), 0)
-    assert 0.5 < float(residuals.square().mean()) < 1.6
-    shifted = misfit.residuals(source + 0.5, torch.ones(4000), 0)
+    residuals = residuals_of(source, source, sigma=0.5)
+    same = residuals.of_all(source, torch.ones(4000))
+    assert 0.5 < float(same.square().mean()) < 1.6
+    shifted = residuals.of_all(source + 0.5, torch.ones(4000))
     assert float(shifted.square().mean()) > 10.0
-    assert float(misfit.distance(shifted)) > 10 * abs(float(misfit.distance(residuals)))
+    assert residuals.distance(shifted) > 10 * abs(residuals.distance(same))
 
 
 def test_the_fit_finds_gains_biases_and_class_frequencies():
@@ -97,7 +104,7 @@ def test_the_fit_finds_gains_biases_and_class_frequencies():
     target = torch.randn(3000, 4, generator=generator) + 3.0 * often[:, None] * torch.tensor([1.0, -1.0, 0.0, 0.0])
     spread = records.std(dim=0)
     target = target * torch.tensor([1.0, 1.0, 1.3, 0.8]) + torch.tensor([0.0, 0.0, 0.4, -0.3])
-    result = fitted(Labelled(records, labels), misfit_of(target, records, sigma=0.05), rate=0.1)
+    result = fitted(Labelled(records, labels), residuals_of(target, records, sigma=0.05), rate=0.1)
     view = result.view
     assert isinstance(view, FeatureView)
     seen = view(nn.Identity(), records).detach()
@@ -113,7 +120,7 @@ def test_much_noise_leaves_the_view_at_the_identity():
     generator = torch.Generator().manual_seed(0)
     records = torch.randn(500, 5, generator=generator)
     source = Labelled(records, torch.randint(3, (500,), generator=generator))
-    result = fitted(source, misfit_of(records + 1.0, records, sigma=200.0))
+    result = fitted(source, residuals_of(records + 1.0, records, sigma=200.0))
     moved = result.view(nn.Identity(), records).detach() - records
     assert float(moved.abs().mean()) < 0.2
     torch.testing.assert_close(result.class_weights, torch.ones(3), rtol=0.0, atol=0.2)
@@ -128,8 +135,8 @@ def test_a_large_turn_is_found_from_many_starts():
     with torch.no_grad():
         hidden.warp.theta.copy_(torch.tensor([[0.87, 0.45, 0.05], [-0.45, 0.87, 0.0]]))
         target = hidden.see(images).flatten(1)
-    misfit = misfit_of(target, images.flatten(1), sigma=0.05, k=100)
-    result = fitted(Labelled(images, torch.zeros(400, dtype=torch.int64)), misfit, nn.Flatten())
+    residuals = residuals_of(target, images.flatten(1), sigma=0.05, k=100)
+    result = fitted(Labelled(images, torch.zeros(400, dtype=torch.int64)), residuals, nn.Flatten())
     assert isinstance(result.view, ImageView)
     torch.testing.assert_close(result.view.warp.theta.detach(), hidden.warp.theta, rtol=0.0, atol=0.12)
 
@@ -140,11 +147,11 @@ def test_rows_are_turned_into_coefficients():
     feature_map = FeatureMap.from_source(source, target_norm=0.25)
     rows = (feature_map.clipped(source) @ directions(SEED, 5, 30)).numpy()
     rows = rows + np.random.default_rng(0).normal(scale=0.1, size=rows.shape)
-    release = StepRelease(run_id="run", step=1, directions_seed=SEED, release=rows, gradient=None, cotangent_scale=0.0)
-    misfit = Misfit([release], like=source, feature_map=feature_map, batch=2000, sigma=0.1, row_coefficients=3)
-    same = misfit.residuals(source, torch.ones(2000), 0).square().mean()
-    moved = misfit.residuals(source + 0.3, torch.ones(2000), 0).square().mean()
-    assert misfit.values == 90
+    release = SlicedReply(SEED, on_grid(rows, 0.1))
+    residuals = Residuals([release], like=source, feature_map=feature_map, batch=2000, sigma=0.1, row_coefficients=3)
+    same = residuals.of(source, torch.ones(2000), 0).square().mean()
+    moved = residuals.of(source + 0.3, torch.ones(2000), 0).square().mean()
+    assert residuals.values == 90
     assert float(same) < 4.0 < float(moved)  # both sides carry noise, so about 2 without a shift
 
 
@@ -210,7 +217,7 @@ def test_widths_follow_what_the_release_shows():
     records = torch.randn(400, 6, generator=generator)
     source = Labelled(records, torch.randint(2, (400,), generator=generator))
     moved = records + 0.8 * torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
-    view = fitted(source, misfit_of(moved, records, sigma=0.4), rate=0.1).view
+    view = fitted(source, residuals_of(moved, records, sigma=0.4), rate=0.1).view
     assert isinstance(view, FeatureView)
     assert float(view.factors[1]) > 0.6
     assert float(view.factors[0]) < 0.4
@@ -225,7 +232,7 @@ def test_widths_of_a_linear_gaussian_model_are_the_known_ones():
     J = torch.randn(500, 60, generator=generator)
     truth = torch.cat((2.0 * torch.randn(30, generator=generator), torch.zeros(30)))
     noise = torch.randn(500, generator=generator)
-    found = widths(lambda t: J @ (t - truth) + noise, (30, 30), J)
+    found = LinearModel(lambda t: J @ (t - truth) + noise, (30, 30), J).widths()
     assert found.factors[0] == pytest.approx(2.0, rel=0.35)
     assert found.factors[1] < 0.1
     assert found.variance == pytest.approx(1.0, rel=0.25)

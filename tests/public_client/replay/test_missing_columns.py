@@ -13,8 +13,8 @@ from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.replay import fit as replay
 from public_client.replay.missing_columns import TableView
-from public_client.replay.prior_width import Linearised
-from public_client.replay.views import FeatureView, MixedViews
+from public_client.replay.prior_width import LinearModel
+from public_client.replay.views import FeatureView, Fitted, MixedViews
 from shared.errors import InvalidValue
 
 COLUMNS = 5
@@ -40,13 +40,13 @@ class FlagsThrice(nn.Module):
 
 def found(
     target: torch.Tensor, source: Labelled, *, epsilon: float, seed: int = 0, view: TableView | None = None
-) -> replay.Fitted:
+) -> Fitted:
     extractor = FlagsThrice()
     features = extractor(source.images)
-    misfit = released(extractor(target), features, epsilon=epsilon, delta=1e-3, seed=bytes([seed, *range(31)]))
+    residuals = released(extractor(target), features, epsilon=epsilon, delta=1e-3, seed=bytes([seed, *range(31)]))
     with reporting("", 1, shown=False) as bar:
         return replay.find_view(
-            extractor, source, misfit, learning_rate=0.03, generator=torch.Generator().manual_seed(seed), bar=bar,
+            extractor, source, residuals, learning_rate=0.03, generator=torch.Generator().manual_seed(seed), bar=bar,
             view=view or TableView(torch.zeros(COLUMNS)),
         )  # fmt: skip
 
@@ -153,9 +153,9 @@ def test_a_release_without_a_shift_speaks_for_no_gains_and_biases():
     with reporting("", 1, shown=False) as bar:
         for moved, expected in ((0.0, False), (1.0, True)):
             target = _normal(400, 1)[0] + moved
-            misfit = released(target, source.images, epsilon=1.0, delta=1e-3, seed=bytes(32))
+            residuals = released(target, source.images, epsilon=1.0, delta=1e-3, seed=bytes(32))
             fitted = replay.find_view(
-                nn.Identity(), source, misfit,
+                nn.Identity(), source, residuals,
                 learning_rate=0.03, generator=torch.Generator().manual_seed(0), bar=bar,
             )  # fmt: skip
             assert fitted.convinced is expected
@@ -172,7 +172,7 @@ def test_the_mode_of_a_linear_model_is_the_known_one():
     """Ridge regression: with one group of width a and variance v the mode solves (J^T J + v / a^2) t = J^T r."""
     generator = torch.Generator().manual_seed(0)
     J, truth = torch.randn(80, 6, generator=generator), torch.randn(6, generator=generator)
-    linear = Linearised(lambda t: J @ (t - truth), (6,), J)
+    linear = LinearModel(lambda t: J @ (t - truth), (6,), J)
     widths = linear.widths(caution=0.0)
     ridge = widths.variance / widths.factors[0] ** 2
     expected = torch.linalg.solve(J.T @ J + ridge * torch.eye(6), J.T @ (J @ truth))
@@ -182,12 +182,12 @@ def test_the_mode_of_a_linear_model_is_the_known_one():
 def test_the_evidence_is_a_normal_density_up_to_a_constant():
     generator = torch.Generator().manual_seed(0)
     J, r = torch.randn(20, 4, generator=generator), torch.randn(20, generator=generator)
-    linear = Linearised(lambda t: r + J @ t, (4,), J)
+    linear = LinearModel(lambda t: r + J @ t, (4,), J)
     widths = linear.widths(caution=0.0)
     covariance = widths.variance * torch.eye(20) + widths.factors[0] ** 2 * J @ J.T
     density = torch.distributions.MultivariateNormal(torch.zeros(20).double(), covariance.double())
     constant = 10 * torch.log(torch.tensor(2 * torch.pi))
-    assert widths.evidence == pytest.approx(float(density.log_prob(r.double()) + constant), rel=1e-4)
-    assert linear.log_likelihood(2 * r, widths) == pytest.approx(
+    assert widths.log_posterior == pytest.approx(float(density.log_prob(r.double()) + constant), rel=1e-4)
+    assert linear.log_evidence(2 * r, widths) == pytest.approx(
         float(density.log_prob(2 * r.double()) + constant), rel=1e-4
     )

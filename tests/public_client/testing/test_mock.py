@@ -7,26 +7,33 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kinds_of_plan import planned
+from small_methods import small
 
+from private_curator.ledger.accounting import RENYI
 from private_curator.ledger.budget import Account
-from private_curator.ledger.renyi import RenyiAccounting
-from public_client import Curator, DomainAdaptation
+from public_client import Adapter, DomainAdaptation, Hospital
 from public_client.curator.description import Description
+from public_client.curator.receipts import ReceiptFile
+from public_client.curator.values import PendingStep, new_request_id
 from public_client.data.datasets import Labelled
 from public_client.data.networks import digits_network
 from public_client.data.source import source_loader
-from public_client.plans.declarable import Declarable
+from public_client.methods import METHODS
 from public_client.testing.mock import MockCurator, mock_description
 from shared import errors
 from shared.errors import InvalidValue
-from shared.protocol.messages import Evaluation, RunParameters
+from shared.kernels.feature_map import FeatureMap
+from shared.ledger import chain_checks
+from shared.mechanisms.critic.mechanism import CriticDeclaration
+from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from shared.mechanisms.sliced import SlicedRequest
+from shared.protocol.messages import RunParameters
 
-HOSPITAL = {"records": 800, "record_shape": (1, 8, 8), "epsilon": 2.0, "delta": 1e-5}
+MADE = {"records": 800, "record_shape": (1, 8, 8), "epsilon": 2.0, "delta": 1e-5}
 
 
 def mock(**changes):
-    return MockCurator(mock_description(**HOSPITAL | changes))
+    return MockCurator(mock_description(**MADE | changes))
 
 
 def data():
@@ -35,29 +42,23 @@ def data():
     return source_loader(Labelled(images, torch.randint(10, (96,), generator=generator)), batch_size=32)
 
 
-def adaptation(curator, **wishes):
+def adaptation(curator, method="adapter", *, epsilon=1.0, **size):
     torch.manual_seed(3)
-    plan = planned(curator, **{"epsilon": 1.0, "directions": 16, "source_records": 64, "tuning_steps": 5} | wishes)
-    return DomainAdaptation(*digits_network((1, 8, 8)), curator=curator, plan=plan, source_epochs=1, device="cpu")
+    hospital = Hospital(curator)
+    plan = hospital.plan(small(method), epsilon=epsilon, **size)
+    return DomainAdaptation(*digits_network((1, 8, 8)), hospital=hospital, plan=plan, source_epochs=1, device="cpu")
 
 
-@pytest.mark.parametrize(
-    "wishes",
-    [
-        {"steps": 4, "batch_size": 50},
-        {"release": "rows", "steps": 3, "batch_size": 50},
-        {"release": "rows", "parameters": "none", "steps": 1, "batch_size": 60},
-        {"release": "critic", "steps": 3, "batch_size": 60},
-    ],
-)
-def test_every_release_runs_and_is_charged_what_was_planned(wishes):
-    curator = mock()
-    fitted = adaptation(curator, **wishes).fit(data(), progress=False)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_and_is_charged_what_was_planned(method):
+    curator, steps = mock(), 1 if method == "replay" else 3
+    fitted = adaptation(curator, method, steps=steps, batch_size=60).fit(data(), progress=False)
     (charge,) = curator.charges
-    assert 0.98 * fitted.plan.epsilon < charge.epsilon <= fitted.plan.epsilon
-    assert charge.parameters.steps == wishes["steps"]
+    assert 0.97 * fitted.plan.epsilon < charge.epsilon <= fitted.plan.epsilon
+    assert charge.run.size.steps == steps
     assert curator.describe().spent == pytest.approx(charge.epsilon)
-    assert f"a run of {wishes['steps']} step" in str(charge)
+    assert f"a run of {steps} step" in str(charge)
+    assert fitted.plan.method.mechanism.summary(charge.run.declared, charge.run.facts) in str(charge)
     with pytest.raises(errors.RunFinished):
         fitted.sites["curator"].run.draw(torch.zeros(4, 96))
 
@@ -65,14 +66,14 @@ def test_every_release_runs_and_is_charged_what_was_planned(wishes):
 def test_it_prices_like_the_ledger():
     """The same filter, fixed by the same first run: quote, second quote and refusal agree with the ledger's books."""
     curator = mock()
-    accounting = RenyiAccounting()
+    accounting = RENYI
     account = Account(accounting.budget(epsilon=2.0, delta=1e-5, relation="replace-one"))
     model = adaptation(curator, steps=4, batch_size=50).fit(data(), progress=False)
     event = model.plan.event()
     filter_ = accounting.filter_for(account.budget, event)
     spent = filter_.admit(filter_.zero(), filter_.price(event))
     assert curator.describe().spent == filter_.epsilon(spent)
-    quote = curator.price_run(curator.charges[0].parameters)
+    quote = curator.price_run(curator.charges[0].run.parameters)
     try:
         filter_.admit(spent, filter_.price(event))
         admitted = True
@@ -80,13 +81,13 @@ def test_it_prices_like_the_ledger():
         admitted = False
     assert quote.fits is admitted
     # Two small samples are rarely the same record's: more than what is left by subtraction is admitted.
-    generous = curator.plan(epsilon=1.9, steps=4, batch_size=50, extractor=model.extractor)
+    generous = Hospital(curator).plan(small("adapter"), epsilon=1.9, steps=4, batch_size=50, extractor=model.extractor)
     assert generous.epsilon > generous.remaining
     assert generous.fits is True
     with pytest.raises(errors.BudgetExhausted):
         for _ in range(100):
-            curator.open_run(curator.charges[0].parameters)
-    refused = curator.plan(epsilon=1.9, steps=4, batch_size=50, extractor=model.extractor)
+            curator.open_run(curator.charges[0].run.parameters)
+    refused = Hospital(curator).plan(small("adapter"), epsilon=1.9, steps=4, batch_size=50, extractor=model.extractor)
     assert refused.fits is False
     assert "does NOT fit" in str(refused)
     charged = len(curator.charges)
@@ -99,60 +100,97 @@ def test_it_prices_like_the_ledger():
 def test_without_the_extractor_a_plan_above_what_is_left_says_that_it_does_not_know():
     curator = mock()
     adaptation(curator, steps=4, batch_size=50).fit(data(), progress=False)
-    offline = curator.plan(epsilon=1.9, steps=4, batch_size=50)
+    offline = Hospital(curator).plan(small("adapter"), epsilon=1.9, steps=4, batch_size=50)
     assert offline.fits is None
     assert "ask the curator" in str(offline)
 
 
-def test_a_repeated_request_is_answered_alike():
-    curator = mock()
-    run = adaptation(curator, steps=2, batch_size=50).fit(data(), progress=False).sites["curator"].run
+def test_a_repeated_request_is_answered_alike_and_receipts_verify(tmp_path):
+    curator = mock(epsilon=9.0)
+    curator.receipts = ReceiptFile(tmp_path / "receipts.jsonl")
+    run = adaptation(curator, "replay", steps=2, batch_size=50).fit(data(), progress=False).sites["curator"].run
     parameters = run.run.parameters
     opened = curator.open_run(parameters, request_id="11111111-1111-4111-8111-111111111111")
-    assert curator.open_run(parameters, request_id="11111111-1111-4111-8111-111111111111") is opened
-    pending = curator.prepare_step(opened, source=torch.zeros(8, 96).numpy())
+    assert curator.open_run(parameters, request_id="11111111-1111-4111-8111-111111111111").run_id == opened.run_id
+    assert len(curator.charges) == 2
+    pending = PendingStep(opened.run_id, new_request_id(), SlicedRequest().to_bytes())
     first, again = curator.send(pending), curator.send(pending)
-    assert (first.release == again.release).all()
-    assert first.directions_seed == again.directions_seed
+    assert first == again
+    other = SlicedRequest(FeatureMap(torch.zeros(96), torch.ones(96))).to_bytes()
+    with pytest.raises(errors.RequestIdReused):
+        curator.send(replace(pending, payload=other))
+    entries, findings = chain_checks.read_export((tmp_path / "receipts.jsonl").read_text().splitlines())
+    assert (len(entries), findings) == (2 + 2 + 1, [])  # two charges, and three steps
+    key = bytes.fromhex(curator.describe().ledger_public_key)
+    assert chain_checks.verify_receipts(entries, entries, key) == ()
 
 
 def test_what_a_curator_refuses_is_refused():
     with pytest.raises(errors.ExtractorUnsupported):
-        mock().plan(epsilon=1.0, extractor=digits_network((1, 28, 28))[0])
-    with pytest.raises(InvalidValue, match="Describe"):
-        Curator.describe(mock())
+        Hospital(mock()).plan(epsilon=1.0, extractor=digits_network((1, 28, 28))[0])
     with pytest.raises(InvalidValue, match="nothing is left"):
-        MockCurator(mock_description(**HOSPITAL | {"epsilon": 0.0}))
+        mock(epsilon=0.0)
+
+
+def test_nothing_is_charged_by_what_only_looks():
+    """Only `open`, `fit` and `evaluate` open runs: plans, quotes, uploads and predictions are free."""
+    curator = mock(classes=10)
+    hospital = Hospital(curator)
+    extractor, classifier = digits_network((1, 8, 8))
+    extractor.eval()
+    records, labels = next(iter(data()))
+    plan = hospital.plan(small("replay"), epsilon=1.0, extractor=extractor)
+    hospital.plan_evaluation(epsilon=0.5, model=torch.nn.Sequential(extractor, classifier))
+    model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=0, device="cpu")
+    model.predict(records)
+    model.predict_proba(records)
+    model.score(records, labels)
+    str(plan)
+    assert curator.charges == []
+    assert curator.describe().spent == 0.0
+    with hospital.open(plan, extractor) as run:
+        assert len(curator.charges) == 1
+        run.loss(extractor(records))
+    assert len(curator.charges) == 1
+    hospital.evaluate(torch.nn.Sequential(extractor, classifier), epsilon=0.1)
+    assert len(curator.charges) == 2
 
 
 def test_a_declaration_is_refused_where_a_curator_would_refuse_it():
     """A critic of more than one logit, an evaluation, more adapted numbers or a larger sum than is allowed."""
     curator = mock()
-    fitted = adaptation(curator, release="critic", steps=2, batch_size=50).fit(data(), progress=False)
+    fitted = adaptation(curator, "dp-dann", steps=2, batch_size=50).fit(data(), progress=False)
     critic = fitted.sites["curator"].run.run.parameters
-    extractor = Declarable.of_source(fitted.extractor, (1, 8, 8), mock().plan(epsilon=1.0, parameters="adapters"))
-    uploaded = curator.upload_extractor(extractor.graph.to_bytes(), extractor.weights)
+    summed = CriticDeclaration.from_bytes(critic.declaration).sum
+    extractor = Adapter().declarable(fitted.extractor, (1, 8, 8), None)
+    uploaded = extractor.uploaded(curator)
     digests = {"graph_digest": uploaded.graph_digest, "weights_digest": uploaded.weights_digest}
-    gradient = replace(critic.gradient, parameters=extractor.names)
+
+    def critic_of(**changes):
+        return CriticDeclaration(replace(summed, **changes)).to_bytes()
+
+    counts = EvaluationDeclaration(10, 5.0).to_bytes()
+    evaluation = RunParameters(**digests, mechanism="evaluation", declaration=counts, batch_size=800, steps=1)
     for wrong, match in (
-        (replace(critic, **digests, gradient=gradient), "a critic computes one logit"),
-        (replace(critic, gradient=None), "a critic's run declares one"),
-        (replace(critic, gradient=replace(critic.gradient, clip_norm=1e9)), "does not fit in 32 bits"),
-        (replace(critic, gradient=replace(critic.gradient, parameters=("critic.none",))), "unknown to the graph"),
-        (replace(critic, batch_size=801), "allowed are 1 to 800"),
-        (RunParameters(**digests, directions=0, batch_size=800, steps=1, release=Evaluation(10, 5.0)), "evaluation"),
+        (replace(critic, **digests, declaration=critic_of(parameters=extractor.names)), "a critic one logit"),
+        (replace(critic, declaration=critic_of(parameters=())), "must name at least one parameter"),
+        (replace(critic, declaration=critic_of(clip_norm=1e9)), "does not fit in 32 bits"),
+        (replace(critic, declaration=critic_of(parameters=("critic.none",))), "are no parameters of the extractor"),
+        (replace(critic, batch_size=801), "at most 800 are allowed"),
+        (evaluation, "is not offered"),
+        (replace(critic, declaration=b"\xff"), "can be parsed"),
     ):
         with pytest.raises(errors.RequestInvalid, match=match):
             curator.price_run(wrong)
-    described = mock_description(**HOSPITAL)
+    described = mock_description(**MADE)
     narrow = MockCurator(replace(described, limits=replace(described.limits, max_adapted_parameters=10)))
     with pytest.raises(errors.RequestInvalid, match="at most 10 are allowed"):
-        adaptation(narrow, release="critic", steps=2, batch_size=50).fit(data(), progress=False)
+        adaptation(narrow, "dp-dann", steps=2, batch_size=50).fit(data(), progress=False)
     assert narrow.charges == []
 
 
 def test_a_description_survives_its_json():
-    description = mock_description(**HOSPITAL)
+    description = mock_description(**MADE)
     assert Description.from_json(json.loads(json.dumps(description.to_json()))) == description
     with pytest.raises(InvalidValue, match="describe --format json"):
         Description.from_json({"records": 3})

@@ -1,6 +1,6 @@
 """One rank of a training that the test starts with torchrun, or alone: writes weights, charges and what was refused.
 
-python ddp_training.py OUT WAY [resume]
+python ddp_training.py OUT METHOD
 """
 
 from __future__ import annotations
@@ -15,22 +15,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from kinds_of_plan import planned
+from small_methods import small
 from torch import nn
 
-from public_client import DomainAdaptation
+from public_client import DomainAdaptation, Hospital
+from public_client.data.ranks import Ranks
 from public_client.data.source import train_source
 from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.distributed import Ranks, SharedCurator
+from public_client.training.distributed import shared_curator
 from shared.errors import BudgetExhausted, InvalidValue
 
 D, BATCH, BATCHES = 6, 24, 4
-WAYS = {
-    "adapters": {"parameters": "adapters", "steps": 5, "batch_size": 80},
-    "all": {"release": "rows", "parameters": "all", "steps": 5, "batch_size": 80, "learning_rate": 1e-2},
-    "none": {"parameters": "none", "tuning_steps": 5},
-    "critic": {"release": "critic", "steps": 5, "batch_size": 80},
-}
+SETTINGS = {"all-weights": {"learning_rate": 1e-2}, "rows": {"learning_rate": 1e-2}, "replay": {"tuning_steps": 5}}
 
 
 class Shards:
@@ -84,7 +80,7 @@ def uneven(model: DomainAdaptation, ranks: Ranks) -> str:
     return ""
 
 
-def main(out: Path, way: str) -> None:
+def main(out: Path, name: str) -> None:
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
@@ -94,18 +90,20 @@ def main(out: Path, way: str) -> None:
         mock_description(records=300, record_shape=(D,), epsilon=4.0, delta=1e-5),
         randomness=lambda size: next(counter).to_bytes(size, "big"),  # both runs see the same noise
     )
-    curator = mock if ranks.size == 1 else SharedCurator(mock if ranks.first else None)
+    hospital = Hospital(mock if ranks.size == 1 else shared_curator(lambda: mock))
+    method = small(name, source_records=BATCH * BATCHES, **SETTINGS.get(name, {}))
+    size = {} if name == "replay" else {"steps": 5, "batch_size": 80}
     torch.manual_seed(ranks.rank)  # ranks begin with different weights; rank 0's count
     extractor, classifier = nn.Sequential(nn.Linear(D, 8), nn.Tanh()), nn.Linear(8, 3)
-    plan = planned(curator, epsilon=2.0, directions=8, source_records=BATCH * BATCHES, **WAYS[way])
-    model = DomainAdaptation(extractor, classifier, curator=curator, plan=plan, source_epochs=2, device="cpu")
+    plan = hospital.plan(method, epsilon=2.0, **size)
+    model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=2, device="cpu")
     model.fit(Shards(ranks), checkpoint=out / "run", progress=False)
     if ranks.first:
         model.save(out / "adapted.safetensors")  # rank 0 alone: it must not wait for the others
     refused = False
     try:
-        greedy = curator.plan(epsilon=3.9, directions=8, steps=500, batch_size=300, release="rows", parameters="none")
-        DomainAdaptation(extractor, classifier, curator=curator, plan=greedy, source_epochs=0, device="cpu").fit(
+        greedy = hospital.plan(small("replay", release="rows"), epsilon=3.9, steps=500, batch_size=300)
+        DomainAdaptation(extractor, classifier, hospital=hospital, plan=greedy, source_epochs=0, device="cpu").fit(
             Shards(ranks), progress=False
         )
     except BudgetExhausted as error:
@@ -119,8 +117,8 @@ def main(out: Path, way: str) -> None:
         "statistics": statistics(ranks),
     }
     if ranks.size > 1:
-        cheap = planned(curator, epsilon=1.0, directions=8, source_records=BATCH * BATCHES, **WAYS[way])
-        again = DomainAdaptation(extractor, classifier, curator=curator, plan=cheap, source_epochs=2, device="cpu")
+        cheap = hospital.plan(method, epsilon=1.0, **size)
+        again = DomainAdaptation(extractor, classifier, hospital=hospital, plan=cheap, source_epochs=2, device="cpu")
         report["uneven"] = uneven(again, ranks)
         report["charges after uneven"] = len(mock.charges)
         dist.barrier()

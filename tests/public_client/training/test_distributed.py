@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from public_client.data.ranks import Ranks, _packed, _unpacked
+from public_client.methods import METHODS
 from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.distributed import Ranks, SharedCurator, _packed, _unpacked
+from public_client.training.distributed import SharedTransport, shared_curator
 from public_client.training.saved_model import load_adapted
 from shared import errors
 
@@ -20,7 +22,7 @@ SCRIPT = Path(__file__).with_name("ddp_training.py")
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def launch(out, way, *, ranks):
+def launch(out, method, *, ranks):
     out.mkdir()
     environment = {
         **os.environ,
@@ -28,7 +30,7 @@ def launch(out, way, *, ranks):
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    program = [sys.executable, str(SCRIPT), str(out), way]
+    program = [sys.executable, str(SCRIPT), str(out), method]
     if ranks > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         program = [sys.executable, *torchrun, *program[1:]]
@@ -43,14 +45,14 @@ def launch(out, way, *, ranks):
     ]
 
 
-@pytest.mark.parametrize("way", ["adapters", "all", "none", "critic"])
-def test_two_processes_end_where_one_ends_and_are_charged_the_same(tmp_path, way):
-    ((alone, report),) = launch(tmp_path / "one", way, ranks=1)
-    (first, first_report), (second, second_report) = launch(tmp_path / "two", way, ranks=2)
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_end_where_one_ends_and_are_charged_the_same(tmp_path, method):
+    ((alone, report),) = launch(tmp_path / "one", method, ranks=1)
+    (first, first_report), (second, second_report) = launch(tmp_path / "two", method, ranks=2)
     for part, weights in first.items():
         for name, value in weights.items():
             torch.testing.assert_close(value, second[part][name], rtol=0, atol=0)  # ranks agree to the bit
-            if way != "none":  # the replay draws its batches from the gathered records, in another order
+            if method != "replay":  # the replay draws its batches from the gathered records, in another order
                 torch.testing.assert_close(value, alone[part][name], rtol=1e-3, atol=1e-4)
     assert load_adapted(tmp_path / "two" / "adapted.safetensors", device="cpu").plan["epsilon"] == 2.0
     assert first_report["charges"] == pytest.approx(report["charges"], rel=1e-9)
@@ -87,6 +89,8 @@ def test_one_process_is_a_job_of_one():
     rows = torch.ones(2, 3)
     assert ranks.gather(rows) is rows
     with pytest.raises(errors.SettingsError, match="rank 0"):
-        SharedCurator(None)
-    curator = SharedCurator(MockCurator(mock_description(records=9, record_shape=(2,), epsilon=1.0, delta=1e-5)))
+        SharedTransport(None)
+    curator = shared_curator(
+        lambda: MockCurator(mock_description(records=9, record_shape=(2,), epsilon=1.0, delta=1e-5))
+    )
     assert curator.describe().records == 9

@@ -10,16 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.extractor import (
-    AffineWarp2d,
-    ChannelAffine,
-    Extractor,
-    FeatureAffine,
-    LowRankAffine,
-    MonotoneColumns,
-    module_weights,
-    trace,
-)
+from shared.extractor.adapters import AffineWarp2d, ChannelAffine, FeatureAffine, LowRankAffine, MonotoneColumns
+from shared.extractor.building import Extractor
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights
 
 
 class LeNet(nn.Module):

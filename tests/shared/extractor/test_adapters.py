@@ -11,24 +11,21 @@ from torch.autograd import gradcheck
 from torch.func import vmap
 
 from shared.errors import ExtractorUnsupported, InvalidValue
-from shared.extractor import (
+from shared.extractor.adapters import (
     AffineWarp2d,
     ChannelAffine,
-    Extractor,
     FeatureAffine,
     LowRankAffine,
     MonotoneColumns,
-    adapt_for_target,
     adapter_parameter_names,
-    adapter_size,
-    input_adapter,
-    insert_adapter,
-    module_weights,
-    source_knots,
-    trace,
-    validate,
+    affine_warp2d_record,
+    low_rank_affine,
+    monotone_columns,
 )
-from shared.extractor.adapters import affine_warp2d_record, low_rank_affine, monotone_columns
+from shared.extractor.adapting import adapt_for_target, input_adapter, insert_adapter, source_knots
+from shared.extractor.building import Extractor
+from shared.extractor.tracing import trace, validate
+from shared.extractor.weights import module_weights
 
 KNOTS = torch.tensor([[-1.0, 0.0, 2.0], [0.0, 0.5, 0.6]])
 
@@ -118,7 +115,7 @@ def test_the_digits_extractor_gets_112_numbers(digits):
         "target_adapter.after_conv2.gain",
         "target_adapter.after_conv2.bias",
     ]
-    assert adapter_size(adapted) == 6 + 2 + 64 + 40
+    assert sum(adapted.get_parameter(name).numel() for name in names) == 6 + 2 + 64 + 40
     assert [name for name, parameter in adapted.named_parameters() if parameter.requires_grad] == names
     assert adapter_parameter_names(digits.module) == []
 
@@ -138,7 +135,9 @@ def test_an_adapted_extractor_starts_as_the_original_and_keeps_its_names(example
     for name, tensor in example.module.state_dict().items():
         assert torch.equal(state[prefix + name], tensor)
     extractor = Extractor.from_graph(graph, module_weights(adapted, graph))
-    assert extractor.per_record_gradients(records, lambda f: f, names).shape == (4, adapter_size(adapted))
+    forward = extractor.begin(records, names)
+    numbers = sum(adapted.get_parameter(name).numel() for name in names)
+    assert forward.gradients(forward.outputs).shape == (4, numbers)
 
 
 def test_adapting_leaves_the_original_alone(digits):
@@ -229,8 +228,9 @@ def test_every_ready_adapter_travels_starts_as_the_identity_and_has_gradients(ki
     assert sum(value > 0 for value in found) >= (len(found) - 1 if kind == "low-rank" else len(found))
     graph = trace(adapted, shape)
     rebuilt = Extractor.from_graph(graph, module_weights(adapted, graph))
-    own = rebuilt.per_record_gradients(records, lambda f: 2 * f, names)
-    assert own.shape == (7, adapter_size(adapted))
+    forward = rebuilt.begin(records, names)
+    own = forward.gradients(2 * forward.outputs)
+    assert own.shape == (7, sum(parameters[name].numel() for name in names))
     torch.testing.assert_close(
         own.sum(dim=0), torch.cat([parameters[name].grad.reshape(-1) for name in names]), rtol=1e-3, atol=1e-4
     )

@@ -9,26 +9,23 @@ import torch
 from torch import nn
 
 from shared.errors import InvalidValue
-from shared.extractor import (
-    Extractor,
-    RowsDepend,
-    building,
-    check_row_independence,
-    module_weights,
-    split_gradient,
-    trace,
-)
+from shared.extractor import building
+from shared.extractor.building import Extractor, RowsDepend, check_row_independence, split_gradient
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights
 
 
-def autograd_loop(module, records, names, cotangents, head=None):
+def gradients_of(extractor, records, cotangents, names, **options):
+    return extractor.begin(records, names, **options).gradients(cotangents)
+
+
+def autograd_loop(module, records, names, cotangents):
     """Each record through the original module alone: the reference."""
     parameters = dict(module.named_parameters())
     rows = []
     for record, cotangent in zip(records, cotangents, strict=True):
         out = module(record.unsqueeze(0)).squeeze(0)
-        out = out if head is None else head(out)
-        direction = cotangent(out.detach()) if callable(cotangent) else cotangent
-        gradients = torch.autograd.grad(out, [parameters[name] for name in names], direction)
+        gradients = torch.autograd.grad(out, [parameters[name] for name in names], cotangent)
         rows.append(torch.cat([gradient.reshape(-1) for gradient in gradients]))
     return torch.stack(rows)
 
@@ -38,12 +35,12 @@ def test_per_record_gradients_equal_an_autograd_loop(example, device):
     names = list(extractor.graph.parameter_shapes)
     if not names:
         with pytest.raises(InvalidValue, match="at least one"):
-            extractor.per_record_gradients(example.records(2), torch.zeros(2, 5), names)
+            gradients_of(extractor, example.records(2), torch.zeros(2, 5), names)
         return
     records = example.records(6)
     cotangents = torch.randn(6, extractor.graph.feature_dimension, generator=torch.Generator().manual_seed(3))
     expected = autograd_loop(example.module, records, names, cotangents)
-    actual = extractor.per_record_gradients(records, cotangents, names, chunk_size=4).cpu()
+    actual = gradients_of(extractor, records, cotangents, names, chunk_size=4).cpu()
     scale = expected.abs().max()
     torch.testing.assert_close(actual / scale, expected / scale, rtol=1e-3, atol=2e-5)
 
@@ -56,35 +53,6 @@ def test_features_equal_the_module_on_each_device(example, device):
     assert actual.device.type == device
     assert not actual.requires_grad
     torch.testing.assert_close(actual.cpu(), expected, rtol=1e-3, atol=1e-4)
-
-
-def clip(x):
-    """Norm at most 1/2, differentiable at zero."""
-    return x * torch.clamp(0.5 / torch.sqrt((x * x).sum() + 1e-12), max=1.0)
-
-
-def test_a_head_and_a_cotangent_function_of_one_record(digits, device):
-    extractor = digits.extractor(device)
-    names = ["conv2.bias", "conv1.weight"]
-    public = torch.linspace(-1, 1, 320)
-    on_device = public.to(device)
-    records = digits.records(5)
-
-    def head(x):
-        return clip(x * 3.0 - (on_device if x.device.type == device else public))
-
-    def cotangent(x):
-        return torch.sin(x) * (on_device if x.device.type == device else public)
-
-    expected = autograd_loop(digits.module, records, names, [cotangent] * 5, head) if device == "cpu" else None
-    actual = extractor.per_record_gradients(records, cotangent, names, head=head)
-    assert actual.shape == (5, 20 + 32 * 25)
-    if expected is not None:
-        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-6)
-    forward = extractor.begin(records, names, head=head)
-    assert bool((forward.outputs.norm(dim=1) <= 0.5 + 1e-6).all())
-    given = torch.stack([cotangent(row) for row in forward.outputs])
-    torch.testing.assert_close(forward.gradients(given), actual, rtol=1e-4, atol=1e-6)
 
 
 def test_a_forward_pass_serves_release_and_gradients(digits, monkeypatch):
@@ -111,7 +79,7 @@ def test_replaced_parameters_take_effect_and_only_there(digits):
         torch.testing.assert_close(changed, digits.module(records), rtol=1e-4, atol=1e-5)
     assert torch.equal(extractor.features(records), before)
     expected = autograd_loop(digits.module, records, ["conv2.bias"], before)
-    actual = extractor.per_record_gradients(records, before, ["conv2.bias"], parameters=new)
+    actual = gradients_of(extractor, records, before, ["conv2.bias"], parameters=new)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -119,8 +87,8 @@ def test_gradients_follow_the_declared_order_and_can_be_cut(digits):
     extractor = digits.extractor()
     records = digits.records(2)
     cotangents = torch.ones(2, 320)
-    forwards = extractor.per_record_gradients(records, cotangents, ["conv1.bias", "conv2.weight"])
-    backwards = extractor.per_record_gradients(records, cotangents, ["conv2.weight", "conv1.bias"])
+    forwards = gradients_of(extractor, records, cotangents, ["conv1.bias", "conv2.weight"])
+    backwards = gradients_of(extractor, records, cotangents, ["conv2.weight", "conv1.bias"])
     shapes = extractor.gradient_shapes(["conv1.bias", "conv2.weight"])
     parts = split_gradient(forwards, shapes)
     assert parts["conv2.weight"].shape == (2, 20, 32, 5, 5)
@@ -134,13 +102,14 @@ def test_gradients_follow_the_declared_order_and_can_be_cut(digits):
 def test_an_empty_batch_has_empty_results(digits):
     extractor = digits.extractor()
     assert extractor.features(digits.records(0)).shape == (0, 320)
-    assert extractor.per_record_gradients(digits.records(0), torch.zeros(0, 320), ["conv1.bias"]).shape == (0, 32)
+    with pytest.raises(InvalidValue, match="at least one record"):
+        extractor.begin(digits.records(0), ["conv1.bias"])
 
 
 @pytest.mark.parametrize("names", [[], ["conv9.weight"], ["conv1.bias", "conv1.bias"]])
 def test_undeclarable_names_are_refused(digits, names):
     with pytest.raises(InvalidValue, match="trainable"):
-        digits.extractor().per_record_gradients(digits.records(2), torch.zeros(2, 320), names)
+        gradients_of(digits.extractor(), digits.records(2), torch.zeros(2, 320), names)
 
 
 def test_buffers_are_not_trainable(build):
@@ -162,9 +131,9 @@ def test_records_of_another_shape_or_type_are_refused(digits, records):
 
 def test_cotangents_must_fit(digits):
     with pytest.raises(InvalidValue, match="cotangents"):
-        digits.extractor().per_record_gradients(digits.records(3), torch.zeros(2, 320), ["conv1.bias"])
+        gradients_of(digits.extractor(), digits.records(3), torch.zeros(2, 320), ["conv1.bias"])
     with pytest.raises(InvalidValue, match="cotangents"):
-        digits.extractor().per_record_gradients(digits.records(3), torch.zeros(3, 319), ["conv1.bias"])
+        gradients_of(digits.extractor(), digits.records(3), torch.zeros(3, 319), ["conv1.bias"])
 
 
 @pytest.mark.parametrize(
@@ -191,12 +160,21 @@ class CentresTheBatch(Extractor):
         return features - features.nan_to_num(0.0, 0.0, 0.0).mean(0)
 
 
-class SharesAGradient(Extractor):
-    """A broken extractor: each record's gradient holds a trace of the first's."""
+class LeakyPass:
+    """A broken forward pass: each record's gradient holds a trace of the first's."""
 
-    def per_record_gradients(self, *arguments, **options):
-        gradients = super().per_record_gradients(*arguments, **options)
+    def __init__(self, forward):
+        self._forward = forward
+        self.outputs = forward.outputs
+
+    def gradients(self, cotangents):
+        gradients = self._forward.gradients(cotangents)
         return gradients + 1e-3 * gradients.nan_to_num(0.0, 0.0, 0.0).mean(0)
+
+
+class SharesAGradient(Extractor):
+    def begin(self, *arguments, **options):
+        return LeakyPass(super().begin(*arguments, **options))
 
 
 @pytest.mark.parametrize("broken", [CentresTheBatch, SharesAGradient])
@@ -216,7 +194,8 @@ def test_no_operation_falls_back_to_a_slow_loop_under_vmap(example):
             extractor.features(example.records(2))
             names = list(extractor.graph.parameter_shapes)
             if names:
-                extractor.per_record_gradients(example.records(2), lambda f: f, names)
+                forward = extractor.begin(example.records(2), names)
+                forward.gradients(forward.outputs)
     finally:
         torch._C._debug_only_display_vmap_fallback_warnings(False)
 

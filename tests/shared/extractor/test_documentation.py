@@ -1,4 +1,4 @@
-"""docs/extractors.md says what the vocabulary says."""
+"""docs/ml-team/extractors.md says what the vocabulary says."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from shared.extractor.documentation import limit_table, refusal_table, vocabulary_table
+from deploy.extractor_page import limit_table, refusal_table, vocabulary_table
 from shared.extractor.modules import INSTEAD, MODULES
 from shared.extractor.vocabulary import VOCABULARY
 
-PAGE = Path(__file__).parents[3] / "docs" / "extractors.md"
+PAGE = Path(__file__).parents[3] / "docs" / "ml-team" / "extractors.md"
 
 
 @pytest.mark.parametrize("table", [vocabulary_table, refusal_table, limit_table])
 def test_the_page_holds_the_generated_table(table):
-    assert table() in PAGE.read_text(encoding="utf-8"), "run: python -m shared.extractor.documentation"
+    assert table() in PAGE.read_text(encoding="utf-8"), "run: python -m deploy.extractor_page"
 
 
 def test_every_layer_that_is_lowered_is_documented():

@@ -8,7 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from shared.errors import ExtractorUnsupported
-from shared.extractor import Extractor, ExtractorGraph, module_weights, trace, validate
+from shared.extractor.building import Extractor
+from shared.extractor.graph import ExtractorGraph
+from shared.extractor.tracing import trace, validate
+from shared.extractor.weights import module_weights
 
 
 def test_the_rebuilt_extractor_computes_what_the_module_computes(example):
@@ -94,7 +97,7 @@ REFUSED_LAYERS = [
     (nn.MultiheadAttention(4, 2), ROW, "Conv1d"),
     (nn.MaxPool2d(2, return_indices=True), IMAGE, "return_indices=False"),
     (nn.AvgPool2d(2, divisor_override=3), IMAGE, "leave it out"),
-    (nn.Bilinear(4, 4, 4), ROW, "docs/extractors.md"),
+    (nn.Bilinear(4, 4, 4), ROW, "docs/ml-team/extractors.md"),
     (StandardisedConv(3, 4, 3), IMAGE, "subclass"),
     (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), ROW, "remove_parametrizations"),
     (hooked(), ROW, "hooks"),

@@ -4,7 +4,6 @@ import mpmath
 import numpy as np
 import pytest
 
-from shared.errors import InvalidValue
 from shared.kernels.grid_gaussian import AliasTable, gaussian_weights, grid_gaussian_table
 from shared.kernels.keystream import Keystream
 
@@ -35,10 +34,9 @@ def test_weights_agree_with_mpmath(exponent: int) -> None:
         assert abs(weights[0] - exact * 2**128) <= len(weights)
 
 
-@pytest.mark.parametrize("exponent", [0, 3, 11])
-def test_table_holds_exactly_the_weights(exponent: int) -> None:
-    weights = gaussian_weights(exponent)
-    table = grid_gaussian_table(exponent)
+def test_table_holds_exactly_the_weights() -> None:
+    weights = gaussian_weights(11)
+    table = grid_gaussian_table()
     masses: dict[int, int] = {}
     for column in range(1 << 16):
         word, low = int(table.thresholds[column]), int(table.tie_breaks[column])
@@ -53,7 +51,7 @@ def test_table_holds_exactly_the_weights(exponent: int) -> None:
 
 
 def test_threshold_is_compared_to_all_its_bits() -> None:
-    table = grid_gaussian_table(11)
+    table = grid_gaussian_table()
     shared = (table.tie_breaks > 0) & (table.thresholds & np.uint64(2**48 - 1) > 0)
     column = int(np.flatnonzero(shared & (table.aliases != np.arange(1 << 16) - 2**15))[0])
     threshold, low = int(table.thresholds[column]), int(table.tie_breaks[column])
@@ -77,9 +75,3 @@ def test_small_table_follows_its_columns() -> None:
     words = Keystream(b"s" * 32).words(40_000)
     expected = np.where(words < 2**63, (words >> np.uint64(48)).astype(np.int64) - 2**15, 7)
     assert np.array_equal(drawn, expected)
-
-
-@pytest.mark.parametrize("exponent", [-1, 12])
-def test_other_exponents_are_refused(exponent: int) -> None:
-    with pytest.raises(InvalidValue, match="0 to 11"):
-        grid_gaussian_table(exponent)

@@ -5,21 +5,13 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shared.errors import InvalidValue
-from shared.kernels.noise import GridArray, SeededNoise, grid_exponent, grid_step, narrowest_integer, release_on_grid
+from shared.kernels.noise import GridArray, SeededNoise, grid_step, narrowest_integer, release_on_grid
 
 
 def test_step_is_an_exact_power_of_two_below_sigma() -> None:
     assert grid_step(0.3) == 0.3 / 2048
-    assert grid_step(0.3, 0) == 0.3
-
-
-@given(sigma=st.floats(1e-9, 1e12), exponent=st.integers(0, 11))
-def test_exponent_inverts_step(sigma: float, exponent: int) -> None:
-    assert grid_exponent(sigma=sigma, step=grid_step(sigma, exponent)) == exponent
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, float("nan"), float("inf"), 5e-324])
@@ -28,7 +20,7 @@ def test_impossible_sigma_is_refused(sigma: float) -> None:
         grid_step(sigma)
 
 
-@pytest.mark.parametrize("step", [0.1, 2.0, 1.0 / 4096, 0.0])
+@pytest.mark.parametrize("step", [0.1, 1.0, 2.0, 1.0 / 4096, 0.0])
 def test_foreign_step_is_refused(step: float) -> None:
     with pytest.raises(InvalidValue, match="does not belong"):
         SeededNoise(bytes(32)).grid_gaussian((2,), sigma=1.0, step=step)

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, safe_open, save_file
 from torch import nn
 
 from shared.errors import DataInvalid
-from shared.extractor import module_weights, trace
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights
 from shared.models.adapted import read_adapted, write_adapted
 from shared.models.source_statistics import LEVELS, MAX_VALUES, SourceStatistics, quantiles_of, sliced_distance
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidValue
 from shared.privacy.bounds import Bound
-from shared.privacy.calibration import calibrate_rows, calibrate_sigma, epsilon, epsilon_rows
+from shared.privacy.calibration import calibrate_sigma, epsilon
 from shared.privacy.events import (
     QuantileCoefficients,
     RowProjections,
@@ -19,16 +20,24 @@ from shared.privacy.events import (
     StepEvent,
 )
 
-M_U = {"features": 784, "directions": 200, "records": 7438, "batch": 128, "steps": 5900, "delta": 1e-5}
+M_U = {"features": 784, "directions": 200, "records": 7438, "batch": 128, "steps": 5900}
+
+
+def projections(*, features: int, directions: int, records: int, batch: int, steps: int) -> Callable[[float], RunEvent]:
+    def run(sigma: float) -> RunEvent:
+        part = RowProjections(feature_dimension=features, directions=directions, sigma=sigma)
+        return RunEvent(step=StepEvent(records=records, batch=batch, parts=(part,)), steps=steps)
+
+    return run
 
 
 @pytest.mark.parametrize("bound", Bound)
 def test_calibration_returns_the_smallest_affordable_sigma(bound: Bound) -> None:
     for target in (3.0, 1.0) if bound is not Bound.C_GAMMA else (3.0,):
-        cost = calibrate_rows(**M_U, epsilon=target, bound=bound)
-        assert cost.epsilon <= target
-        assert epsilon_rows(**M_U, sigma=cost.sigma, bound=bound).epsilon == cost.epsilon
-        assert epsilon_rows(**M_U, sigma=cost.sigma * (1 - 5e-5), bound=bound).epsilon > target
+        run = projections(**M_U)
+        sigma = calibrate_sigma(run, epsilon=target, delta=1e-5, bound=bound)
+        assert epsilon(run(sigma), 1e-5, bound) <= target
+        assert epsilon(run(sigma * (1 - 5e-5)), 1e-5, bound) > target
 
 
 @settings(max_examples=25, deadline=None)
@@ -45,9 +54,9 @@ def test_calibration_returns_the_smallest_affordable_sigma(bound: Bound) -> None
 def test_what_is_calibrated_is_affordable(
     d: int, k: int, n: int, ratio: float, steps: int, target: float, delta: float, bound: Bound
 ) -> None:
-    run = {"features": d, "directions": k, "records": n, "batch": max(1, int(ratio * n)), "steps": steps}
-    cost = calibrate_rows(**run, epsilon=target, delta=delta, bound=bound)
-    assert 0.0 <= cost.epsilon <= target
+    run = projections(features=d, directions=k, records=n, batch=max(1, int(ratio * n)), steps=steps)
+    sigma = calibrate_sigma(run, epsilon=target, delta=delta, bound=bound)
+    assert 0.0 <= epsilon(run(sigma), delta, bound) <= target
 
 
 def rows(sigma: float, *, steps: int = 500, batch: int = 64, records: int = 2000) -> RunEvent:
@@ -127,13 +136,15 @@ def test_joint_releases_are_calibrated_too(parts: object) -> None:
 )
 def test_arguments_out_of_range_are_refused_by_name(change: dict[str, float], match: str) -> None:
     with pytest.raises(InvalidValue, match=match):
-        calibrate_rows(**{**M_U, "epsilon": 1.0, **change}, bound=Bound.HYB)  # type: ignore[arg-type]
+        targets = {name: change.get(name, usual) for name, usual in (("epsilon", 1.0), ("delta", 1e-5))}
+        shape = {name: change.get(name, usual) for name, usual in M_U.items()}
+        calibrate_sigma(projections(**shape), **targets, bound=Bound.HYB)  # type: ignore[arg-type]
 
 
 def test_an_unreachable_target_is_refused() -> None:
     """Theorem 9 at order 512 cannot certify less than about log(1/delta)/511."""
     with pytest.raises(InvalidValue, match="no sigma up to"):
-        calibrate_rows(**M_U, epsilon=1e-4, bound=Bound.WBK9)
+        calibrate_sigma(projections(**M_U), epsilon=1e-4, delta=1e-5, bound=Bound.WBK9)
 
 
 EDGES = [

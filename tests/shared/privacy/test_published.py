@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import pytest
 
 from shared.errors import InvalidValue
 from shared.privacy import published
 from shared.privacy.bounds import Bound
-from shared.privacy.calibration import calibrate_rows, epsilon_rows
+from shared.privacy.calibration import calibrate_sigma, epsilon
 from shared.privacy.events import RowProjections, RunEvent, SanitizedGradient, StepEvent
 
+
+@dataclass(frozen=True)
+class Recipe:
+    features: int
+    directions: int
+    records: int
+    batch: int
+    steps: int
+    delta: float
+
+    def run(self, sigma: float) -> RunEvent:
+        part = RowProjections(self.features, self.directions, sigma)
+        return RunEvent(StepEvent(self.records, self.batch, (part,)), self.steps)
+
+
 RUNS = {
-    "U-M": {"features": 784, "directions": 200, "records": 10000, "batch": 128, "steps": 7900, "delta": 1e-5},
-    "M-U": {"features": 784, "directions": 200, "records": 7438, "batch": 128, "steps": 5900, "delta": 1e-5},
-    "VisDA": {"features": 100, "directions": 1000, "records": 55387, "batch": 128, "steps": 21650, "delta": 1e-6},
-    "Office": {"features": 50, "directions": 100, "records": 497, "batch": 32, "steps": 800, "delta": 1e-3},
-    "MNIST": {"features": 784, "directions": 1000, "records": 60000, "batch": 100, "steps": 60100, "delta": 1e-5},
-    "CelebA": {"features": 8192, "directions": 2000, "records": 162000, "batch": 256, "steps": 63300, "delta": 1e-6},
-    "U-M 320": {"features": 320, "directions": 200, "records": 10000, "batch": 128, "steps": 7900, "delta": 1e-5},
-    "M-U 320": {"features": 320, "directions": 200, "records": 7438, "batch": 128, "steps": 5900, "delta": 1e-5},
+    "U-M": Recipe(784, 200, 10000, 128, 7900, 1e-5),
+    "M-U": Recipe(784, 200, 7438, 128, 5900, 1e-5),
+    "VisDA": Recipe(100, 1000, 55387, 128, 21650, 1e-6),
+    "Office": Recipe(50, 100, 497, 32, 800, 1e-3),
+    "MNIST": Recipe(784, 1000, 60000, 100, 60100, 1e-5),
+    "CelebA": Recipe(8192, 2000, 162000, 256, 63300, 1e-6),
+    "U-M 320": Recipe(320, 200, 10000, 128, 7900, 1e-5),
+    "M-U 320": Recipe(320, 200, 7438, 128, 5900, 1e-5),
 }
 
 SIGMAS = {  # docs/privacy, 8: sigma for epsilon 10 / 3 / 1
@@ -37,9 +54,9 @@ SIGMAS = {  # docs/privacy, 8: sigma for epsilon 10 / 3 / 1
 def test_sigmas_of_the_table(name: str) -> None:
     for bound, row in zip((Bound.BERNSTEIN_PUBLISHED, Bound.CLT), SIGMAS[name], strict=True):
         for target, sigma in zip((10.0, 3.0, 1.0), row, strict=True):
-            cost = calibrate_rows(**RUNS[name], epsilon=target, bound=bound)
-            assert cost.sigma == pytest.approx(sigma, rel=4e-3)
-            assert not cost.guarantee
+            found = calibrate_sigma(RUNS[name].run, epsilon=target, delta=RUNS[name].delta, bound=bound)
+            assert found == pytest.approx(sigma, rel=4e-3)
+            assert not bound.is_guarantee
 
 
 @pytest.mark.parametrize(
@@ -53,9 +70,9 @@ def test_sigmas_of_the_table(name: str) -> None:
 )
 def test_epsilon_at_the_published_sigmas(name: str, bernstein: tuple[float, float], clt: tuple[float, float]) -> None:
     """The published M-U sigma was computed with N = 7468."""
-    run = {**RUNS[name], **({"records": 7468} if name == "M-U" else {})}
-    for bound, (sigma, epsilon) in ((Bound.BERNSTEIN_PUBLISHED, bernstein), (Bound.CLT, clt)):
-        assert epsilon_rows(**run, sigma=sigma, bound=bound).epsilon == pytest.approx(epsilon, abs=0.0051)
+    recipe = replace(RUNS[name], records=7468) if name == "M-U" else RUNS[name]
+    for bound, (sigma, claimed) in ((Bound.BERNSTEIN_PUBLISHED, bernstein), (Bound.CLT, clt)):
+        assert epsilon(recipe.run(sigma), recipe.delta, bound) == pytest.approx(claimed, abs=0.0051)
 
 
 def test_the_bug_is_a_factor_under_the_root() -> None:
@@ -69,11 +86,9 @@ def test_the_bug_is_a_factor_under_the_root() -> None:
 
 def test_the_published_code_as_it_ran() -> None:
     """docs/privacy, 8: its M-U run as an idealised mechanism, d = 320, T = 41,652, sigma 5.34: epsilon <= 2.23."""
-    cost = epsilon_rows(
-        features=320, directions=200, records=7438, batch=128, steps=41_652, sigma=5.34, delta=1e-5, bound=Bound.PLD
-    )
-    assert cost.epsilon == pytest.approx(2.23, abs=0.0101)
-    assert cost.guarantee
+    run = Recipe(features=320, directions=200, records=7438, batch=128, steps=41_652, delta=1e-5).run(5.34)
+    assert epsilon(run, 1e-5, Bound.PLD) == pytest.approx(2.23, abs=0.0101)
+    assert Bound.PLD.is_guarantee
 
 
 def test_recipes_price_nothing_else() -> None:

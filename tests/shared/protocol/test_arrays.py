@@ -28,10 +28,10 @@ def test_grid_values_survive_the_wire_at_their_extremes(bits, dtype):
     values = np.array([[-most, -1, 0], [1, 7, most - 1]], dtype=dtype)
     message = pb.GridArray.FromString(encode_grid(GridArray(values, 0.125, f"int{bits}")).SerializeToString())
     assert len(message.data) == values.size * bits // 8
-    decoded, step = decode_grid(message, field="x", max_values=6)
-    assert step == 0.125
-    assert decoded.dtype == dtype
-    np.testing.assert_array_equal(decoded, values)
+    decoded = decode_grid(message, field="x", max_values=6)
+    assert (decoded.step, decoded.integer) == (0.125, f"int{bits}")
+    assert decoded.values.dtype == dtype
+    np.testing.assert_array_equal(decoded.values, values)
 
 
 @given(
@@ -41,8 +41,8 @@ def test_grid_values_survive_the_wire_at_their_extremes(bits, dtype):
 )
 def test_three_bytes_hold_what_fits_in_them(values):
     message = encode_grid(GridArray(values.copy(), 1.0, "int24"))
-    decoded, _ = decode_grid(message, field="x", max_values=10_000)
-    np.testing.assert_array_equal(decoded, values)
+    decoded = decode_grid(message, field="x", max_values=10_000)
+    np.testing.assert_array_equal(decoded.values, values)
 
 
 @pytest.mark.parametrize("value", [2**23, -(2**23) - 1])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.protocol.generate import generate
+from deploy.protocol import generate
 
 ROOT = Path(__file__).resolve().parents[3]
 PROTO = ROOT / "proto" / "dpswd" / "curator" / "v1" / "curator.proto"

@@ -1,0 +1,53 @@
+"""The tables of docs/ml-team/extractors.md, made from the vocabulary: `python -m deploy.extractor_page`."""
+
+from __future__ import annotations
+
+import sys
+
+from shared.extractor import calls, graph, modules
+from shared.extractor.attributes import MAX_EXTENT, MAX_WINDOW
+from shared.extractor.vocabulary import VOCABULARY
+from shared.extractor.weights import MAX_HEADER_BYTES
+
+
+def vocabulary_table() -> str:
+    """Every operation: its name in a graph, how it is written in a module, its attributes."""
+    lines = ["| operation | written as | attributes |", "|---|---|---|"]
+    for operation in VOCABULARY.values():
+        attributes = ", ".join(f"`{name}`" for name in operation.attributes) or "none"
+        lines.append(f"| `{operation.name}` | {operation.about} | {attributes} |")
+    return "\n".join(lines)
+
+
+def refusal_table() -> str:
+    """Well-known layers and functions outside the vocabulary, and what to use in their place."""
+    lines = ["| refused | instead |", "|---|---|"]
+    grouped: dict[str, list[str]] = {}
+    for prefix, table in (("nn.", modules.INSTEAD), ("", calls.INSTEAD)):
+        for name, instead in table.items():
+            grouped.setdefault(instead, []).append(f"`{prefix}{name}`")
+    lines += [f"| {', '.join(names)} | {instead} |" for instead, names in grouped.items()]
+    return "\n".join(lines)
+
+
+def limit_table() -> str:
+    """The limits that hold before anything is computed."""
+    rows = (
+        ("bytes of a graph", graph.MAX_GRAPH_BYTES),
+        ("nodes", graph.MAX_NODES),
+        ("characters of a layer's path", graph.MAX_PATH),
+        ("numbers in all weights", graph.MAX_PARAMETERS),
+        ("numbers of one record", graph.MAX_INPUT_VALUES),
+        ("features", graph.MAX_FEATURES),
+        ("channels, features or pixels along one dimension", MAX_EXTENT),
+        ("kernel, stride, padding, dilation", MAX_WINDOW),
+        ("numbers in all intermediate values of one record", graph.MAX_ACTIVATION_VALUES),
+        ("scratch numbers of one operation on one record", graph.MAX_WORKSPACE_VALUES),
+        ("floating point operations of one record", graph.MAX_WORK),
+        ("bytes of the weights' header", MAX_HEADER_BYTES),
+    )
+    return "\n".join(["| what | at most |", "|---|---|", *(f"| {what} | {limit:,} |" for what, limit in rows)])
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n\n".join((vocabulary_table(), refusal_table(), limit_table())) + "\n")

@@ -1,0 +1,1 @@
+"""What the curator keeps on disk: its home directory, certificates, uploads, incidents."""

@@ -1,0 +1,183 @@
+"""The curator's home directory: which file stands where, and how a new home is made."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from private_curator.ledger.database import Place
+from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.store import no_checkpoint
+from private_curator.records import target
+from private_curator.records.labels import load_labels
+from private_curator.settings import tree as configuration
+from private_curator.settings.groups import LedgerSettings, RecordsSettings
+from private_curator.settings.tree import SETTINGS_FILE
+from private_curator.storage.certificates import CertificateAuthority
+from shared.certificates import private_pem
+from shared.errors import SettingsError
+from shared.files import write_private
+from shared.privacy.budget import PrivacyBudget
+
+SAFE_UMASK = 0o077
+"""Whatever a curator's process makes belongs to its operator alone."""
+
+
+class HomeDirectory:
+    """Where everything of one curator stands.
+
+    Attributes:
+        path: the directory.
+        settings: curator.toml; written last, so that its presence means a complete curator.
+        ledger: its file, where no ``ledger.url`` names a database.
+        ledger_witness: the last entry of the ledger that this curator has seen.
+        ledger_key: the Ed25519 key that signs the ledger's entries, PEM, mode 0600.
+        certificates: the certificate authority's directory.
+        authority: the certificate authority.
+        uploads: what clients uploaded.
+        incidents: unexpected errors, for the operator.
+        address: host:port of the serving process; there only while it serves.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings = path / SETTINGS_FILE
+        self.ledger = path / "ledger.db"
+        self.ledger_witness = path / "ledger.witness"
+        self.ledger_key = path / "ledger.key"
+        self.certificates = path / "certificates"
+        self.authority = CertificateAuthority(self.certificates)
+        self.uploads = path / "uploads"
+        self.incidents = path / "incidents.jsonl"
+        self.address = path / "address"
+
+    def read_ledger_key(self) -> Ed25519PrivateKey:
+        """The ledger's key.
+
+        Raises:
+            SettingsError: it is missing or damaged.
+        """
+        try:
+            key = serialization.load_pem_private_key(self.ledger_key.read_bytes(), password=None)
+        except (OSError, ValueError) as error:
+            raise SettingsError(
+                f"{self.ledger_key} cannot be read ({type(error).__name__}); restore it from a backup: without it the "
+                "ledger cannot be continued"
+            ) from error
+        if not isinstance(key, Ed25519PrivateKey):
+            raise SettingsError(f"{self.ledger_key} is no Ed25519 key; restore the ledger's own key from a backup")
+        return key
+
+    def ledger_place(self, chosen: LedgerSettings | None = None) -> Place:
+        """Where the ledger stands by these settings, or by those of the home.
+
+        Raises:
+            SettingsError: the home is none, or its settings cannot work.
+        """
+        chosen = chosen or configuration.load(self.path).ledger
+        if chosen.url is None:
+            return SqliteFile(self.ledger)
+        try:
+            from private_curator.ledger.postgres_schema import PostgresSchema
+        except ImportError as error:
+            raise SettingsError(
+                "ledger.url needs psycopg, which is not installed; install dpswd[curator], or leave ledger.url out"
+            ) from error
+        secret = None if chosen.password_file is None else self.path / chosen.password_file
+        return PostgresSchema(chosen.url, schema=chosen.schema_name, password_file=secret)
+
+    def open_ledger(
+        self,
+        chosen: LedgerSettings | None = None,
+        *,
+        checkpoint: Callable[[str], None] = no_checkpoint,
+        witnessed: bool = True,
+    ) -> Ledger:
+        """Opens the ledger; close it with a ``with`` statement.
+
+        Args:
+            chosen: the settings in force; by default those of the home.
+            checkpoint: called at named points; tests stop the process there.
+            witnessed: whether a ledger is refused that was put back to an older state.
+
+        Raises:
+            SettingsError: the home is none, its settings cannot work, or its key is missing.
+            LedgerUnavailable, LedgerCorrupt: see `Ledger.open`.
+        """
+        chosen = chosen or configuration.load(self.path).ledger
+        return Ledger.open(
+            self.ledger_place(chosen),
+            key=self.read_ledger_key(),
+            checkpoint=checkpoint,
+            lock_timeout_s=chosen.lock_seconds,
+            witness=self.ledger_witness if witnessed else None,
+        )
+
+
+def create(
+    path: Path,
+    *,
+    records: RecordsSettings,
+    epsilon: float,
+    delta: float,
+    names: Sequence[str],
+    groups: Mapping[str, Mapping[str, object]] | None = None,
+) -> HomeDirectory:
+    """Makes a curator: certificates, ledger with its budget, settings.
+
+    Args:
+        path: the home directory; may exist, must hold no curator.
+        records: where the records are; checked before anything is written.
+        epsilon: the data set's budget for its whole life.
+        delta: its delta.
+        names: host names and addresses for the server's certificate.
+        groups: further settings to write, by group.
+
+    Raises:
+        SettingsError: the directory already holds a curator, or a part of one.
+        DataInvalid: the records cannot be served.
+        InvalidValue: the budget is none.
+        LedgerUnavailable: the ledger's database cannot be used now; nothing was written.
+    """
+    home = HomeDirectory(path.resolve())
+    place = home.ledger_place(LedgerSettings.checked("ledger", (groups or {}).get("ledger", {})))
+    for present in (home.settings, home.ledger, home.ledger_key, home.certificates):
+        if present.exists():
+            raise SettingsError(
+                f"{present} exists: {home.path} holds a curator or a part of one, and nothing is ever overwritten; "
+                "choose another directory"
+            )
+    if place.exists():
+        raise SettingsError(f"{place} exists: it belongs to another curator; choose another ledger.schema_name")
+    data, fingerprint = target.load_for_the_first_time(records, home=home.path)
+    load_labels(records, home=home.path, records=data.count)
+    budget = PrivacyBudget(epsilon=epsilon, delta=delta)
+    previous = os.umask(SAFE_UMASK)
+    try:
+        home.path.mkdir(parents=True, exist_ok=True)
+        home.authority.create(names=names, data_set=records.name)
+        key = Ed25519PrivateKey.generate()
+        write_private(home.ledger_key, private_pem(key))
+        Ledger.create(place, key=key, records=data.count, budget=budget, witness=home.ledger_witness).close()
+        fingerprint.write(home.path)
+        tree = {"records": records.model_dump(mode="json", exclude_defaults=True), **(groups or {})}
+        write_private(home.settings, _toml(tree).encode())
+    finally:
+        os.umask(previous)
+    return home
+
+
+def _toml(tree: Mapping[str, Mapping[str, object]]) -> str:
+    """Groups of scalars and lists; JSON's strings, numbers, booleans and lists are TOML's."""
+    lines = ["# Settings of this curator; `dpswd-curator settings` explains each and shows the defaults.", ""]
+    for group, fields in tree.items():
+        lines.append(f"[{group}]")
+        lines += [f"{name} = {json.dumps(value)}" for name, value in fields.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Adapting a model: hospitals and federations of them, the estimator, and the models that it saves."""

@@ -1,0 +1,358 @@
+"""Domain adaptation against one hospital or several, as an estimator; `public_client.methods` holds what trains.
+
+Usage::
+
+    model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan)
+    model.fit(source_loader)
+    model.save("adapted.safetensors")
+
+With a `Federation` in the hospital's place, each site gets a model of its own, trained in parallel with the others, or,
+with ``shared=True``, all sites train one. A site that fails is set aside and reported (`reports`); `fit` raises only
+when none is left.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from public_client.adaptation.federation import Federation
+from public_client.adaptation.hospital import Hospital
+from public_client.curator.stub import Curator
+from public_client.data import accuracy as evaluation
+from public_client.data.checks import CheckedBatches, checked
+from public_client.data.datasets import Batches
+from public_client.data.devices import resolve_device
+from public_client.data.ranks import Ranks
+from public_client.data.source import collect, train_source, usual_epochs
+from public_client.plans.declarable import Declarable
+from public_client.plans.plan import Plan
+from public_client.replay.views import View
+from public_client.training.checkpoint import Checkpoint
+from public_client.training.distributed import SharedTransport
+from public_client.training.history import HistoryPoint
+from public_client.training.logs import Recorder
+from public_client.training.loop import Evaluate, Training
+from public_client.training.method import Method
+from public_client.training.quotes import ask_first
+from public_client.training.saved_model import save_adapted
+from public_client.training.sites import ALONE, Group, Model, Site, train_groups
+from shared.errors import InvalidValue, SettingsError
+from shared.models.source_statistics import SourceStatistics
+
+_SUMMED_UP = 2048  # source records in the saved model's statistics
+
+
+class DomainAdaptation:
+    """Adapts a classifier to private records of one hospital, or of several.
+
+    Args:
+        extractor: records to features, any module of the closed vocabulary.
+        classifier: features to scores; never leaves the client.
+        hospital: the connection, or a `Federation` of several.
+        plan: from `Hospital.plan`; by name, from `Federation.plan`.
+        shared: whether several sites train one model (one adapter, or one network on all sites' views). Methods that
+            train all weights always do.
+        adapter: a small module of the vocabulary, records to records of the same shape and the identity at first, in
+            the place of the method's own adapter.
+        view: what the replay fits, in the place of the ready view for the kind of record: the
+            identity of a `tables.TableView` for tables with gaps.
+        device: "auto", "cpu" or "cuda".
+        seed: of every random choice on the client's side.
+        source_epochs: passes of source-only training before the alignment; by default about 900 updates, and 0 for
+            modules that are trained already.
+
+    Attributes:
+        extractor: the source side; where all weights are trained also what private records go through.
+        sites: by name; each has its model, its history and, where it was set aside, the reason.
+
+    Raises:
+        SettingsError: plans and curators do not belong together, or the plans' method has no use for the view.
+    """
+
+    def __init__(
+        self,
+        extractor: nn.Module,
+        classifier: nn.Module,
+        *,
+        hospital: Hospital | Federation,
+        plan: Plan | Mapping[str, Plan],
+        shared: bool = False,
+        adapter: nn.Module | None = None,
+        view: View | None = None,
+        device: str = "auto",
+        seed: int = 0,
+        source_epochs: int | None = None,
+    ) -> None:
+        self.device = resolve_device(device)
+        self.extractor = extractor.to(self.device)
+        self.classifier = classifier.to(self.device)
+        self.adapter = adapter
+        self.view = view
+        self.seed = seed
+        self.source_epochs = source_epochs
+        self._curators, self._plans, self._weights = _by_name(hospital, plan)
+        self.method = _method(self._plans)
+        if view is not None and not self.method.fits_view:
+            raise SettingsError(
+                f"a view is fitted to replayed releases, and the plan's method is {self.method.name}; plan with "
+                "Replay(), or leave the view out"
+            )
+        self.shared = shared or self.method.trains_shared
+        self.sites = self._fresh_sites(None)
+        self._source: Batches | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The first site's plan, with its noise once the run is open."""
+        return self._first.plan
+
+    @property
+    def history(self) -> list[HistoryPoint]:
+        """Points of the first site's course."""
+        return self._first.history
+
+    @property
+    def target_extractor(self) -> nn.Module:
+        """What the first site's records go through."""
+        return self.model().extractor
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """For each site: what was charged, how far it came, and why no further."""
+        return [site.report() for site in self.sites.values()]
+
+    def fit(
+        self,
+        source_loader: Batches,
+        *,
+        evaluate: Evaluate | Mapping[str, Evaluate] | None = None,
+        checkpoint: str | Path | None = None,
+        log: Recorder | None = None,
+        progress: bool = True,
+    ) -> DomainAdaptation:
+        """Trains on the source, opens the runs (which charges all of each), and aligns.
+
+        Args:
+            source_loader: (images, labels) batches of the public source, such as a DataLoader.
+            evaluate: called at a few points, for curves; private accuracy is not known outside rehearsals. By site's
+                name where there are several.
+            checkpoint: a directory; a training that was begun there is continued, without spending a step twice, and
+                sites that were set aside get another chance.
+            log: told of every step (`logs.TrainingLog`).
+            progress: shows progress bars on standard error.
+
+        Raises:
+            BudgetExhausted: no site admits its plan; nothing was spent.
+            DataInvalid: the source is not what it should be, or not of the hospital's shape; nothing was spent.
+            InvalidValue: the view cannot see such records; nothing was spent.
+            ProtocolError: no site is left.
+        """
+        torch.manual_seed(self.seed)
+        batches = self._source = checked(source_loader, self.extractor, self.classifier, device=self.device)
+        ranks = Ranks.current()
+        progress = progress and ranks.first
+        transport = self._first.curator.transport
+        if ranks.size > 1 and (len(self.sites) > 1 or not isinstance(transport, SharedTransport)):
+            raise SettingsError("in several processes train against one hospital of Hospital.connect_from_rank_0")
+        ranks.synchronise(self.extractor, self.classifier)
+        store = None if checkpoint is None else Checkpoint(Path(checkpoint), ranks=ranks)
+        before = {name: site.model for name, site in self.sites.items()}
+        self.sites = self._fresh_sites(store)
+        for name, model in before.items():
+            self.sites[name].model = model  # what an earlier fit reached stays until a new run is open
+        groups = self._groups(store)
+        ask_first(list(self.sites.values()), lambda shape: self._declarable(batches, shape))
+        groups = [group for group in groups if group.live]
+        start = store.read("start") if store is not None else None
+        if start is None:
+            self._train_source(batches, progress=progress)
+            source = collect(batches, most=max(1, self.method.source_records // ranks.size))
+            features = ranks.gather(evaluation.features(self.extractor, source.images.to(self.device)))
+            self._write_start(store, features)
+        else:
+            self._restore(start)
+            features = torch.as_tensor(start["features"]).to(self.device)
+        if self.view is not None:  # before anything is charged for it
+            self.view.check(collect(batches, most=max(1, self.method.source_records)).images, features)
+        training = Training(
+            model=Model(self.extractor, self.classifier),
+            source=batches,
+            features=features,
+            device=self.device,
+            seed=self.seed,
+            progress=progress,
+            evaluate=self._by_site(evaluate),
+            log=log if log is not None and ranks.first else Recorder(),
+            adapter=self.adapter,
+            view=self.view,
+        )
+        method = self.method
+        train_groups(groups, lambda group: method.begin(group, training), lambda group: method.fit(group, training))
+        return self
+
+    def model(self, site: str | None = None) -> Model:
+        """What a site's records go through; the source-trained modules where nothing was trained for it.
+
+        Args:
+            site: its name; by default the first that was trained.
+
+        Raises:
+            InvalidValue: there is no such site.
+        """
+        return self._named(site).model or Model(self.extractor, self.classifier)
+
+    def predict(self, records: Tensor, *, site: str | None = None) -> Tensor:
+        """Classes (n,) of target records (n, ...)."""
+        return self._scores(records, site).argmax(dim=1)
+
+    def predict_proba(self, records: Tensor, *, site: str | None = None) -> Tensor:
+        """Probabilities (n, C) of the classes of target records (n, ...): the softmax of the scores."""
+        return torch.softmax(self._scores(records, site), dim=1)
+
+    def score(self, records: Tensor, labels: Tensor, *, site: str | None = None) -> float:
+        """The share, 0 to 1, of target records (n, ...) whose class is their label (n,)."""
+        return float((self.predict(records, site=site).cpu() == labels.cpu()).double().mean())
+
+    def _scores(self, records: Tensor, site: str | None) -> Tensor:
+        model = self.model(site)
+        with torch.no_grad():
+            scores: Tensor = model.classifier(evaluation.features(model.extractor, records.to(self.device)))
+        return scores
+
+    def save(self, path: str | Path, *, site: str | None = None) -> list[Path]:
+        """Writes adapted extractor and classifier, graphs and weights, to one file for each model (`load_adapted`).
+
+        Args:
+            path: of the file; for several sites with models of their own ``NAME-SITE`` with the same ending.
+            site: writes this one's model alone, to `path` itself.
+
+        Returns:
+            The files.
+        """
+        whole = Path(path)
+        if site is not None or self.shared or len(self.sites) == 1:
+            named = {whole: self._named(site)}
+        else:
+            trained = [s for s in self.sites.values() if s.model is not None]
+            named = {whole.with_stem(f"{whole.stem}-{s.name}"): s for s in trained}
+        for file, one in named.items():
+            model = one.model or Model(self.extractor, self.classifier)
+            save_adapted(
+                file,
+                extractor=model.extractor,
+                classifier=model.classifier,
+                record_shape=one.plan.record_shape,
+                plan=one.plan,
+                statistics=self._statistics(model),
+            )
+        return list(named)
+
+    def _statistics(self, model: Model) -> SourceStatistics | None:
+        """Of the public source as the saved model's classifier should see it, for the hospital's drift report."""
+        if self._source is None:
+            return None
+        source = collect(self._source, most=_SUMMED_UP)
+        # An adapter stands before records of the target alone: the source goes through the extractor as it was.
+        extractor = self.extractor if self.method.target_side else model.extractor
+        features = evaluation.features(extractor, source.images.to(self.device))
+        with torch.no_grad():
+            return SourceStatistics.of(source.images, features, model.classifier(features))
+
+    @property
+    def _first(self) -> Site:
+        """The first site that was trained, or simply the first."""
+        trained = [site for site in self.sites.values() if site.lost is None]
+        return (trained or list(self.sites.values()))[0]
+
+    def _named(self, site: str | None) -> Site:
+        if site is None:
+            return self._first
+        if site not in self.sites:
+            raise InvalidValue(f"there is no site {site!r}; the sites are {', '.join(self.sites)}")
+        return self.sites[site]
+
+    def _fresh_sites(self, store: Checkpoint | None) -> dict[str, Site]:
+        alone = len(self._plans) == 1 and ALONE in self._plans
+        return {
+            name: Site(
+                name, self._curators[name], plan, self._weights[name],
+                store if store is None or alone else store.site(name),
+            )
+            for name, plan in self._plans.items()
+        }  # fmt: skip
+
+    def _groups(self, store: Checkpoint | None) -> list[Group]:
+        sites = list(self.sites.values())
+        return [Group(sites, store)] if self.shared else [Group([site], site.store) for site in sites]
+
+    def _by_site(self, evaluate: Evaluate | Mapping[str, Evaluate] | None) -> Mapping[str, Evaluate]:
+        if evaluate is None:
+            return {}
+        return evaluate if isinstance(evaluate, Mapping) else dict.fromkeys(self.sites, evaluate)
+
+    def _declarable(self, batches: CheckedBatches, record_shape: tuple[int, ...]) -> Declarable:
+        batches.require_shape(record_shape)
+        extractor = copy.deepcopy(self.extractor).eval()
+        return self.method.declarable(extractor, record_shape, self.adapter)
+
+    def _train_source(self, batches: CheckedBatches, *, progress: bool) -> None:
+        epochs = usual_epochs(len(batches)) if self.source_epochs is None else self.source_epochs
+        if epochs == 0:
+            batches.check_all()  # what training would find, before anything is charged
+        ranks, modules = Ranks.current(), (self.extractor, self.classifier)
+        train_source(*modules, batches, epochs=epochs, device=self.device, progress=progress, ranks=ranks)
+        self.extractor.eval()
+        self.classifier.eval()
+
+    def _write_start(self, store: Checkpoint | None, features: Tensor) -> None:
+        if store is not None:
+            modules = {"extractor": self.extractor.state_dict(), "classifier": self.classifier.state_dict()}
+            plans = {name: plan.to_json() for name, plan in self._plans.items()}
+            store.write("start", {**modules, "features": features, "plans": plans, "shared": self.shared})
+
+    def _restore(self, start: dict[str, Any]) -> None:
+        # What is left, and the delta of a budget that was extended meanwhile, are the ledger's, no wish of the plan.
+        same = all(_wish(start["plans"].get(name, {})) == _wish(plan.to_json()) for name, plan in self._plans.items())
+        if not same or start["shared"] != self.shared:
+            raise SettingsError(
+                "the checkpoint holds another plan; continue it with its own, or choose another directory"
+            )
+        self.extractor.load_state_dict(start["extractor"])
+        self.classifier.load_state_dict(start["classifier"])
+        self.extractor.eval()
+        self.classifier.eval()
+
+
+def _by_name(
+    hospital: Hospital | Federation, plan: Plan | Mapping[str, Plan]
+) -> tuple[dict[str, Curator], dict[str, Plan], dict[str, float]]:
+    """Curators, plans and weights of all sites; one hospital is the site `ALONE`."""
+    if isinstance(hospital, Federation):
+        plans = dict(plan) if isinstance(plan, Mapping) else dict.fromkeys(hospital, plan)
+        hospital.check_planned(plans)
+        return {name: hospital.hospitals[name].curator for name in plans}, plans, hospital.weights
+    if isinstance(plan, Mapping):
+        raise SettingsError("plans for several sites need a Federation of their hospitals")
+    return {ALONE: hospital.curator}, {ALONE: plan}, {ALONE: 1.0}
+
+
+def _method(plans: Mapping[str, Plan]) -> Method:
+    """The one method of all plans."""
+    methods = {plan.method for plan in plans.values()}
+    if len(methods) > 1:
+        raise SettingsError(f"the sites' plans differ in their method ({', '.join(map(str, methods))}); plan alike")
+    (method,) = methods
+    if not isinstance(method, Method):
+        raise SettingsError(f"a plan of {method.name} trains nothing; plan with a method of public_client.methods")
+    return method
+
+
+def _wish(plan: dict[str, Any]) -> dict[str, Any]:
+    """What a plan's JSON says of the team's own choices."""
+    return {name: plan.get(name) for name in ("method", "epsilon", "steps", "batch_size", "records")}

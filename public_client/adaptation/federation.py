@@ -1,0 +1,256 @@
+"""Several hospitals under the interface of one: two with different shifts and budgets.
+
+Usage::
+
+    with Federation.connect({"north": "north:50051", "south": "south:50051"}, credentials="credentials/") as hospitals:
+        plans = hospitals.plan(epsilon={"north": 1.0, "south": 0.5})
+        model = DomainAdaptation(extractor, classifier, hospital=hospitals, plan=plans)
+        model.fit(source_loader)
+        model.save("adapted.safetensors")  # adapted-north.safetensors, adapted-south.safetensors
+
+Budgets stay apart: each curator charges its own ledger, and a record is protected by the guarantee of the hospital that
+holds it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from public_client.adaptation.hospital import Hospital
+from public_client.curator.description import Description
+from public_client.plans.plan import Plan
+from public_client.training.method import Method
+from public_client.training.sites import Group, Site, ask_each
+from shared.errors import DpswdError, InvalidValue, SettingsError
+
+_log = logging.getLogger(__name__)
+
+
+class Plans(dict[str, Plan]):
+    """One plan for each site, printable."""
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {plan}" for name, plan in self.items())
+
+
+class Federation(AbstractContextManager["Federation"]):
+    """Several hospitals, by name. Use as a context manager.
+
+    Args:
+        hospitals: at least one; the names are the team's own.
+        weights: of each site in a model that they train together; equal by default.
+
+    Attributes:
+        hospitals: those that answer.
+        lost: why a site was left out, by name.
+    """
+
+    def __init__(self, hospitals: Mapping[str, Hospital], *, weights: Mapping[str, float] | None = None) -> None:
+        if not hospitals:
+            raise SettingsError("a federation needs at least one hospital")
+        self.hospitals = dict(hospitals)
+        self.lost: dict[str, DpswdError] = {}
+        self.weights = {name: float((weights or {}).get(name, 1.0)) for name in hospitals}
+        unknown = sorted(set(weights or {}) - set(hospitals))
+        if unknown or not all(0.0 < weight < float("inf") for weight in self.weights.values()):
+            raise SettingsError(
+                f"weights are {dict(weights or {})}; each must be positive and finite, for the sites "
+                f"{', '.join(hospitals)}"
+            )
+
+    @classmethod
+    def connect(
+        cls,
+        addresses: Mapping[str, str],
+        *,
+        credentials: str | Path | Mapping[str, str | Path],
+        weights: Mapping[str, float] | None = None,
+        run_directory: str | Path | None = None,
+        server_names: Mapping[str, str | None] | None = None,
+        timeout_s: float = 120.0,
+        patience_s: float = 180.0,
+    ) -> Federation:
+        """Connects to all sites in parallel; one that does not answer is left out, with a warning.
+
+        Args:
+            addresses: host:port by name.
+            credentials: of each by name; or one directory with a folder for each name.
+            weights: see the class.
+            run_directory: each site's receipts go to ``sites/NAME`` below it.
+            server_names: the name in a curator's certificate, where it differs from its address.
+            timeout_s: deadline of one attempt, in seconds.
+            patience_s: how long a lost connection is tried again, in seconds.
+
+        Raises:
+            SettingsError: credentials are missing.
+            ProtocolError: no site can be used; the first one's error, with the others' as notes.
+        """
+        if not addresses:
+            raise SettingsError("a federation needs at least one curator's address")
+        where = {
+            name: Path(credentials[name] if isinstance(credentials, Mapping) else Path(credentials) / name)
+            for name in addresses
+            if not isinstance(credentials, Mapping) or name in credentials
+        }
+        if len(where) != len(addresses):
+            raise SettingsError(f"there are no credentials for {', '.join(sorted(set(addresses) - set(where)))}")
+
+        def one(name: str) -> Hospital:
+            return Hospital.connect(
+                addresses[name],
+                credentials=where[name],
+                timeout_s=timeout_s,
+                patience_s=patience_s,
+                run_directory=None if run_directory is None else Path(run_directory) / "sites" / name,
+                server_name=(server_names or {}).get(name),
+            )
+
+        connected, lost = ask_each(list(addresses), one)
+        if not connected:
+            first, *others = lost.items()
+            for name, error in others:
+                first[1].add_note(f"{name}: {error}")
+            raise first[1]
+        federation = cls(connected, weights={n: w for n, w in (weights or {}).items() if n in connected})
+        for name, error in lost.items():
+            federation._leave_out(name, error)
+        return federation
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.hospitals)
+
+    def close(self) -> None:
+        """Closes all connections; runs stay as they are at the curators."""
+        for hospital in self.hospitals.values():
+            hospital.close()
+
+    def describe(self) -> dict[str, Description]:
+        """What each site offers; free. A site that does not answer is left out from now on.
+
+        Raises:
+            ProtocolError: none answers.
+        """
+        found, lost = ask_each(list(self.hospitals), lambda name: self.hospitals[name].describe())
+        for name, error in lost.items():
+            self._leave_out(name, error)
+        if not found:
+            raise next(iter((lost or self.lost).values()))
+        return found
+
+    def plan(
+        self,
+        method: Method | None = None,
+        *,
+        epsilon: float | Mapping[str, float],
+        steps: int | Mapping[str, int] | None = None,
+        batch_size: int | Mapping[str, int] | None = None,
+    ) -> Plans:
+        """Plans a run at each site; nothing is spent.
+
+        Args:
+            method: the same for all; see `Hospital.plan`.
+            epsilon: what each run may cost; a mapping from names to values where sites differ.
+            steps: T, likewise.
+            batch_size: b, likewise.
+
+        Raises:
+            InvalidValue: a number is out of range, or names a site that does not exist.
+        """
+        for wish, value in (("epsilon", epsilon), ("steps", steps), ("batch_size", batch_size)):
+            if isinstance(value, Mapping) and (unknown := sorted(set(value) - set(self.hospitals) - set(self.lost))):
+                raise InvalidValue(f"{wish} names {', '.join(unknown)}; the sites are {', '.join(self.hospitals)}")
+        plans = Plans()
+        for name, hospital in self.hospitals.items():
+            own = _of_site(epsilon, name)
+            if own is None:
+                raise InvalidValue(f"no epsilon is planned for {name}")
+            plans[name] = hospital.plan(
+                method, epsilon=own, steps=_of_site(steps, name), batch_size=_of_site(batch_size, name)
+            )
+        return plans
+
+    def open(self, plans: Mapping[str, Plan], extractor: nn.Module) -> FederatedRun:
+        """Opens a run at every site, for a training loop of one's own: **this charges all steps of each**.
+
+        A site that refuses or fails is left out.
+
+        Args:
+            plans: from `plan`.
+            extractor: see `Hospital.open`.
+
+        Raises:
+            PrivacyError: no site admits its run.
+            SettingsError: there are plans for sites that are not connected.
+        """
+        self.check_planned(plans)
+        sites = [Site(name, self.hospitals[name].curator, plan, self.weights[name]) for name, plan in plans.items()]
+        group = Group(sites, store=None)
+        group.each(lambda site: site.begin(self.hospitals[site.name].open(site.plan, extractor)), parallel=False)
+        return FederatedRun(group)
+
+    def check_planned(self, plans: Mapping[str, Plan]) -> None:
+        """Refuses plans for sites that are not connected.
+
+        Raises:
+            SettingsError: there are such plans, or none at all.
+        """
+        unknown = sorted(set(plans) - set(self.hospitals))
+        if unknown or not plans:
+            raise SettingsError(f"there are plans for {unknown}; the connected sites are {sorted(self.hospitals)}")
+
+    def _leave_out(self, name: str, error: DpswdError) -> None:
+        self.lost[name] = error
+        self.hospitals.pop(name, None)
+        _log.warning("%s is left out (%s: %s)", name, type(error).__name__, error)
+
+
+class FederatedRun(AbstractContextManager["FederatedRun"]):
+    """Open runs of several sites that train one extractor; see `Federation.open`.
+
+    Args:
+        group: with open runs.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is closed: what is charged stays charged."""
+
+    def loss(self, features: Tensor) -> Tensor:
+        """One charged step at every site as one scalar loss, the weighted mean; see `ChargedRun.loss`.
+
+        A site that fails, or has used its steps, is left out from then on.
+
+        Args:
+            features: (m, d) of public source records.
+
+        Raises:
+            ProtocolError: no site is left.
+        """
+        group = self.group
+        if not group.unfinished:  # each run says so itself: RunFinished
+            group.each(lambda site: site.run.draw(features))
+        answers = group.step(features)
+        shares = group.shares([site for site in group.sites if site.name in answers])
+        total = features.new_zeros(())
+        for name, answer in answers.items():
+            total = total + shares[name] * answer.loss
+        return total
+
+
+_Value = TypeVar("_Value")
+
+
+def _of_site(value: _Value | Mapping[str, _Value] | None, name: str) -> _Value | None:
+    """A site's own value, or the common one."""
+    return value.get(name) if isinstance(value, Mapping) else value

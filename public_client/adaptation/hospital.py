@@ -1,0 +1,190 @@
+"""One hospital, as an ML team works with it: plans, runs, evaluations over a curator's connection.
+
+Usage::
+
+    with Hospital.connect("localhost:50051", credentials="credentials/") as hospital:
+        plan = hospital.plan(epsilon=1.0)
+        print(plan)
+        model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan)
+
+or, in a training loop of one's own::
+
+        with hospital.open(plan, extractor) as run:
+            loss = class_loss + run.loss(extractor(images))
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from public_client.curator.description import Description
+from public_client.curator.stub import Curator
+from public_client.methods.evaluation import Evaluate, EvaluationIds, evaluate, quoted_for
+from public_client.methods.evaluation_report import Report
+from public_client.methods.replay import Replay
+from public_client.plans.declarable import quoted
+from public_client.plans.plan import Plan, make_plan
+from public_client.training.distributed import shared_curator
+from public_client.training.method import Method
+from public_client.training.run import ChargedRun
+from shared.errors import InvalidValue
+
+
+class Hospital(AbstractContextManager["Hospital"]):
+    """A hospital's data set behind its curator. Use as a context manager.
+
+    Args:
+        curator: the connection; `connect` makes one.
+    """
+
+    def __init__(self, curator: Curator) -> None:
+        self.curator = curator
+
+    @classmethod
+    def connect(
+        cls,
+        address: str,
+        *,
+        credentials: str | Path,
+        timeout_s: float = 120.0,
+        patience_s: float = 180.0,
+        run_directory: str | Path | None = None,
+        server_name: str | None = None,
+    ) -> Hospital:
+        """Connects with mutual TLS and proves the connection by one free request.
+
+        Args:
+            address: ``host:port``.
+            credentials: directory with ca.crt, client.crt and client.key, as the operator handed them out.
+            timeout_s: deadline of one attempt, in seconds.
+            patience_s: how long a lost connection is tried again, in seconds.
+            run_directory: where receipts.jsonl is written; nowhere by default.
+            server_name: the name in the curator's certificate, where the address differs from it.
+
+        Raises:
+            SettingsError, CredentialsInvalid, CuratorUnavailable, ProtocolError: see `Curator.connect`.
+        """
+        return cls(
+            Curator.connect(
+                address,
+                credentials=credentials,
+                timeout_s=timeout_s,
+                patience_s=patience_s,
+                run_directory=run_directory,
+                server_name=server_name,
+            )
+        )
+
+    @classmethod
+    def connect_from_rank_0(
+        cls, address: str, *, credentials: str | Path, run_directory: str | Path | None = None
+    ) -> Hospital:
+        """One connection for all processes of torchrun (`public_client.training.distributed`); see `connect`."""
+        return cls(
+            shared_curator(lambda: Curator.connect(address, credentials=credentials, run_directory=run_directory))
+        )
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; runs stay as they are at the curator."""
+        self.curator.close()
+
+    def describe(self) -> Description:
+        """The data set, the budgets and what is offered. Free, and always fresh."""
+        return self.curator.describe()
+
+    def plan(
+        self,
+        method: Method | None = None,
+        *,
+        epsilon: float,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        extractor: nn.Module | None = None,
+    ) -> Plan:
+        """Plans a run; nothing is spent.
+
+        Args:
+            method: a value of `public_client.methods` with its settings; `Replay()` by default.
+            epsilon: what the run may cost.
+            steps: T; the method's usual number by default.
+            batch_size: b, records of each step's secret sample; the method's usual number by default.
+            extractor: asks the curator itself what the run would cost for it and whether it fits; its weights do not
+                matter, its sizes do. Without it the plan knows only what is left by the ledger's count.
+
+        Raises:
+            InvalidValue: the curator does not offer the method, or a number is out of range.
+        """
+        chosen = Replay() if method is None else method
+        if not isinstance(chosen, Method):
+            raise InvalidValue(f"method is {method!r}; pass a value such as Replay() or Adapter(), not its name")
+        plan = make_plan(self.describe(), chosen, epsilon=epsilon, steps=steps, batch_size=batch_size)
+        if extractor is None:
+            return plan
+        return quoted(self.curator, chosen.declarable(extractor, plan.record_shape, None), plan)[0]
+
+    def open(self, plan: Plan, extractor: nn.Module) -> ChargedRun:
+        """Opens a run for a training loop of one's own: **this charges all its steps**.
+
+        Args:
+            plan: from `plan`.
+            extractor: the module that the hospital's records go through, in evaluation mode; what the method adapts are
+                its own parameters (for `Adapter` those of `public_client.training.adapters.with_adapters`).
+
+        Returns:
+            The run; `run.loss(features)` draws one step.
+
+        Raises:
+            BudgetExhausted: the plan does not fit; nothing was spent.
+            ExtractorUnsupported: the module cannot travel as data; the message names the layer.
+        """
+        if not isinstance(plan.method, Method):
+            raise InvalidValue(f"a plan of {plan.method.name} has no steps to train with; see `evaluate`")
+        return plan.method.open(self.curator, plan, extractor)
+
+    def plan_evaluation(self, evaluation: Evaluate | None = None, *, epsilon: float, model: Any = None) -> Plan:
+        """What an evaluation on all labelled records would release and cost; nothing is spent.
+
+        Args:
+            evaluation: what is released; accuracy, confusion matrix and ten bins of calibration by default.
+            epsilon: what it may cost alone, at the data set's delta.
+            model: asks the curator itself what it would cost for this model and whether it fits.
+
+        Raises:
+            InvalidValue: the curator evaluates nothing, or a number is out of range.
+        """
+        chosen = Evaluate() if evaluation is None else evaluation
+        if not isinstance(chosen, Evaluate):
+            raise InvalidValue(f"evaluation is {chosen!r}; pass a value such as Evaluate(bins=0)")
+        plan = make_plan(self.describe(), chosen, epsilon=epsilon)
+        plan = plan.for_model(feature_dimension=plan.classes, gradient_parameters=0)
+        return plan if model is None else quoted_for(self.curator, model, plan)[0]
+
+    def evaluate(
+        self,
+        model: Any,
+        evaluation: Evaluate | None = None,
+        *,
+        epsilon: float,
+        request_ids: EvaluationIds | None = None,
+    ) -> Report:
+        """Accuracy, confusion matrix and calibration of a model on the hospital's labelled records, noised and charged.
+
+        Args:
+            model: an adapted model, the path of its file, or an `nn.Module` from records to one score for each class.
+            evaluation: what is released; see `plan_evaluation`.
+            epsilon: what it may cost alone, at the data set's delta.
+            request_ids: to be able to repeat this very evaluation after a crash, free.
+
+        Raises:
+            BudgetExhausted: the budget does not allow it; nothing was spent.
+            InvalidValue: the curator evaluates nothing, a number is out of range, or the model does not fit.
+        """
+        plan = self.plan_evaluation(evaluation, epsilon=epsilon)
+        return evaluate(self.curator, model, plan, request_ids=request_ids)

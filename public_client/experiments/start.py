@@ -1,0 +1,108 @@
+"""What an experiment starts from: its data, and a model trained on the public source."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from public_client.data.accuracy import accuracy
+from public_client.data.datasets import Labelled, Task, load_task
+from public_client.data.devices import resolve_device
+from public_client.data.files import load_labelled, ready_network
+from public_client.data.source import source_loader, train_source, usual_epochs
+from public_client.experiments.file import Experiment
+from shared.errors import DataInvalid, SettingsError
+
+_SMALL_SOURCE = 2000  # records, below which batches of 128 would be a large part of the source
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A source-trained network with its loader.
+
+    Attributes:
+        extractor: records to features.
+        classifier: features to scores.
+        loader: labelled source batches.
+        accuracy: on the target, percent; NaN where there are no labels.
+    """
+
+    extractor: nn.Module
+    classifier: nn.Module
+    loader: DataLoader[tuple[torch.Tensor, torch.Tensor]]
+    accuracy: float
+
+
+def load_data(wanted: Experiment) -> Task:
+    """The experiment's data.
+
+    Raises:
+        SettingsError: a file is missing, or the keys do not say enough.
+        DataInvalid: a file does not hold what it should.
+    """
+    data = wanted.data
+    if data.source is None:
+        if data.target is not None:
+            raise SettingsError("data.target needs data.source; without both a ready task is used")
+        return load_task(data.task, geometry=data.geometry, data_dir=data.folder)
+    source = load_labelled(data.source)
+    target = load_labelled(data.target) if data.target is not None else None
+    if target is not None and target.images.shape[1:] != source.images.shape[1:]:
+        raise DataInvalid(
+            f"{data.target} holds records of shape {tuple(target.images.shape[1:])}, {data.source} of "
+            f"{tuple(source.images.shape[1:])}; they must be alike"
+        )
+    if target is None and wanted.rehearsed:
+        raise SettingsError("data.source alone needs curators; for a rehearsal give data.target, a public stand-in")
+    nothing = Labelled(source.images[:0], source.labels[:0])
+    return Task(name=data.source.stem, source=source, target=target or nothing)
+
+
+def train_source_model(wanted: Experiment, task: Task, *, seed: int, progress: bool = True) -> SourceModel:
+    """Source-only training, as the experiment says.
+
+    Args:
+        wanted: a checked experiment.
+        task: its data.
+        seed: of initial weights and batches.
+        progress: shows a bar.
+
+    Raises:
+        SettingsError: the network's factory does not return one.
+    """
+    usual = 64 if len(task.source) < _SMALL_SOURCE else 128
+    batch_size = min(wanted.source.batch_size or usual, len(task.source))
+    loader = source_loader(task.source, seed=seed, batch_size=batch_size)
+    epochs = wanted.source.epochs
+    if epochs is None:
+        epochs = usual_epochs(max(1, len(task.source) // batch_size))
+    device = resolve_device(wanted.device)
+    torch.manual_seed(seed)
+    extractor, classifier = _network(wanted, task)
+    extractor.to(device)
+    classifier.to(device)
+    train_source(extractor, classifier, loader, epochs=epochs, device=device, progress=progress)
+    reached = accuracy(extractor, classifier, task.target.to(device)) if wanted.rehearsed else math.nan
+    return SourceModel(extractor, classifier, loader, reached)
+
+
+def _network(wanted: Experiment, task: Task) -> tuple[nn.Module, nn.Module]:
+    """The caller's network, or a ready one."""
+    if wanted.network.factory is None:
+        return ready_network(task.image_shape, int(task.source.labels.max()) + 1)
+    module, function = wanted.network.factory.split(":")
+    try:
+        extractor, classifier = getattr(import_module(module), function)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"network.factory {wanted.network.factory} must name a function without arguments that returns "
+            f"(extractor, classifier): {error}"
+        ) from error
+    if not isinstance(extractor, nn.Module) or not isinstance(classifier, nn.Module):
+        raise SettingsError(f"network.factory {wanted.network.factory} must return two torch modules")
+    return extractor, classifier

@@ -1,0 +1,168 @@
+"""One release, replayed: the default method.
+
+Nothing comes back through the target branch. The stored releases are replayed (`public_client.replay`): a small model
+of how the target sees things is fitted to them, and all weights are fine-tuned on the source seen through it.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from public_client.curator.description import Description
+from public_client.data.datasets import Labelled
+from public_client.data.progress import Reporter, reporting
+from public_client.data.source import collect
+from public_client.methods.aligned_run import AlignedRun, Seen, run_of
+from public_client.methods.sliced_method import SlicedMethod
+from public_client.plans.measured import kind_of
+from public_client.plans.plan import Plan
+from public_client.plans.recipe import not_counts
+from public_client.replay import fit
+from public_client.replay.residuals import Residuals
+from public_client.replay.views import MixedViews, View
+from public_client.training.checkpoint import Checkpoint
+from public_client.training.loop import Training, status, write_histories
+from public_client.training.sites import Group, Model, Site
+from shared.mechanisms.interface import RunSize
+from shared.mechanisms.sliced import SlicedReply
+
+_log = logging.getLogger(__name__)
+_PRICED = 20  # steps of a run that are priced one by one for its progress bar
+_TUNED = {"images": "all weights", "sequences": "the classifier", "vectors": "the classifier"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(SlicedMethod):
+    """Replays one release of the full batch; no gradient leaves the curator.
+
+    Attributes:
+        tuning_steps: updates on public records after the fit; they cost time, no budget.
+    """
+
+    name = "replay"
+    fits_view = True
+
+    coefficients: int = 3
+    tuning_steps: int = 1500
+
+    def problems(self) -> list[str]:
+        """See `Method`."""
+        return super().problems() + not_counts(self, "tuning_steps")
+
+    def usual_size(self, description: Description) -> RunSize:
+        """See `Recipe`: one release of the full batch pays for the fewest numbers; what follows is post-processing."""
+        return RunSize(batch=description.records, steps=1)
+
+    def adapts(self, record_shape: tuple[int, ...] | None) -> str:
+        """See `Recipe`."""
+        tuned = _TUNED.get(kind_of(record_shape), "the weights")
+        return f"{tuned}, on public records made to look like the target's (no gradient is released)"
+
+    def begin(self, group: Group, training: Training) -> None:
+        """See `Method`."""
+        self.open_runs(group, training.model.extractor, training)
+
+    def fit(self, group: Group, training: Training) -> None:
+        """See `Method`: the private steps come first, all training after them is post-processing."""
+        extractor = copy.deepcopy(training.model.extractor).requires_grad_(False)
+        for site in group.live:
+            training.record(site, 0, math.nan)
+
+        def drawn(site: Site) -> list[SlicedReply]:
+            with reporting(f"private releases of {site.name}", site.plan.steps, shown=training.progress) as bar:
+                return _draw_all(run_of(site), site.store, bar)
+
+        releases = group.each(drawn)
+        source = collect(training.source, most=fit.MOST_RECORDS // training.ranks.size).to(training.device)
+        source = Labelled(training.ranks.gather(source.images), training.ranks.gather(source.labels))
+        generator = torch.Generator().manual_seed(training.seed)
+        views: list[View] = []
+        left: dict[str, float] = {}
+        convinced = False
+        for site in group.live:
+            run, own = run_of(site), releases[site.name]
+            assert run.feature_map is not None, "declared by `open_runs`"
+            residuals = Residuals(
+                own,
+                like=training.features,
+                feature_map=run.feature_map,
+                batch=run.plan.batch_size,
+                sigma=run.sliced.sigma,
+                row_coefficients=self.coefficients if self.release == "rows" else None,
+            )
+            title = f"fitting the view of {site.name}"
+            with reporting(title, fit.VIEW_STEPS, shown=training.progress) as bar:
+                fitted = fit.find_view(
+                    extractor,
+                    source,
+                    residuals,
+                    learning_rate=self.learning_rate,
+                    generator=generator,
+                    bar=bar,
+                    view=training.view,
+                )
+            views.append(fitted.view)
+            convinced = convinced or fitted.convinced
+            left[site.name] = fitted.left
+            run.first = Seen(training.features, own[0], run.feature_map)
+            with torch.no_grad():
+                seen = fitted.view(extractor, source.images[: len(training.features)])
+            run.last = Seen(seen, own[-1], run.feature_map)
+        if convinced:
+            shares = [site.weight for site in group.live]
+            view = views[0] if len(views) == 1 else MixedViews(views, shares, training.seed)
+            with reporting(f"tuning on the view of {group}", self.tuning_steps, shown=training.progress) as bar:
+                tuned = fit.tune(
+                    extractor, training.model.classifier, view, source,
+                    steps=self.tuning_steps, generator=generator, bar=bar,
+                )  # fmt: skip
+                _install(group, training, Model(*tuned), left)
+                bar.tell(status(group))
+        else:
+            _log.warning(
+                "what %s released speaks for no shift that a view could follow: the model stays as it was trained on "
+                "the source. A larger epsilon, or an adapter, may see more",
+                group,
+            )
+            for site in group.live:
+                site.convinced = False
+            _install(group, training, Model(copy.deepcopy(extractor), copy.deepcopy(training.model.classifier)), left)
+        write_histories(group)
+
+
+def _draw_all(run: AlignedRun, store: Checkpoint | None, bar: Reporter) -> list[SlicedReply]:
+    """Draws every step of a run without gradients; a resumed run keeps what it has."""
+    state = (store.read("state") if store is not None else None) or {"releases": []}
+    releases = [SlicedReply.from_bytes(bytes(kept.numpy())) for kept in state["releases"]]
+    for number in range(1, len(releases) + 1):
+        bar.advance(_spent(run.plan, number))
+    while len(releases) + run.steps_lost < run.plan.steps:
+        drawn = run.draw()
+        releases.append(run.sliced_reply(drawn))
+        if store is not None:
+            kept = [torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8) for reply in releases]
+            store.write("state", {"step": len(releases), "request_ids": [drawn.request_id], "releases": kept})
+        bar.advance(_spent(run.plan, len(releases)))
+    return releases
+
+
+def _spent(plan: Plan, steps: int) -> str:
+    """What so many steps would have cost alone, of what the run was planned for; a long run is not priced each time."""
+    if plan.steps > _PRICED and steps < plan.steps:
+        return f"step {steps}, epsilon {plan.epsilon:.3f} for all"
+    return f"epsilon {plan.epsilon_after(steps):.3f} of {plan.epsilon:.3f}"
+
+
+def _install(group: Group, training: Training, model: Model, left: Mapping[str, float]) -> None:
+    """Gives the sites the model that the replay came to, and ends their courses with what is left of the distance."""
+    training.ranks.synchronise(model.extractor, model.classifier)  # all computed the same, but for their processors
+    group.install(model)
+    for site in group.live:
+        site.steps = site.plan.steps
+        training.record(site, site.steps, left[site.name])

@@ -1,0 +1,141 @@
+"""What a method asks of a curator, as far as a plan and its price go. Pure: nothing is trained here."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Self
+
+from public_client.curator.description import Description
+from shared.errors import InvalidValue
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(abc.ABC):
+    """The settings of one method, and what a run of it declares. A frozen value; its fields are the team's choices.
+
+    Attributes:
+        name: in plans, on the command line, in results.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    @abc.abstractmethod
+    def mechanism(self) -> AnyMechanism:
+        """What each step releases."""
+
+    @abc.abstractmethod
+    def usual_size(self, description: Description) -> RunSize:
+        """Steps and batch size where the team names none; a batch larger than allowed means the largest."""
+
+    @abc.abstractmethod
+    def declaration(
+        self, *, noise: float, batch: int, dimension: int, names: tuple[str, ...], feature_map: FeatureMap | None
+    ) -> Payload:
+        """What a run declares.
+
+        Args:
+            noise: factor of all its noises; 1 where the mean squared shift of one step is about 1.
+            batch: b.
+            dimension: d of the uploaded graph.
+            names: of the adapted parameters, in the order of the flat gradient; empty for none.
+            feature_map: the public map of every step that brings none.
+
+        Raises:
+            InvalidValue: such a graph does not serve this method.
+        """
+
+    def adapts(self, record_shape: tuple[int, ...] | None) -> str:
+        """What changes in the team's model, in words; empty where nothing does."""
+        return ""
+
+    def notes(self, plan: Any) -> list[tuple[str, str]]:
+        """More lines of a plan's text, as (label, text)."""
+        return []
+
+    def check_offered(self, description: Description) -> None:
+        """Refuses a curator that does not offer what the method asks.
+
+        Raises:
+            InvalidValue: it does not, with what it offers.
+        """
+        if self.mechanism.name in description.mechanisms:
+            return
+        why = ""
+        if self.mechanism.needs_labels:
+            why = ": its operator declares no classes of the records' labels (records.classes); ask the operator"
+        raise InvalidValue(
+            f"{description.data_set} does not offer {self.mechanism.name!r}{why}; it offers "
+            f"{', '.join(description.mechanisms)}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` reads them back."""
+        return {"name": self.name, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_json`.
+
+        Raises:
+            InvalidValue: another method's, a field is unknown or out of range.
+        """
+        own = dict(values)
+        if (name := own.pop("name", None)) != cls.name:
+            raise InvalidValue(f"these are the settings of method {name!r}, not of {cls.name!r}")
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(own) - set(known)):
+            raise InvalidValue(f"{cls.name} has no {', '.join(unknown)}; its settings are {', '.join(sorted(known))}")
+        return cls(**own)
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raises all problems in one error.
+
+    Raises:
+        InvalidValue: there is one.
+    """
+    if found := list(problems):
+        raise InvalidValue("; ".join(found))
+
+
+def not_positive(value: object, *names: str) -> list[str]:
+    """Fields of a value that are no positive, finite numbers."""
+    return [
+        f"{name} is {own!r}; it must be positive and finite"
+        for name in names
+        if not (_is_number(own := getattr(value, name)) and math.isfinite(own) and own > 0)
+    ]
+
+
+def not_counts(value: object, *names: str) -> list[str]:
+    """Fields of a value that are no whole numbers of at least 1."""
+    return [
+        f"{name} is {own!r}; it must be a whole number of at least 1"
+        for name in names
+        if not (isinstance(own := getattr(value, name), int) and not isinstance(own, bool) and own >= 1)
+    ]
+
+
+def not_between(value: object, low: float, high: float, *names: str) -> list[str]:
+    """Fields of a value that are no numbers from low to below high."""
+    return [
+        f"{name} is {own!r}; it must be at least {low:g} and below {high:g}"
+        for name in names
+        if not (_is_number(own := getattr(value, name)) and low <= own < high)
+    ]
+
+
+def not_one_of(value: object, name: str, allowed: Iterable[str]) -> list[str]:
+    """The field, where it is none of the allowed words."""
+    own, words = getattr(value, name), list(allowed)
+    return [] if own in words else [f"{name} is {own!r}; allowed: {', '.join(words)}"]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

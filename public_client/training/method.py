@@ -1,0 +1,86 @@
+"""A method: a recipe, and how a run of it begins and trains."""
+
+from __future__ import annotations
+
+import abc
+import json
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from public_client.curator.stub import Curator
+from public_client.plans.declarable import Declarable
+from public_client.plans.measured import measured_alike, measured_text
+from public_client.plans.plan import Plan
+from public_client.plans.recipe import Recipe, not_between, not_counts, not_positive, refuse
+from public_client.training.loop import Training
+from public_client.training.run import ChargedRun
+from public_client.training.sites import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Recipe):
+    """One way to train for a target, with its settings.
+
+    Attributes:
+        learning_rate: at the start.
+        source_records: public records whose features are compared with the private ones.
+        averaging: decay of the running average of the trained weights that is kept at the end; 0 keeps the last.
+        target_side: the source-trained extractor stays for the source; what is adapted stands before the target alone.
+        trains_shared: several sites always train one model.
+        fits_view: a view of the caller's own may be fitted.
+    """
+
+    target_side: ClassVar[bool] = False
+    trains_shared: ClassVar[bool] = False
+    fits_view: ClassVar[bool] = False
+
+    learning_rate: float = 0.03
+    source_records: int = 4096
+    averaging: float = 0.0
+
+    def __post_init__(self) -> None:
+        refuse(self.problems())
+
+    def problems(self) -> list[str]:
+        """Settings that are out of range, in words."""
+        return [
+            *not_positive(self, "learning_rate"),
+            *not_counts(self, "source_records"),
+            *not_between(self, 0.0, 1.0, "averaging"),
+        ]
+
+    @abc.abstractmethod
+    def declarable(self, extractor: nn.Module, record_shape: tuple[int, ...], own: nn.Module | None) -> Declarable:
+        """What the runs of a source extractor would declare.
+
+        Args:
+            extractor: in any mode; it stays as it is.
+            record_shape: of one record.
+            own: a target-side adapter of the caller's own, or None.
+        """
+
+    @abc.abstractmethod
+    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ChargedRun:
+        """Opens (hence charges) a run for a loop of the caller's own; see `Hospital.open`."""
+
+    @abc.abstractmethod
+    def begin(self, group: Group, training: Training) -> None:
+        """Opens the sites' runs; traces, so it never runs beside another training."""
+
+    @abc.abstractmethod
+    def fit(self, group: Group, training: Training) -> None:
+        """Trains; safe beside others."""
+
+    def notes(self, plan: Plan) -> list[tuple[str, str]]:
+        """See `Recipe`: what such a plan reached where it was measured."""
+        measured, advice = measured_text(plan)
+        return [("reaches", f"{measured};"), ("", advice)]
+
+
+def plan_json(plan: Plan) -> str:
+    """A method's plan as one JSON document for ``--format json``."""
+    alike = measured_alike(plan)
+    known = {"fits": plan.fits, "measured_alike": None if alike is None else asdict(alike)}
+    return json.dumps(plan.to_json() | known, indent=1, sort_keys=True)

@@ -1,0 +1,39 @@
+"""What curator and client read of certificates, and how they write private keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.oid import NameOID
+
+
+def common_name(subject: x509.Name) -> str:
+    """The one common name of a subject; empty when there is none or more than one."""
+    names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if len(names) == 1 else ""
+
+
+def named(name: str) -> x509.Name:
+    """A subject that has a common name and nothing else."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """SHA-256 of the certificate's DER form, lower-case hexadecimal."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def private_pem(key: Any) -> bytes:
+    """A private key as PKCS #8, PEM, not encrypted: for a file that only its owner may read."""
+    pem: bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return pem
+
+
+def belong_together(key: Any, certificate: x509.Certificate) -> bool:
+    """Whether a certificate is for this private key."""
+    form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    return bool(key.public_key().public_bytes(*form) == certificate.public_key().public_bytes(*form))

@@ -1,0 +1,147 @@
+"""Noised counts of a model's predictions on all labelled records (docs/privacy/evaluation.md).
+
+The labels are private. Public is what the operator declares: that every record has one, and the number of classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shared.errors import InvalidValue
+from shared.kernels.noise import grid_step
+from shared.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT, EvaluationCounter, EvaluationReply, check_count_range
+from shared.mechanisms.interface import Facts, Limits, Mechanism, RunSize, Step
+from shared.privacy.events import BoundedSum, Part
+from shared.protocol import limits as protocol
+from shared.protocol.checks import Violation, between, invalid, positive, positive_or_zero
+from shared.protocol.payloads import MessagePayload
+from shared.protocol.v1 import curator_pb2 as pb
+
+CORRECT_SENSITIVITY = 1.0
+"""Right against wrong."""
+
+CONFUSION_SENSITIVITY = math.nextafter(math.sqrt(2.0), math.inf)
+"""Two different cells."""
+
+CALIBRATION_SENSITIVITY = math.nextafter(math.sqrt(2.0 + CONFIDENCE_WEIGHT**2), math.inf)
+"""One bin, right against wrong, with confidences at its two ends."""
+
+_RECORDS_AT_A_TIME = 4096
+"""Bounds memory; the counts are sums and do not depend on it."""
+
+
+@dataclass(frozen=True)
+class EvaluationDeclaration(MessagePayload, message=pb.EvaluationDeclaration, field="parameters.declaration"):
+    """What a run declares.
+
+    Attributes:
+        classes: C.
+        correct_sigma: noise on the number of correct predictions.
+        confusion_sigma: noise on each of the C^2 cells of the confusion matrix; 0: it is not released.
+        bins: B, bins of the confidence; 0 without calibration.
+        calibration_sigma: noise on each of the 3 B calibration sums; 0: they are not released.
+    """
+
+    classes: int
+    correct_sigma: float
+    confusion_sigma: float = 0.0
+    bins: int = 0
+    calibration_sigma: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What a step brings: nothing, the uploaded weights are what is evaluated."""
+
+    def to_bytes(self) -> bytes:
+        """No bytes."""
+        return b""
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> EvaluationRequest:
+        """The inverse of `to_bytes`; see `Payload`."""
+        if data:
+            raise invalid("payload", f"has {len(data)} bytes; an evaluation's step brings none")
+        return cls()
+
+
+class Evaluation(Mechanism[EvaluationDeclaration, EvaluationRequest, EvaluationReply]):
+    """Accuracy, confusion matrix and calibration of a submitted model, as noised counts of one joint release."""
+
+    name = "evaluation"
+    declaration = EvaluationDeclaration
+    request = EvaluationRequest
+    reply = EvaluationReply
+    needs_labels = True
+    whole = True
+
+    def violations(
+        self, declared: EvaluationDeclaration, run: RunSize, facts: Facts, limits: Limits
+    ) -> list[Violation]:
+        """See `Mechanism`."""
+        classes, scores = facts.data.classes, facts.model.feature_dimension
+        broken = between("declaration.bins", declared.bins, protocol.MAX_BINS, least=0)
+        if declared.classes != classes:
+            broken.append(("declaration.classes", f"is {declared.classes}; the data set's labels have {classes}"))
+        if scores != classes:
+            text = f"computes {scores} scores for each record; needed is one for each of {classes} classes"
+            broken.append(("parameters.graph_digest", text))
+        if (declared.bins == 0) != (declared.calibration_sigma == 0.0):
+            broken.append(("declaration.bins", "and calibration_sigma belong together; declare both, or neither"))
+        for name in ("correct_sigma", "confusion_sigma", "calibration_sigma"):
+            field, sigma = f"declaration.{name}", getattr(declared, name)
+            wrong = positive(field, sigma) if name == "correct_sigma" else positive_or_zero(field, sigma)
+            if sigma and not wrong:
+                try:
+                    check_count_range(records=facts.data.records, sigma=sigma)
+                except InvalidValue as error:
+                    wrong = [(field, str(error))]
+            broken += wrong
+        return broken
+
+    def parts(self, declared: EvaluationDeclaration, run: RunSize, facts: Facts) -> tuple[Part, ...]:
+        """See `Mechanism`."""
+        cells, sums = declared.classes**2, 3 * declared.bins
+        # Of the calibration sums two bins differ in four, one bin in three.
+        released = (
+            (1, CORRECT_SENSITIVITY, 1, declared.correct_sigma),
+            (cells, CONFUSION_SENSITIVITY, 2, declared.confusion_sigma),
+            (sums, CALIBRATION_SENSITIVITY, min(4, sums), declared.calibration_sigma),
+        )
+        return tuple(
+            BoundedSum(values=values, sensitivity=moved, changed=changed, sigma=sigma, grid_step=grid_step(sigma))
+            for values, moved, changed, sigma in released
+            if sigma
+        )
+
+    def work(self, declared: EvaluationDeclaration) -> tuple[object, ...]:
+        """See `Mechanism`."""
+        return (declared.classes, declared.bins)
+
+    def compute(self, declared: EvaluationDeclaration, request: EvaluationRequest, step: Step) -> EvaluationReply:
+        """See `Mechanism`."""
+        counter = EvaluationCounter(classes=declared.classes, bins=declared.bins)
+        for start in range(0, step.sample.count, _RECORDS_AT_A_TIME):
+            records, labels = step.sample.take(start, min(start + _RECORDS_AT_A_TIME, step.sample.count))
+            assert labels is not None, "offered only where there are labels"
+            counter.add(step.model.features(records), labels)
+        step.reached("extracted")
+        reply = counter.release(
+            correct_sigma=declared.correct_sigma,
+            confusion_sigma=declared.confusion_sigma,
+            calibration_sigma=declared.calibration_sigma,
+            noise=step.noise,
+        )
+        step.reached("released")
+        return reply
+
+    def summary(self, declared: EvaluationDeclaration, facts: Facts) -> str:
+        """See `Mechanism`."""
+        told = ["the number of correct predictions"]
+        told += [f"{declared.classes} x {declared.classes} counts"] * bool(declared.confusion_sigma)
+        told += [f"{declared.bins} bins of confidences"] * bool(declared.calibration_sigma)
+        return f"noised counts: {', '.join(told)}"
+
+
+EVALUATION = Evaluation()

@@ -1,0 +1,51 @@
+"""Sliced quantile coefficients: a few noised numbers for each direction (docs/privacy, section 6)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from shared.kernels.noise import GridArray, NoiseSource, grid_step
+from shared.mechanisms.interface import Facts, Limits, RunSize
+from shared.mechanisms.quantiles.coefficients import release_coefficients
+from shared.mechanisms.quantiles.cotangents import QuantileCotangent
+from shared.mechanisms.sliced import Seen, Sliced, SlicedDeclaration
+from shared.privacy.events import QuantileCoefficients
+from shared.protocol.checks import Violation, between
+
+
+class Quantiles(Sliced):
+    """L cosine coefficients of the sorted projections in each direction."""
+
+    name = "quantiles"
+
+    def own_violations(self, declared: SlicedDeclaration, run: RunSize, limits: Limits) -> list[Violation]:
+        """See `Sliced`."""
+        allowed = min(limits.max_coefficients, run.batch)
+        return between("declaration.coefficients", declared.coefficients, allowed)
+
+    def part(self, declared: SlicedDeclaration, facts: Facts) -> QuantileCoefficients:
+        """See `Sliced`."""
+        return QuantileCoefficients(
+            feature_dimension=facts.model.feature_dimension,
+            directions=declared.directions,
+            coefficients=declared.coefficients,
+            sigma=declared.sigma,
+            grid_step=grid_step(declared.sigma),
+        )
+
+    def released(self, features: Tensor, U: Tensor, declared: SlicedDeclaration, noise: NoiseSource) -> GridArray:
+        """See `Sliced`."""
+        return release_coefficients(features, U, coefficients=declared.coefficients, sigma=declared.sigma, noise=noise)
+
+    def cotangents(self, seen: Seen, source: Tensor, declared: SlicedDeclaration, batch: int) -> tuple[Tensor, float]:
+        """See `Sliced`; a function of the released coefficients and of each record's own features."""
+        released = seen.reply.values.to_tensor(device=seen.features.device)
+        cotangent = QuantileCotangent.from_release(released, source, seen.U, batch=batch)
+        return cotangent.batch(seen.features), cotangent.scale
+
+    def summary(self, declared: SlicedDeclaration, facts: Facts) -> str:
+        """See `Mechanism`."""
+        return f"sliced quantile coefficients ({declared.coefficients} in each of {declared.directions} directions)"
+
+
+QUANTILES = Quantiles()

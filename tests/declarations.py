@@ -1,0 +1,38 @@
+"""Short ways to write what a run declares: a mechanism's name, and its declaration."""
+
+from __future__ import annotations
+
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.critic.mechanism import CriticDeclaration
+from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from shared.mechanisms.gradient.mechanism import GradientDeclaration
+from shared.mechanisms.interface import Payload
+from shared.mechanisms.sliced import SlicedDeclaration
+
+Declared = tuple[str, Payload]
+
+
+def rows(sigma: float = 1.0, *, directions: int = 20, feature_map: FeatureMap | None = None) -> Declared:
+    return "rows", SlicedDeclaration(directions, sigma, feature_map=feature_map)
+
+
+def quantiles(
+    coefficients: int, sigma: float, *, directions: int = 20, feature_map: FeatureMap | None = None
+) -> Declared:
+    return "quantiles", SlicedDeclaration(directions, sigma, coefficients, feature_map)
+
+
+def gradient(sliced: Declared, summed: ClippedSum, *, source_features: int = 64) -> Declared:
+    """A gradient of a sliced release."""
+    release, declared = sliced
+    assert isinstance(declared, SlicedDeclaration)
+    return "gradient", GradientDeclaration(release, declared, summed, source_features)
+
+
+def critic(summed: ClippedSum) -> Declared:
+    return "critic", CriticDeclaration(summed)
+
+
+def evaluation(declared: EvaluationDeclaration) -> Declared:
+    return "evaluation", declared

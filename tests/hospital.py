@@ -1,0 +1,166 @@
+"""A hospital in memory: a real home directory, ledger, store and pipeline, without a socket."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from declarations import Declared
+from torch import nn
+
+from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.statements import Run, StoredReply
+from private_curator.records import target
+from private_curator.settings.groups import RecordsSettings
+from private_curator.steps.extraction import ExtractorCatalogue
+from private_curator.steps.randomness import fresh_seed
+from private_curator.steps.release import ReleasePipeline, no_checkpoint
+from private_curator.storage import home_directory as home
+from private_curator.storage.home_directory import HomeDirectory
+from private_curator.storage.uploads import Kind, UploadStore
+from private_curator.worker.local import LocalEngine
+from private_curator.worker.sessions import Engine, ExtractorSource
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.kernels.noise import NoiseSource, SeededNoise
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.interface import AnyMechanism, DataSetFacts, Limits, Payload
+from shared.protocol.checks import invalid
+from shared.protocol.digests import run_digest, step_digest
+from shared.protocol.messages import RunParameters, StepRelease
+from shared.steps.admission import AdmittedRun, admit_run, admit_step
+from shared.steps.computing import Laboratory
+
+CLIENT = "ml-team"
+LIMITS = Limits()
+
+
+class NoNoise:
+    """Noise of value zero: what is left is the signal on its grid. For tests of the signal only."""
+
+    def grid_gaussian(self, shape, *, sigma, step):
+        return np.zeros(shape, dtype=np.int64)
+
+
+class Hospital:
+    """Everything behind the RPCs, with the seams open: noise and checkpoints are arguments."""
+
+    def __init__(
+        self,
+        directory: Path,
+        records: np.ndarray,
+        *,
+        epsilon: float = 1e4,
+        noise: NoiseSource | None = None,
+        checkpoint: Callable[[str], None] = no_checkpoint,
+        max_attempts: int = 16,
+        lock_timeout_s: float = 10.0,
+        labels: np.ndarray | None = None,
+        classes: int = 0,
+        engine: Engine | None = None,
+        mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
+    ) -> None:
+        if not (directory / "home").exists():
+            np.save(directory / "records.npy", records.astype(np.float32))
+            home.create(
+                directory / "home",
+                records=RecordsSettings(file=directory / "records.npy"),
+                epsilon=epsilon,
+                delta=1e-5,
+                names=["localhost"],
+            )
+        self.home = HomeDirectory(directory / "home")
+        self.ledger = Ledger.open(self.home.ledger, key=self.home.read_ledger_key(), lock_timeout_s=lock_timeout_s)
+        if not self.ledger.clients():
+            self.ledger.add_client(CLIENT, "ab" * 32)
+        self.mechanisms = mechanisms
+        self.facts = DataSetFacts(records=len(records), record_shape=records.shape[1:], classes=classes)
+        self.uploads = UploadStore(self.home.uploads, max_bytes=1 << 30, max_objects=100)
+        cpu = torch.device("cpu")
+        self.engine = engine or LocalEngine(device=cpu)
+        self.extractors = ExtractorCatalogue(self.uploads, approval="any", ledger=self.ledger, engine=self.engine)
+        self.lab = Laboratory(
+            records=target.load(RecordsSettings(file=directory / "records.npy"), home=directory),
+            labels=labels,
+            noise=noise or SeededNoise(b"n" * 32),
+            device=cpu,
+            fresh_seed=fresh_seed,
+            reached=checkpoint,
+        )
+        self.pipeline = ReleasePipeline(ledger=self.ledger, engine=self.engine, lab=self.lab, max_attempts=max_attempts)
+
+    def upload(self, module: nn.Module) -> dict[str, str]:
+        graph = trace(module, self.facts.record_shape)
+        weights = weights_to_bytes(module_weights(module, graph))
+        self.extractors.check(graph.to_bytes(), weights, record_shape=self.facts.record_shape)
+        return {
+            "graph_digest": self.uploads.put(Kind.GRAPH, graph.to_bytes(), client=CLIENT, field="graph"),
+            "weights_digest": self.uploads.put(Kind.WEIGHTS, weights, client=CLIENT, field="weights"),
+        }
+
+    def declare(self, module: nn.Module, declared: Declared, *, batch_size: int, steps: int = 3) -> RunParameters:
+        mechanism, declaration = declared
+        return RunParameters(
+            **self.upload(module),
+            mechanism=mechanism,
+            declaration=declaration.to_bytes(),
+            batch_size=batch_size,
+            steps=steps,
+        )
+
+    def extractor(self, parameters: RunParameters) -> ExtractorSource:
+        return self.extractors.get(parameters, client=CLIENT)
+
+    def admit(self, parameters: RunParameters) -> AdmittedRun:
+        return admit_run(
+            parameters,
+            mechanisms=self.mechanisms,
+            data=self.facts,
+            model=self.extractor(parameters).facts,
+            limits=LIMITS,
+        )
+
+    def open_run(self, parameters: RunParameters, *, request_id: str | None = None) -> Run:
+        return self.ledger.open_run(
+            client=CLIENT,
+            request_id=request_id or str(uuid.uuid4()),
+            digest=run_digest(parameters),
+            event=self.admit(parameters).event,
+            parameters=parameters.to_bytes(),
+        )
+
+    def step(
+        self,
+        run: Run,
+        parameters: RunParameters,
+        request: Payload | bytes = b"",
+        *,
+        request_id: str | None = None,
+    ) -> StoredReply:
+        """One step, with the mechanism's request; no bytes where it needs to bring nothing."""
+        payload = request if isinstance(request, bytes) else request.to_bytes()
+        admitted = self.admit(parameters)
+        return self.pipeline.answer(
+            admitted,
+            admit_step(admitted, payload, public=_nothing_uploaded, limits=LIMITS),
+            client=CLIENT,
+            run_id=run.run_id,
+            request_id=request_id or str(uuid.uuid4()),
+            digest=step_digest(run_id=run.run_id, payload=payload),
+            extractor=self.extractor(parameters),
+        )
+
+    def reply(self, parameters: RunParameters, stored: StoredReply) -> Any:
+        """The mechanism's reply that a stored one holds."""
+        return self.mechanisms[parameters.mechanism].reply.from_bytes(StepRelease.from_bytes(stored.reply).payload)
+
+    def close(self) -> None:
+        self.ledger.close()
+
+
+def _nothing_uploaded(digest: str) -> np.ndarray:
+    raise invalid("payload.source", f"names {digest}; nothing was uploaded here")

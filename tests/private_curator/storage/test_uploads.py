@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from private_curator.storage.uploads import Kind, UploadStore
+from shared.errors import InvalidValue, RequestInvalid
+
+
+@pytest.fixture
+def store(tmp_path):
+    return UploadStore(tmp_path, max_bytes=100, max_objects=3)
+
+
+def test_what_was_put_is_found_again_also_by_a_new_process(store, tmp_path):
+    digest = store.put(Kind.GRAPH, b"graph", client="a", field="graph")
+    again = UploadStore(tmp_path, max_bytes=100, max_objects=3)
+    assert again.get(Kind.GRAPH, digest, client="a") == b"graph"
+
+
+def test_a_digest_alone_opens_nothing(store):
+    digest = store.put(Kind.GRAPH, b"graph", client="a", field="graph")
+    assert store.get(Kind.GRAPH, digest, client="b") is None
+    assert store.get(Kind.WEIGHTS, digest, client="a") is None
+    assert store.get(Kind.GRAPH, "../../etc/passwd", client="a") is None
+
+
+def test_quotas_count_each_client_and_repeats_are_free(store):
+    for _ in range(5):
+        store.put(Kind.SOURCE, b"x" * 60, client="a", field="features")
+    with pytest.raises(RequestInvalid, match="100 bytes"):
+        store.put(Kind.SOURCE, b"y" * 60, client="a", field="features")
+    store.put(Kind.SOURCE, b"y" * 60, client="b", field="features")
+    for data in (b"1", b"2"):
+        store.put(Kind.SOURCE, data, client="a", field="features")
+    with pytest.raises(RequestInvalid, match="3 objects"):
+        store.put(Kind.SOURCE, b"3", client="a", field="features")
+
+
+def test_a_file_that_a_crash_cut_short_counts_as_absent(store, tmp_path):
+    digest = store.put(Kind.WEIGHTS, b"weights", client="a", field="weights")
+    (tmp_path / "objects" / digest).write_bytes(b"weig")
+    assert store.get(Kind.WEIGHTS, digest, client="a") is None
+    store.put(Kind.WEIGHTS, b"weights", client="a", field="weights")
+    assert store.get(Kind.WEIGHTS, digest, client="a") == b"weights"
+
+
+def test_a_client_name_never_becomes_a_path(store):
+    with pytest.raises(InvalidValue):
+        store.put(Kind.GRAPH, b"graph", client="../evil", field="graph")

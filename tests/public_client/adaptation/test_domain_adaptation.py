@@ -1,0 +1,282 @@
+"""The training loop against scripted answers: what is charged, what changes, and what a crash leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_methods import small
+
+from public_client import DomainAdaptation, Hospital
+from public_client.data.datasets import Labelled
+from public_client.data.networks import digits_network
+from public_client.data.source import source_loader
+from public_client.methods import METHODS
+from public_client.training.adapters import adapter_names, with_adapters
+from public_client.training.checkpoint import Checkpoint
+from public_client.training.saved_model import load_adapted
+from shared import errors
+from shared.errors import InvalidValue
+from shared.ledger.receipts import STEP_ANSWERED, SignedEntry
+from shared.mechanisms.gradient.mechanism import GradientRequest
+
+STEPS = 6
+
+
+def data(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(96, 1, 8, 8, generator=generator) * 2 - 1
+    return Labelled(images, torch.randint(10, (96,), generator=generator))
+
+
+@pytest.fixture
+def connect(served, tmp_path):
+    opened = []
+
+    def make():
+        hospital = Hospital.connect(
+            served.address, credentials=served.credentials, patience_s=0.0, run_directory=tmp_path / "run"
+        )
+        opened.append(hospital)
+        return hospital
+
+    yield make
+    for hospital in opened:
+        hospital.close()
+
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")],
+    ),
+]
+
+
+def model(hospital, method, *, device="cpu", epsilon=1.0, steps=STEPS, batch_size=16, **settings):
+    torch.manual_seed(3)
+    extractor, classifier = digits_network((1, 8, 8))
+    plan = hospital.plan(small(method, **settings), epsilon=epsilon, steps=steps, batch_size=batch_size)
+    return DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=1, device=device)
+
+
+def fit(adaptation, **arguments):
+    return adaptation.fit(source_loader(data(), batch_size=32), progress=False, **arguments)
+
+
+def weights(adaptation):
+    modules = (adaptation.target_extractor, adaptation.classifier)
+    return [value.clone() for module in modules for value in module.state_dict().values()]
+
+
+def test_the_adapter_method_changes_the_adapters_alone_and_draws_each_step_once(connect, served):
+    adaptation = fit(model(connect(), "adapter"))
+    assert served.curator.steps_charged == STEPS
+    assert served.curator.calls["UploadSource"] == 1
+    before = dict(adaptation.extractor.named_parameters())
+    for name, value in adaptation.target_extractor.named_parameters():
+        if name.startswith("target_adapter"):
+            assert value.grad is not None
+        else:
+            assert torch.equal(value, before[name]), name
+    assert adaptation.history[-1].step == STEPS
+    assert adaptation.history[-1].epsilon == pytest.approx(1.0, rel=1e-3)
+
+
+def test_all_weights_train_on_both_sides_and_bring_their_map_with_each_step(connect, served):
+    adaptation = model(connect(), "rows", learning_rate=1e-2)
+    start = {name: value.clone() for name, value in adaptation.extractor.state_dict().items()}
+    fit(adaptation)
+    assert served.curator.calls["DrawStep"] == STEPS
+    assert all(step.feature_map is not None for step in served.curator.requests)
+    assert len({step.adapted.tobytes() for step in served.curator.requests}) == STEPS
+    assert adaptation.target_extractor is adaptation.extractor
+    assert all(not torch.equal(value, start[name]) for name, value in adaptation.extractor.state_dict().items())
+
+
+def test_replay_asks_once_and_tunes_on_public_data(connect, served):
+    adaptation = fit(model(connect(), "replay", steps=1, batch_size=200))
+    assert served.curator.calls["DrawStep"] == 1
+    assert served.curator.run.mechanism == "quantiles"  # no gradient is asked for
+    assert adaptation.target_extractor is not adaptation.extractor
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_on_every_device(connect, served, device, method, tmp_path):
+    adaptation = fit(model(connect(), method, device=device), checkpoint=tmp_path / "run")
+    assert served.curator.steps_charged == STEPS
+    assert all(value.device.type == device for value in weights(adaptation))
+    assert adaptation.predict(data().images).device.type == device
+
+
+def test_a_refused_run_leaves_an_adapted_model_as_it_was(connect, served):
+    adaptation = fit(model(connect(), "adapter"))
+    adaptation.source_epochs = 0
+    adapted = weights(adaptation)
+    served.curator.spent = 4.5
+    with pytest.raises(errors.BudgetExhausted):
+        fit(adaptation)
+    assert all(torch.equal(a, b) for a, b in zip(adapted, weights(adaptation), strict=True))
+
+
+def test_a_run_that_the_ledger_counts_dearer_than_planned_is_not_opened(connect, served):
+    with pytest.raises(InvalidValue, match="Nothing was spent"):
+        fit(model(connect(), "adapter", epsilon=0.9))  # the fake's ledger always says 1.0
+    assert served.curator.spent == 0.0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("failure", ["open", "declared", "before", "after"])
+def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, served, tmp_path, failure, method):
+    if failure == "open":  # the whole run was charged, the answer was lost
+        served.curator.lose_open_answer = True
+    elif failure == "declared":  # on disk, and never arrived: two quotes came before the source training, one after
+        served.curator.failures["OpenRun"] = [None, None, None, errors.CuratorFault("killed")]
+    elif failure == "before":  # the request never arrived
+        served.curator.failures["DrawStep"] = [None, None, errors.CuratorFault("killed")]
+    else:  # it was charged and stored, the answer was lost
+        served.curator.failures["DrawStep:after"] = [None, None, 1]
+    with pytest.raises((errors.CuratorFault, errors.CuratorUnavailable)):
+        fit(model(connect(), method), checkpoint=tmp_path / "run")
+    assert Checkpoint(tmp_path / "run").begun
+    adaptation = fit(model(connect(), method), checkpoint=tmp_path / "run")
+    assert served.curator.steps_charged == STEPS
+    assert served.curator.spent == 1.0
+    assert adaptation.history[-1].step == STEPS
+    kept = [SignedEntry.from_json(line) for line in (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()]
+    answered = [entry.payload["step"] for entry in kept if entry.kind == STEP_ANSWERED]
+    assert answered == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_that_the_curator_gives_up_is_left_out(connect, served, tmp_path, method):
+    """It is charged and gone; the training goes on with the run's next step, also where the request was resumed."""
+    given_up = [None, None, errors.CuratorFault("an attempt failed"), errors.StepGivenUp("lost")]
+    served.curator.failures["DrawStep"] = given_up
+
+    def charge():
+        served.curator.steps_charged += served.curator.calls["DrawStep"] == 3  # the step that will be lost, once
+
+    served.curator.before_step = charge
+    with pytest.raises(errors.CuratorFault):
+        fit(model(connect(), method), checkpoint=tmp_path / "run")
+    adaptation = fit(model(connect(), method), checkpoint=tmp_path / "run")
+    assert served.curator.steps_charged == STEPS
+    assert adaptation.history[-1].step in (STEPS - 1, STEPS)
+    kept = [SignedEntry.from_json(line) for line in (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()]
+    answered = [entry.payload["step"] for entry in kept if entry.kind == STEP_ANSWERED]
+    assert answered == [1, 2, 4, 5, 6]
+
+
+@pytest.mark.parametrize("answered", [0, 3, STEPS - 1])
+@pytest.mark.parametrize("method", ["adapter", "dp-dann"])
+def test_a_resumed_adapter_ends_where_an_uninterrupted_one_does(connect, served, tmp_path, method, answered):
+    """Whichever answer is the one that a killed client did not see any more."""
+    served.curator.failures["DrawStep:after"] = [None] * answered + [1]
+    with pytest.raises(errors.CuratorUnavailable):
+        fit(model(connect(), method), checkpoint=tmp_path / "run")
+    resumed = fit(model(connect(), method), checkpoint=tmp_path / "run")
+    assert served.curator.steps_charged == STEPS
+    served.curator.restart()
+    straight = fit(model(connect(), method))
+    moved = [not torch.equal(a, b) for a, b in zip(weights(straight), weights(model(connect(), method)), strict=False)]
+    assert any(moved)
+    for a, b in zip(weights(resumed), weights(straight), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("method", ["rows", "all-weights"])
+def test_a_resumed_step_is_scored_with_the_batch_that_it_was_asked_with(connect, served, tmp_path, method):
+    """All weights: each request holds its own batch's features; the loader begins anew, its first batch is another."""
+    served.curator.failures["DrawStep:after"] = [None, None, 1]
+    with pytest.raises(errors.CuratorUnavailable):
+        fit(model(connect(), method), checkpoint=tmp_path / "run")
+    asked = GradientRequest.from_bytes(Checkpoint(tmp_path / "run").read_pending().payload)
+    resumed = fit(model(connect(), method), checkpoint=tmp_path / "run")
+    scored = resumed.sites["curator"].run.first.source_features
+    torch.testing.assert_close(scored, torch.from_numpy(asked.source))
+    assert served.curator.steps_charged == STEPS
+
+
+def test_a_checkpoint_of_another_plan_is_refused(connect, tmp_path):
+    fit(model(connect(), "adapter"), checkpoint=tmp_path / "run")
+    for other, wishes in (("adapter", {"steps": STEPS + 1}), ("adapter", {"clip_norm": 0.25}), ("dp-dann", {})):
+        with pytest.raises(errors.SettingsError, match="another plan"):
+            fit(model(connect(), other, **wishes), checkpoint=tmp_path / "run")
+
+
+def test_a_critic_is_continued_as_it_was_declared(connect, served, tmp_path):
+    """Its first weights come from the checkpoint: with others the curator would not know the model again."""
+    served.curator.failures["DrawStep:after"] = [None, None, 1]
+    with pytest.raises(errors.CuratorUnavailable):
+        fit(model(connect(), "dp-dann"), checkpoint=tmp_path / "run")
+    store = Checkpoint(tmp_path / "run")
+    kept = store.read("critic")
+    declared = served.curator.run
+    assert served.curator.declared.sum.clip_norm == kept["clip_norm"]
+    again = model(connect(), "dp-dann")
+    again.seed = 99  # of another critic, had there been none
+    fit(again, checkpoint=tmp_path / "run")
+    assert served.curator.run == declared
+    assert served.curator.steps_charged == STEPS
+    kept["critic"]["first.bias"] += 1.0
+    store.write("critic", kept)
+    with pytest.raises(errors.SettingsError, match="another extractor"):
+        fit(model(connect(), "dp-dann"), checkpoint=tmp_path / "run")
+
+
+def test_one_file_holds_the_whole_model(connect, tmp_path):
+    adaptation = fit(model(connect(), "adapter"))
+    adaptation.save(tmp_path / "adapted.safetensors")
+    loaded = load_adapted(tmp_path / "adapted.safetensors", device="cpu")
+    images = data(5).images
+    torch.testing.assert_close(
+        loaded.scores(images), adaptation.classifier(adaptation.target_extractor(images)).detach()
+    )
+    assert loaded.plan["epsilon"] == 1.0
+    with pytest.raises(errors.DataInvalid):
+        load_adapted(__file__)
+
+
+@pytest.mark.parametrize("method", ["replay", "all-weights", "rows"])
+def test_an_open_run_serves_ones_own_loop(connect, served, method):
+    hospital = connect()
+    plan = hospital.plan(small(method), epsilon=1.0, steps=2, batch_size=16)
+    extractor, _ = digits_network((1, 8, 8))
+    features = extractor.eval()(data().images)
+    with hospital.open(plan, extractor) as run:
+        loss = run.loss(features)
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in extractor.parameters())
+        run.loss(features.detach())
+        with pytest.raises(errors.RunFinished):
+            run.loss(features.detach())
+    assert served.curator.steps_charged == 2
+    assert served.curator.calls["UploadExtractor"] == 1
+
+
+def test_an_adapter_serves_ones_own_loop(connect, served):
+    hospital = connect()
+    plan = hospital.plan(small("adapter"), epsilon=1.0, steps=2, batch_size=16)
+    extractor, _ = digits_network((1, 8, 8))
+    target = with_adapters(extractor.eval(), (1, 8, 8))
+    with hospital.open(plan, target) as run:
+        run.loss(extractor(data().images)).backward()
+    moved = {name for name, value in target.named_parameters() if value.grad is not None}
+    assert moved == set(adapter_names(target))
+    with pytest.raises(InvalidValue, match="the extractor has no adapters"):
+        hospital.open(plan, extractor)
+    assert served.curator.spent == 1.0
+
+
+def test_probabilities_sum_to_one_and_the_score_is_the_share_of_right_classes(connect):
+    adaptation = fit(model(connect(), "adapter"))
+    held = data(5)
+    probabilities = adaptation.predict_proba(held.images)
+    assert probabilities.shape == (96, 10)
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(96))
+    classes = adaptation.predict(held.images)
+    assert torch.equal(probabilities.argmax(dim=1), classes)
+    assert adaptation.score(held.images, held.labels) == (classes == held.labels).double().mean()
+    assert adaptation.score(held.images, classes) == 1.0

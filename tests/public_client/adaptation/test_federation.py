@@ -1,0 +1,276 @@
+"""Several curators: who drops out is reported, the rest trains on, and each budget is charged once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+import torch
+from small_methods import small
+
+from public_client import DomainAdaptation, Federation
+from public_client.data.datasets import Labelled
+from public_client.data.networks import digits_network
+from public_client.data.source import source_loader
+from public_client.methods import METHODS
+from shared import errors
+from shared.errors import InvalidValue, SettingsError
+from shared.mechanisms.critic.mechanism import CriticReply
+from shared.protocol.messages import StepRelease
+from shared.protocol.v1 import curator_pb2 as pb
+
+STEPS = 4
+WITH_ADAPTERS = ["adapter", "dp-dann"]
+
+
+@pytest.fixture
+def sites(serve):
+    south = serve(records=500)
+    south.curator.rng = np.random.default_rng(8)  # another hospital, other answers
+    return {"north": serve(), "south": south}
+
+
+@pytest.fixture
+def connect(sites, tmp_path):
+    opened = []
+
+    def make(names=("north", "south"), **options):
+        federation = Federation.connect(
+            {name: sites[name].address for name in names},
+            credentials={name: sites[name].credentials for name in names},
+            patience_s=0.0,
+            run_directory=tmp_path / "run",
+            **options,
+        )
+        opened.append(federation)
+        return federation
+
+    yield make
+    for federation in opened:
+        federation.close()
+
+
+def data(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(96, 1, 8, 8, generator=generator) * 2 - 1
+    return Labelled(images, torch.randint(10, (96,), generator=generator))
+
+
+def model(federation, method, *, shared=False, epsilon=1.0, steps=STEPS, **settings):
+    torch.manual_seed(3)
+    extractor, classifier = digits_network((1, 8, 8))
+    plans = federation.plan(small(method, **settings), epsilon=epsilon, steps=steps, batch_size=16)
+    return DomainAdaptation(
+        extractor, classifier, hospital=federation, plan=plans, shared=shared, source_epochs=1, device="cpu"
+    )
+
+
+def fit(adaptation, **arguments):
+    return adaptation.fit(source_loader(data(), batch_size=32), progress=False, **arguments)
+
+
+def weights(model):
+    return [value.clone() for module in (model.extractor, model.classifier) for value in module.state_dict().values()]
+
+
+def states(adaptation):
+    return {report["site"]: report["state"] for report in adaptation.reports}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_site_is_charged_its_own_run_and_every_method_can_share_a_model(connect, sites, method, tmp_path):
+    adaptation = fit(model(connect(), method, shared=True))
+    assert {name: served.curator.steps_charged for name, served in sites.items()} == {"north": STEPS, "south": STEPS}
+    assert adaptation.model("north") is adaptation.model("south")
+    assert states(adaptation) == {"north": "finished", "south": "finished"}
+    assert adaptation.save(tmp_path / "adapted.safetensors") == [tmp_path / "adapted.safetensors"]
+
+
+@pytest.mark.parametrize("method", WITH_ADAPTERS)
+def test_by_default_each_site_has_a_model_and_a_file_of_its_own(connect, method, tmp_path):
+    adaptation = fit(model(connect(), method))
+    north, south = weights(adaptation.model("north")), weights(adaptation.model("south"))
+    assert any(not torch.equal(a, b) for a, b in zip(north, south, strict=True))
+    files = adaptation.save(tmp_path / "adapted.safetensors")
+    assert [file.name for file in files] == ["adapted-north.safetensors", "adapted-south.safetensors"]
+    images = data(5).images
+    for name in ("north", "south"):
+        assert adaptation.predict(images, site=name).shape == (96,)
+    with pytest.raises(InvalidValue, match="the sites are north, south"):
+        adaptation.predict(images, site="east")
+
+
+@pytest.mark.parametrize("method", WITH_ADAPTERS)
+def test_a_site_alone_and_a_site_among_others_end_alike(connect, sites, method):
+    """Sites with models of their own do not feel each other."""
+    alone = fit(model(connect(["north"]), method))
+    sites["north"].curator.restart()
+    together = fit(model(connect(), method))
+    for a, b in zip(weights(alone.model("north")), weights(together.model("north")), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("method", WITH_ADAPTERS)
+def test_requests_of_a_step_are_under_way_at_the_same_time(connect, sites, method):
+    """Each site's answer waits until the other site's request has arrived: asked in turn, both would wait for ever."""
+    barrier = threading.Barrier(2, timeout=20)
+    for served in sites.values():
+        served.curator.before_step = barrier.wait
+    adaptation = fit(model(connect(), method, shared=True))
+    assert states(adaptation) == {"north": "finished", "south": "finished"}
+
+
+@pytest.mark.parametrize(
+    ("method", "shared"), [*((method, True) for method in METHODS), *((method, False) for method in WITH_ADAPTERS)]
+)
+def test_a_site_that_fails_in_mid_training_is_reported_and_resumed_later(
+    connect, sites, method, shared, tmp_path, caplog
+):
+    sites["south"].curator.failures["DrawStep"] = [None, None, errors.CuratorUnavailable("gone")]
+    with caplog.at_level(logging.WARNING):
+        adaptation = fit(model(connect(), method, shared=shared), checkpoint=tmp_path / "run")
+    assert states(adaptation) == {"north": "finished", "south": "set aside"}
+    report = adaptation.reports[1]
+    assert report["charged_epsilon"] == 1.0
+    assert "CuratorUnavailable: gone" in report["reason"]
+    assert "south" in caplog.text
+    assert sites["south"].curator.steps_charged == 2
+
+    again = fit(model(connect(), method, shared=shared), checkpoint=tmp_path / "run")
+    assert states(again) == {"north": "finished", "south": "finished"}
+    assert [served.curator.steps_charged for served in sites.values()] == [STEPS, STEPS]
+    assert [served.curator.spent for served in sites.values()] == [1.0, 1.0]
+    if not shared:
+        for a, b in zip(weights(adaptation.model("north")), weights(again.model("north")), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("method", WITH_ADAPTERS)
+def test_an_exhausted_site_is_left_out_and_spends_nothing(connect, sites, method, shared):
+    federation = connect()
+    adaptation = model(federation, method, shared=shared)
+    sites["south"].curator.spent = 4.5  # somebody else was faster
+    fit(adaptation)
+    assert states(adaptation) == {"north": "finished", "south": "refused"}
+    assert adaptation.reports[1]["charged_epsilon"] == 0.0
+    assert "BudgetExhausted" in adaptation.reports[1]["reason"]
+    assert sites["south"].curator.spent == 4.5
+
+
+@pytest.mark.parametrize(("method", "shared"), [*((method, True) for method in METHODS), ("dp-dann", False)])
+def test_a_site_that_goes_down_before_its_run_is_open_is_left_out(connect, sites, method, shared):
+    """It answers when the plan is priced, and no more when the run would be opened."""
+    adaptation = model(connect(), method, shared=shared)
+    sites["south"].curator.failures["Describe"] = [None, errors.CuratorUnavailable("gone")]
+    fit(adaptation)
+    assert states(adaptation) == {"north": "finished", "south": "refused"}
+    assert "CuratorUnavailable: gone" in adaptation.reports[1]["reason"]
+    assert (sites["north"].curator.steps_charged, sites["south"].curator.spent) == (STEPS, 0.0)
+
+
+def test_a_shared_critic_follows_the_weighted_mean_of_the_sites_gradients(connect, sites):
+    """Weights 3 and 1: the step's private part is 3/4 of north's sums over its batch and 1/4 of south's."""
+    federation = connect(weights={"north": 3.0, "south": 1.0})
+    adaptation = model(federation, "dp-dann", shared=True, steps=1)
+    fit(adaptation)
+    private = torch.zeros(())
+    for name, share in (("north", 0.75), ("south", 0.25)):
+        run = adaptation.sites[name].run
+        (reply,) = [v for v in sites[name].curator.stored.values() if isinstance(v, pb.DrawStepResponse)]
+        sums = CriticReply.from_bytes(StepRelease.from_bytes(reply.step_release).payload).gradient.to_tensor()
+        private = private + share * sums / run.plan.batch_size
+    reversal = 2 / (1 + np.exp(-10)) - 1  # the run's only step is its last
+    adapter = torch.cat([p.grad.reshape(-1) for p in run.players.adapter])
+    torch.testing.assert_close(adapter, -reversal * private[: len(adapter)], rtol=1e-5, atol=1e-7)
+
+
+def test_sites_are_planned_by_one_method(connect, sites):
+    federation = connect()
+    plans = federation.plan(small("dp-dann"), epsilon=1.0, steps=STEPS, batch_size=16)
+    south = federation.hospitals["south"]
+    other = south.plan(small("dp-dann", hidden=4), epsilon=1.0, steps=STEPS, batch_size=16)
+    with pytest.raises(SettingsError, match=r"differ in their method.*hidden=4.*plan alike"):
+        DomainAdaptation(*digits_network((1, 8, 8)), hospital=federation, plan=plans | {"south": other})
+    assert [served.curator.spent for served in sites.values()] == [0.0, 0.0]
+
+
+def test_a_run_that_the_operator_closes_in_the_middle_ends_for_that_site_alone(connect, sites):
+    sites["south"].curator.failures["DrawStep"] = [None, None, errors.RunFinished("closed by the operator")]
+    adaptation = fit(model(connect(), "adapter", shared=True))
+    assert states(adaptation) == {"north": "finished", "south": "set aside"}
+    assert sites["north"].curator.steps_charged == STEPS
+
+
+def test_when_no_site_is_left_the_first_error_says_so(connect, sites):
+    federation = connect()
+    adaptation = model(federation, "adapter")
+    for served in sites.values():
+        served.curator.spent = 4.5
+    with pytest.raises(errors.BudgetExhausted):
+        fit(adaptation)
+    for served in sites.values():
+        served.curator.spent = 0.0
+        served.curator.failures["DrawStep"] = [None, errors.CuratorUnavailable("gone")]
+    with pytest.raises(errors.CuratorUnavailable) as ended:
+        fit(adaptation)
+    assert any("gone" in note for note in ended.value.__notes__)
+
+
+def test_sites_may_have_budgets_and_lengths_of_their_own(connect, sites):
+    sites["south"].curator.price = 1.9  # what its ledger says, not what was planned
+    adaptation = fit(
+        model(
+            connect(),
+            "adapter",
+            shared=True,
+            epsilon={"north": 1.0, "south": 2.0},
+            steps={"north": STEPS, "south": 2},
+        )
+    )
+    assert {name: served.curator.steps_charged for name, served in sites.items()} == {"north": STEPS, "south": 2}
+    assert [report["charged_epsilon"] for report in adaptation.reports] == [1.0, 1.9]
+
+
+def test_a_site_that_does_not_answer_at_first_is_left_out(sites, certificates, caplog):
+    addresses = {"north": sites["north"].address, "south": "localhost:1"}
+    with Federation.connect(
+        addresses, credentials=dict.fromkeys(addresses, certificates), patience_s=0.0
+    ) as federation:
+        assert list(federation) == ["north"]
+        assert "south is left out" in caplog.text
+        assert list(federation.plan(epsilon={"north": 1.0, "south": 1.0})) == ["north"]
+        with pytest.raises(InvalidValue, match="epsilon names west"):
+            federation.plan(epsilon={"north": 1.0, "west": 1.0})
+    with pytest.raises(errors.CuratorUnavailable):
+        Federation.connect({"south": "localhost:1"}, credentials={"south": certificates}, patience_s=0.0)
+    with pytest.raises(SettingsError, match="no credentials for south"):
+        Federation.connect(addresses, credentials={"north": certificates})
+
+
+def test_the_weights_of_sites_enter_the_loss_of_ones_own_loop(connect, sites):
+    """loss = sum of shares times each site's own loss; the gradient reaches the features and the adapted weights."""
+    federation = connect(weights={"north": 3.0, "south": 1.0})
+    plans = federation.plan(small("rows"), epsilon=1.0, steps=2, batch_size=16)
+    extractor, _ = digits_network((1, 8, 8))
+    features = extractor.eval()(data().images)
+    with federation.open(plans, extractor) as run:
+        loss = run.loss(features)
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in extractor.parameters())
+        expected = sum(
+            share * site.run.distance(features.detach(), site.run.last.release)
+            for site, share in zip(run.group.sites, (0.75, 0.25), strict=True)
+        )
+        torch.testing.assert_close(loss.detach(), expected)
+        sites["south"].curator.failures["DrawStep"] = [errors.CuratorUnavailable("gone")]
+        run.loss(features.detach())  # north alone
+        with pytest.raises(errors.RunFinished):
+            run.loss(features.detach())
+    federation.hospitals.pop("south")
+    with pytest.raises(SettingsError, match=r"plans for \['south'\]; the connected sites are \['north'\]"):
+        federation.open(plans, extractor)
+    with pytest.raises(SettingsError, match="positive"):
+        Federation(federation.hospitals, weights={"north": 0.0})

@@ -1,0 +1,169 @@
+"""Methods and local baselines behind one interface; each baseline closes a gap that it is made for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_methods import small
+from torch import nn
+
+from public_client import Adapter, DomainAdaptation, Hospital, Replay
+from public_client.data.accuracy import accuracy
+from public_client.data.datasets import Labelled
+from public_client.data.source import source_loader, train_source
+from public_client.experiments.approaches import LOCAL, Problem, approach, approach_names
+from public_client.experiments.baselines import Coral, Dann, Swd
+from public_client.methods import METHODS
+from public_client.replay.missing_columns import TableView
+from public_client.replay.views import FeatureView, ImageView
+from public_client.testing.mock import MockCurator, mock_description
+from public_client.training.sites import ALONE
+from shared.errors import InvalidValue, SettingsError
+
+D = 6
+
+
+def table(seed, *, shifted=False):
+    generator = torch.Generator().manual_seed(seed)
+    centres = 1.5 * torch.randn(3, D, generator=torch.Generator().manual_seed(99))
+    labels = torch.randint(3, (600,), generator=generator)
+    records = centres[labels] + 0.5 * torch.randn(600, D, generator=generator)
+    shift = 1.2 * torch.tensor([1.0, -1, 1, -1, 1, -1])
+    return Labelled(records + shift if shifted else records, labels)
+
+
+def hospital_of(*, records, epsilon=2.0, delta=1e-5):
+    return Hospital(MockCurator(mock_description(records=records, record_shape=(D,), epsilon=epsilon, delta=delta)))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    torch.manual_seed(0)
+    extractor, classifier = nn.Sequential(nn.Linear(D, 24), nn.ReLU()), nn.Linear(24, 3)
+    loader = source_loader(table(0), batch_size=64)
+    train_source(extractor, classifier, loader, epochs=25, learning_rate=5e-3)
+    return extractor, classifier, loader
+
+
+@pytest.mark.parametrize(("name", "steps"), [("swd", 150), ("coral", 200), ("dann", 400)])
+def test_a_local_baseline_adapts_to_a_stand_in_and_leaves_the_source_model_alone(trained, name, steps):
+    extractor, classifier, loader = trained
+    target = table(1, shifted=True)
+    before = accuracy(extractor, classifier, target)
+    weights = [value.clone() for value in extractor.state_dict().values()]
+    problem = Problem(extractor, classifier, loader, target=target.images, steps=steps, device="cpu", progress=False)
+    made = approach(name).train(problem)
+    model = made.models[LOCAL]
+    assert accuracy(model.extractor, model.classifier, target) > before + 5
+    assert all(torch.equal(a, b) for a, b in zip(weights, extractor.state_dict().values(), strict=True))
+    assert made.reports == []
+
+
+def test_source_only_is_the_source_model(trained):
+    extractor, classifier, loader = trained
+    model = approach("source-only").train(Problem(extractor, classifier, loader, device="cpu")).models[LOCAL]
+    records = table(1).images
+    torch.testing.assert_close(model.classifier(model.extractor(records)), classifier(extractor(records)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_and_is_charged(trained, name):
+    extractor, classifier, loader = trained
+    hospital = hospital_of(records=300)
+    settings = small(name).to_json()
+    del settings["name"]
+    if "tuning_steps" in settings:
+        settings["tuning_steps"] = 3
+    wishes = {"epsilon": 1.0} | ({} if name == "replay" else {"steps": 3, "batch_size": 50})
+    problem = Problem(
+        extractor, classifier, loader, hospital=hospital, settings=settings, wishes=wishes, device="cpu", progress=False
+    )  # fmt: skip
+    made = approach(name).train(problem)
+    assert [report["state"] for report in made.reports] == ["finished"]
+    assert set(made.models) == set(made.plans) == {ALONE}
+    (charge,) = hospital.curator.charges
+    assert charge.epsilon == pytest.approx(1.0, rel=1e-2)
+    assert (charge.run.mechanism.name == "quantiles") is (name == "replay")  # the others ask for gradients
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (TableView(torch.zeros(D)), "values and then flags of gaps"),
+        (TableView(torch.zeros(D // 2)), "no flags of gaps"),
+        (FeatureView(torch.ones(1)), "one gain for each of 1 features"),
+        (ImageView(1), "images with 1 channels"),
+    ],
+)
+def test_a_view_that_cannot_see_the_records_is_refused_before_anything_is_charged(trained, view, message):
+    extractor, classifier, loader = trained
+    hospital = hospital_of(records=300)
+    plan = hospital.plan(small("replay"), epsilon=1.0)
+    training = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, view=view, source_epochs=0)
+    with pytest.raises(InvalidValue, match=message):
+        training.fit(loader, progress=False)
+    assert hospital.curator.charges == []
+
+
+def test_a_view_without_a_replay_is_refused(trained):
+    extractor, classifier, _ = trained
+    hospital = hospital_of(records=300)
+    plan = hospital.plan(Adapter(), epsilon=1.0, steps=3, batch_size=50)
+    with pytest.raises(
+        SettingsError, match="fitted to replayed releases, and the plan's method is adapter; plan with Replay"
+    ):
+        DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, view=FeatureView(torch.ones(1)))
+
+
+def test_a_run_whose_release_speaks_for_nothing_says_so(trained, caplog):
+    extractor, classifier, loader = trained
+    hospital = hospital_of(records=30, epsilon=0.05, delta=1e-3)
+    plan = hospital.plan(Replay(source_records=64, directions=8), epsilon=0.05)
+    training = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=0)
+    training.fit(loader, progress=False)
+    (report,) = training.reports
+    assert report["state"] == "finished"
+    assert report["convinced"] is False
+    assert "speaks for no shift" in caplog.text
+    records = table(1).images
+    assert torch.equal(training.model().classifier(training.model().extractor(records)), classifier(extractor(records)))
+
+
+def test_a_method_says_what_it_lacks(trained):
+    extractor, classifier, loader = trained
+    with pytest.raises(SettingsError, match="needs a curator"):
+        approach("adapter").train(Problem(extractor, classifier, loader))
+    with pytest.raises(SettingsError, match="never for a curator's"):
+        approach("dann").train(Problem(extractor, classifier, loader))
+    with pytest.raises(InvalidValue, match="there is no method 'magic'; allowed: source-only"):
+        approach("magic")
+    assert all(approach(name).name == name for name in approach_names())
+
+
+def test_coral_is_the_papers_formula():
+    generator = torch.Generator().manual_seed(0)
+    source, target = torch.randn(50, 4, generator=generator), 2 * torch.randn(40, 4, generator=generator)
+    source = (source - source.mean(dim=0)) / source.std(dim=0)  # unit variances: no scale is divided out
+    expected = (torch.cov(source.T) - torch.cov(target.T)).pow(2).sum() / (4 * 4**2)
+    # The paper's loss is for features of dimension d: 1 / (4 d^2). Ours keeps it comparable over d, times d.
+    torch.testing.assert_close(Coral()(source, target, 0.5), 10.0 * 4 * expected)  # 10 is its weight
+
+
+def test_the_critic_learns_and_the_features_unlearn():
+    torch.manual_seed(0)
+    dann = Dann(3)
+    source, target = torch.randn(20, 3).requires_grad_(True), (torch.randn(20, 3) + 1).requires_grad_(True)
+    early = dann(source, target, 0.0)
+    early.backward()
+    assert float(source.grad.abs().sum()) == 0.0  # the weight starts at zero
+    assert any(float(p.grad.abs().sum()) > 0 for p in dann.parameters())
+    late = dann(source, target, 1.0)
+    (gradient,) = torch.autograd.grad(late, source)
+    with torch.no_grad():  # moved along the descent direction the domains become harder to tell apart
+        moved = dann(source - 0.1 * gradient * 20, target, 1.0)
+    assert float(moved) > float(late.detach())
+
+
+def test_swd_is_zero_for_a_batch_and_itself():
+    features = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
+    assert float(Swd(torch.Generator().manual_seed(1))(features, features, 0.0)) == pytest.approx(0.0, abs=1e-9)

@@ -1,0 +1,57 @@
+"""What is done about quotes above the plan; the rest is tested through `DomainAdaptation`."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from public_client.methods.adapter import Adapter
+from public_client.plans.declarable import within_quote
+from public_client.plans.plan import Plan
+from shared.errors import InvalidValue
+
+
+def plan(epsilon: float = 1.0) -> Plan:
+    made = Plan(
+        method=Adapter(directions=20),
+        epsilon=epsilon,
+        delta=1e-5,
+        records=5000,
+        record_shape=(16,),
+        remaining=10.0,
+        steps=20,
+        batch_size=500,
+    )
+    return made.for_model(feature_dimension=16, gradient_parameters=8)
+
+
+PLANNED = plan()
+
+
+def test_a_quote_within_the_plan_changes_nothing() -> None:
+    asked = []
+    assert within_quote(PLANNED, lambda p: asked.append(p) or 1.0) == PLANNED  # type: ignore[func-returns-value]
+    assert asked == [PLANNED]
+
+
+@given(st.floats(min_value=1.001, max_value=3.5), st.floats(min_value=0.3, max_value=2.0))
+def test_noise_is_raised_to_the_quote_and_not_much_beyond(needed: float, slope: float) -> None:
+    """A ledger whose price falls like a power of the noise and meets the plan at `needed` times its noise."""
+
+    def quote(p: Plan) -> float:
+        assert p.noise is not None
+        assert PLANNED.noise is not None
+        return (needed * PLANNED.noise / p.noise) ** slope
+
+    raised = within_quote(PLANNED, quote)
+    assert raised.noise is not None
+    assert PLANNED.noise is not None
+    assert quote(raised) <= PLANNED.epsilon
+    assert raised.noise <= 1.15 * needed * PLANNED.noise
+
+
+def test_a_floor_above_the_plan_is_refused_before_anything_is_opened() -> None:
+    """A ledger that keeps several bounds open never counts less than 0.244: more noise would be thrown away."""
+    with pytest.raises(InvalidValue, match=r"0\.2440.*other runs share the budget.*Nothing was spent"):
+        within_quote(plan(0.1), lambda p: 0.244)

@@ -1,0 +1,287 @@
+"""What the conformance suite needs to know of each mechanism: one frozen case or more for every entry of MECHANISMS.
+
+A mechanism that is added gets a case here, and every test of the suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from declarations import Declared, critic, evaluation, gradient, quantiles, rows
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import nn
+
+from shared.kernels.feature_map import FeatureMap
+from shared.kernels.noise import GridArray
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.critic.mechanism import CriticDeclaration, CriticReply, CriticRequest
+from shared.mechanisms.evaluation.counts import EvaluationReply
+from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
+from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
+from shared.mechanisms.interface import Payload
+from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+
+RECORDS, INPUTS, CLASSES, FEATURES = 24, 6, 3, 5
+SOURCE = np.random.default_rng(3).normal(size=(9, FEATURES)).astype(np.float32)
+MAP = FeatureMap(center=torch.full((FEATURES,), 0.1), scale=torch.full((FEATURES,), 0.6))
+OTHER_MAP = FeatureMap(center=torch.zeros(FEATURES + 1), scale=torch.ones(FEATURES + 1))
+HUGE_MAP = FeatureMap(center=torch.zeros(FEATURES), scale=torch.full((FEATURES,), 1e30))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One declaration of one mechanism, with what a test must know of it.
+
+    Attributes:
+        name: of the case.
+        declared: the mechanism's name, and a valid declaration.
+        outputs: features of the linear extractor of which it is taken.
+        request: a valid request of a step.
+        batch: b.
+        released: the integers that a reply holds, in the order of the mechanism's parts.
+        seed: of the directions that a reply states; None where there are none.
+        feature_map: of the step.
+        hostile: declarations that must be refused, each with the field that must be named.
+        hostile_requests: the same of requests.
+        values: hypothesis strategies of declarations, requests and replies.
+    """
+
+    name: str
+    declared: Declared
+    outputs: int
+    request: Payload
+    batch: int
+    released: Callable[[Any], tuple[GridArray, ...]]
+    seed: Callable[[Any], bytes | None]
+    feature_map: FeatureMap | None
+    hostile: tuple[tuple[Payload, str], ...]
+    hostile_requests: tuple[tuple[Payload | bytes, str], ...]
+    values: tuple[st.SearchStrategy[Any], ...]
+
+    @property
+    def declaration(self) -> Any:
+        """The mechanism's own declaration."""
+        return self.declared[1]
+
+    def module(self, factor: float = 1.0) -> nn.Module:
+        """The extractor, with weights times a factor."""
+        torch.manual_seed(8)
+        made = nn.Linear(INPUTS, self.outputs)
+        with torch.no_grad():
+            for parameter in made.parameters():
+                parameter.mul_(factor)
+        return made
+
+
+# ---- values for the encodings ----------------------------------------------------------------------------------------
+
+NUMBERS = st.floats(allow_nan=False)
+COUNTS = st.integers(0, 2**32 - 1)
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def _floats(*, dims: int) -> st.SearchStrategy[np.ndarray]:
+    return hnp.arrays(np.float32, hnp.array_shapes(min_dims=dims, max_dims=dims, max_side=4), elements=FINITE)
+
+
+def _grids(*, dims: int, square: bool = False, first: int | None = None) -> st.SearchStrategy[GridArray]:
+    def of(integer: str, bits: int) -> st.SearchStrategy[GridArray]:
+        kind = np.int16 if bits == 16 else np.int32
+        inside = st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        side = st.integers(1, 4)
+        shapes: st.SearchStrategy[tuple[int, ...]] = st.tuples(*[side] * dims)
+        if square:
+            shapes = side.map(lambda size: (size, size))
+        if first is not None:
+            shapes = st.tuples(st.just(first), *[side] * (dims - 1))
+        steps = st.floats(min_value=1e-300, max_value=1e300)
+        return st.builds(GridArray, hnp.arrays(kind, shapes, elements=inside), steps, st.just(integer))
+
+    return of("int16", 16) | of("int24", 24) | of("int32", 32)
+
+
+_MAPS = st.none() | st.integers(1, 4).flatmap(
+    lambda size: st.builds(
+        FeatureMap,
+        center=hnp.arrays(np.float32, size, elements=FINITE).map(torch.from_numpy),
+        scale=hnp.arrays(np.float32, size, elements=st.floats(2.0**-100, 2.0**100, width=32)).map(torch.from_numpy),
+    )
+)
+_SLICED = st.builds(SlicedDeclaration, directions=COUNTS, sigma=NUMBERS, coefficients=COUNTS, feature_map=_MAPS)
+_SLICED_REPLIES = st.builds(SlicedReply, seed=st.binary(min_size=32, max_size=32), values=_grids(dims=2))
+_SUMS = st.builds(ClippedSum, st.lists(st.text()).map(tuple), clip_norm=NUMBERS, sigma=NUMBERS)
+_ADAPTED = st.none() | _floats(dims=1)
+SLICED_VALUES = (_SLICED, st.builds(SlicedRequest, _MAPS), _SLICED_REPLIES)
+GRADIENT_VALUES = (
+    st.builds(GradientDeclaration, release=st.text(), sliced=_SLICED, sum=_SUMS, source_features=COUNTS),
+    st.builds(GradientRequest, source=_floats(dims=2) | st.text(), adapted=_ADAPTED, feature_map=_MAPS),
+    st.builds(GradientReply, sliced=_SLICED_REPLIES, gradient=_grids(dims=1), cotangent_scale=NUMBERS),
+)
+CRITIC_VALUES = (
+    st.builds(CriticDeclaration, _SUMS),
+    st.builds(CriticRequest, _ADAPTED),
+    st.builds(CriticReply, _grids(dims=1)),
+)
+EVALUATION_VALUES = (
+    st.builds(EvaluationDeclaration, COUNTS, NUMBERS, NUMBERS, COUNTS, NUMBERS),
+    st.just(EvaluationRequest()),
+    st.builds(
+        EvaluationReply,
+        correct=_grids(dims=1, first=1),
+        confusion=st.none() | _grids(dims=2, square=True),
+        calibration=st.none() | _grids(dims=2, first=3),
+    ),
+)
+
+
+# ---- hostile declarations and requests -------------------------------------------------------------------------------
+
+_NUMBERS = (float("nan"), float("inf"), -float("inf"), -1.0)
+
+
+def _sliced_hostile(declared: SlicedDeclaration, *, coefficients: tuple[int, ...]) -> tuple[tuple[Payload, str], ...]:
+    return (
+        *((replace(declared, sigma=sigma), "declaration.sigma") for sigma in (*_NUMBERS, 0.0)),
+        (replace(declared, sigma=1e-300), "parameters.declaration"),
+        (replace(declared, sigma=1e300), "parameters.declaration"),
+        *((replace(declared, directions=count), "declaration.directions") for count in (0, 2**32 - 1)),
+        *((replace(declared, coefficients=count), "declaration.coefficients") for count in coefficients),
+        (replace(declared, feature_map=OTHER_MAP), "declaration.feature_map"),
+        (replace(declared, feature_map=HUGE_MAP), "declaration.feature_map.scale"),
+    )
+
+
+def _sum_hostile(declared: Any) -> tuple[tuple[Payload, str], ...]:
+    summed: ClippedSum = declared.sum
+    changed = (
+        *((replace(summed, sigma=sigma), "sigma") for sigma in (*_NUMBERS, 0.0, 1e-300)),
+        *((replace(summed, clip_norm=norm), "clip_norm") for norm in (*_NUMBERS, 0.0)),
+        (replace(summed, clip_norm=1e300), "sigma"),  # a sum that does not fit in 32 bits at this noise
+        (replace(summed, parameters=()), "parameters"),
+        (replace(summed, parameters=("weight", "weight")), "parameters"),
+        (replace(summed, parameters=("nothing", "\x00" * 9)), "parameters"),
+    )
+    return tuple((replace(declared, sum=one), f"declaration.sum.{field}") for one, field in changed)
+
+
+_SLICED_REQUESTS: tuple[tuple[Payload | bytes, str], ...] = (
+    (SlicedRequest(OTHER_MAP), "payload.feature_map"),
+    (SlicedRequest(HUGE_MAP), "payload.feature_map.scale"),
+    (b"\xff\xff", "payload"),
+)
+_GRADIENT_REQUESTS: tuple[tuple[Payload | bytes, str], ...] = (
+    (GradientRequest(SOURCE[:, :4]), "payload.source"),
+    (GradientRequest(np.full_like(SOURCE, np.nan)), "payload.source"),
+    (GradientRequest(np.full_like(SOURCE, np.inf)), "payload.source"),
+    (GradientRequest(np.zeros((10, FEATURES), np.float32)), "payload.source"),
+    (GradientRequest("of nobody"), "payload.source"),
+    (GradientRequest(SOURCE, np.full(30, np.nan, np.float32)), "payload.adapted_parameters"),
+    (GradientRequest(SOURCE, np.zeros(29, np.float32)), "payload.adapted_parameters"),
+    (GradientRequest(SOURCE, None, OTHER_MAP), "payload.feature_map"),
+    (b"", "payload.source"),
+    (b"\xff\xff", "payload"),
+)
+_CRITIC_REQUESTS: tuple[tuple[Payload | bytes, str], ...] = (
+    (CriticRequest(np.full(INPUTS, -np.inf, np.float32)), "payload.adapted_parameters"),
+    (CriticRequest(np.zeros(INPUTS + 1, np.float32)), "payload.adapted_parameters"),
+    (b"\xff\xff", "payload"),
+)
+
+
+# ---- the cases -------------------------------------------------------------------------------------------------------
+
+_ROWS = SlicedDeclaration(7, 1.5, feature_map=MAP)
+_QUANTILES = SlicedDeclaration(7, 0.9, 3, MAP)
+_SUM = ClippedSum(("weight",), clip_norm=0.02, sigma=0.05)
+_EVALUATED = EvaluationDeclaration(CLASSES, 2.0, confusion_sigma=3.0, bins=4, calibration_sigma=5.0)
+
+
+def _sliced(name: str, declared: Declared, *, coefficients: tuple[int, ...]) -> Case:
+    assert isinstance(declared[1], SlicedDeclaration)
+    return Case(
+        name=name,
+        declared=declared,
+        outputs=FEATURES,
+        request=SlicedRequest(),
+        batch=8,
+        released=lambda reply: (reply.values,),
+        seed=lambda reply: reply.seed,
+        feature_map=MAP,
+        hostile=_sliced_hostile(declared[1], coefficients=coefficients),
+        hostile_requests=_SLICED_REQUESTS,
+        values=SLICED_VALUES,
+    )
+
+
+def _gradient(name: str, sliced: Declared) -> Case:
+    declared = gradient(sliced, _SUM, source_features=len(SOURCE))
+    whole = declared[1]
+    assert isinstance(whole, GradientDeclaration)
+    return Case(
+        name=name,
+        declared=declared,
+        outputs=FEATURES,
+        request=GradientRequest(SOURCE),
+        batch=8,
+        released=lambda reply: (reply.sliced.values, reply.gradient),
+        seed=lambda reply: reply.sliced.seed,
+        feature_map=MAP,
+        hostile=(
+            *_sum_hostile(whole),
+            *((replace(whole, release=release), "declaration.release") for release in ("", "gradient", "critic")),
+            *((replace(whole, source_features=m), "declaration.source_features") for m in (0, 2**32 - 1)),
+            (replace(whole, sliced=replace(whole.sliced, sigma=-1.0)), "declaration.sigma"),
+            (replace(whole, sliced=replace(whole.sliced, directions=0)), "declaration.directions"),
+        ),
+        hostile_requests=_GRADIENT_REQUESTS,
+        values=GRADIENT_VALUES,
+    )
+
+
+CASES = (
+    _sliced("rows", rows(_ROWS.sigma, directions=7, feature_map=MAP), coefficients=(1, 2**32 - 1)),
+    _sliced("quantiles", quantiles(3, 0.9, directions=7, feature_map=MAP), coefficients=(0, 9, 2**32 - 1)),
+    _gradient("gradient of rows", ("rows", _ROWS)),
+    _gradient("gradient of quantiles", ("quantiles", _QUANTILES)),
+    Case(
+        name="critic",
+        declared=critic(_SUM),
+        outputs=1,
+        request=CriticRequest(),
+        batch=8,
+        released=lambda reply: (reply.gradient,),
+        seed=lambda _: None,
+        feature_map=None,
+        hostile=_sum_hostile(CriticDeclaration(_SUM)),
+        hostile_requests=_CRITIC_REQUESTS,
+        values=CRITIC_VALUES,
+    ),
+    Case(
+        name="evaluation",
+        declared=evaluation(_EVALUATED),
+        outputs=CLASSES,
+        request=EvaluationRequest(),
+        batch=RECORDS,
+        released=lambda reply: (reply.correct, reply.confusion, reply.calibration),
+        seed=lambda _: None,
+        feature_map=None,
+        hostile=(
+            *(
+                (replace(_EVALUATED, **{name: sigma}), f"declaration.{name}")
+                for name in ("correct_sigma", "confusion_sigma", "calibration_sigma")
+                for sigma in (*_NUMBERS, 1e-9)
+            ),
+            (replace(_EVALUATED, correct_sigma=0.0), "declaration.correct_sigma"),
+            (replace(_EVALUATED, correct_sigma=1e300), "parameters.declaration"),
+            *((replace(_EVALUATED, classes=count), "declaration.classes") for count in (0, 4, 2**32 - 1)),
+            *((replace(_EVALUATED, bins=count), "declaration.bins") for count in (0, 2**32 - 1)),
+        ),
+        hostile_requests=((b"x", "payload"), (b"\x00" * 1000, "payload")),
+        values=EVALUATION_VALUES,
+    ),
+)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from shared.errors import InvalidValue
+from shared.kernels.clipping import clip_records
+from shared.kernels.directions import directions
+from shared.mechanisms.quantiles.coefficients import source_coefficients
+from shared.mechanisms.quantiles.cotangents import QuantileCotangent, SourceDistribution
+
+D, K, BATCH, SOURCE = 12, 300, 64, 400
+
+
+@pytest.fixture
+def source(generator: torch.Generator, device: torch.device) -> torch.Tensor:
+    return clip_records(0.1 * torch.randn(SOURCE, D, generator=generator)).to(device)
+
+
+@pytest.fixture
+def U(device: torch.device) -> torch.Tensor:
+    return directions(b"u" * 32, D, K, device=device)
+
+
+@pytest.fixture
+def cotangent(source: torch.Tensor, U: torch.Tensor, generator: torch.Generator) -> QuantileCotangent:
+    released = torch.randn(3, K, generator=generator).to(source)
+    return QuantileCotangent.from_release(released, source, U, batch=BATCH)
+
+
+def test_distribution_is_the_empirical_one(generator: torch.Generator, device: torch.device) -> None:
+    points = torch.randn(200, 3, generator=generator, dtype=torch.float64).to(device)
+    distribution = SourceDistribution.from_projections(points)
+    levels = distribution(points).cpu()
+    ranks = (points.argsort(dim=0).argsort(dim=0).double() + 0.5).cpu() / 200
+    assert (levels - ranks).abs().max() <= 8.0 / 200  # at its densest a cell holds several of the 200 points
+    far = torch.tensor([[-1e6] * 3, [1e6] * 3], dtype=torch.float64, device=device)
+    assert distribution(far)[0].max() <= 1 / 200
+    assert distribution(far)[1].min() >= 1 - 1 / 200
+
+
+def test_distribution_never_decreases(generator: torch.Generator) -> None:
+    distribution = SourceDistribution.from_projections(torch.randn(50, 1, generator=generator))
+    assert (distribution(torch.linspace(-5, 5, 4001)[:, None]).diff(dim=0) >= 0).all()
+
+
+def test_constant_source_is_a_step() -> None:
+    distribution = SourceDistribution.from_projections(torch.full((9, 1), 0.25))
+    levels = distribution(torch.tensor([[0.2], [0.3]])).flatten().tolist()
+    assert 0.0 <= levels[0] <= 0.5 <= levels[1] <= 1.0
+    assert all(math.isfinite(level) for level in levels)
+
+
+def test_cotangent_is_the_formula(cotangent: QuantileCotangent, source: torch.Tensor, U: torch.Tensor) -> None:
+    v = source[5] * 1.3
+    levels = cotangent.distribution((v @ U)[None])[0].cpu().double().numpy()
+    gaps = cotangent.gaps.cpu().double().numpy()
+    basis = [np.ones(K), math.sqrt(2) * np.cos(math.pi * levels), math.sqrt(2) * np.cos(2 * math.pi * levels)]
+    along = sum(gap * function for gap, function in zip(gaps, basis, strict=True))
+    expected = D / K * (U.cpu().double().numpy() @ along) / cotangent.scale
+    assert np.allclose(cotangent.batch(v[None])[0].cpu().numpy(), expected, atol=2e-5)
+
+
+def test_gaps_are_target_minus_source_over_the_root_of_the_batch(source: torch.Tensor, U: torch.Tensor) -> None:
+    own = source_coefficients(source @ U, batch=BATCH, coefficients=2)
+    shifted = own.clone()
+    shifted[0] += 0.8
+    gaps = QuantileCotangent.from_release(shifted, source, U, batch=BATCH).gaps
+    assert torch.allclose(gaps[0], torch.full_like(gaps[0], 0.8 / math.sqrt(BATCH)), atol=1e-5)
+    assert gaps[1].abs().max() < 1e-6
+
+
+def test_translation_is_found_in_feature_units(source: torch.Tensor, U: torch.Tensor) -> None:
+    translation = torch.zeros(D, device=source.device)
+    translation[4] = 0.05
+    released = source_coefficients((source + translation) @ U, batch=BATCH, coefficients=1)
+    found = QuantileCotangent.from_release(released, source, U, batch=BATCH)
+    displacement = found.batch(source).mean(dim=0) * found.scale
+    # U U^T d / k is near the identity: entries off by about sqrt(d / k).
+    assert float(displacement[4]) == pytest.approx(0.05, rel=0.3)
+    assert float((displacement - translation).norm()) < 0.03
+
+
+def test_one_record_under_vmap_equals_the_batch(cotangent: QuantileCotangent, source: torch.Tensor) -> None:
+    one_by_one = torch.func.vmap(lambda record: cotangent.batch(record[None])[0])(source[:32])
+    assert torch.allclose(one_by_one, cotangent.batch(source[:32]), atol=1e-6)
+    assert torch.allclose(cotangent.batch(source[3:4])[0], cotangent.batch(source[:32])[3], atol=1e-6)
+
+
+def test_no_record_sees_another(cotangent: QuantileCotangent, source: torch.Tensor) -> None:
+    batch = source[:32].clone()
+    before = cotangent.batch(batch)
+    batch[9] = clip_records(torch.full((1, D), 1e20, device=source.device))[0]
+    after = cotangent.batch(batch)
+    kept = [i for i in range(32) if i != 9]
+    assert torch.equal(before[kept], after[kept])
+    assert not torch.equal(before[9], after[9])
+
+
+def test_scale_is_the_source_records_mean_norm(cotangent: QuantileCotangent, source: torch.Tensor) -> None:
+    assert cotangent.scale > 0
+    assert float(cotangent.batch(source).norm(dim=1).mean()) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_equal_domains_do_not_divide_by_zero(source: torch.Tensor, U: torch.Tensor) -> None:
+    released = source_coefficients(source @ U, batch=BATCH, coefficients=2)
+    cotangent = QuantileCotangent.from_release(released, source, U, batch=BATCH)
+    assert torch.isfinite(cotangent.batch(source)).all()
+
+
+def test_shapes_that_do_not_fit_are_refused(source: torch.Tensor, U: torch.Tensor) -> None:
+    with pytest.raises(InvalidValue, match=r"\(L, k\)"):
+        QuantileCotangent.from_release(torch.zeros(2, K + 1), source, U, batch=BATCH)

@@ -1,0 +1,27 @@
+"""What a payload is read from: bytes that are understood as a whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shared.errors import RequestInvalid
+from shared.mechanisms.gradient.mechanism import GradientRequest
+from shared.mechanisms.sliced import SlicedRequest
+from shared.protocol.payloads import parsed
+from shared.protocol.v1 import curator_pb2 as pb
+
+
+def test_another_mechanisms_request_is_not_read_as_an_empty_one():
+    payload = GradientRequest(np.ones((2, 3), np.float32)).to_bytes()
+    assert GradientRequest.from_bytes(payload).to_bytes() == payload
+    with pytest.raises(RequestInvalid, match="payload: has fields that no SlicedRequest has"):
+        SlicedRequest.from_bytes(payload)
+
+
+def test_an_unknown_field_inside_another_message_is_refused():
+    strange = pb.FloatArray(data=b"", shape=[0]).SerializeToString() + bytes([0xF8, 0x07, 1])  # field 127
+    inner = bytes([0x0A, len(strange)]) + strange
+    data = bytes([0x0A, len(inner)]) + inner
+    with pytest.raises(RequestInvalid, match="has fields that no SlicedRequest has"):
+        parsed(pb.SlicedRequest, data, field="payload")

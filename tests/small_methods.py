@@ -1,0 +1,16 @@
+"""Every method with settings small enough for a test, and plans of them; tests hold all methods to the same."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from public_client.methods import METHODS
+
+_SMALL = {"directions": 8, "source_records": 64, "tuning_steps": 20}
+
+
+def small(name, **settings):
+    """The method of this name with few directions, records and updates, where it has such settings."""
+    kind = METHODS[name]
+    known = {field.name for field in fields(kind)}
+    return kind(**{key: value for key, value in _SMALL.items() if key in known} | settings)

@@ -1,0 +1,54 @@
+"""No import circle between files: not inside functions and not under TYPE_CHECKING either."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("shared", "private_curator", "public_client")
+
+
+def modules():
+    """Every file's dotted name, but for generated code."""
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if "_pb2" not in file.name]
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+def imported(tree, known):
+    """The modules of this project that a file imports anywhere in it."""
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            while name and name not in known:
+                name = name.rpartition(".")[0]
+            if name:
+                yield name
+
+
+def graph():
+    known = modules()
+    return {name: set(imported(ast.parse(file.read_text()), known)) - {name} for name, file in known.items()}
+
+
+def test_no_file_imports_itself_by_a_detour():
+    found = graph()
+    assert len(found) > 200
+    try:
+        list(TopologicalSorter(found).static_order())
+    except CycleError as error:
+        pytest.fail(f"an import circle: {' <- '.join(error.args[1])}")
+
+
+def test_a_circle_would_be_found(tmp_path):
+    code = "from a import b\ndef f():\n    import c.d\n"
+    assert set(imported(ast.parse(code), {"a.b", "c"})) == {"a.b", "c"}
+    with pytest.raises(CycleError):
+        list(TopologicalSorter({"x": {"y"}, "y": {"x"}}).static_order())
