@@ -1,4 +1,4 @@
-"""Devices and noise for the tests of kernels and mechanisms."""
+"""Devices and noise for the tests of kernels, mechanisms and distances."""
 
 from __future__ import annotations
 
