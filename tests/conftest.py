@@ -17,6 +17,14 @@ settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what is marked exhaustive, unless the expression of marks names it."""
+    if "exhaustive" not in config.getoption("markexpr"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.fixture(scope="session")
 def postgres():
     """A real PostgreSQL server of this session's own. Where there can be none, the tests that ask are skipped."""

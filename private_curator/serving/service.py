@@ -98,7 +98,9 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         self._parts = parts
         bounds = parts.settings.limits
         told = {field.name: getattr(bounds, field.name) for field in dataclasses.fields(Limits)}
-        self._limits = Limits(**told | {"max_batch_size": min(bounds.max_batch_size, parts.data_set.records)})
+        most = min(bounds.max_batch_size, parts.data_set.records)
+        sizes = {"max_batch_size": most, "min_batch_size": min(bounds.min_batch_size, most)}
+        self._limits = Limits(**told | sizes)
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.DescribeResponse:  # noqa: N802
         """See curator.proto."""

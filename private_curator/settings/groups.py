@@ -150,6 +150,14 @@ class LimitSettings(SettingsGroup):
     max_directions: int = _at_most(limits.MAX_DIRECTIONS, "Directions k of a step.", unit="directions")
     max_coefficients: int = _at_most(limits.MAX_COEFFICIENTS, "Coefficients L of a direction.", unit="coefficients")
     max_batch_size: int = _at_most(limits.MAX_BATCH_SIZE, "Records b in one sample.", unit="records")
+    min_batch_size: int = setting(
+        limits.MIN_BATCH_SIZE,
+        "Fewest records b in one sample: the time of a smaller step depends more on each record. A data set of fewer "
+        "records is sampled whole.",
+        unit="records",
+        ge=1,
+        le=limits.MAX_BATCH_SIZE,
+    )
     max_adapted_parameters: int = _at_most(limits.MAX_ADAPTED_PARAMETERS, "Adapted parameters p.", unit="values")
     max_source_features: int = _at_most(limits.MAX_SOURCE_FEATURES, "Source features m of a step.", unit="features")
     max_gradient_values: int = setting(
@@ -180,7 +188,7 @@ class LimitSettings(SettingsGroup):
     reply_quantum_ms: Literal["auto"] | Annotated[float, Field(ge=0, le=600_000)] = setting(
         "auto",
         "Replies to charged requests leave at multiples of so many milliseconds after they came, so that their time "
-        "tells nothing of a record; auto: 50, or one and a half times a step on synthetic records; 0: at once.",
+        "tells nothing of a record; auto: 50, or one and a half times what the slowest made records take; 0: at once.",
         unit="milliseconds",
         allowed="auto, or 0 to 600000",
     )

@@ -87,7 +87,11 @@ def mock_description(
         client_budget=budget,
         neighbouring_relation=NeighbouringRelation.REPLACE_ONE.value,
         mechanisms=offered(MECHANISMS, DataSetFacts(records, tuple(record_shape), classes)),
-        limits=replace(Limits(), max_batch_size=min(protocol.MAX_BATCH_SIZE, records)),
+        limits=replace(
+            Limits(),
+            max_batch_size=min(protocol.MAX_BATCH_SIZE, records),
+            min_batch_size=min(protocol.MIN_BATCH_SIZE, records),
+        ),
         grid_exponent=protocol.GRID_EXPONENT,
         ledger_public_key="00" * 32,  # replaced by the mock's own
         client_name=_CLIENT,

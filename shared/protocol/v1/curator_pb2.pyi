@@ -180,6 +180,7 @@ class Limits(_message.Message):
     MAX_SOURCE_FEATURES_FIELD_NUMBER: _builtins.int
     MAX_SAMPLE_VALUES_FIELD_NUMBER: _builtins.int
     MAX_GRADIENT_VALUES_FIELD_NUMBER: _builtins.int
+    MIN_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     max_message_bytes: _builtins.int
     max_directions: _builtins.int
     max_coefficients: _builtins.int
@@ -190,6 +191,8 @@ class Limits(_message.Message):
     """Values of all records of one sample together."""
     max_gradient_values: _builtins.int
     """Values of all gradients of one sample together."""
+    min_batch_size: _builtins.int
+    """The smallest batch of a secret sample; a data set of fewer records is sampled whole."""
     def __init__(
         self,
         *,
@@ -201,10 +204,11 @@ class Limits(_message.Message):
         max_source_features: _builtins.int = ...,
         max_sample_values: _builtins.int = ...,
         max_gradient_values: _builtins.int = ...,
+        min_batch_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_adapted_parameters", b"max_adapted_parameters", "max_batch_size", b"max_batch_size", "max_coefficients", b"max_coefficients", "max_directions", b"max_directions", "max_gradient_values", b"max_gradient_values", "max_message_bytes", b"max_message_bytes", "max_sample_values", b"max_sample_values", "max_source_features", b"max_source_features"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_adapted_parameters", b"max_adapted_parameters", "max_batch_size", b"max_batch_size", "max_coefficients", b"max_coefficients", "max_directions", b"max_directions", "max_gradient_values", b"max_gradient_values", "max_message_bytes", b"max_message_bytes", "max_sample_values", b"max_sample_values", "max_source_features", b"max_source_features", "min_batch_size", b"min_batch_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
