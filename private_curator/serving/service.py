@@ -136,9 +136,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         request: Message,
     ) -> _Reply:
         """Runs one handler for the authenticated caller; every error leaves through here and only here."""
-        paced = self._parts.pacer.paced() if operation == _STEP else contextlib.nullcontext()
-        with paced:
-            reply, refusal, caller, outcome = self._outcome(context, operation, handler, request)
+        reply, refusal, caller, outcome = self._outcome(context, operation, handler, request)
         # After the wait: the time of a line in the log tells no more than that of the reply.
         fields = {"operation": operation, "client": caller, "outcome": outcome}
         _log.info("%s for %s: %s", operation, caller or "nobody", outcome, extra=fields)
@@ -164,19 +162,34 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             peer = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
             principal = authenticate(peer, find=parts.ledger.client_by_fingerprint, now=parts.now())
             caller = principal.name
-            with parts.turns.taken(caller):
-                reply = handler(principal, request)
+            # Who may not ask is told so at once, and holds no thread for a quantum. A turn ends with the pause behind
+            # the reply: when the next one may begin must not tell when this step was computed.
+            step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
+            with parts.turns.taken(caller, step=step):
+                return self._handled(principal, operation, handler, request)
         except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
-            if isinstance(error, DpswdError) and (reason := status.reason_for(error)) is not None:
-                refusal, outcome = status.to_status(error), reason.reason
-                if isinstance(error, AccountantsDisagree):  # a defect, made of public values: the operator must know
-                    _log.error("%s for %s: %s", operation, caller, error)
-            else:
-                number = parts.incidents.record(error, operation=operation, client=caller)
-                refusal, outcome = status.incident(number), "INTERNAL"
-        else:
-            return reply, None, caller, OK
-        return None, refusal, caller, outcome
+            refusal, outcome = self._translated(error, operation=operation, caller=caller)
+            return None, refusal, caller, outcome
+
+    def _handled(
+        self, principal: Principal, operation: str, handler: Callable[[Principal, Message], _Reply], request: Message
+    ) -> tuple[_Reply | None, status_pb2.Status | None, str, str]:
+        """See `_outcome`; of a caller who may ask. Where replies are paced, returns after the pause."""
+        with self._parts.pacer.paced() if operation == _STEP else contextlib.nullcontext():
+            try:
+                return handler(principal, request), None, principal.name, OK
+            except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
+                refusal, outcome = self._translated(error, operation=operation, caller=principal.name)
+        return None, refusal, principal.name, outcome
+
+    def _translated(self, error: Exception, *, operation: str, caller: str) -> tuple[status_pb2.Status, str]:
+        """What an error becomes for the client, and the refusal's reason."""
+        if isinstance(error, DpswdError) and (reason := status.reason_for(error)) is not None:
+            if isinstance(error, AccountantsDisagree):  # a defect, made of public values: the operator must know
+                _log.error("%s for %s: %s", operation, caller, error)
+            return status.to_status(error), reason.reason
+        number = self._parts.incidents.record(error, operation=operation, client=caller)
+        return status.incident(number), "INTERNAL"
 
     # -- handlers -------------------------------------------------------------------------------------------------
 

@@ -311,6 +311,38 @@ def test_one_client_cannot_take_all_threads(serve):
     assert not turns  # nothing is remembered of a client that asks nothing
 
 
+def test_who_may_not_ask_is_told_at_once_and_holds_no_thread(serve, directory):
+    """Attack: eight requests a second of a revoked client held every thread for a quantum each."""
+    client = serve(**{"limits.reply_quantum_ms": "3000"})
+    run = _open(client)
+    with home.HomeDirectory(directory / "home").open_ledger() as ledger:
+        ledger.revoke_client("ml-team", reason="test")
+    begun = time.monotonic()
+    for _ in range(8):
+        with pytest.raises(errors.CredentialsInvalid):
+            client.step(run)
+    assert time.monotonic() - begun < 3.0
+
+
+def test_a_repeat_does_not_tell_when_a_reply_was_ready(serve):
+    """Attack: a reply waits for its quantum, but a repeat of its request was answered as soon as it was stored."""
+    stored = threading.Event()
+
+    def checkpoint(name):
+        if name == "stored":
+            stored.set()
+
+    client = serve(checkpoint=checkpoint, **{"limits.reply_quantum_ms": "4000"})
+    pending = client.prepare_step(_open(client))
+    first = threading.Thread(target=lambda: client.send(pending))
+    first.start()
+    assert stored.wait(timeout=60)
+    with pytest.raises(errors.RequestInProgress):  # the reply is there, and waits
+        client.send(pending)
+    first.join(timeout=60)
+    assert _number(client.send(pending)) == 1
+
+
 def start_turns(serve):
     return serve.running._service._parts.turns._under_way
 

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from private_curator.serving.turns import Turns
-from shared.errors import TooManyRequests
+from shared.errors import RequestInProgress, TooManyRequests
 
 
 def test_each_client_has_its_own_turns():
@@ -28,3 +28,16 @@ def test_a_turn_ends_with_an_error_as_well():
         with pytest.raises(KeyError), turns.taken("one"):
             raise KeyError
     assert not turns._under_way
+
+
+def test_a_step_that_is_being_answered_is_not_answered_twice():
+    turns = Turns(4)
+    with turns.taken("one", step="a"):
+        with pytest.raises(RequestInProgress), turns.taken("one", step="a"):
+            pass
+        with turns.taken("one", step="b"), turns.taken("two", step="a"):
+            pass
+    with turns.taken("one", step="a"):
+        pass
+    assert not turns._under_way
+    assert not turns._steps
