@@ -34,7 +34,8 @@ from private_curator.steps.release import ReleasePipeline
 from private_curator.storage.incidents import IncidentBook
 from private_curator.storage.uploads import Kind, UploadStore
 from private_curator.worker.sessions import ExtractorSource
-from shared.errors import AccountantsDisagree, DpswdError, RequestInvalid
+from shared.errors import AccountantsDisagree, DpswdError, InvalidValue, LedgerCorrupt, RequestInvalid
+from shared.ledger.receipts import MAX_STATEMENT_BYTES, SignedEntry
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, PublicArrays
 from shared.privacy.events import RunEvent
 from shared.protocol import arrays, limits, status
@@ -188,13 +189,18 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             if isinstance(error, AccountantsDisagree):  # a defect, made of public values: the operator must know
                 _log.error("%s for %s: %s", operation, caller, error)
             return status.to_status(error), reason.reason
+        if isinstance(error, LedgerCorrupt):  # made of entries, paths and times: what to do must be seen at once
+            _log.error("%s for %s: %s", operation, caller, error)
         number = self._parts.incidents.record(error, operation=operation, client=caller)
         return status.incident(number), "INTERNAL"
 
     # -- handlers -------------------------------------------------------------------------------------------------
 
-    def _describe(self, principal: Principal, request: Message) -> pb.DescribeResponse:  # noqa: ARG002
+    def _describe(self, principal: Principal, request: Message) -> pb.DescribeResponse:
+        assert isinstance(request, pb.DescribeRequest)
         parts = self._parts
+        if request.HasField("newest_receipt"):
+            parts.ledger.hold_to(_presented(request.newest_receipt))
         data_set_budget, client_budget = self._budgets(principal)
         return pb.DescribeResponse(
             data_set=parts.settings.records.name,
@@ -353,6 +359,20 @@ def _budget(account: AccountStatus, *, closed: bool) -> pb.BudgetStatus:
         epsilon_remaining=account.epsilon_remaining,
         closed=closed,
     )
+
+
+def _presented(message: pb.SignedStatement) -> SignedEntry:
+    """A receipt that a client presents.
+
+    Raises:
+        RequestInvalid: it is no statement of a ledger.
+    """
+    if len(message.statement) > MAX_STATEMENT_BYTES:
+        raise RequestInvalid((("newest_receipt", f"has more than {MAX_STATEMENT_BYTES} bytes"),))
+    try:
+        return SignedEntry.parse(message.statement, message.signature)
+    except InvalidValue as error:
+        raise RequestInvalid((("newest_receipt", str(error)),)) from error
 
 
 def _receipt(stored: StoredReply | Run) -> pb.Receipt:

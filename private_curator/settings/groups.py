@@ -218,6 +218,20 @@ class LedgerSettings(SettingsGroup):
     password_file: Path | None = setting(
         None, "File whose first line is the database's password; else PGPASSFILE is looked at."
     )
+    witness_file: Path | None = setting(
+        None,
+        "Where the ledger's last entry is noted, best on another volume than the ledger: only clients can see "
+        "that a snapshot put both back. By default HOME/ledger.witness.",
+    )
+    heads_file: Path | None = setting(
+        None, "A file, best on another machine's volume, to which the ledger's last entry is appended after each step."
+    )
+    heads_syslog: bool = setting(False, "Whether the system's log is told the ledger's last entry after each step.")
+    heads_command: tuple[str, ...] | None = setting(
+        None,
+        "A program with its arguments that gets the ledger's last entry on standard input after each step: a mail, a "
+        "store that only grows.",
+    )
     lock_seconds: float = setting(
         10.0,
         "How long a request waits for another writer of the ledger before it is told to come again.",

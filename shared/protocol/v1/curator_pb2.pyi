@@ -218,16 +218,49 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    NEWEST_RECEIPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def newest_receipt(self) -> Global___SignedStatement:
+        """The newest receipt that the client holds, or nothing: a curator whose ledger lacks it was put back to an older state
+        and stops, before anything is charged. What this ledger's key did not sign changes nothing.
+        """
+
     def __init__(
         self,
+        *,
+        newest_receipt: Global___SignedStatement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["newest_receipt", b"newest_receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["newest_receipt", b"newest_receipt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
+
+@_typing.final
+class SignedStatement(_message.Message):
+    """A statement of the ledger as it was signed: canonical JSON, and Ed25519 over it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    statement: _builtins.bytes
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        statement: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature", "statement", b"statement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignedStatement: _TypeAlias = SignedStatement  # noqa: Y015
 
 @_typing.final
 class DescribeResponse(_message.Message):
