@@ -26,7 +26,7 @@ from private_curator.ledger.database import Place
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import StepGranted
+from private_curator.ledger.statements import Request, StepGranted
 from shared.privacy.budget import PrivacyBudget
 from shared.privacy.events import RowProjections, RunEvent, StepEvent
 
@@ -89,7 +89,7 @@ def _race(place: Place, *, count: int, steps: int) -> float:
     )
     with Ledger.create(place, key=KEY, records=5000, budget=PrivacyBudget(epsilon=1e4, delta=1e-5)) as ledger:
         ledger.add_client("bench", "f" * 64)
-        run = ledger.open_run(client="bench", request_id="run", digest=DIGEST, event=event, parameters=b"")
+        run = ledger.open_run(Request(client="bench", request_id="run", digest=DIGEST), event=event, parameters=b"")
     where = str(place) if isinstance(place, SqliteFile) else f"{place.url}#{place.schema}"  # type: ignore[attr-defined]
     program = [sys.executable, "-m", "benchmarks.replicas", "--steps", str(steps), "--work", where, run.run_id]
     workers = [
@@ -128,7 +128,7 @@ def _work(where: str, run: str, name: str, *, steps: int) -> None:
         print("ready", flush=True)
         sys.stdin.readline()
         for number in range(steps):
-            grant = ledger.begin_step(client="bench", run_id=run, request_id=f"{name}-{number}", digest=DIGEST)
+            grant = ledger.begin_step(Request(client="bench", request_id=f"{name}-{number}", digest=DIGEST), run_id=run)
             assert isinstance(grant, StepGranted)
             ledger.finish_step(grant, reply=REPLY, audit={})
         print("done", flush=True)

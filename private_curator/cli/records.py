@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from private_curator.cli.common import (
+    FILE,
     chosen_format,
     field_option,
     format_option,
@@ -24,13 +25,11 @@ from private_curator.settings.groups import RecordsSettings
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import SettingsError
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
 SHOWN_ROWS = 40
 """Columns and classes that are shown as text; --format json shows all."""
 
 
-def reading_options(command: _F) -> _F:
+def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How a file is read; the options arrive under the names of the settings in [records]."""
     notes = {"columns": "Written age,height.", "classes": "Names are written no,yes.", "header": "[default: auto]"}
     for name in ("header", "delimiter", "classes", "labels_file", "labels_array", "columns", "array"):
@@ -38,7 +37,7 @@ def reading_options(command: _F) -> _F:
     return command
 
 
-def scaling_options(command: _F) -> _F:
+def scaling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How stored values become float32; the options arrive under the names of the settings in [records]."""
     for name in ("scale_to", "scale_from"):
         command = field_option(RecordsSettings, name, nargs=2, metavar="LOW HIGH")(command)
@@ -124,7 +123,7 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
 
 @records.command("convert")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The npy file to write.")
+@click.option("--out", required=True, type=FILE, help="The npy file to write.")
 @reading_options
 @format_option
 def convert_records(path: Path, out: Path, **chosen: Any) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
@@ -25,7 +23,10 @@ from private_curator.storage.home_directory import HomeDirectory
 from shared.configuration import explained, help_lines, markdown
 from shared.errors import SettingsError
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+set_option = click.option(
+    "--set", "assignments", multiple=True, metavar="SECTION.FIELD=VALUE", help="Overrides any setting; repeat."
+)
+"""``--set section.field=value``, repeated; arrives as `assignments`."""
 
 
 class ExplainsSettings(click.Command):
@@ -38,18 +39,9 @@ class ExplainsSettings(click.Command):
             formatter.write_dl(help_lines(CuratorSettings), col_max=34)
 
 
-def set_option(command: _F) -> _F:
-    """``--set section.field=value``, repeated; arrives as `assignments`."""
-    return click.option(
-        "--set", "assignments", multiple=True, metavar="SECTION.FIELD=VALUE", help="Overrides any setting; repeat."
-    )(command)
-
-
 @click.command(cls=ExplainsSettings)
 @home_option
-@click.option(
-    "--address", default=None, help="host:port to listen on; port 0 takes a free one. Overrides the settings."
-)
+@click.option("--address", help="host:port to listen on; port 0 takes a free one. Overrides the settings.")
 @device_option
 @field_option(LogSettings, "level", "--log-level", note="[default: the settings']")
 @set_option

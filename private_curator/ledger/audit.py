@@ -25,7 +25,7 @@ from private_curator.ledger.database import Place, Session, by_seq
 from private_curator.ledger.sqlite_file import as_place
 from private_curator.ledger.statements import DataSetState, Kind
 from shared.errors import InvalidValue, LedgerCorrupt
-from shared.ledger.chain_checks import Finding, Tampering, verify_receipts
+from shared.ledger.chain_checks import Finding, Tampering, finding_at, verify_receipts
 from shared.ledger.receipts import SignedEntry, sha256
 
 # A stored price may differ from one computed anew by the last digits of another machine's library.
@@ -165,8 +165,7 @@ def verify_file(
                 derivation.apply(entry, books.state)
                 books.apply(entry)
             except (KeyError, TypeError, LedgerCorrupt) as error:
-                text = f"entry {entry.seq} ({entry.kind}) is not allowed where it stands: {error}"
-                findings.append(Finding(tampering=Tampering.UNLAWFUL, seq=entry.seq, text=text))
+                findings.append(finding_at(Tampering.UNLAWFUL, entry, f"it is not allowed where it stands: {error}"))
         findings += _compare(connection, derivation)
     if books.public_key != public_key.hex():
         text = "the first entry does not name the public key that was given"
@@ -200,15 +199,15 @@ def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
     prices = entry.payload["prices"]
     findings = []
     if event.steps != entry.payload["steps"]:
-        text = f"entry {entry.seq} grants {entry.payload['steps']} steps and charges {event.steps}"
-        findings.append(Finding(tampering=Tampering.UNLAWFUL, seq=entry.seq, text=text))
+        text = f"it grants {entry.payload['steps']} steps and charges {event.steps}"
+        findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
     for scope, account in books.accounts(entry.payload["client"]).items():
         filter_ = account.fixed_filter
         stored = alone(filter_, books.accounting.price_from_json(prices[scope]))
         anew = alone(filter_, filter_.price(event))
         if stored < anew * (1 - PRICE_TOLERANCE):
-            text = f"entry {entry.seq} charges the {scope} epsilon {stored:.6g} for a run that costs {anew:.6g}"
-            findings.append(Finding(tampering=Tampering.UNLAWFUL, seq=entry.seq, text=text))
+            text = f"it charges the {scope} epsilon {stored:.6g} for a run that costs {anew:.6g}"
+            findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
     return findings
 
 

@@ -8,7 +8,6 @@ unless the operator accepts the loss in writing. The text becomes an entry of th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from private_curator.ledger.accounting import RENYI, Accounting
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.database import LOCK_TIMEOUT_S, Database, Place
 from private_curator.ledger.sqlite import sync
-from private_curator.ledger.sqlite_file import SqliteFile, as_place, remove
+from private_curator.ledger.sqlite_file import SqliteFile, as_place, new_file, remove
 from private_curator.ledger.statements import Kind
 from private_curator.ledger.store import Clock, append_entry, read_entries, utc_now
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerError, LedgerUnavailable, RestoreRefused
@@ -175,19 +174,8 @@ def write_backup(database: Database, destination: Path) -> None:
     Raises:
         LedgerUnavailable: the file exists, or cannot be written.
     """
-    draft = destination.with_name(f"{destination.name}.draft-{os.getpid()}")
-    try:
-        os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        try:
-            database.backup(draft)
-            os.link(draft, destination)
-            sync(destination.parent)
-        finally:
-            draft.unlink(missing_ok=True)
-    except FileExistsError as error:
-        raise LedgerUnavailable(f"{destination} exists already; a backup never replaces a file") from error
-    except OSError as error:
-        raise LedgerUnavailable(f"the backup {destination} cannot be written: {error.strerror}") from error
+    with new_file(destination) as draft:
+        database.backup(draft)
 
 
 def _must_verify(place: Place, public_key: bytes, accounting: Accounting) -> None:

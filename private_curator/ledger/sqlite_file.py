@@ -47,28 +47,15 @@ class SqliteFile:
 
     def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         """See `Place.create`."""
-        path = self.path
-        draft = path.with_name(f"{path.name}.draft-{secrets.token_hex(4)}")
         try:
-            # The database of a hospital: readable by its owner alone. SQLite gives its log the same mode.
-            os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            try:
+            with new_file(self.path) as draft:
                 with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
                     connection.execute("BEGIN")
                     sqlite_tables.make(connection)
                     connection.execute("COMMIT")
                 _write(draft, fill, lock_timeout_s=lock_timeout_s)
-                # A hard link fails where a rename would replace an existing ledger.
-                os.link(draft, path)
-                sync(path.parent)
-            finally:
-                remove(draft)
-        except FileExistsError as error:
-            raise LedgerUnavailable(f"{path} exists already; open it, or choose another place") from error
         except sqlite3.Error as error:
-            raise translate(error, path) from error
-        except OSError as error:
-            raise LedgerUnavailable(f"the ledger {path} cannot be created: {error.strerror}") from error
+            raise translate(error, self.path) from error
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
@@ -155,6 +142,29 @@ def _keep(into: Path) -> None:
         rest = into.with_name(into.name + suffix)
         if rest.exists():
             rest.rename(replaced.with_name(replaced.name + suffix))
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A draft that stands at ``path`` when the block has ended, durable and complete, or not at all.
+
+    Raises:
+        LedgerUnavailable: something stands there, or it cannot be written.
+    """
+    draft = path.with_name(f"{path.name}.draft-{secrets.token_hex(4)}")
+    try:
+        # The database of a hospital: readable by its owner alone. SQLite gives its log the same mode.
+        os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            yield draft
+            os.link(draft, path)  # fails where a rename would replace an existing file
+            sync(path.parent)
+        finally:
+            remove(draft)
+    except FileExistsError as error:
+        raise LedgerUnavailable(f"{path} exists already, and is never replaced; choose another place") from error
+    except OSError as error:
+        raise LedgerUnavailable(f"{path} cannot be written: {error.strerror}") from error
 
 
 def remove(draft: Path) -> None:

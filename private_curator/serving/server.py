@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 import grpc
 import torch
@@ -36,6 +36,7 @@ from private_curator.storage.home_directory import SAFE_UMASK, HomeDirectory
 from private_curator.storage.incidents import IncidentBook
 from private_curator.storage.uploads import UploadStore
 from private_curator.worker.choice import make_engine, report
+from shared.devices import resolve_device
 from shared.errors import SettingsError
 from shared.files import write_public
 from shared.mechanisms import MECHANISMS
@@ -77,7 +78,7 @@ class CuratorServer:
         mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
     ) -> None:
         _check_imports()
-        device = choose_device(settings.compute.device)
+        device = resolve_device(settings.compute.device)
         if settings.compute.torch_threads:
             torch.set_num_threads(settings.compute.torch_threads)
         data = target.load(settings.records, home=home.path)
@@ -185,9 +186,7 @@ class CuratorServer:
     def __enter__(self) -> CuratorServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _make_server(self, service: CuratorService) -> grpc.Server:
@@ -249,21 +248,6 @@ def run_until_signal(server: CuratorServer) -> None:
         sys.stderr.flush()
         # Its thread cannot be ended, and waiting for it would break the promise of listen.shutdown_seconds.
         os._exit(0)
-
-
-def choose_device(wish: str) -> torch.device:
-    """The device that the steps run on.
-
-    Raises:
-        SettingsError: cuda was asked for and is not there.
-    """
-    available = torch.cuda.is_available()
-    if wish == "cuda" and not available:
-        raise SettingsError(
-            "compute.device is cuda, but torch sees no CUDA device; install a CUDA build of torch and the driver, or "
-            "choose cpu or auto"
-        )
-    return torch.device("cuda" if available and wish != "cpu" else "cpu")
 
 
 def _check_imports() -> None:

@@ -7,8 +7,6 @@ an engine (private_curator/worker): in a process of its own, or in this one.
 from __future__ import annotations
 
 import functools
-import threading
-from collections import OrderedDict
 
 from private_curator.ledger.ledger import Ledger
 from private_curator.storage.uploads import Kind, UploadStore
@@ -37,8 +35,7 @@ class ExtractorCatalogue:
         self._approval = approval
         self._ledger = ledger
         self._engine = engine
-        self._known: OrderedDict[str, ModelFacts] = OrderedDict()  # by the graph's digest
-        self._lock = threading.Lock()
+        self._known = functools.lru_cache(maxsize=MAX_KNOWN)(self._stored_facts)
 
     def check(self, graph: bytes, weights: bytes, *, record_shape: tuple[int, ...]) -> ModelFacts:
         """Builds an uploaded extractor and proves on synthetic records that no row of it sees another.
@@ -68,18 +65,8 @@ class ExtractorCatalogue:
         for kind, digest in ((Kind.GRAPH, graph), (Kind.WEIGHTS, weights)):
             if not self._uploads.owns(kind, digest, client=client):
                 raise _unknown(kind)
-        with self._lock:
-            facts = self._known.get(graph)
-            if facts is not None:
-                self._known.move_to_end(graph)
-        if facts is None:
-            facts = _facts(self._read(Kind.GRAPH, graph, client))
-            with self._lock:
-                self._known[graph] = facts
-                while len(self._known) > MAX_KNOWN:
-                    self._known.popitem(last=False)
         read = functools.partial(self._read_both, graph, weights, client)
-        return ExtractorSource(key=f"{graph} {weights}", facts=facts, read=read)
+        return ExtractorSource(key=f"{graph} {weights}", facts=self._known(graph, client), read=read)
 
     def check_approved(self, graph_digest: str) -> None:
         """Lets a graph pass that the operator allows to run.
@@ -91,6 +78,9 @@ class ExtractorCatalogue:
             raise ExtractorNotApproved(
                 f"the operator has not approved the graph {graph_digest}; send this digest to the operator"
             )
+
+    def _stored_facts(self, graph: str, client: str) -> ModelFacts:
+        return _facts(self._read(Kind.GRAPH, graph, client))
 
     def _read_both(self, graph: str, weights: str, client: str) -> tuple[bytes, bytes]:
         return self._read(Kind.GRAPH, graph, client), self._read(Kind.WEIGHTS, weights, client)

@@ -5,8 +5,7 @@ Nothing here can be stopped: a graph that takes long holds its step's place unti
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,8 +29,7 @@ class LocalEngine:
 
     def __init__(self, *, device: torch.device) -> None:
         self._device = device
-        self._built: OrderedDict[str, Extractor] = OrderedDict()
-        self._lock = threading.Lock()
+        self._built = functools.lru_cache(maxsize=MAX_LOADED)(lambda source: self._make(*source.read()))
 
     @property
     def restarts(self) -> int:
@@ -41,15 +39,7 @@ class LocalEngine:
     @contextmanager
     def session(self, source: ExtractorSource) -> Iterator[Session]:
         """See `sessions.Engine`."""
-        with self._lock:
-            extractor = self._built.pop(source.key, None)
-        if extractor is None:
-            extractor = self._make(*source.read())
-        with self._lock:
-            self._built[source.key] = extractor
-            while len(self._built) > MAX_LOADED:
-                self._built.popitem(last=False)
-        yield DirectSession(extractor)
+        yield DirectSession(self._built(source))
 
     def check(self, graph: bytes, weights: bytes) -> None:
         """See `sessions.Engine`."""
@@ -58,7 +48,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """See `sessions.Engine`."""
-        self._built.clear()
+        self._built.cache_clear()
 
     def _make(self, graph: bytes, weights: bytes) -> Extractor:
         try:

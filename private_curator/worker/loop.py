@@ -161,7 +161,7 @@ class Loop:
 
     def _array(self, slot: list[Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
         assert self._arena is not None
-        return self._arena.array(Slot(slot[0], tuple(slot[1])))
+        return self._arena.array(Slot(*slot))
 
     def _write(self, slot: list[Any], values: Tensor) -> None:
         if values.numel() != prod(slot[1]):

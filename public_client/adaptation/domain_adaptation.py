@@ -27,7 +27,6 @@ from public_client.curator.stub import Curator
 from public_client.data import accuracy as evaluation
 from public_client.data.checks import CheckedBatches, checked
 from public_client.data.datasets import Batches
-from public_client.data.devices import resolve_device
 from public_client.data.ranks import Ranks
 from public_client.data.source import collect, train_source, usual_epochs
 from public_client.plans.declarable import Declarable
@@ -42,6 +41,7 @@ from public_client.training.method import Method
 from public_client.training.quotes import ask_first
 from public_client.training.saved_model import save_adapted
 from public_client.training.sites import ALONE, Group, Model, Site, train_groups
+from shared.devices import resolve_device
 from shared.errors import InvalidValue, SettingsError
 from shared.models.source_statistics import SourceStatistics
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from public_client.data.devices import resolve_device
 from public_client.plans.plan import Plan
+from shared.devices import resolve_device
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights
 from shared.models.adapted import AdaptedModel, read_adapted, write_adapted

@@ -195,30 +195,6 @@ class Receipt:
     request_digest: str
     reply_digest: str | None
 
-    @property
-    def seq(self) -> int:
-        """The entry's position in the ledger's chain."""
-        return self.entry.seq
-
-    @property
-    def statement(self) -> bytes:
-        """The signed bytes, as they travel to the client."""
-        return self.entry.statement
-
-    @property
-    def signature(self) -> bytes:
-        """Ed25519 over the statement, 64 bytes."""
-        return self.entry.signature
-
-    @classmethod
-    def parse(cls, statement: bytes, signature: bytes) -> Receipt:
-        """Reads a receipt as it travels. Nothing is verified yet.
-
-        Raises:
-            InvalidValue: the bytes are no statement of a charge or an answer.
-        """
-        return cls.of(SignedEntry.parse(statement, signature))
-
     @classmethod
     def of(cls, entry: SignedEntry) -> Receipt:
         """The receipt that an entry is.

@@ -15,7 +15,7 @@ from in_memory import memory_directory
 from private_curator.ledger.database import Place
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import Run, StepGranted, StoredReply
+from private_curator.ledger.statements import Request, Run, StepGranted, StoredReply
 
 # Helper modules of these tests; under importlib mode a test directory is no package.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -96,7 +96,9 @@ def open_run() -> Callable[..., Run]:
         ledger: Ledger, *, client: str = "alice", request_id: str = "open", digest: str = DIGEST, **event: int
     ) -> Run:
         return ledger.open_run(
-            client=client, request_id=request_id, digest=digest, event=toy_run(**event), parameters=b"parameters"
+            Request(client=client, request_id=request_id, digest=digest),
+            event=toy_run(**event),
+            parameters=b"parameters",
         )
 
     return open_run
@@ -107,7 +109,7 @@ def answer() -> Callable[..., StoredReply]:
     """One whole step."""
 
     def answer(ledger: Ledger, run: Run, request_id: str, reply: bytes = b"noise") -> StoredReply:
-        grant = ledger.begin_step(client=run.client, run_id=run.run_id, request_id=request_id, digest=DIGEST)
+        grant = ledger.begin_step(Request(client=run.client, request_id=request_id, digest=DIGEST), run_id=run.run_id)
         assert isinstance(grant, StepGranted)
         return ledger.finish_step(grant, reply=reply, audit={"duration_s": 0.25})
 

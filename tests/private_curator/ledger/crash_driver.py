@@ -32,7 +32,7 @@ from private_curator.ledger.database import Place
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import StepGranted, StoredReply
+from private_curator.ledger.statements import Request, StepGranted, StoredReply
 from shared.errors import RequestInProgress
 from shared.ledger.receipts import sha256
 
@@ -76,7 +76,9 @@ class Life:
                 if request in opened and received.issuperset(steps):
                     continue
                 run = ledger.open_run(
-                    client="alice", request_id=request, digest=DIGEST, event=toy_run(steps=STEPS), parameters=b"p"
+                    Request(client="alice", request_id=request, digest=DIGEST),
+                    event=toy_run(steps=STEPS),
+                    parameters=b"p",
                 )
                 self.log("opened", run.run_id, request)
                 for step in steps:
@@ -98,7 +100,7 @@ class Life:
         deadline = time.monotonic() + 30
         while True:
             try:
-                return ledger.begin_step(client="alice", run_id=run_id, request_id=request, digest=DIGEST)
+                return ledger.begin_step(Request(client="alice", request_id=request, digest=DIGEST), run_id=run_id)
             except RequestInProgress:
                 if time.monotonic() > deadline:
                     raise

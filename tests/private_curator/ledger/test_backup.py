@@ -14,6 +14,7 @@ from private_curator.ledger.audit import verify_file
 from private_curator.ledger.backup import restore
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.statements import Request
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable, RestoreRefused
 from shared.ledger.chain_checks import Tampering
 
@@ -69,7 +70,7 @@ def test_backup_is_the_ledger_as_it_was(ledger, copy, open_run, answer, key):
     open_run(ledger, request_id="later")
     with Ledger.open(copy, key=key, accounting=ToyAccounting()) as opened:
         assert opened.status().runs == 1
-        assert opened.begin_step(client="alice", run_id=run.run_id, request_id="step", digest=DIGEST) == stored
+        assert opened.begin_step(Request(client="alice", request_id="step", digest=DIGEST), run_id=run.run_id) == stored
 
 
 def test_backup_never_replaces_a_file(ledger, copy):

@@ -16,6 +16,7 @@ from toy_accounting import ToyAccounting, ToyBudget
 from private_curator.ledger.database import Place
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.statements import Request
 from shared.ledger.receipts import sha256
 
 STEPS = 4
@@ -98,7 +99,7 @@ class World:
             assert report.ok, report.findings
             assert (ledger.status().runs, ledger.status().steps_used) == (runs, runs * STEPS)
             for run_id, request, digest in self.seen("received"):
-                stored = ledger.begin_step(client="alice", run_id=run_id, request_id=request, digest="d" * 64)
+                stored = ledger.begin_step(Request(client="alice", request_id=request, digest="d" * 64), run_id=run_id)
                 assert sha256(stored.reply) == digest
 
 

@@ -6,7 +6,7 @@ import pytest
 from toy_accounting import Relation, ToyBudget
 
 from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import DataSetState, Kind
+from private_curator.ledger.statements import DataSetState, Kind, Request
 from shared.errors import BudgetExhausted, GrantNotHeld, InvalidValue, LedgerUnavailable, RunFinished
 
 DIGEST = "d" * 64
@@ -19,7 +19,7 @@ def last(ledger):
 
 
 def begin(ledger, run, request_id="step"):
-    return ledger.begin_step(client=run.client, run_id=run.run_id, request_id=request_id, digest=DIGEST)
+    return ledger.begin_step(Request(client=run.client, request_id=request_id, digest=DIGEST), run_id=run.run_id)
 
 
 class TestCreate:

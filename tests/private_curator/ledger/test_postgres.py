@@ -19,7 +19,7 @@ from toy_accounting import ToyAccounting, ToyBudget
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres import translate
 from private_curator.ledger.postgres_schema import PostgresSchema
-from private_curator.ledger.statements import StoredReply
+from private_curator.ledger.statements import Request, StoredReply
 from shared.errors import LedgerCorrupt, LedgerUnavailable, SettingsError
 
 DIGEST = "d" * 64
@@ -52,7 +52,7 @@ def watched(place, key, ledger):
 
 
 def begin(ledger, run, request_id="step"):
-    return ledger.begin_step(client="alice", run_id=run.run_id, request_id=request_id, digest=DIGEST)
+    return ledger.begin_step(Request(client="alice", request_id=request_id, digest=DIGEST), run_id=run.run_id)
 
 
 def cut_all(postgres):

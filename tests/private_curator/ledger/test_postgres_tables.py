@@ -14,7 +14,7 @@ from private_curator.ledger.audit import verify_file
 from private_curator.ledger.backup import move, restore
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import Kind, StepGranted
+from private_curator.ledger.statements import Kind, Request, StepGranted
 from shared.errors import LedgerCorrupt, LedgerUnavailable, RequestInProgress
 from shared.ledger.chain_checks import Tampering
 
@@ -28,7 +28,7 @@ def place(new_schema):
 
 
 def begin(ledger, run, request_id="step"):
-    return ledger.begin_step(client="alice", run_id=run.run_id, request_id=request_id, digest=DIGEST)
+    return ledger.begin_step(Request(client="alice", request_id=request_id, digest=DIGEST), run_id=run.run_id)
 
 
 class TestTables:

@@ -12,7 +12,7 @@ import pytest
 from toy_accounting import ToyAccounting, ToyBudget, ToyFilter, toy_run
 
 from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import StepGranted, StoredReply
+from private_curator.ledger.statements import Request, StepGranted, StoredReply
 from shared.errors import BudgetExhausted, GrantNotHeld, RequestInProgress, RunFinished
 
 DIGEST = "d" * 64
@@ -50,7 +50,9 @@ def test_200_clients_race_for_the_last_steps(ledger, open_run, answer):
         answer(ledger, run, f"before-{number}")
 
     def act(number):
-        grant = ledger.begin_step(client="alice", run_id=run.run_id, request_id=f"race-{number}", digest=DIGEST)
+        grant = ledger.begin_step(
+            Request(client="alice", request_id=f"race-{number}", digest=DIGEST), run_id=run.run_id
+        )
         assert isinstance(grant, StepGranted)
         return type(ledger.finish_step(grant, reply=b"%d" % number, audit={})).__name__
 
@@ -68,7 +70,7 @@ def test_200_repeats_of_one_request_compute_it_once(ledger, open_run):
     replies = set()
 
     def act(number):
-        result = ledger.begin_step(client="alice", run_id=run.run_id, request_id="same", digest=DIGEST)
+        result = ledger.begin_step(Request(client="alice", request_id="same", digest=DIGEST), run_id=run.run_id)
         if isinstance(result, StoredReply):
             replies.add(result.reply)
             return "stored"
@@ -89,7 +91,7 @@ def test_200_clients_race_for_the_rest_of_the_budget(ledger):
 
     def act(number):
         ledger.open_run(
-            client=f"client-{number}", request_id="x", digest=DIGEST, event=toy_run(steps=150), parameters=b""
+            Request(client=f"client-{number}", request_id="x", digest=DIGEST), event=toy_run(steps=150), parameters=b""
         )
         return "charged"
 

@@ -8,6 +8,7 @@ import pytest
 
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.statements import Request
 from shared.errors import BudgetExhausted, InvalidEvent, InvalidValue
 from shared.privacy.budget import PrivacyBudget
 from shared.privacy.events import QuantileCoefficients, RowProjections, RunEvent, SanitizedGradient, StepEvent
@@ -41,7 +42,7 @@ def real(place, key):
 
 
 def open_run(ledger, event, request_id="run", client="alice"):
-    return ledger.open_run(client=client, request_id=request_id, digest=DIGEST, event=event, parameters=b"p")
+    return ledger.open_run(Request(client=client, request_id=request_id, digest=DIGEST), event=event, parameters=b"p")
 
 
 def spend_all(ledger, event, client="alice", prefix="run"):

@@ -14,6 +14,7 @@ from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger.backup import restore
 from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.statements import Request
 from shared.errors import LedgerUnavailable
 
 CLIENTS = 200
@@ -204,7 +205,7 @@ def test_a_reply_outlives_its_replicas_connection(ledger, open_run, replicas):
 
 def test_an_abandoned_step_is_free_for_every_replica(ledger, open_run, replicas):
     run = open_run(ledger)
-    grant = ledger.begin_step(client="alice", run_id=run.run_id, request_id="step", digest="d" * 64)
+    grant = ledger.begin_step(Request(client="alice", request_id="step", digest="d" * 64), run_id=run.run_id)
     order = {"request": "step", "run": run.run_id}
     assert replicas["east"].do("begin", **order)["outcome"] == "RequestInProgress"
     ledger.abandon_step(grant)
