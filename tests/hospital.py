@@ -30,8 +30,7 @@ from shared.kernels.noise import NoiseSource, SeededNoise
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts, Limits, Payload
 from shared.protocol.checks import invalid
-from shared.protocol.digests import run_digest, step_digest
-from shared.protocol.messages import RunParameters, StepRelease
+from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
 from shared.steps.admission import AdmittedRun, admit_run, admit_step
 from shared.steps.computing import Laboratory
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from private_curator.ledger.accounting import RENYI, Accounting
-from private_curator.ledger.budget import Books, alone, require
+from private_curator.ledger.budget import Books, require
 from private_curator.ledger.database import Place, Session, by_seq
 from private_curator.ledger.sqlite_file import as_place
 from private_curator.ledger.statements import DataSetState, Kind
@@ -134,11 +134,7 @@ class Derivation:
 
 
 def verify_file(
-    where: Place | Path,
-    *,
-    public_key: bytes,
-    accounting: Accounting = RENYI,
-    receipts: Iterable[SignedEntry] = (),
+    where: Place | Path, *, public_key: bytes, accounting: Accounting = RENYI, receipts: Iterable[SignedEntry] = ()
 ) -> VerificationReport:
     """Answers the module's five questions for a ledger or a backup that need not be sound enough to open.
 
@@ -203,8 +199,8 @@ def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
         findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
     for scope, account in books.accounts(entry.payload["client"]).items():
         filter_ = account.fixed_filter
-        stored = alone(filter_, books.accounting.price_from_json(prices[scope]))
-        anew = alone(filter_, filter_.price(event))
+        stored = filter_.alone(books.accounting.price_from_json(prices[scope]))
+        anew = filter_.alone(filter_.price(event))
         if stored < anew * (1 - PRICE_TOLERANCE):
             text = f"it charges the {scope} epsilon {stored:.6g} for a run that costs {anew:.6g}"
             findings.append(finding_at(Tampering.UNLAWFUL, entry, text))

@@ -23,7 +23,7 @@ from private_curator.ledger.database import LOCK_TIMEOUT_S, Place, Session, by_s
 from private_curator.ledger.statements import Kind
 from private_curator.ledger.witness import Witness
 from shared.errors import InvalidValue, LedgerCorrupt
-from shared.ledger.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
+from shared.ledger.receipts import GENESIS, SignedEntry
 
 Clock = Callable[[], datetime]
 Checkpoint = Callable[[str], None]
@@ -220,18 +220,8 @@ def append_entry(
     Raises:
         InvalidValue: the payload is not JSON.
     """
-    last = head(connection)
-    statement = canonical_json(
-        {
-            "format": FORMAT,
-            "kind": kind.value,
-            "payload": payload,
-            "previous": GENESIS if last is None else last.hash,
-            "seq": 1 if last is None else last.seq + 1,
-            "time": clock().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
-        }
-    )
-    entry = SignedEntry.parse(statement, key.sign(statement))
+    time = clock().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    entry = SignedEntry.following(head(connection), kind=kind.value, payload=payload, time=time, sign=key.sign)
     connection.execute(
         "INSERT INTO entries (seq, kind, statement, signature) VALUES (?, ?, ?, ?)",
         (entry.seq, entry.kind, entry.statement, entry.signature),

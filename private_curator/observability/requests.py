@@ -73,9 +73,7 @@ class RequestWatch(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 self._ended(operation, outcome, seconds=rounded_up(self._clock() - begun), begun_ns=begun_ns)
 
         return grpc.unary_unary_rpc_method_handler(
-            watched,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
+            watched, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
         )
 
     def _ended(self, operation: str, outcome: str, *, seconds: float, begun_ns: int) -> None:

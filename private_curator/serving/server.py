@@ -25,7 +25,7 @@ from private_curator.observability.watch import Watch
 from private_curator.records import target
 from private_curator.records.labels import class_count, class_names, load_labels
 from private_curator.serving.pacing import Pacer
-from private_curator.serving.service import CuratorService, Parts
+from private_curator.serving.service import CuratorService
 from private_curator.serving.turns import Turns
 from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
@@ -110,27 +110,25 @@ class CuratorServer:
                 most_seconds=settings.compute.worker_seconds,
             )
             self._service = CuratorService(
-                Parts(
-                    settings=settings,
-                    ledger=self._ledger,
-                    mechanisms=mechanisms,
-                    data_set=DataSetFacts(
-                        records=data.count,
-                        record_shape=data.record_shape,
-                        classes=class_count(settings.records),
-                        class_names=class_names(settings.records),
-                    ),
-                    uploads=uploads,
-                    extractors=ExtractorCatalogue(
-                        uploads, approval=settings.extractors.approval, ledger=self._ledger, engine=self._engine
-                    ),
-                    pipeline=self._pipeline,
-                    incidents=IncidentBook(home.incidents),
-                    pacer=Pacer(pace if pace == "auto" else pace / 1000.0),
-                    turns=Turns(min(limits.client_requests, max(1, settings.compute.request_threads // 2))),
-                    # A client that prices many plans repeats events; autodp takes about half a second for each.
-                    crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
-                )
+                settings=settings,
+                ledger=self._ledger,
+                mechanisms=mechanisms,
+                data_set=DataSetFacts(
+                    records=data.count,
+                    record_shape=data.record_shape,
+                    classes=class_count(settings.records),
+                    class_names=class_names(settings.records),
+                ),
+                uploads=uploads,
+                extractors=ExtractorCatalogue(
+                    uploads, approval=settings.extractors.approval, ledger=self._ledger, engine=self._engine
+                ),
+                pipeline=self._pipeline,
+                incidents=IncidentBook(home.incidents),
+                pacer=Pacer(pace if pace == "auto" else pace / 1000.0),
+                turns=Turns(min(limits.client_requests, max(1, settings.compute.request_threads // 2))),
+                # A client that prices many plans repeats events; autodp takes about half a second for each.
+                crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
             )
             self._watch = Watch(
                 home, settings, ledger=self._ledger, service=SERVICE_NAME, restarts=lambda: self._engine.restarts

@@ -94,14 +94,9 @@ class ExtractorCatalogue:
 
 def _facts(graph_bytes: bytes) -> ModelFacts:
     try:
-        graph = ExtractorGraph.from_bytes(graph_bytes)
+        return ModelFacts.of(ExtractorGraph.from_bytes(graph_bytes))
     except InvalidValue as error:
         raise RequestInvalid((("graph", str(error)),)) from error
-    return ModelFacts(
-        input_shape=graph.input_shape,
-        feature_dimension=graph.feature_dimension,
-        parameter_shapes=graph.parameter_shapes,
-    )
 
 
 def _unknown(kind: Kind) -> ExtractorUnknown:

@@ -72,13 +72,7 @@ class ReleasePipeline:
         self._max_attempts = max_attempts
 
     def answer(
-        self,
-        run: AdmittedRun,
-        step: Any,
-        extractor: ExtractorSource,
-        *,
-        request: Request,
-        run_id: str,
+        self, run: AdmittedRun, step: Any, extractor: ExtractorSource, *, request: Request, run_id: str
     ) -> StoredReply:
         """Computes a step once and returns what was stored; a repeat of its request returns the same bytes.
 

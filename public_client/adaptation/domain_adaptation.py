@@ -38,9 +38,8 @@ from public_client.training.history import HistoryPoint
 from public_client.training.logs import Recorder
 from public_client.training.loop import Evaluate, Training
 from public_client.training.method import Method
-from public_client.training.quotes import ask_first
 from public_client.training.saved_model import save_adapted
-from public_client.training.sites import ALONE, Group, Model, Site, train_groups
+from public_client.training.sites import ALONE, Group, Model, Site, ask_first, train_groups
 from shared.devices import resolve_device
 from shared.errors import InvalidValue, SettingsError
 from shared.models.source_statistics import SourceStatistics

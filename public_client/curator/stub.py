@@ -20,8 +20,7 @@ from public_client.curator.transport import Exchange, GrpcTransport, Transport
 from public_client.curator.values import PendingStep, Quote, Run, UploadedExtractor, new_request_id
 from shared.errors import CuratorUnavailable, ProtocolError
 from shared.protocol import arrays
-from shared.protocol.digests import run_digest, step_digest
-from shared.protocol.messages import RunParameters, StepRelease
+from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
 from shared.protocol.v1 import curator_pb2 as pb
 
 _FIRST_CONTACT_S = 10.0  # connecting gives up earlier than a running training does: the address may be wrong

@@ -139,7 +139,7 @@ def evaluate(curator: Curator, model: Any, plan: Plan, *, request_ids: Evaluatio
     """
     ids = request_ids or EvaluationIds.fresh()
     ready = submitted(model, plan)
-    run = curator.open_run(ready.run_of(plan, ready.uploaded(curator)), request_id=ids.run)
+    run = curator.open_run(plan.parameters(ready.uploaded(curator)), request_id=ids.run)
     release = curator.send(PendingStep(run.run_id, ids.step, EvaluationRequest().to_bytes()))
     reply, told = EVALUATION.reply.from_bytes(release.payload), curator.describe()
     cost = {"epsilon": plan.epsilon, "delta": plan.delta, "spent": told.spent, "remaining": told.remaining}
@@ -152,7 +152,7 @@ def quoted_for(curator: Curator, model: Any, plan: Plan) -> tuple[Plan, Quote]:
     The noise stays as it is: the same request must be repeatable after its own charge has changed the answer.
     """
     ready = submitted(model, plan)
-    answer = curator.price_run(ready.run_of(plan, ready.uploaded(curator)))
+    answer = curator.price_run(plan.parameters(ready.uploaded(curator)))
     return replace(plan, admitted=answer.fits, steps_that_fit=answer.steps_that_fit), answer
 
 

@@ -15,8 +15,6 @@ from shared.errors import InvalidValue
 from shared.extractor.graph import ExtractorGraph
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.kernels.feature_map import FeatureMap
-from shared.protocol.messages import RunParameters
 
 _MOST_NOISE = 4.0
 """Times the planned noise: beyond it a run would cost about what was asked and be of little use."""
@@ -70,10 +68,6 @@ class Declarable:
         """Uploads the model. Free, and harmless to repeat."""
         return curator.upload_extractor(self.graph.to_bytes(), self.weights)
 
-    def run_of(self, plan: Plan, uploaded: UploadedExtractor, feature_map: FeatureMap | None = None) -> RunParameters:
-        """The run's declaration under a plan with noise."""
-        return plan.parameters(uploaded, self.names, feature_map)
-
 
 def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> tuple[Plan, Quote]:
     """The plan as this curator would open it for this model now, and its answer; spends nothing.
@@ -92,7 +86,7 @@ def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> tuple[Plan, 
     uploaded = declarable.uploaded(curator)
 
     def ask(asked: Plan) -> Quote:
-        return curator.price_run(declarable.run_of(asked, uploaded))
+        return curator.price_run(asked.parameters(uploaded, declarable.names))
 
     noisy = within_quote(declarable.sized(plan), lambda asked: ask(asked).epsilon)
     answer = ask(noisy)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from public_client.data.datasets import Batches
 from public_client.data.progress import reporting
 from public_client.data.ranks import Ranks
+from public_client.replay.fit import cosine
 from public_client.replay.views import View
 from public_client.training.history import Average, HistoryPoint, detached, write_history
 from public_client.training.logs import Recorder
@@ -104,7 +105,7 @@ def align(
     """
     steps = max(site.plan.steps for site in group.live)
     parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: _cosine(t, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(min(t, steps) / steps))
     average = Average(parameters, averaging)
     descent = _Descent(parameters, optimizer, schedule, average)
     t = descent.restore(group)
@@ -214,8 +215,3 @@ def write_histories(group: Group) -> None:
     for site in group.sites:
         if site.store is not None and site.store.writes:
             write_history(site.history, site.store.directory / "history.csv")
-
-
-def _cosine(step: int, steps: int) -> float:
-    """From 1 down to 0.05: large moves first, then the noise is averaged out."""
-    return 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * min(step, steps) / steps))

@@ -36,8 +36,7 @@ from shared.kernels.noise import GridArray
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.interface import AnyMechanism
 from shared.protocol.checks import invalid
-from shared.protocol.digests import step_digest
-from shared.protocol.messages import RunParameters, StepRelease
+from shared.protocol.messages import RunParameters, StepRelease, step_digest
 from shared.steps.admission import AdmittedRun, admit_run, admit_step
 
 RNG = np.random.default_rng(5)
