@@ -20,7 +20,7 @@ from functools import cached_property
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from private_curator.observability.watch import tracing_of
+from private_curator.observability.requests import tracing_of
 from private_curator.records import target
 from private_curator.records.labels import class_count, load_labels
 from private_curator.records.problems import RecordsRefused

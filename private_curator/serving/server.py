@@ -21,7 +21,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import shared
 from private_curator.observability import logs
-from private_curator.observability.watch import Watch
+from private_curator.observability.metrics import Metrics, MetricsServer
+from private_curator.observability.requests import RequestWatch, tracing_of
 from private_curator.records import target
 from private_curator.records.labels import class_count, class_names, load_labels
 from private_curator.serving.pacing import Pacer
@@ -130,9 +131,11 @@ class CuratorServer:
                 # A client that prices many plans repeats events; autodp takes about half a second for each.
                 crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
             )
-            self._watch = Watch(
-                home, settings, ledger=self._ledger, service=SERVICE_NAME, restarts=lambda: self._engine.restarts
-            )
+            tracing = tracing_of(settings.tracing)
+            if tracing is not None:
+                opened.callback(tracing.close)
+            self._metrics = Metrics(home, self._ledger, restarts=lambda: self._engine.restarts)
+            self._watch = RequestWatch(SERVICE_NAME, metrics=self._metrics, tracing=tracing)
             self._health = health.HealthServicer()
             self._started = False
             self._server = self._make_server(self._service)
@@ -156,7 +159,8 @@ class CuratorServer:
                 f"listen.host {host!r} and listen.port {port} cannot be bound; free the port or choose another "
                 "(0 takes a free one)"
             ) from error
-        self._watch.start()
+        if self._settings.metrics.enabled:
+            self._opened.callback(MetricsServer(self._metrics, self._settings.metrics, self._home).close)
         self._server.start()
         self._started = True
         for name in ("", SERVICE_NAME):
@@ -177,7 +181,6 @@ class CuratorServer:
             self._home.address.unlink(missing_ok=True)
         self._server.stop(self._settings.listen.shutdown_seconds).wait()
         finished = self._pipeline.idle()
-        self._watch.stop()
         self._opened.close()
         return finished
 
@@ -192,7 +195,7 @@ class CuratorServer:
         size = self._settings.limits.max_message_bytes
         server = grpc.server(
             futures.ThreadPoolExecutor(max_workers=threads, thread_name_prefix="request"),
-            interceptors=[self._watch.interceptor],
+            interceptors=[self._watch],
             maximum_concurrent_rpcs=threads * _QUEUED_PER_THREAD,
             options=[
                 ("grpc.max_receive_message_length", size),

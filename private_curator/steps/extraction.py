@@ -12,9 +12,10 @@ from private_curator.ledger.ledger import Ledger
 from private_curator.storage.uploads import Kind, UploadStore
 from private_curator.worker.process import LimitReached
 from private_curator.worker.sessions import Engine, ExtractorSource
-from shared.errors import ExtractorNotApproved, ExtractorUnknown, InvalidValue, RequestInvalid
+from shared.errors import ExtractorNotApproved, ExtractorUnknown, InvalidValue
 from shared.extractor.graph import ExtractorGraph
 from shared.mechanisms.interface import ModelFacts
+from shared.protocol.checks import invalid
 from shared.protocol.messages import RunParameters
 
 MAX_KNOWN = 64  # extractors whose shapes are remembered; a few kilobytes each
@@ -47,12 +48,11 @@ class ExtractorCatalogue:
         """
         facts = _facts(graph)
         if facts.input_shape != record_shape:
-            text = f"takes records of shape {facts.input_shape}; this data set's have {record_shape}"
-            raise RequestInvalid((("graph", text),))
+            raise invalid("graph", f"takes records of shape {facts.input_shape}; this data set's have {record_shape}")
         try:
             self._engine.check(graph, weights)
         except LimitReached as error:
-            raise RequestInvalid((("graph", f"cannot be checked here, use a smaller extractor: {error}"),)) from error
+            raise invalid("graph", f"cannot be checked here, use a smaller extractor: {error}") from error
         return facts
 
     def get(self, parameters: RunParameters, *, client: str) -> ExtractorSource:
@@ -96,7 +96,7 @@ def _facts(graph_bytes: bytes) -> ModelFacts:
     try:
         return ModelFacts.of(ExtractorGraph.from_bytes(graph_bytes))
     except InvalidValue as error:
-        raise RequestInvalid((("graph", str(error)),)) from error
+        raise invalid("graph", str(error)) from error
 
 
 def _unknown(kind: Kind) -> ExtractorUnknown:

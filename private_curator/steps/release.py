@@ -23,7 +23,8 @@ from private_curator.steps.trial_run import MadeRecords, TrialTimes
 from private_curator.worker.denormals import flushed_denormals
 from private_curator.worker.process import LimitReached
 from private_curator.worker.sessions import Engine, ExtractorSource
-from shared.errors import DpswdError, ExtractionStopped, RequestInvalid
+from shared.errors import DpswdError, ExtractionStopped
+from shared.protocol.checks import invalid
 from shared.protocol.messages import StepRelease
 from shared.steps.admission import AdmittedRun
 from shared.steps.computing import Laboratory, computed
@@ -138,13 +139,13 @@ class ReleasePipeline:
             seconds = self._trials.seconds(run, once)
         except LimitReached as error:
             text = f"declare steps that cannot be computed here, as made records show: {error}"
-            raise RequestInvalid((("parameters", text),)) from error
+            raise invalid("parameters", text) from error
         if seconds > TRIAL_SHARE * self._most_seconds:
             text = (
                 f"declare steps that take about {seconds:.0f} seconds here; at most "
                 f"{TRIAL_SHARE * self._most_seconds:g} are allowed: use a smaller batch or extractor"
             )
-            raise RequestInvalid((("parameters", text),))
+            raise invalid("parameters", text)
         return seconds
 
     def _computed(self, run: AdmittedRun, step: Any, extractor: ExtractorSource) -> bytes:

@@ -15,9 +15,9 @@ from private_curator.worker.denormals import flushed_denormals
 from private_curator.worker.loop import Refused, built
 from private_curator.worker.pool import MAX_LOADED
 from private_curator.worker.sessions import ExtractorSource
-from shared.errors import RequestInvalid
 from shared.extractor.building import Extractor, check_row_independence
 from shared.extractor.session import DirectSession, Session
+from shared.protocol.checks import invalid
 
 
 class LocalEngine:
@@ -54,5 +54,4 @@ class LocalEngine:
         try:
             return built(graph, weights, device=self._device)
         except Refused as refusal:
-            found = refusal.answer["refused"]
-            raise RequestInvalid(((found["field"], found["text"]),)) from refusal
+            raise invalid(**refusal.answer["refused"]) from refusal

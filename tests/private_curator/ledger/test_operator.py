@@ -174,7 +174,7 @@ class TestStates:
         assert (caught.value.scope, caught.value.remaining) == ("frozen data set", 0.0)
         assert begin(ledger, run, "answered") == stored  # released before
         ledger.unfreeze(reason="resolved")
-        assert begin(ledger, run, "begun").resumed
+        assert begin(ledger, run, "begun").attempt > 1
         open_run(ledger, request_id="2")
 
     def test_a_release_that_was_begun_before_the_freeze_is_stored(self, ledger, open_run):
