@@ -44,7 +44,7 @@ def ledger() -> None:
 def verify(context: click.Context, home: HomeDirectory, file: Path | None, receipts: Path | None) -> None:
     """Finds every edit, deletion, reordering, truncation and unlawful entry."""
     report = verify_file(
-        file or home.ledger_place(),
+        file or home.ledger_location(),
         public_key=home.read_ledger_key().public_key().public_bytes_raw(),
         receipts=_read_receipts(receipts, home),
     )
@@ -82,7 +82,7 @@ def restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accep
     """Puts a backup in the ledger's place; refused when charges would be forgotten."""
     loss = restore_backup(
         backup_file,
-        home.ledger_place(),
+        home.ledger_location(),
         key=home.read_ledger_key(),
         receipts=_read_receipts(receipts, home),
         accept_loss=accept_loss,
@@ -95,11 +95,11 @@ def restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accep
 @home_option
 def move(home: HomeDirectory) -> None:
     """Moves the file ledger.db into the database that ledger.url names; stop the curator first."""
-    place = home.ledger_place()
-    if isinstance(place, SqliteFile):
+    location = home.ledger_location()
+    if isinstance(location, SqliteFile):
         raise SettingsError("ledger.url names no database; write it into curator.toml, then move the ledger there")
-    moved = move_ledger(SqliteFile(home.ledger), place, key=home.read_ledger_key())
-    click.echo(f"the ledger stands in {place}; its file is kept as {moved}")
+    moved = move_ledger(SqliteFile(home.ledger), location, key=home.read_ledger_key())
+    click.echo(f"the ledger stands in {location}; its file is kept as {moved}")
 
 
 @ledger.command("export")

@@ -21,8 +21,8 @@ from typing import Any
 
 from private_curator.ledger.accounting import RENYI, Accounting
 from private_curator.ledger.budget import Books, require
-from private_curator.ledger.database import Place, Session, by_seq
-from private_curator.ledger.sqlite_file import as_place
+from private_curator.ledger.database import LedgerLocation, Session, by_seq
+from private_curator.ledger.sqlite_file import as_location
 from private_curator.ledger.statements import DataSetState, Kind
 from shared.errors import InvalidValue, LedgerCorrupt
 from shared.ledger.chain_checks import Finding, Tampering, finding_at, verify_receipts
@@ -134,7 +134,11 @@ class Derivation:
 
 
 def verify_file(
-    where: Place | Path, *, public_key: bytes, accounting: Accounting = RENYI, receipts: Iterable[SignedEntry] = ()
+    where: LedgerLocation | Path,
+    *,
+    public_key: bytes,
+    accounting: Accounting = RENYI,
+    receipts: Iterable[SignedEntry] = (),
 ) -> VerificationReport:
     """Answers the module's five questions for a ledger or a backup that need not be sound enough to open.
 
@@ -147,9 +151,9 @@ def verify_file(
     Raises:
         LedgerUnavailable: it cannot be read at all.
     """
-    place = as_place(where)
-    with place.reading() as connection:
-        findings = [_inconsistent(text) for text in place.defects(connection)]
+    location = as_location(where)
+    with location.reading() as connection:
+        findings = [_inconsistent(text) for text in location.defects(connection)]
         entries, unreadable = _read(connection)
         findings += unreadable
         findings += verify_receipts(entries, receipts, public_key)

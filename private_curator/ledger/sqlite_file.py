@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from private_curator.ledger import sqlite_tables
-from private_curator.ledger.database import LOCK_TIMEOUT_S, Place, Session
+from private_curator.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session
 from private_curator.ledger.schema import changed
 from private_curator.ledger.sqlite import SqliteDatabase, file_lock, serving_lock, sync, translate, write_lock
 from shared.errors import LedgerError, LedgerUnavailable
@@ -22,7 +22,7 @@ _COMPANIONS = ("", "-wal", "-shm", ".lock")
 
 @dataclass(frozen=True)
 class SqliteFile:
-    """A `private_curator.ledger.database.Place`.
+    """A `private_curator.ledger.database.LedgerLocation`.
 
     Attributes:
         path: the file.
@@ -40,13 +40,13 @@ class SqliteFile:
         return self.path.exists()
 
     def open(self, *, lock_timeout_s: float) -> SqliteDatabase:
-        """See `Place.open`."""
+        """See `LedgerLocation.open`."""
         if not self.path.is_file():
             raise LedgerUnavailable(f"there is no ledger at {self.path}; `dpswd-curator init` makes one")
         return SqliteDatabase(self.path, lock_timeout_s=lock_timeout_s, vfs=self.vfs)
 
     def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
-        """See `Place.create`."""
+        """See `LedgerLocation.create`."""
         try:
             with new_file(self.path) as draft:
                 with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
@@ -59,7 +59,7 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
-        """See `Place.reading`."""
+        """See `LedgerLocation.reading`."""
         if not self.path.is_file():
             raise LedgerUnavailable(f"there is no ledger at {self.path}")
         try:
@@ -69,7 +69,7 @@ class SqliteFile:
             raise translate(error, self.path) from error
 
     def defects(self, session: Session) -> list[str]:
-        """See `Place.defects`."""
+        """See `LedgerLocation.defects`."""
         texts = [f"SQLite: {text}" for (text,) in session.execute("PRAGMA integrity_check") if text != "ok"]
         texts += [f"SQLite: a row of {row[0]} refers to nothing" for row in session.execute("PRAGMA foreign_key_check")]
         with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
@@ -80,13 +80,13 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """See `Place.alone`."""
+        """See `LedgerLocation.alone`."""
         held_by = "a curator serves this ledger, stop it first: it"
         with file_lock(serving_lock(self.path), timeout_s=0.0, held_by=held_by):
             yield
 
     def replace(self, backup: Path, log: Callable[[Session], object]) -> None:
-        """See `Place.replace`. Whatever happens in between, a complete ledger stands at the path or none."""
+        """See `LedgerLocation.replace`. Whatever happens in between, a complete ledger stands at the path or none."""
         into = self.path
         draft = into.with_name(f"{into.name}.restoring-{os.getpid()}")
         try:
@@ -173,6 +173,6 @@ def remove(draft: Path) -> None:
         draft.with_name(draft.name + suffix).unlink(missing_ok=True)
 
 
-def as_place(where: Place | Path) -> Place:
-    """A path is the place of a ledger in a file."""
+def as_location(where: LedgerLocation | Path) -> LedgerLocation:
+    """A path is the location of a ledger in a file."""
     return SqliteFile(where) if isinstance(where, Path) else where

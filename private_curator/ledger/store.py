@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator.ledger.accounting import RENYI, Accounting
 from private_curator.ledger.budget import Books
-from private_curator.ledger.database import LOCK_TIMEOUT_S, Place, Session, by_seq
+from private_curator.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session, by_seq
 from private_curator.ledger.statements import Kind
 from private_curator.ledger.witness import Witness
 from shared.errors import InvalidValue, LedgerCorrupt
@@ -96,8 +96,8 @@ class Transaction:
 class Store:
     """The part of the ledger that every operation shares. Use `private_curator.ledger.ledger.Ledger`."""
 
-    def __init__(self, place: Place, *, key: Ed25519PrivateKey, **options: Unpack[LedgerOptions]) -> None:
-        self.place = place
+    def __init__(self, location: LedgerLocation, *, key: Ed25519PrivateKey, **options: Unpack[LedgerOptions]) -> None:
+        self.location = location
         witness = options.get("witness")
         self._witness = None if witness is None else Witness(witness)
         self.accounting = options.get("accounting", RENYI)
@@ -106,12 +106,12 @@ class Store:
         self._checkpoint = options.get("checkpoint", no_checkpoint)
         self._books = Books(self.accounting)
         self._last_seen: tuple[int, bytes] = (0, b"")
-        self._database = place.open(lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
+        self._database = location.open(lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
         try:
             with self._database.read() as connection:
                 last = self._follow_the_chain(connection)
                 if self._witness is not None:
-                    self._witness.check(connection, place)
+                    self._witness.check(connection, location)
                     self._witness.note(last)
                 self._refresh(connection)
         except BaseException:
@@ -178,8 +178,8 @@ class Store:
         if seen and present != signature:
             says = f"ends at entry {length}" if length < seen else f"holds another entry {seen}"
             raise LedgerCorrupt(
-                f"{self.place} {says}, but this process has seen entry {seen}: the ledger was replaced by an older one "
-                "or by another one; restart the curator after restoring a backup"
+                f"{self.location} {says}, but this process has seen entry {seen}: the ledger was replaced by an older "
+                "one or by another one; restart the curator after restoring a backup"
             )
         if length == seen:
             return
@@ -202,11 +202,11 @@ class Store:
         expected, previous, last = 1, GENESIS, None
         for entry in read_entries(connection):
             if entry.seq != expected or entry.previous != previous:
-                raise LedgerCorrupt(f"{self.place}: entry {entry.seq} does not follow entry {expected - 1}")
+                raise LedgerCorrupt(f"{self.location}: entry {entry.seq} does not follow entry {expected - 1}")
             expected, previous, last = expected + 1, entry.hash, entry
         if last is None or not last.signed_by(self.public_key):
             raise LedgerCorrupt(
-                f"{self.place}: the last of {expected - 1} entries is not signed by the given key: use the ledger's "
+                f"{self.location}: the last of {expected - 1} entries is not signed by the given key: use the ledger's "
                 "own key, and look at `dpswd-curator ledger verify`"
             )
         return last

@@ -27,14 +27,11 @@ class LocalEngine:
         device: where extractors are evaluated.
     """
 
+    restarts = 0  # there is nothing that could be restarted
+
     def __init__(self, *, device: torch.device) -> None:
         self._device = device
         self._built = functools.lru_cache(maxsize=MAX_LOADED)(lambda source: self._make(*source.read()))
-
-    @property
-    def restarts(self) -> int:
-        """See `sessions.Engine`; there is nothing that could be restarted."""
-        return 0
 
     @contextmanager
     def session(self, source: ExtractorSource) -> Iterator[Session]:

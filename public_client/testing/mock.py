@@ -76,7 +76,19 @@ class MockCharge:
 def mock_description(
     *, records: int, record_shape: tuple[int, ...], epsilon: float, delta: float, name: str = "mock", classes: int = 0
 ) -> Description:
-    """What a curator with a fresh budget and the usual limits would say of such a data set."""
+    """What a curator with a fresh budget and the usual limits would say of such a data set.
+
+    Args:
+        records: n.
+        record_shape: of one record.
+        epsilon: of the whole budget.
+        delta: of that budget.
+        name: the data set's.
+        classes: C of the labels; 0 where there are none.
+
+    Returns:
+        A description for `MockCurator`.
+    """
     budget = Budget(epsilon=epsilon, delta=delta, spent=0.0, remaining=epsilon, closed=False)
     return Description(
         data_set=name,

@@ -1,4 +1,4 @@
-"""The training loop, and what it keeps: the state on disk, the points of the course.
+"""The training loop, and what it keeps: the state on disk, the points of the history.
 
 `align` is the whole loop of the methods that draw many steps: a public half, one charged step of every site, one
 descent.
@@ -35,7 +35,7 @@ class Training:
     """What the sites of one training have in common.
 
     Attributes:
-        model: source-trained; the adapter way and the replay leave it as it is.
+        model: source-trained; methods with a target side of their own leave it as it is.
         source: labelled public batches.
         features: (m, d) of source records under the source-trained extractor.
         device: where the modules are.
@@ -61,7 +61,7 @@ class Training:
     ranks: Ranks = field(default_factory=Ranks.current)
 
     def record(self, site: Site, step: int, distance: float) -> None:
-        """Adds a point to a site's course: costs, and accuracy where it can be known."""
+        """Adds a point to a site's history: costs, and accuracy where it can be known."""
         evaluate, model = self.evaluate.get(site.name), site.model or self.model
         accuracy = evaluate(model.extractor, model.classifier) if evaluate is not None else math.nan
         point = HistoryPoint(step, distance, site.plan.epsilon_after(step), accuracy)
@@ -211,7 +211,7 @@ def status(group: Group) -> str:
 
 
 def write_histories(group: Group) -> None:
-    """Writes each site's course beside its run, where it has a directory."""
+    """Writes each site's history beside its run, where it has a directory."""
     for site in group.sites:
         if site.store is not None and site.store.writes:
             write_history(site.history, site.store.directory / "history.csv")

@@ -50,7 +50,14 @@ def save_adapted(
 
 
 def load_adapted(path: str | Path, *, device: str = "auto") -> AdaptedModel:
-    """Reads what `save_adapted` wrote.
+    """Reads a saved model (`DomainAdaptation.save`); no code of the file's is run.
+
+    Args:
+        path: the file, safetensors.
+        device: "auto", "cpu" or "cuda".
+
+    Returns:
+        The model; `predict` takes records (n, ...), float32, and gives classes (n,).
 
     Raises:
         DataInvalid: the file is something else.

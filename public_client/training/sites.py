@@ -59,7 +59,7 @@ class Site:
         source: source features that the curator holds, where they stay fixed.
         steps: that were drawn and applied.
         stale: the step that is under way was asked with weights of long ago; its answer is drawn and dropped.
-        history: points of its course.
+        history: where it stood after some of its steps.
         lost: why it was set aside; None while it takes part.
         convinced: whether the releases behind its model spoke for any change; if not, that is the source-trained one.
     """

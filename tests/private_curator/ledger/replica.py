@@ -46,8 +46,8 @@ class Replica:
         if self.ledger is not None:
             self.ledger.close()
         self.grants.clear()
-        place = PostgresSchema(url, schema=schema)
-        self.ledger = Ledger.open(place, key=KEY, accounting=ToyAccounting(), lock_timeout_s=60)
+        location = PostgresSchema(url, schema=schema)
+        self.ledger = Ledger.open(location, key=KEY, accounting=ToyAccounting(), lock_timeout_s=60)
         self.ledger.serve()
         return {"outcome": "serving"}
 

@@ -29,31 +29,31 @@ def copy(tmp_path):
 
 
 @pytest.fixture
-def replaced(request, place, path):
+def replaced(request, location, path):
     """Where the ledger that a restore replaced stands."""
-    if isinstance(place, SqliteFile):
+    if isinstance(location, SqliteFile):
         return SqliteFile(path.with_name("ledger.sqlite.replaced-1"))
-    return dataclasses.replace(place, schema=f"{place.schema}_replaced_1")
+    return dataclasses.replace(location, schema=f"{location.schema}_replaced_1")
 
 
 @pytest.fixture
-def destroy(request, place):
+def destroy(request, location):
     """Takes the ledger away, as a lost disk would."""
 
     def destroy():
-        if isinstance(place, SqliteFile):
-            place.path.unlink()
+        if isinstance(location, SqliteFile):
+            location.path.unlink()
             return
         with request.getfixturevalue("postgres").administer() as administrator:
-            administrator.execute(f"DROP SCHEMA {place.schema} CASCADE")
+            administrator.execute(f"DROP SCHEMA {location.schema} CASCADE")
 
     return destroy
 
 
 @pytest.fixture
-def bring_back(copy, place, key):
+def bring_back(copy, location, key):
     def bring_back(**options):
-        return restore(copy, place, key=key, accounting=ToyAccounting(), **options)
+        return restore(copy, location, key=key, accounting=ToyAccounting(), **options)
 
     return bring_back
 
@@ -181,11 +181,13 @@ class TestRestore:
         with pytest.raises(LedgerCorrupt, match="does not verify"):
             bring_back(accept_loss=ACCEPTANCE)
 
-    def test_another_ledgers_backup_is_refused(self, ledger, copy, place):
+    def test_another_ledgers_backup_is_refused(self, ledger, copy, location):
         ledger.backup(copy)
         ledger.close()
         with pytest.raises(LedgerCorrupt):
-            restore(copy, place, key=Ed25519PrivateKey.generate(), accounting=ToyAccounting(), accept_loss=ACCEPTANCE)
+            restore(
+                copy, location, key=Ed25519PrivateKey.generate(), accounting=ToyAccounting(), accept_loss=ACCEPTANCE
+            )
 
     def test_not_below_a_running_curator(self, ledger, copy, bring_back, open_run):
         ledger.backup(copy)

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger.database import Place
+from private_curator.ledger.database import LedgerLocation
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.statements import Request
@@ -43,13 +43,15 @@ POINTS = [
 class World:
     """The driver, the log of what was seen outside, and the ledger after a death."""
 
-    def __init__(self, place: Place, directory: Path, key: Ed25519PrivateKey) -> None:
-        self.place, self.log_path, self.key = place, directory / "log", key
-        with Ledger.create(place, key=key, records=100, budget=ToyBudget(10.0), accounting=ToyAccounting()) as ledger:
+    def __init__(self, location: LedgerLocation, directory: Path, key: Ed25519PrivateKey) -> None:
+        self.location, self.log_path, self.key = location, directory / "log", key
+        with Ledger.create(
+            location, key=key, records=100, budget=ToyBudget(10.0), accounting=ToyAccounting()
+        ) as ledger:
             ledger.add_client("alice", "f" * 64)
         self.log_path.touch()
         driver = Path(__file__).with_name("crash_driver.py")
-        where = str(place) if isinstance(place, SqliteFile) else f"{place.url}#{place.schema}"
+        where = str(location) if isinstance(location, SqliteFile) else f"{location.url}#{location.schema}"
         self.process = subprocess.Popen(
             [sys.executable, driver, where, self.log_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -66,7 +68,7 @@ class World:
 
     def check(self) -> None:
         """What must hold after every death."""
-        with Ledger.open(self.place, key=self.key, accounting=ToyAccounting()) as ledger:
+        with Ledger.open(self.location, key=self.key, accounting=ToyAccounting()) as ledger:
             while True:  # PostgreSQL may still commit for a process that was killed in its COMMIT
                 entries, status = list(ledger.history()), ledger.status()
                 if status.entries == len(entries):
@@ -94,7 +96,7 @@ class World:
         assert self.live(runs=runs) == 0
         self.check()
         assert len(self.seen("received")) == runs * STEPS  # one release each, none twice
-        with Ledger.open(self.place, key=self.key, accounting=ToyAccounting()) as ledger:
+        with Ledger.open(self.location, key=self.key, accounting=ToyAccounting()) as ledger:
             report = ledger.verify()
             assert report.ok, report.findings
             assert (ledger.status().runs, ledger.status().steps_used) == (runs, runs * STEPS)
@@ -104,8 +106,8 @@ class World:
 
 
 @pytest.fixture
-def world(request, place, memory, key):
-    in_memory = SqliteFile(memory / "ledger.sqlite") if isinstance(place, SqliteFile) else place
+def world(request, location, memory, key):
+    in_memory = SqliteFile(memory / "ledger.sqlite") if isinstance(location, SqliteFile) else location
     world = World(in_memory, memory, key)
     yield world
     world.process.stdin.close()

@@ -47,5 +47,5 @@ def test_the_named_tests_exist():
     names = set(re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", DOCUMENT.read_text()))
     assert len(names) >= 8
     for name in names:
-        place = DOCUMENT.parents[2] / name if "/" in name else Path(__file__).with_name(name)
-        assert place.is_file(), name
+        location = DOCUMENT.parents[2] / name if "/" in name else Path(__file__).with_name(name)
+        assert location.is_file(), name

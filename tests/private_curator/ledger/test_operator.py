@@ -24,9 +24,9 @@ def begin(ledger, run, request_id="step"):
 
 class TestCreate:
     @both
-    def test_never_replaces_a_ledger(self, ledger, place, key):
+    def test_never_replaces_a_ledger(self, ledger, location, key):
         with pytest.raises(LedgerUnavailable, match="exists already"):
-            Ledger.create(place, key=key, records=100, budget=ToyBudget(9.0), accounting=ledger.accounting)
+            Ledger.create(location, key=key, records=100, budget=ToyBudget(9.0), accounting=ledger.accounting)
         assert ledger.status().data_set.epsilon == 1.0
 
     def test_leaves_one_private_file(self, path, key, ledger):
@@ -45,9 +45,9 @@ class TestCreate:
             Ledger.create(path.parent / "no" / "x", key=key, records=1, budget=ToyBudget(1.0))
 
     @both
-    def test_opening_what_is_not_there(self, place, key):
+    def test_opening_what_is_not_there(self, location, key):
         with pytest.raises(LedgerUnavailable, match="init"):
-            Ledger.open(place, key=key)
+            Ledger.open(location, key=key)
 
 
 @both

@@ -129,11 +129,11 @@ class Interrupted(ToyAccounting):
 
 
 @pytest.fixture
-def interrupted(ledger, place, key, reopen):
+def interrupted(ledger, location, key, reopen):
     """A curator, the operator's program, and what happens while the curator prices its first run."""
     ledger.close()
     accounting = Interrupted()
-    with Ledger.open(place, key=key, accounting=accounting) as curator:
+    with Ledger.open(location, key=key, accounting=accounting) as curator:
         yield curator, reopen(), accounting.meanwhile
         assert curator.verify().ok
 
@@ -196,7 +196,7 @@ class TestMeanwhile:
 
 
 @pytest.mark.parametrize(("place", "programs"), [("sqlite", 8), ("postgres", 4)], indirect=["place"])
-def test_the_operators_programs_work_beside_the_curator(ledger, open_run, answer, place, programs):
+def test_the_operators_programs_work_beside_the_curator(ledger, open_run, answer, location, programs):
     """Processes of the operator write while the curator's threads do; no write is lost or torn."""
     run = open_run(ledger, steps=40)
     code = f"""
@@ -210,7 +210,7 @@ from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.sqlite_file import SqliteFile
 key = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 for act in range(4):
-    with Ledger.open({place!r}, key=key, accounting=ToyAccounting(), lock_timeout_s=60) as ledger:
+    with Ledger.open({location!r}, key=key, accounting=ToyAccounting(), lock_timeout_s=60) as ledger:
         ledger.approve_extractor(f"{{int(sys.argv[1]):02d}}{{act:062d}}")
         assert ledger.verify().ok
 """

@@ -34,8 +34,8 @@ JOINT = RunEvent(
 
 
 @pytest.fixture
-def real(place, key):
-    with Ledger.create(place, key=key, records=5000, budget=BUDGET) as ledger:
+def real(location, key):
+    with Ledger.create(location, key=key, records=5000, budget=BUDGET) as ledger:
         ledger.add_client("alice", "a" * 64)
         ledger.add_client("bob", "b" * 64, PrivacyBudget(epsilon=0.5, delta=1e-6))
         yield ledger
@@ -83,20 +83,20 @@ def test_the_budget_is_never_exceeded_and_what_fits_fits(real):
 
 
 @pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
-def test_a_restart_knows_everything(real, place, key):
+def test_a_restart_knows_everything(real, location, key):
     open_run(real, ROWS)
     open_run(real, JOINT, "joint", "bob")
     before = real.status()
     quote = real.price_run(client="bob", event=JOINT)
     real.close()
-    with Ledger.open(place, key=key) as again:
+    with Ledger.open(location, key=key) as again:
         assert again.status() == before
         assert again.price_run(client="bob", event=JOINT) == quote
         assert again.run(client="bob", run_id=again.runs()[1].run_id).event == JOINT
         report = again.verify()
         assert report.ok, report.findings
         assert report.epsilon_spent == before.data_set.epsilon_spent
-    assert verify_file(place, public_key=key.public_key().public_bytes_raw()).ok
+    assert verify_file(location, public_key=key.public_key().public_bytes_raw()).ok
 
 
 def test_a_share_refuses_its_client_only(real):
@@ -108,7 +108,7 @@ def test_a_share_refuses_its_client_only(real):
     assert data_set.epsilon_spent > 0
 
 
-def test_extension_keeps_orders_prices_and_sums(real, place, key):
+def test_extension_keeps_orders_prices_and_sums(real, location, key):
     admitted, _ = spend_all(real, ROWS)
     fixed = PrivacyFilter.from_json(next(e.payload["filter"] for e in real.history() if e.kind == "filter-fixed"))
     real.extend_budget(PrivacyBudget(epsilon=3.0, delta=2e-5), reason="second consent")
@@ -124,7 +124,7 @@ def test_extension_keeps_orders_prices_and_sums(real, place, key):
         spent = extended.admit(spent, extended.price(ROWS))
     assert extended.epsilon(spent) == real.status().data_set.epsilon_spent
     real.close()
-    with Ledger.open(place, key=key) as again:
+    with Ledger.open(location, key=key) as again:
         assert again.verify().ok
 
 
