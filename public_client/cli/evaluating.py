@@ -63,7 +63,7 @@ def evaluate(
             counted = f"  {'ledger':<9} counts epsilon {rounded(quote.epsilon, up=True)} for it alone"
             tell(output, plan.to_json() | known, f"{plan}\n{counted}")
             return
-        ids = EvaluationIds.fresh()
+        ids = EvaluationIds()
         if directory is not None:
             plan, ids = _kept(directory, plan, ids)
         if output == "text":

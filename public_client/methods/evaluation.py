@@ -8,7 +8,7 @@ scales their noises, so that the evaluation alone costs the asked epsilon at the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,20 +103,15 @@ class Evaluate(Recipe):
 
 @dataclass(frozen=True)
 class EvaluationIds:
-    """The two request ids of an evaluation; with the same ids and the same model a repeat is free.
+    """The two request ids of an evaluation, new ones by default; with the same ids and model a repeat is free.
 
     Attributes:
         run: of the charge.
         step: of the release.
     """
 
-    run: str
-    step: str
-
-    @classmethod
-    def fresh(cls) -> EvaluationIds:
-        """New ids for a new evaluation."""
-        return cls(new_request_id(), new_request_id())
+    run: str = field(default_factory=new_request_id)
+    step: str = field(default_factory=new_request_id)
 
 
 def accuracy_error(plan: Plan) -> float:
@@ -137,7 +132,7 @@ def evaluate(curator: Curator, model: Any, plan: Plan, *, request_ids: Evaluatio
         BudgetExhausted: the budget does not allow it; nothing was spent.
         InvalidValue: the model does not fit the data set.
     """
-    ids = request_ids or EvaluationIds.fresh()
+    ids = request_ids or EvaluationIds()
     ready = submitted(model, plan)
     run = curator.open_run(plan.parameters(ready.uploaded(curator)), request_id=ids.run)
     release = curator.send(PendingStep(run.run_id, ids.step, EvaluationRequest().to_bytes()))

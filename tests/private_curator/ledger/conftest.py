@@ -49,7 +49,7 @@ def new_schema(postgres) -> LedgerLocation:
 def location(request: pytest.FixtureRequest, path: Path) -> LedgerLocation:
     """Where `ledger` stands: the file at `path`; for tests that are parametrised so, a schema of PostgreSQL.
 
-    A module whose tests run on both says ``@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)``.
+    Tests of both say ``@pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)``.
     """
     if getattr(request, "param", "sqlite") == "sqlite":
         return SqliteFile(path)
@@ -69,7 +69,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def reopen(location: LedgerLocation, key: Ed25519PrivateKey) -> Iterator[Callable[..., Ledger]]:
-    """Opens the ledger at `place`; what is still open at the end is closed."""
+    """Opens the ledger at `location`; what is still open at the end is closed."""
     opened: list[Ledger] = []
 
     def open_ledger(**options: object) -> Ledger:

@@ -21,7 +21,7 @@ from shared.ledger.chain_checks import Tampering, read_export, verify_receipts
 from shared.ledger.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
 
 DIGEST = "d" * 64
-both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+both = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from shared.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable, Restor
 from shared.ledger.chain_checks import Tampering
 
 DIGEST = "d" * 64
-both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+both = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 ACCEPTANCE = "The disk of 3 May is lost; the ethics board has accepted this, minutes of 5 May."
 
 

@@ -115,7 +115,7 @@ def world(request, location, memory, key):
     world.process.stdout.close()
 
 
-@pytest.mark.parametrize(("place", "rounds"), [("sqlite", 7), ("postgres", 2)], indirect=["place"])
+@pytest.mark.parametrize(("location", "rounds"), [("sqlite", 7), ("postgres", 2)], indirect=["location"])
 def test_killed_at_every_point(world, rounds):
     generator = random.Random(1)
     kills = dict.fromkeys(POINTS, 0)
@@ -140,7 +140,7 @@ def test_killed_at_every_point(world, rounds):
     world.finish(runs)
 
 
-@pytest.mark.parametrize(("place", "lives"), [("sqlite", 60), ("postgres", 25)], indirect=["place"])
+@pytest.mark.parametrize(("location", "lives"), [("sqlite", 60), ("postgres", 25)], indirect=["location"])
 def test_killed_at_random_moments(world, lives):
     generator = random.Random(2)
     killed, runs, reach_s = 0, 0, 0.08

@@ -11,7 +11,7 @@ from shared.errors import BudgetExhausted, GrantNotHeld, InvalidValue, LedgerUna
 
 DIGEST = "d" * 64
 
-both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+both = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 
 
 def last(ledger):

@@ -82,7 +82,7 @@ def test_the_budget_is_never_exceeded_and_what_fits_fits(real):
     assert real.status().data_set.epsilon_spent == filter_.epsilon(spent)
 
 
-@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+@pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 def test_a_restart_knows_everything(real, location, key):
     open_run(real, ROWS)
     open_run(real, JOINT, "joint", "bob")

@@ -24,7 +24,7 @@ from shared.ledger.receipts import sha256
 
 DIGEST, OTHER = "d" * 64, "e" * 64
 
-both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+both = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 
 
 def kinds(ledger):

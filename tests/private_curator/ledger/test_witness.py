@@ -17,7 +17,7 @@ from shared.errors import LedgerCorrupt, RestoreRefused
 DIGEST = "d" * 64
 ACCEPTANCE = "The disk of 3 May is lost; the ethics board has accepted this, minutes of 5 May."
 
-pytestmark = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+pytestmark = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def test_an_evaluation_is_charged_once_however_often_it_is_repeated():
     there, model = hospital(), nn.Linear(6, CLASSES)
     assert there.plan_evaluation(epsilon=0.5, model=model).admitted is True
     assert there.curator.charges == []
-    ids = EvaluationIds.fresh()
+    ids = EvaluationIds()
     first, again = (there.evaluate(model, epsilon=0.5, request_ids=ids) for _ in range(2))
     (charge,) = there.curator.charges
     assert first.accuracy == again.accuracy
