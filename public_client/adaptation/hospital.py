@@ -197,18 +197,18 @@ class Hospital(AbstractContextManager["Hospital"]):
     def evaluate(
         self,
         model: Any,
-        evaluation: Evaluate | None = None,
+        evaluation: Evaluate | Plan | None = None,
         *,
-        epsilon: float,
+        epsilon: float | None = None,
         request_ids: EvaluationIds | None = None,
     ) -> Report:
         """Accuracy, confusion matrix and calibration of a model on the hospital's labelled records, noised and charged.
 
         Args:
             model: an adapted model, the path of its file, or an `nn.Module` from records to one score for each class.
-            evaluation: what is released; see `plan_evaluation`.
-            epsilon: what it may cost alone, at the data set's delta.
-            request_ids: to be able to repeat this very evaluation after a crash, free.
+            evaluation: what is released; see `plan_evaluation`, which also makes a plan of it for this model.
+            epsilon: what it may cost alone, at the data set's delta; a plan has its own.
+            request_ids: to be able to repeat the evaluation of a plan after a crash, free.
 
         Returns:
             The figures, shares from 0 to 1, with 95% intervals of what the noise may have done to them.
@@ -217,5 +217,13 @@ class Hospital(AbstractContextManager["Hospital"]):
             BudgetExhausted: the budget does not allow it; nothing was spent.
             InvalidValue: the curator evaluates nothing, a number is out of range, or the model does not fit.
         """
-        plan = self.plan_evaluation(evaluation, epsilon=epsilon)
+        if isinstance(evaluation, Plan):
+            plan = evaluation
+        elif epsilon is None or request_ids is not None:
+            raise InvalidValue(
+                "an evaluation needs an epsilon; one that can be repeated with request_ids needs its plan, from "
+                "plan_evaluation(epsilon=..., model=model), because its noise must be the same"
+            )
+        else:
+            plan = self.plan_evaluation(evaluation, epsilon=epsilon, model=model)
         return evaluate(self.curator, model, plan, request_ids=request_ids)

@@ -8,7 +8,7 @@ scales their noises, so that the evaluation alone costs the asked epsilon at the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.curator.values import PendingStep, Quote, new_request_id
 from public_client.methods.evaluation_report import Report, correct_variance
-from public_client.plans.declarable import Declarable
+from public_client.plans.declarable import Declarable, quoted
 from public_client.plans.plan import Plan
 from public_client.plans.recipe import Recipe, not_positive, refuse
 from public_client.training.saved_model import load_adapted
@@ -142,13 +142,11 @@ def evaluate(curator: Curator, model: Any, plan: Plan, *, request_ids: Evaluatio
 
 
 def quoted_for(curator: Curator, model: Any, plan: Plan) -> tuple[Plan, Quote]:
-    """The plan with `admitted` set by the curator for this model, and its answer; nothing is spent.
+    """The plan as this curator would open it for this model now, and its answer; see `declarable.quoted`.
 
-    The noise stays as it is: the same request must be repeatable after its own charge has changed the answer.
+    Keep the plan where the evaluation may have to be repeated: after its own charge the curator's answer is another.
     """
-    ready = submitted(model, plan)
-    answer = curator.price_run(plan.parameters(ready.uploaded(curator)))
-    return replace(plan, admitted=answer.fits, steps_that_fit=answer.steps_that_fit), answer
+    return quoted(curator, submitted(model, plan), plan)
 
 
 def submitted(model: Any, plan: Plan) -> Declarable:

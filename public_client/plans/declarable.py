@@ -96,8 +96,8 @@ def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> tuple[Plan, 
 def within_quote(plan: Plan, price_of: Callable[[Plan], float]) -> Plan:
     """The plan with as little more noise as makes the curator's own price no higher than the plan's.
 
-    The ledger may count a run dearer than it is alone, where other runs share the budget and several bounds are kept
-    open at once.
+    The ledger may count a run dearer than it is alone, where its budget has room for others and several bounds are
+    kept open at once.
 
     Args:
         plan: with its noise.
@@ -114,8 +114,9 @@ def within_quote(plan: Plan, price_of: Callable[[Plan], float]) -> Plan:
         if high >= _MOST_NOISE:
             raise InvalidValue(
                 f"the curator's ledger prices this run at epsilon {price:.4f} even with {_MOST_NOISE:g} times the "
-                f"planned noise, above the {plan.epsilon:.4f} that were asked: other runs share the budget. Ask for at "
-                f"least epsilon {price * 1.01:.4f}, or for the whole budget at once. Nothing was spent"
+                f"planned noise, above the {plan.epsilon:.4f} that were asked: beside a budget of {plan.budget:g} so "
+                f"small a run is counted dearer than it is alone. Ask for at least epsilon {price * 1.01:.4f}. "
+                "Nothing was spent"
             )
         low, high = high, min(_MOST_NOISE, high * max(1.02, (price / plan.epsilon) ** 1.1))
         price = price_of(plan.with_noise_times(high))

@@ -132,6 +132,13 @@ def test_all_is_well(story):
     assert not _curator_finds(story.path, story.receipts)
 
 
+def test_a_file_that_is_no_ledger_is_one_error_and_not_a_finding_for_each_line(story):
+    own = [entry.to_json() for entry in story.receipts]
+    for lines, held in ((own, "nothing but your own receipts"), (['{"some": "log"}'] * 30, "no entry of a ledger")):
+        with pytest.raises(InvalidValue, match=held):
+            verify(story.receipts, public_key=PUBLIC, ledger=lines)
+
+
 def test_a_view_shows_nothing_of_others(story):
     text = "\n".join(story.view())
     assert "bob" not in text
