@@ -36,7 +36,8 @@ class ExtractorCatalogue:
         self._approval = approval
         self._ledger = ledger
         self._engine = engine
-        self._known = functools.lru_cache(maxsize=MAX_KNOWN)(self._stored_facts)
+        remembered = functools.lru_cache(maxsize=MAX_KNOWN)
+        self._known = remembered(lambda graph, client: _facts(self._read(Kind.GRAPH, graph, client)))
 
     def check(self, graph: bytes, weights: bytes, *, record_shape: tuple[int, ...]) -> ModelFacts:
         """Builds an uploaded extractor and proves on synthetic records that no row of it sees another.
@@ -78,9 +79,6 @@ class ExtractorCatalogue:
             raise ExtractorNotApproved(
                 f"the operator has not approved the graph {graph_digest}; send this digest to the operator"
             )
-
-    def _stored_facts(self, graph: str, client: str) -> ModelFacts:
-        return _facts(self._read(Kind.GRAPH, graph, client))
 
     def _read_both(self, graph: str, weights: str, client: str) -> tuple[bytes, bytes]:
         return self._read(Kind.GRAPH, graph, client), self._read(Kind.WEIGHTS, weights, client)

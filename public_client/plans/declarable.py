@@ -59,10 +59,8 @@ class Declarable:
 
     def sized(self, plan: Plan) -> Plan:
         """The plan with its noise for this model."""
-        return plan.for_model(
-            feature_dimension=self.graph.feature_dimension,
-            gradient_parameters=sum(parameter.numel() for parameter in self.parameters),
-        )
+        adapted = sum(parameter.numel() for parameter in self.parameters)
+        return plan.for_model(feature_dimension=self.graph.feature_dimension, gradient_parameters=adapted)
 
     def uploaded(self, curator: Curator) -> UploadedExtractor:
         """Uploads the model. Free, and harmless to repeat."""

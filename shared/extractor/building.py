@@ -26,7 +26,6 @@ CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**28}
 """Numbers in the intermediate values of one chunk of records: on a CPU about what its caches hold (8 MiB; measured in
 benchmarks/extractor.py), on a GPU a gigabyte."""
 
-
 MAX_CHECKED = 2**18
 """Numbers in a tensor whose gradients the row check computes: it runs on every upload and must stay cheap."""
 
