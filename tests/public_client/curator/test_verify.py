@@ -299,6 +299,13 @@ class TestReceipts:
         read, unreadable = read_export((text[:place] + letter + text[place + 1 :]).split("\n"))
         assert unreadable or _found(read) or [e.to_json() for e in read] == [e.to_json() for e in story.receipts]
 
+    @pytest.mark.parametrize("field", ["step", "run"])
+    def test_a_field_under_another_name_is_found(self, story, field):
+        renamed = [entry.to_json().replace(f'{field}\\":', f'{field}_\\":') for entry in story.receipts]
+        read, unreadable = read_export(renamed)
+        assert not unreadable
+        assert Tampering.FORGED in _found(read)
+
     @given(st.data())
     @settings(max_examples=40, deadline=None)
     def test_a_deleted_receipt_is_found_with_a_view(self, story, data):
