@@ -65,7 +65,7 @@ class Witness:
             _log.warning("%s cannot be read and is not used: %s", self.path, type(error).__name__)
             return None
 
-    def check(self, session: Session, place: object) -> None:
+    def check(self, session: Session, location: object) -> None:
         """Holds the ledger to what was noted.
 
         Raises:
@@ -76,14 +76,14 @@ class Witness:
         if noted is None:
             if session.execute(_CHARGED, (Kind.RUN_OPENED.value,)).fetchone() is not None:
                 raise LedgerCorrupt(
-                    f"{place} holds charges, but {self.path}, where its last entry was noted, is missing or damaged: a "
-                    f"snapshot of an older state would look like this, and what was spent since then would be spent "
-                    f"again. {_REMEDY}"
+                    f"{location} holds charges, but {self.path}, where its last entry was noted, is missing or "
+                    "damaged: a snapshot of an older state would look like this, and what was spent since then would "
+                    f"be spent again. {_REMEDY}"
                 )
             return
         if lacks(session, noted):
             raise LedgerCorrupt(
-                f"{place} lacks entry {noted.seq}, which {self.path} proves: the database was put back to an older "
+                f"{location} lacks entry {noted.seq}, which {self.path} proves: the database was put back to an older "
                 f"state, and what was spent since then would be spent again. {_REMEDY}"
             )
 
@@ -110,9 +110,12 @@ def lacks(session: Session, receipt: SignedEntry) -> bool:
         return False
     for _, statement, signature in by_seq(session, _ACCEPTED):
         entry = SignedEntry.parse(statement, signature)
-        if entry.kind == Kind.RESTORED and receipt.hash in entry.payload["forgotten"]:
-            return False
-        if entry.kind == Kind.STATE_ACCEPTED and receipt.time <= entry.time:
+        if entry.kind == Kind.RESTORED:
+            if receipt.hash in entry.payload["forgotten"]:
+                return False
+            if entry.payload["accepted"] is None:  # nothing was known to be lost
+                continue
+        if receipt.time <= entry.time:
             return False
     return True
 

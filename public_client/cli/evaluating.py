@@ -65,7 +65,7 @@ def evaluate(
             return
         begun = None if directory is None else _begun(directory, plan)
         if begun is None:
-            plan, ids = quoted_for(hospital.curator, loaded, plan)[0], EvaluationIds.fresh()
+            plan, ids = quoted_for(hospital.curator, loaded, plan)[0], EvaluationIds()
             if directory is not None:
                 _keep(directory, plan, ids)
         else:

@@ -46,7 +46,7 @@ def plan(
     output: str,
 ) -> None:
     """What a run would be and cost. Spends nothing; ends with exit code 8 if it does not fit."""
-    from public_client.data.files import ready_network
+    from public_client.data.networks import ready_network
     from public_client.experiments.approaches import method_of
     from public_client.training.method import plan_json
 

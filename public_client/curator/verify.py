@@ -308,12 +308,13 @@ def _unreceipted(shown: Sequence[SignedEntry], receipts: Sequence[SignedEntry]) 
 def _gaps(receipts: Sequence[SignedEntry]) -> list[Finding]:
     """Steps that must have been answered or given up, judged by the later ones; a view would tell which."""
     steps: dict[str, set[int]] = defaultdict(set)
-    opened = {entry.payload["run"] for entry in receipts if entry.kind == RUN_OPENED}
+    opened = {str(entry.payload.get("run")) for entry in receipts if entry.kind == RUN_OPENED}
     last: dict[str, SignedEntry] = {}
     for entry in receipts:
-        if entry.kind == STEP_ANSWERED:
-            steps[entry.payload["run"]].add(entry.payload["step"])
-            last[entry.payload["run"]] = entry
+        run, step = str(entry.payload.get("run")), entry.payload.get("step")
+        if entry.kind == STEP_ANSWERED and type(step) is int:  # one that was tampered with may lack its fields
+            steps[run].add(step)
+            last[run] = entry
     findings = []
     for run, have in steps.items():
         missing = sorted(set(range(1, max(have) + 1)) - have)

@@ -74,7 +74,7 @@ def check_chain(entries: Iterable[SignedEntry], public_key: bytes) -> list[Findi
     for entry in entries:
         dated = _dated(entry)
         if before and dated and dated < before - CLOCKS_DIFFER_BY:
-            text = f"it is dated {entry.time}, before the entry before it ({before:%Y-%m-%dT%H:%M:%SZ}): a clock was wrong"
+            text = f"it is dated {entry.time}, before the entry before it ({before.isoformat()}): a clock was wrong"
             findings.append(finding_at(Tampering.MISDATED, entry, text))
         before = dated or before
         if not entry.signed_by(public_key):

@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_charged(hospital, model
                 connected.evaluate(wrong, whole, epsilon=0.5)
         with pytest.raises(InvalidValue, match="cannot be evaluated"):
             connected.evaluate(object(), whole, epsilon=0.5)
-        ids, plan = EvaluationIds.fresh(), connected.plan_evaluation(bare, epsilon=0.05)
+        ids, plan = EvaluationIds(), connected.plan_evaluation(bare, epsilon=0.05)
         small = connected.evaluate(model, plan, request_ids=ids)
         assert small.confusion is None
         assert small.reliability == ()

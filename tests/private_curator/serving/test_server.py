@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -18,6 +19,7 @@ from declarations import gradient, quantiles
 from raw_client import RawClient, released
 from torch import nn
 
+from private_curator.ledger.sqlite import file_lock
 from private_curator.serving import server
 from private_curator.settings import tree as settings
 from private_curator.settings.groups import RecordsSettings
@@ -343,8 +345,51 @@ def test_a_repeat_does_not_tell_when_a_reply_was_ready(serve):
     assert _number(client.send(pending)) == 1
 
 
+def test_a_refusal_names_no_file_of_the_curator_s(serve, directory):
+    """Attack: a full disk or a held lock told the client where the curator's home is."""
+    client = serve(**{"ledger.lock_seconds": "0.1"})
+    parameters = _parameters(client)
+    lock = directory / "home" / "ledger.db.lock"
+    with (
+        file_lock(lock, timeout_s=1.0, held_by="the test"),
+        pytest.raises(errors.CuratorUnavailable, match="nothing was spent") as caught,
+    ):
+        client.open_run(parameters)
+    assert "/" not in str(caught.value)
+
+
+def test_a_client_of_a_frozen_data_set_is_told_so_and_no_price(serve, directory):
+    client = serve()
+    parameters = _parameters(client, quantiles(2, 0.01, directions=10), steps=1000)  # far beyond the budget
+    with home.HomeDirectory(directory / "home").open_ledger() as ledger:
+        ledger.freeze(reason="test")
+    with pytest.raises(errors.BudgetExhausted) as caught:
+        client.open_run(parameters)
+    assert caught.value.scope == "frozen data set"
+
+
+def test_the_first_line_is_in_the_log_s_format(serve):
+    serve(**{"log.format": "json"})
+    told = json.loads(serve.running.announcement("localhost:1"))
+    assert told["message"] == "listening on localhost:1"
+    assert told["level"] == "INFO"
+    serve()
+    assert serve.running.announcement("localhost:1") == "listening on localhost:1"
+
+
+def test_uploads_are_the_curator_s_alone(serve, directory):
+    shutil.rmtree(directory / "home" / "uploads", ignore_errors=True)
+    before = os.umask(0o022)
+    try:
+        serve()
+    finally:
+        os.umask(before)
+    for name in ("uploads", "uploads/objects", "uploads/clients"):
+        assert (directory / "home" / name).stat().st_mode & 0o777 == 0o700
+
+
 def start_turns(serve):
-    return serve.running._service._parts.turns._under_way
+    return serve.running._service.turns._under_way
 
 
 def test_a_worker_killed_in_mid_step_costs_no_step(serve, directory):

@@ -155,4 +155,4 @@ def test_the_memory_of_trials_is_bounded():
     known = TrialTimes()
     for batch in range(20, MAX_REMEMBERED + 70):
         known.seconds(_declared(batch_size=batch), lambda _: 2.0)
-    assert len(known._seconds) == MAX_REMEMBERED
+    assert known._seconds.cache_info().currsize == MAX_REMEMBERED

@@ -116,7 +116,7 @@ def test_an_evaluation_is_charged_once_however_often_it_is_repeated():
     plan = there.plan_evaluation(epsilon=0.5, model=model)
     assert plan.admitted is True
     assert there.curator.charges == []
-    ids = EvaluationIds.fresh()
+    ids = EvaluationIds()
     with pytest.raises(InvalidValue, match="needs its plan"):
         there.evaluate(model, epsilon=0.5, request_ids=ids)
     first, again = (there.evaluate(model, plan, request_ids=ids) for _ in range(2))
