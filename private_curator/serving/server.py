@@ -44,7 +44,6 @@ from shared.mechanisms import MECHANISMS
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts
 from shared.privacy.crosscheck import check_with_autodp
 from shared.protocol.v1 import curator_pb2 as pb
-from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
 from shared.steps.computing import Laboratory
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["CuratorService"].full_name
@@ -127,7 +126,10 @@ class CuratorServer:
                 pipeline=self._pipeline,
                 incidents=IncidentBook(home.incidents),
                 pacer=Pacer(pace if pace == "auto" else pace / 1000.0),
-                turns=Turns(min(limits.client_requests, max(1, settings.compute.request_threads // 2))),
+                turns=Turns(
+                    min(limits.client_requests, max(1, settings.compute.request_threads // 2)),
+                    most_bytes=limits.client_message_bytes,
+                ),
                 # A client that prices many plans repeats events; autodp takes about half a second for each.
                 crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
             )
@@ -212,7 +214,7 @@ class CuratorServer:
                 ("grpc.so_reuseport", 0),
             ],
         )
-        pb_grpc.add_CuratorServiceServicer_to_server(service, server)
+        server.add_generic_rpc_handlers((service.rpcs(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         return server
 

@@ -16,11 +16,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import grpc
 import numpy as np
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
@@ -54,18 +54,43 @@ _Reply = TypeVar("_Reply", bound=Message)
 
 _log = logging.getLogger(__name__)
 
-_STEP = "DrawStep"
-"""The RPC whose replies are made from records: it is paced, refusals and errors included."""
+
+_MOST_BYTES: Mapping[str, int] = {"Describe": MAX_STATEMENT_BYTES + 1024, "OpenRun": 4 * 2**20}
+"""Of one request, by RPC: a receipt; a declaration with the map of 65,536 features. The others bring arrays."""
 
 
-def _rpc(operation: str, handler: Callable[[CuratorService, Client, _Asked], _Reply]) -> Any:
-    """The RPC that a handler answers, behind the one boundary; gRPC calls it by position."""
+def _rpc(operation: str, message: type[_Asked], handler: Callable[[CuratorService, Client, _Asked], _Reply]) -> Any:
+    """The RPC that a handler answers, behind the one boundary; gRPC calls it by position, with the request's bytes."""
 
-    def rpc(service: CuratorService, request: _Asked, context: grpc.ServicerContext) -> _Reply:
-        step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
-        return service.answer(operation, lambda client: handler(service, client, request), context, step=step)
+    def rpc(service: CuratorService, data: bytes, context: grpc.ServicerContext) -> _Reply:
+        asked = _Asking(operation, data, message, lambda client, request: handler(service, client, request))
+        return service.answer(asked, context)
 
     return rpc
+
+
+@dataclass(frozen=True)
+class _Asking(Generic[_Asked, _Reply]):
+    """One request as it came: who sent it, and how much one may, is decided before it is parsed."""
+
+    operation: str
+    data: bytes
+    message: type[_Asked]
+    handler: Callable[[Client, _Asked], _Reply]
+
+    def parsed(self) -> _Asked:
+        """The message.
+
+        Raises:
+            RequestInvalid: it is larger than such a request may be, or no such message.
+        """
+        most = _MOST_BYTES.get(self.operation, limits.MAX_MESSAGE_BYTES)
+        if len(self.data) > most:
+            raise invalid("request", f"has {len(self.data)} bytes; {self.operation} takes at most {most}")
+        try:
+            return self.message.FromString(self.data)
+        except DecodeError as error:
+            raise invalid("request", f"cannot be decoded as a {self.message.DESCRIPTOR.name}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,24 +135,11 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
 
     # -- the boundary ---------------------------------------------------------------------------------------------
 
-    def answer(
-        self,
-        operation: str,
-        handler: Callable[[Client], _Reply],
-        context: grpc.ServicerContext,
-        *,
-        step: str | None = None,
-    ) -> _Reply:
-        """Runs one handler for the authenticated caller; every error leaves through here and only here.
-
-        Args:
-            operation: the RPC's name.
-            handler: of the caller.
-            context: of the call.
-            step: the id of a request that draws a step, whose reply is paced.
-        """
-        reply, refusal, caller, outcome = self._outcome(operation, handler, context, step)
+    def answer(self, asked: _Asking[_Asked, _Reply], context: grpc.ServicerContext) -> _Reply:
+        """Runs one handler for the authenticated caller; every error leaves through here and only here."""
+        reply, refusal, caller, outcome = self._outcome(asked, context)
         # After the wait: the time of a line in the log tells no more than that of the reply.
+        operation = asked.operation
         fields = {"operation": operation, "client": caller, "outcome": outcome}
         _log.info("%s for %s: %s", operation, caller or "nobody", outcome, extra=fields)
         if refusal is None:
@@ -138,10 +150,10 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         raise AssertionError("abort_with_status raises")
 
     def _outcome(
-        self, operation: str, handler: Callable[[Client], _Reply], context: grpc.ServicerContext, step: str | None
+        self, asked: _Asking[_Asked, _Reply], context: grpc.ServicerContext
     ) -> tuple[_Reply | None, status_pb2.Status | None, str, str]:
         """The handler's reply or the refusal that it comes to, the caller's name, and OK or the refusal's reason."""
-        caller = ""
+        caller, operation = "", asked.operation
         try:
             # grpc-stubs states one value for each key; gRPC gives a list of them.
             peer = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
@@ -149,11 +161,14 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             caller = client.name
             # Who may not ask is told so at once, and holds no thread for a quantum. A turn ends with the pause behind
             # the reply: when the next one may begin must not tell when this step was computed.
-            with self.turns.taken(caller, step=step), self._paced(step):
-                try:
-                    return handler(client), None, caller, OK
-                except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
-                    refusal, outcome = self._translated(error, operation=operation, caller=caller)
+            with self.turns.taken(caller, size=len(asked.data)):
+                request = asked.parsed()
+                step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
+                with self.turns.alone(caller, step), self._paced(step):
+                    try:
+                        return asked.handler(client, request), None, caller, OK
+                    except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
+                        refusal, outcome = self._translated(error, operation=operation, caller=caller)
         except Exception as error:  # noqa: BLE001 - the same, of what comes before the pause
             refusal, outcome = self._translated(error, operation=operation, caller=caller)
         return None, refusal, caller, outcome
@@ -297,11 +312,22 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
 
     # -- the RPCs of curator.proto --------------------------------------------------------------------------------
 
-    Describe = _rpc("Describe", _describe)
-    UploadExtractor = _rpc("UploadExtractor", _upload_extractor)
-    UploadSource = _rpc("UploadSource", _upload_source)
-    OpenRun = _rpc("OpenRun", _open_run)
-    DrawStep = _rpc(_STEP, _draw_step)
+    Describe = _rpc("Describe", pb.DescribeRequest, _describe)
+    UploadExtractor = _rpc("UploadExtractor", pb.UploadExtractorRequest, _upload_extractor)
+    UploadSource = _rpc("UploadSource", pb.UploadSourceRequest, _upload_source)
+    OpenRun = _rpc("OpenRun", pb.OpenRunRequest, _open_run)
+    DrawStep = _rpc("DrawStep", pb.DrawStepRequest, _draw_step)
+
+    def rpcs(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """The RPCs for gRPC, which hands requests over as bytes."""
+        service = pb.DESCRIPTOR.services_by_name["CuratorService"]
+        handlers = {
+            method.name: grpc.unary_unary_rpc_method_handler(
+                getattr(self, method.name), response_serializer=lambda reply: reply.SerializeToString()
+            )
+            for method in service.methods
+        }
+        return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
 @functools.lru_cache(maxsize=64)

@@ -185,6 +185,12 @@ class LimitSettings(SettingsGroup):
         unit="requests",
         ge=1,
     )
+    client_message_bytes: int = setting(
+        160 * _MEBIBYTE,
+        "Bytes of the requests that one client may have under way together; one request may always come.",
+        unit="bytes",
+        ge=_MEBIBYTE,
+    )
     reply_quantum_ms: Literal["auto"] | Annotated[float, Field(ge=0, le=600_000)] = setting(
         "auto",
         "Replies to charged requests leave at multiples of so many milliseconds after they came, so that their time "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 
 import numpy as np
@@ -10,10 +9,9 @@ import pytest
 import torch
 from declarations import quantiles
 from raw_client import RawClient
+from serving_here import serving
 from torch import nn
 
-from private_curator.serving import server
-from private_curator.settings import tree as settings
 from private_curator.settings.groups import RecordsSettings
 from private_curator.storage import home_directory as home
 from public_client.curator.stub import Curator
@@ -39,17 +37,6 @@ def site(tmp_path):
     with made.open_ledger() as ledger:
         ledger.add_client("ml-team", issued.fingerprint)
     return made
-
-
-@contextlib.contextmanager
-def serving(made):
-    chosen = {"listen.host": "localhost", "listen.port": "0", "compute.device": "cpu"}
-    chosen |= {"compute.isolation": "in-process", "limits.reply_quantum_ms": "0"}
-    running = server.CuratorServer(made, settings.load(made.path, chosen))
-    try:
-        yield running.start()
-    finally:
-        running.stop()
 
 
 def charged(address, credentials, runs):

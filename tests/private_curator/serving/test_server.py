@@ -345,6 +345,16 @@ def test_a_repeat_does_not_tell_when_a_reply_was_ready(serve):
     assert _number(client.send(pending)) == 1
 
 
+def test_a_request_is_measured_before_it_is_parsed(serve):
+    """Attack: 80 MiB of anything were parsed for a description; now the bytes are looked at first."""
+    client = serve()
+    with pytest.raises(errors.RequestInvalid, match=r"request: has \d+ bytes; Describe takes at most"):
+        client.send_bytes("Describe", b"\x00" * (1 << 21))
+    with pytest.raises(errors.RequestInvalid, match="cannot be decoded as a OpenRunRequest"):
+        client.send_bytes("OpenRun", b"\xff" * 100)
+    assert client.describe().records == 60
+
+
 def test_a_refusal_names_no_file_of_the_curator_s(serve, directory):
     """Attack: a full disk or a held lock told the client where the curator's home is."""
     client = serve(**{"ledger.lock_seconds": "0.1"})
