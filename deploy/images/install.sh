@@ -97,7 +97,7 @@ case $1 in
     touch mark
     locked client.lock
     trim
-    bytecode matplotlib.pyplot sklearn.datasets yaml
+    bytecode matplotlib.pyplot sklearn.datasets yaml torch._dynamo # an optimizer's first use imports it
     stage mark
     ;;
   *)

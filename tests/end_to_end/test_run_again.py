@@ -28,7 +28,7 @@ from public_client.testing.local_hospital import LocalHospital
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.saved_model import load_adapted
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900), pytest.mark.usefixtures("extractors_in_process")]
 
 DEMO = [sys.executable, str(Path(__file__).parent / "quick_demo.py")]
 CLIENT = [sys.executable, "-m", "public_client.cli.main"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from exploring import seeded
 from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger.database import Place
@@ -37,6 +37,9 @@ POINTS = [
     "finish_step:durable",
     "answer",
 ]
+
+MUCH = {"rounds": [("sqlite", 30), ("postgres", 10)], "lives": [("sqlite", 300), ("postgres", 100)]}
+"""In `make test-exhaustive`."""
 
 
 class World:
@@ -112,9 +115,13 @@ def world(request, place, memory, key):
     world.process.stdout.close()
 
 
-@pytest.mark.parametrize(("place", "rounds"), [("sqlite", 7), ("postgres", 2)], indirect=["place"])
+@pytest.mark.parametrize(
+    ("place", "rounds"),
+    [("sqlite", 3), ("postgres", 1), *(pytest.param(*much, marks=pytest.mark.exhaustive) for much in MUCH["rounds"])],
+    indirect=["place"],
+)
 def test_killed_at_every_point(world, rounds):
-    generator = random.Random(1)
+    generator = seeded(1)
     kills = dict.fromkeys(POINTS, 0)
     runs = 1
     for _ in range(rounds):
@@ -137,9 +144,13 @@ def test_killed_at_every_point(world, rounds):
     world.finish(runs)
 
 
-@pytest.mark.parametrize(("place", "lives"), [("sqlite", 60), ("postgres", 25)], indirect=["place"])
+@pytest.mark.parametrize(
+    ("place", "lives"),
+    [("sqlite", 20), ("postgres", 10), *(pytest.param(*much, marks=pytest.mark.exhaustive) for much in MUCH["lives"])],
+    indirect=["place"],
+)
 def test_killed_at_random_moments(world, lives):
-    generator = random.Random(2)
+    generator = seeded(2)
     killed, runs, reach_s = 0, 0, 0.08
     for _ in range(lives):
         runs += 2
