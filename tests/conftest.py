@@ -61,14 +61,16 @@ LONGEST = (
     "containers",
     "end_to_end/test_operator_pages.py",
     "end_to_end/test_run_again.py",
-    "end_to_end/test_air_gap.py",
-    "end_to_end/test_training.py",
-    "public_client/training/test_distributed.py",
     "end_to_end/test_curator_process.py",
-    "public_client/adaptation/test_federation.py",
-    "end_to_end/test_federation.py",
-    "end_to_end/test_readme.py",
     "postgres",
+    "end_to_end/test_training.py",
+    "public_client/adaptation/test_domain_adaptation.py",
+    "end_to_end/test_air_gap.py",
+    "public_client/adaptation/test_federation.py",
+    "public_client/training/test_distributed.py",
+    "end_to_end/test_federation.py",
+    "end_to_end/test_worker.py",
+    "end_to_end/test_readme.py",
 )
 """What takes longest, so that no process ends with it alone while the others are done. The air gap needs the images
 that the sites' tests make meanwhile."""

@@ -249,8 +249,9 @@ POINTS = [
 ]
 
 
-def test_one_request_survives_the_curators_death_at_every_point(tmp_path):
-    hospital = CuratorProcess(tmp_path, RECORDS, epsilon=EPSILON, isolation="in-process")
+@pytest.mark.parametrize("isolation", ["in-process", pytest.param("process", marks=pytest.mark.exhaustive)])
+def test_one_request_survives_the_curators_death_at_every_point(tmp_path, isolation):
+    hospital = CuratorProcess(tmp_path, RECORDS, epsilon=EPSILON, isolation=isolation)
     hospital.start()
     with hospital.connect() as curator:
         run = curator.open_run(_declare(curator))
