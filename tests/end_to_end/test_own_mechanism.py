@@ -29,7 +29,7 @@ from public_client.training.checkpoint import Checkpoint
 from shared.errors import BudgetExhausted, CuratorUnavailable, RequestIdReused, RequestInvalid, RunFinished
 from shared.kernels.clipping import clip_records
 from shared.mechanisms import MECHANISMS
-from shared.protocol.digests import run_digest, step_digest
+from shared.protocol.messages import run_digest, step_digest
 from shared.protocol.receipts import decode_receipt
 
 pytestmark = pytest.mark.end_to_end
