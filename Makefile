@@ -19,7 +19,7 @@ export OMP_NUM_THREADS ?= 1
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
 	@echo "make test              lint, types, import directions and all tests, those in containers too"
-	@echo "make test-quick        the same without the containers"
+	@echo "make test-quick        the same without containers and without other stories of several processes"
 	@echo "make test-exhaustive   random kills, long timing runs, ten times the examples, all with new seeds (hours)"
 	@echo "make test-containers   the two sites in containers, on an engine of its own if none is given"
 	@echo "make docs              build the documentation site into .build/site"
@@ -45,7 +45,7 @@ test: set-up lint types
 	$(BIN)/pytest --numprocesses $(WORKERS) $(ARGS)
 
 test-quick: set-up lint types
-	$(BIN)/pytest --numprocesses $(WORKERS) -m "not containers and not exhaustive" $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) -m "not containers and not end_to_end and not exhaustive" $(ARGS)
 
 test-containers: set-up
 	$(BIN)/pytest -m containers $(ARGS)

@@ -175,7 +175,6 @@ sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!
 from toy_accounting import *
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.database import Place
 from private_curator.ledger.sqlite_file import SqliteFile
 die = lambda name: name == {point!r} and os.kill(os.getpid(), signal.SIGKILL)
 Ledger.create(Path({str(tmp_path / "ledger.sqlite")!r}), key=Ed25519PrivateKey.generate(), records=1,

@@ -59,6 +59,7 @@ def two(tmp_path_factory):
     return launch(tmp_path_factory.mktemp("two"), ranks=2)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes_end_where_one_ends_and_are_charged_the_same(one, two, method):
     ((alone, report),) = results(one, method, ranks=1)
@@ -81,6 +82,7 @@ def test_two_processes_end_where_one_ends_and_are_charged_the_same(one, two, met
         assert reported["charges after uneven"] == len(reported["charges"])
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("rank", [0, 1])
 def test_no_thread_of_gloo_outlives_the_process_group(two, rank):
     """Python aborts if it ends while a late thread of gloo still drops its tensors."""
