@@ -37,7 +37,7 @@ def make(site: Site) -> Seeds:
     pixels = RECORD_SHAPE[1] * RECORD_SHAPE[2]
     dense = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 5), nn.ReLU())
     convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 4))
-    seeds: Seeds = {"Describe": [pb.DescribeRequest()]}
+    seeds: Seeds = {"Describe": [pb.DescribeRequest(), site.describe_with_receipt()]}
     extractor, _, model, critic = (
         _upload(site, seeds, module)
         for module in (dense, convolution, nn.Sequential(nn.Flatten(), nn.Linear(pixels, CLASSES)),
