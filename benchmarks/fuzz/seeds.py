@@ -74,7 +74,7 @@ def make(site: Site) -> Seeds:
         "evaluation": (model | {"batch_size": RECORDS, "steps": 1000}, evaluated, [EvaluationRequest()]),
         "class_statistics": (
             extractor | {"batch_size": RECORDS, "steps": 1000},
-            StatisticsDeclaration(CLASSES, 0.7, 0.7, 4e3, public_map),
+            StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 4e3, public_map),
             [StatisticsRequest()],
         ),
         "critic": (

@@ -20,7 +20,7 @@ from shared.errors import InvalidValue
 from shared.kernels.clipping import RECORD_NORM
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray, finest_exponent, release_finely
-from shared.mechanisms.class_statistics.geometry import sensitivity
+from shared.mechanisms.class_statistics.geometry import Weights
 from shared.mechanisms.clipped_sum import FRAMING_BYTES
 from shared.mechanisms.interface import Facts, Limits, Mechanism, RunSize, Step
 from shared.mechanisms.sliced import map_violations
@@ -40,8 +40,10 @@ class StatisticsDeclaration(MessagePayload, message=pb.ClassStatisticsDeclaratio
 
     Attributes:
         classes: C.
-        count_weight: a of a record's one in its class's count; `geometry.free_count_weight` costs nothing.
+        count_weight: a of a record's one in its class's count; 0 without counts.
         moment_weight: beta of the second moments; 0 without them.
+        centring: kappa, from 0 (plain class sums) to 1 (what the classes have in common is taken off: with two classes
+            their difference alone is left, and the noise is smaller by the root of 2).
         sigma: standard deviation of the noise on each coordinate of the sum.
         feature_map: public; None for the identity. Features are clipped after it and brought to norm 1 at most.
     """
@@ -49,8 +51,14 @@ class StatisticsDeclaration(MessagePayload, message=pb.ClassStatisticsDeclaratio
     classes: int
     count_weight: float
     moment_weight: float
+    centring: float
     sigma: float
     feature_map: FeatureMap | None = None
+
+    @property
+    def weights(self) -> Weights:
+        """Of a record's blocks."""
+        return Weights(self.classes, self.count_weight, self.moment_weight, self.centring)
 
     def values(self, dimension: int) -> int:
         """Coordinates of the sum for d features."""
@@ -74,8 +82,8 @@ class StatisticsReply(MessagePayload, message=pb.ClassStatisticsReply, field="re
     """What a step returns.
 
     Attributes:
-        sum: (m,), the noised sum: for each class a times its count, and the sum of its features; then beta times the
-            upper triangle of the second moments, row by row, entries off the diagonal times the root of 2.
+        sum: (m,), the noised sum: for each class a times its count, and its features, centred as was declared; then
+            beta times the second moments' upper triangle, row by row, entries off the diagonal times the root of 2.
     """
 
     sum: Annotated[GridArray, Wire(shape=("values",), most=protocol.MAX_RELEASE_VALUES)]
@@ -86,8 +94,8 @@ class Sums:
     """The blocks of a released sum, each divided by its weight. Noised.
 
     Attributes:
-        counts: (C,) records of each class.
-        features: (C, d) sums of the features u of each class.
+        counts: (C,) records of each class, less kappa / C of all.
+        features: (C, d) sums of the features u of each class, less kappa / C of the sum over all.
         moments: (d, d) symmetric sum of u u^T; None where it was not released.
     """
 
@@ -139,8 +147,10 @@ class ClassStatistics(Mechanism[StatisticsDeclaration, StatisticsRequest, Statis
     ) -> list[Violation]:
         """See `Mechanism`."""
         broken = positive("declaration.sigma", declared.sigma)
-        for name in ("count_weight", "moment_weight"):
+        for name in ("count_weight", "moment_weight", "centring"):
             broken += positive_or_zero(f"declaration.{name}", getattr(declared, name))
+        if declared.centring > 1.0:
+            broken.append(("declaration.centring", f"is {declared.centring}; allowed are 0 to 1"))
         if not broken:
             try:
                 declared.exponent(facts.data.records)
@@ -160,11 +170,15 @@ class ClassStatistics(Mechanism[StatisticsDeclaration, StatisticsRequest, Statis
     def parts(self, declared: StatisticsDeclaration, run: RunSize, facts: Facts) -> tuple[Part, ...]:
         """See `Mechanism`."""
         d = facts.model.feature_dimension
-        moved = sensitivity(count_weight=declared.count_weight, moment_weight=declared.moment_weight)
-        changed = 2 * (1 + d) + (moments_of(d) if declared.moment_weight else 0)  # two classes, and all moments
+        touched = declared.classes if declared.centring else 2  # classes whose sums a replacement may change
+        changed = touched * (1 + d) + (moments_of(d) if declared.moment_weight else 0)
         step = declared.sigma * 2.0 ** -declared.exponent(facts.data.records)
         part = BoundedSum(
-            values=declared.values(d), sensitivity=moved, changed=changed, sigma=declared.sigma, grid_step=step
+            values=declared.values(d),
+            sensitivity=declared.weights.sensitivity(),
+            changed=changed,
+            sigma=declared.sigma,
+            grid_step=step,
         )
         return (part,)
 
@@ -188,6 +202,7 @@ class ClassStatistics(Mechanism[StatisticsDeclaration, StatisticsRequest, Statis
             by_class[:, 1:] += kinds.T @ u
             if declared.moment_weight:
                 moments += u.T @ u
+        by_class -= declared.centring / declared.classes * by_class.sum(dim=0)
         step.reached("extracted")
         signal = by_class.reshape(-1)
         if declared.moment_weight:

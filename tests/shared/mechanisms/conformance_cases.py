@@ -18,7 +18,6 @@ from torch import nn
 
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray
-from shared.mechanisms.class_statistics.geometry import FREE_MOMENT_WEIGHT, free_count_weight
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, StatisticsRequest
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.critic.mechanism import CriticDeclaration, CriticReply, CriticRequest
@@ -140,7 +139,7 @@ EVALUATION_VALUES = (
     ),
 )
 STATISTICS_VALUES = (
-    st.builds(StatisticsDeclaration, COUNTS, NUMBERS, NUMBERS, NUMBERS, _MAPS),
+    st.builds(StatisticsDeclaration, COUNTS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, _MAPS),
     st.just(StatisticsRequest()),
     st.builds(StatisticsReply, _grids(dims=1)),
 )
@@ -208,8 +207,8 @@ _SUM = ClippedSum(("weight",), clip_norm=0.02, sigma=0.05)
 _EVALUATED = EvaluationDeclaration(CLASSES, 2.0, confusion_sigma=3.0, bins=4, calibration_sigma=5.0)
 
 
-def _statistics(name: str, count_weight: float, moment_weight: float) -> Case:
-    declared = StatisticsDeclaration(CLASSES, count_weight, moment_weight, 1.7, MAP)
+def _statistics(name: str, count_weight: float, moment_weight: float, centring: float = 0.0) -> Case:
+    declared = StatisticsDeclaration(CLASSES, count_weight, moment_weight, centring, 1.7, MAP)
     return Case(
         name=name,
         declared=class_statistics(declared),
@@ -224,6 +223,7 @@ def _statistics(name: str, count_weight: float, moment_weight: float) -> Case:
             (replace(declared, sigma=1e300), "parameters.declaration"),
             *((replace(declared, count_weight=weight), "declaration.count_weight") for weight in _NUMBERS),
             *((replace(declared, moment_weight=weight), "declaration.moment_weight") for weight in _NUMBERS),
+            *((replace(declared, centring=kappa), "declaration.centring") for kappa in (*_NUMBERS, 1.01)),
             (replace(declared, count_weight=1e300), "declaration.sigma"),  # counts that do not fit in 32 bits
             *((replace(declared, classes=count), "declaration.classes") for count in (0, 4, 2**32 - 1)),
             (replace(declared, feature_map=OTHER_MAP), "declaration.feature_map"),
@@ -317,7 +317,8 @@ CASES = (
         hostile_requests=((b"x", "payload"), (b"\x00" * 1000, "payload")),
         values=EVALUATION_VALUES,
     ),
-    _statistics("class sums", free_count_weight(0.0), 0.0),
-    _statistics("class sums and moments", free_count_weight(FREE_MOMENT_WEIGHT), FREE_MOMENT_WEIGHT),
-    _statistics("moments above all", 0.3, 3.0),
+    _statistics("class sums", 1.0, 0.0),
+    _statistics("class sums and moments", 0.5**0.5, 0.5**0.5),
+    _statistics("differences of classes", 0.3, 0.0, 1.0),
+    _statistics("moments above all", 0.3, 3.0, 0.5),
 )

@@ -27,7 +27,7 @@ from shared.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts,
 from shared.steps.computing import SecretSample
 
 INPUTS, FEATURES, CLASSES = 4, 3, 3
-DECLARED = StatisticsDeclaration(CLASSES, 0.7, 0.7, 2.0, FeatureMap(torch.full((3,), 0.1), torch.full((3,), 0.3)))
+DECLARED = StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 2.0, FeatureMap(torch.full((3,), 0.1), torch.full((3,), 0.3)))
 
 
 class Held:
@@ -102,6 +102,14 @@ def test_without_second_moments_there_are_none_and_the_rest_is_the_same():
         Sums.of(reply, DECLARED, FEATURES)
 
 
+def test_centring_takes_off_what_the_classes_have_in_common():
+    held = made(50)
+    plain, centred = released(held)[1], released(held, replace(DECLARED, centring=1.0))[1]
+    np.testing.assert_allclose(centred.features, plain.features - plain.features.mean(axis=0), atol=1e-4)
+    np.testing.assert_allclose(centred.counts, plain.counts - plain.counts.mean(), atol=1e-4)
+    np.testing.assert_allclose(centred.moments, plain.moments, atol=1e-4)
+
+
 def test_hospitals_add_up():
     one, other = made(40, 1), made(60, 2)
     both = Held(np.concatenate([one.records, other.records]), np.concatenate([one.labels, other.labels]))
@@ -125,7 +133,7 @@ def test_every_coordinate_has_the_declared_noise():
 def test_rounding_costs_little_however_many_coordinates_change():
     """300 features and 60,000 records at the noise of epsilon 1: the grid adds less than a fiftieth to the price."""
     facts = Facts(DataSetFacts(60_000, (INPUTS,), 10), ModelFacts((INPUTS,), 300, {}))
-    (part,) = CLASS_STATISTICS.parts(StatisticsDeclaration(10, 0.7, 0.7, 7.5), RunSize(60_000), facts)
+    (part,) = CLASS_STATISTICS.parts(StatisticsDeclaration(10, 0.7, 0.7, 0.0, 7.5), RunSize(60_000), facts)
     assert part.changed == 2 * 301 + 300 * 301 // 2
     assert part.grid_step * np.sqrt(part.changed) < 0.02 * part.sensitivity
 
