@@ -28,6 +28,7 @@ from private_curator.ledger.statements import AccountStatus, DataSetState, Run, 
 from private_curator.serving.authentication import Principal, authenticate
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.turns import Turns
+from private_curator.settings.permissions import permitted, require_permitted
 from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
 from private_curator.steps.release import ReleasePipeline
@@ -181,6 +182,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
     def _describe(self, principal: Principal, request: Message) -> pb.DescribeResponse:  # noqa: ARG002
         parts = self._parts
         data_set_budget, client_budget = self._budgets(principal)
+        mechanisms = permitted(parts.settings.clients, parts.mechanisms, client=principal.name)
         return pb.DescribeResponse(
             data_set=parts.settings.records.name,
             records=parts.data_set.records,
@@ -188,7 +190,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             data_set_budget=data_set_budget,
             client_budget=client_budget,
             neighbouring_relation=parts.ledger.status().data_set.relation,
-            mechanisms=offered(parts.mechanisms, parts.data_set),
+            mechanisms=offered(mechanisms, parts.data_set),
             limits=pb.Limits(**dataclasses.asdict(self._limits)),
             grid_exponent=limits.GRID_EXPONENT,
             ledger_public_key=parts.ledger.public_key,
@@ -292,6 +294,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
     def _admitted(self, principal: Principal, parameters: RunParameters) -> tuple[AdmittedRun, ExtractorSource]:
         """The checked run, and the extractor that it declares."""
         parts = self._parts
+        require_permitted(parts.settings.clients, parts.mechanisms, parameters.mechanism, client=principal.name)
         parts.extractors.check_approved(parameters.graph_digest)
         extractor = parts.extractors.get(parameters, client=principal.name)
         run = admit_run(

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic_settings import SettingsConfigDict
 
 from private_curator.settings.groups import (
+    ClientSettings,
     ComputeSettings,
     ExtractorSettings,
     LedgerSettings,
@@ -39,6 +40,7 @@ class CuratorSettings(SettingsTree):
     records: RecordsSettings
     compute: ComputeSettings = ComputeSettings()
     extractors: ExtractorSettings = ExtractorSettings()
+    clients: ClientSettings = ClientSettings()
     limits: LimitSettings = LimitSettings()
     ledger: LedgerSettings = LedgerSettings()
     log: LogSettings = LogSettings()
