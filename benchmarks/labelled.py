@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,11 +38,11 @@ class Site:
     """A hospital.
 
     Attributes:
-        records: (n, ...) float32.
+        records: (n, ...), float32, or float16 to save memory.
         labels: (n,) classes.
     """
 
-    records: FloatArray
+    records: npt.NDArray[np.floating[Any]]
     labels: npt.NDArray[np.int64]
 
 
@@ -68,7 +69,7 @@ class HeldRecords(MockCurator):
 
     def take(self, indices: npt.NDArray[np.int64]) -> FloatArray:
         """The records of these numbers."""
-        return self._held[indices]
+        return self._held[indices].astype(np.float32)
 
 
 def noise_of(epsilon: float | None, delta: float, *, records: int) -> float:

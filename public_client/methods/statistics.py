@@ -36,12 +36,10 @@ from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, Stati
 from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
 
 PLENTY = 30.0
-"""Records for each unit of noise along all features, above which everything is released; below it, what tells two
-classes apart. Like the next two chosen on Adult in hospitals of 30 to 199 records (docs/ml-team/labelled.md)."""
-PLENTY_FOR_MOMENTS = 3.0
-"""The same for second moments, whose noise grows with the features' number to the power 3/2."""
+"""Records for each unit of noise along all features, above which everything is released of two classes; below it, what
+tells them apart. Like the next chosen on Adult in hospitals of 30 to 199 records (docs/ml-team/labelled.md)."""
 COUNTED = 10.0
-"""Records for each unit of noise at which counts get half of their largest weight."""
+"""Records for each unit of noise at which the counts of two classes get half of their largest weight."""
 _MOST_MOMENTS = 1024  # features: 4 MB a release, and half a second for the head
 
 
@@ -51,7 +49,7 @@ class Statistics(Method):
 
     Attributes:
         target_norm: the public map gives source features this mean norm; records are clipped at 1/2.
-        moments: whether second moments are released; "auto": where the records suffice.
+        moments: whether second moments are released; "auto": where they are free, of at most 1024 features.
         prior: "source": shrink towards the public source's class means and covariance; "none": towards nothing.
         own_shares: sites that share a model each get the class shares of their own counts.
     """
@@ -111,11 +109,9 @@ class Statistics(Method):
             dimension: d.
             classes: C.
         """
-        enough = records / (noise * math.sqrt(dimension))
-        moments = self.moments == "yes" or (
-            self.moments == "auto" and enough > PLENTY_FOR_MOMENTS * dimension and dimension <= _MOST_MOMENTS
-        )
-        if moments or enough > PLENTY or classes > 2:
+        plenty = classes > 2 or records / (noise * math.sqrt(dimension)) > PLENTY
+        if plenty or self.moments == "yes":
+            moments = self.moments == "yes" or (self.moments == "auto" and dimension <= _MOST_MOMENTS)
             plain = Weights(classes, 0.0, free_moment_weight(classes, 0.0) if moments else 0.0, 0.0)
             return Weights(classes, plain.free_count(), plain.moment, 0.0)
         counted = (records / noise) ** 2

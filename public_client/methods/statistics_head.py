@@ -211,17 +211,20 @@ def discriminant(known: Known, prior: Prior | None = None) -> Head:
     weight = CENTRE_DEVIATION**2 / d / (CENTRE_DEVIATION**2 / d + known.total_variance / n**2 + 1.0 / (d * n))
     total = weight * known.total + (1.0 - weight) * n * expected
     observed = (known.features + total / classes) / sizes[:, None]  # (C, d)
-    covariance, level = _covariance(known, observed, sizes, prior)
+    level = _level(known, prior)
     error = known.feature_variance / sizes**2 + level / sizes  # (C,) of each coordinate of a class's mean
     centre = total / n if prior.means is None else prior.means
     deviation = observed - centre
     least = 0.25 * LEAST_SEPARATION**2 * level / d if prior.means is None else 0.0
     chance = float(error.mean()) * (
         1.0 + 2.0 * math.sqrt(2.0 / deviation.size)
-    )  # mean square of noise, and two deviations
-    spread = max(least, float((deviation**2).mean()) - chance)
+    )  # noise's mean square, two deviations up
+    spread = min(
+        max(least, float((deviation**2).mean()) - chance), 1.0 / d
+    )  # a mean of features of norm 1 is no longer
     kept = spread / (spread + error)  # (C,)
     means = centre + kept[:, None] * deviation
+    covariance = _covariance(known, means, sizes, prior, level)
     # What is not known of the means widens the classes: directions that noise hides must not decide.
     widened = covariance + float((share * kept * error).sum()) * np.eye(d)
     middle = share @ means
@@ -229,27 +232,28 @@ def discriminant(known: Known, prior: Prior | None = None) -> Head:
     return Head(weights, np.log(share) - 0.5 * ((means + middle) * weights).sum(axis=1))
 
 
-def _covariance(known: Known, means: Values, sizes: Values, prior: Prior) -> tuple[Values, float]:
-    """(d, d) within a class, positive definite, and its usual eigenvalue."""
+def _level(known: Known, prior: Prior) -> float:
+    """The usual eigenvalue of the covariance, in the range that features of norm 1 can have."""
+    d = known.features.shape[1]
+    level = 1.0 / d
+    if prior.covariance is not None:
+        level = float(np.trace(prior.covariance)) / d
+    elif known.moments is not None:
+        level = float(np.median(np.linalg.eigvalsh(known.moments))) / known.records
+    return min(max(level, 0.02 / d), 1.0 / d)
+
+
+def _covariance(known: Known, means: Values, sizes: Values, prior: Prior, level: float) -> Values:
+    """(d, d) within a class, positive definite; `means` are the shrunk ones: what noise hides stays within."""
     n, d = known.records, means.shape[1]
-    eye, start = np.eye(d), prior.covariance
+    base = level * np.eye(d) if prior.covariance is None else prior.covariance
     if known.moments is None:
-        if start is None:
-            return eye / d, 1.0 / d
-        level = _bounded(float(np.trace(start)) / d, d)
-        return start + _LEAST_EIGENVALUE * level * eye, level
-    # The noise of a mean adds its variance to the mean's square, and is taken off.
-    squares = (sizes[:, None] * means).T @ means - known.feature_variance * float((1.0 / sizes).sum()) * eye
-    raw = (known.moments - squares) / n
-    level = _bounded(float(np.median(np.linalg.eigvalsh(raw))) if start is None else float(np.trace(start)) / d, d)
-    base = level * eye if start is None else start
-    band = 4.0 * d * (known.moment_variance / n**2 + level**2 / n)
-    values, vectors = np.linalg.eigh(raw - base)
-    values = np.sign(values) * np.sqrt(np.maximum(values**2 - band, 0.0))
+        return base if prior.covariance is None else base + _LEAST_EIGENVALUE * level * np.eye(d)
+    seen = (known.moments - (sizes[:, None] * means).T @ means) / n
+    noise = math.sqrt(known.moment_variance / n**2 + level**2 / n)
+    band = (2.0 * math.sqrt(d) + 2.0) * noise  # few features: the largest eigenvalue of noise wanders beyond 2 sqrt(d)
+    values, vectors = np.linalg.eigh(seen - base)
+    values = np.sign(values) * np.sqrt(np.maximum(values**2 - band**2, 0.0))
     values, vectors = np.linalg.eigh(base + (vectors * values) @ vectors.T)
-    return (vectors * np.maximum(values, _LEAST_EIGENVALUE * level)) @ vectors.T, level
-
-
-def _bounded(level: float, dimension: int) -> float:
-    """An eigenvalue's usual size, in the range that features of norm 1 can have."""
-    return min(max(level, 0.02 / dimension), 1.0 / dimension)
+    found: Values = (vectors * np.maximum(values, _LEAST_EIGENVALUE * level)) @ vectors.T
+    return found

@@ -27,7 +27,8 @@ def made(count, seed, *, shares=None, means=MEANS):
 def hospital(records, labels, *, epsilon=50.0, classes=CLASSES):
     told = mock_description(records=len(labels), record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=classes)
     held = torch.from_numpy(records)
-    return Hospital(MockCurator(told, records=lambda count: held[:count], labels=labels))
+    randomness = np.random.default_rng(0).bytes  # the same noise every time
+    return Hospital(MockCurator(told, records=lambda count: held[:count], labels=labels, randomness=randomness))
 
 
 def source(seed=9, means=MEANS):
@@ -226,6 +227,20 @@ def test_a_spread_covariance_is_used_where_it_is_known_and_not_where_it_is_noise
         assert reached(discriminant(known(u, labels, noise=300.0, seed=seed))) > 0.5
         noisy = reached(discriminant(known(u, labels, noise=30.0, seed=seed)))
         assert noisy > reached(discriminant(known(u, labels, noise=30.0, moments=False, seed=seed))) - 0.02
+
+
+def test_noise_never_takes_the_head_far_from_its_prior():
+    """Noise of fifty times the records' sum, with a prior: twenty draws, all near what the source says."""
+    records, labels = made(20_000, 0)
+    u = unit(0.2 * records.astype(np.float64))
+    prior = Prior.from_source(u, labels, classes=CLASSES)
+
+    def reached(head):
+        return float(((u @ head.weight.T + head.bias).argmax(axis=1) == labels).mean())
+
+    best = reached(discriminant(known(u, labels), prior))
+    for seed in range(20):
+        assert reached(discriminant(known(u[:200], labels[:200], noise=1e4, seed=seed), prior)) > best - 0.06
 
 
 def test_a_hospital_whose_noise_drowns_its_records_counts_less():
