@@ -240,7 +240,7 @@ def _level(known: Known, prior: Prior) -> float:
         level = float(np.trace(prior.covariance)) / d
     elif known.moments is not None:
         level = float(np.median(np.linalg.eigvalsh(known.moments))) / known.records
-    return min(max(level, 0.02 / d), 1.0 / d)
+    return float(min(max(level, 0.02 / d), 1.0 / d))
 
 
 def _covariance(known: Known, means: Values, sizes: Values, prior: Prior, level: float) -> Values:
