@@ -6,8 +6,9 @@ and priced as at a curator, and its noise is drawn by the mechanism, from the ru
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,8 @@ from public_client.methods.statistics import Statistics
 from public_client.methods.statistics_head import Known
 from public_client.plans.declarable import Declarable
 from public_client.testing.mock import MockCurator, mock_description
-from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration, StatisticsRequest
-from shared.mechanisms.interface import FloatArray
+from shared.mechanisms.interface import DataSetFacts, Facts, FloatArray, ModelFacts, RunSize
 from shared.privacy.budget import MAX_EPSILON
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.calibration import epsilon as epsilon_of
@@ -44,6 +44,26 @@ class Site:
 
     records: npt.NDArray[np.floating[Any]]
     labels: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SizeFacts:
+    """What the price depends on.
+
+    Attributes:
+        records: n.
+        dimension: d.
+        classes: C.
+    """
+
+    records: int
+    dimension: int
+    classes: int
+
+    @property
+    def whole(self) -> Facts:
+        """As the mechanism takes it; the records' own shape does not enter the price."""
+        return Facts(DataSetFacts(self.records, (1,), self.classes), ModelFacts((1,), self.dimension, {}))
 
 
 class HeldRecords(MockCurator):
@@ -72,15 +92,30 @@ class HeldRecords(MockCurator):
         return self._held[indices].astype(np.float32)
 
 
-def noise_of(epsilon: float | None, delta: float, *, records: int) -> float:
-    """Sigma for a sum of sensitivity 1 over all of n records, by the product's accountant; `WITHOUT` for no epsilon."""
-    if epsilon is None:
-        return WITHOUT
+@functools.cache
+def declaration_of(
+    method: Statistics, *, relation: str, epsilon: float | None, delta: float, facts: SizeFacts
+) -> StatisticsDeclaration:
+    """What a run declares that costs epsilon under a relation; nearly without noise for no epsilon.
 
-    def run(sigma: float) -> RunEvent:
-        return RunEvent(StepEvent(records, records, (BoundedSum(1, 1.0, 1, sigma),)), 1)
+    Under replace-one it is the method's own declaration at the product's price. Under add-or-remove the blocks weigh
+    the same, but what one record moves is the largest norm of its vector, in the place of the largest distance of two.
+    """
 
-    return calibrate_sigma(run, epsilon=epsilon, delta=delta)
+    def declared(noise: float) -> StatisticsDeclaration:
+        weights = method.weights(noise, records=facts.records, dimension=facts.dimension, classes=facts.classes)
+        moved = weights.sensitivity() if relation == REPLACE else weights.record_norm()
+        return StatisticsDeclaration(facts.classes, weights.count, weights.moment, weights.centring, noise * moved)
+
+    def run(noise: float) -> RunEvent:
+        told = declared(noise)
+        (part,) = CLASS_STATISTICS.parts(told, RunSize(facts.records), facts.whole)
+        assert isinstance(part, BoundedSum)
+        if relation == ADD:
+            part = replace(part, sensitivity=told.weights.record_norm())
+        return RunEvent(StepEvent(facts.records, facts.records, (part,)), 1)
+
+    return declared(WITHOUT if epsilon is None else calibrate_sigma(run, epsilon=epsilon, delta=delta))
 
 
 def released(
@@ -93,26 +128,17 @@ def released(
     seed: int,
     method: Statistics,
     relation: str = REPLACE,
-    feature_map: FeatureMap | None = None,
 ) -> tuple[Known, float]:
     """One release of a hospital's class statistics.
 
-    Under replace-one the declaration is the method's own. Under add-or-remove the blocks weigh the same and sigma is
-    that of the largest norm of one record's vector in the place of the largest distance of two; the curator, which
-    knows replace-one alone, prices such a run higher than epsilon.
-
     Returns:
-        What is known, and epsilon of the run under replace-one by the product's accountant, from the admitted event.
+        What is known, and epsilon of the run under replace-one by the product's accountant, from the admitted event:
+        what was asked under replace-one, and more under add-or-remove, which the curator does not know.
     """
     curator = HeldRecords(site, classes=classes, delta=delta, seed=seed)
     ready = Declarable.of(extractor, site.records.shape[1:])
     uploaded, d, n = ready.uploaded(curator), ready.graph.feature_dimension, len(site.labels)
-    noise = noise_of(epsilon, delta, records=n)
-    weights = method.weights(noise, records=n, dimension=d, classes=classes)
-    moved = weights.sensitivity() if relation == REPLACE else weights.record_norm()
-    declared = StatisticsDeclaration(
-        classes, weights.count, weights.moment, weights.centring, noise * moved, feature_map
-    )
+    declared = declaration_of(method, relation=relation, epsilon=epsilon, delta=delta, facts=SizeFacts(n, d, classes))
     parameters = RunParameters(
         graph_digest=uploaded.graph_digest,
         weights_digest=uploaded.weights_digest,

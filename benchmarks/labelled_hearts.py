@@ -10,7 +10,7 @@ Each hospital releases class statistics of the ten columns scaled by public clin
 delta 1e-4; nothing else is known, no record is public. The figure is the mean of the hospitals' test accuracies.
 
 The published work adds or removes a record; the product replaces one. Under add-or-remove sigma is the accountant's
-for a sum of sensitivity 1, times the largest norm of a record's vector (class_statistics/geometry.py).
+for a sum that moves by the largest norm of a record's vector (class_statistics/geometry.py).
 """
 
 from __future__ import annotations

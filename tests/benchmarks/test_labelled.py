@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 from benchmarks import labelled_digits, labelled_hearts, records
-from benchmarks.labelled import ADD, REPLACE, Site, noise_of, released
+from benchmarks.labelled import ADD, REPLACE, Site, SizeFacts, declaration_of, released
 from benchmarks.labelled_hearts import Clinical, textbook
 from public_client.methods.statistics import Statistics
 from shared.extractor.tracing import trace
@@ -38,24 +40,32 @@ def test_clinical_columns_have_size_one_and_what_was_not_measured_is_zero():
     assert float(Clinical()(1e4 * patient).detach().norm()) <= 2 * 10**0.5 / labelled_hearts._CLIP / 2 + 1e-6
 
 
+def _delta(shift, epsilon):
+    below = math.exp(epsilon) * norm.cdf(-shift / 2 - epsilon / shift)
+    return float(norm.cdf(shift / 2 - epsilon / shift) - below)
+
+
 @pytest.mark.parametrize("relation", [REPLACE, ADD])
 def test_a_release_has_the_noise_of_its_relation(relation):
     """40 releases of 22 noised values: a variance off by 30% has a chance below 1e-7."""
     rng = np.random.default_rng(0)
     site = Site(np.zeros((30, 10), np.float32) + 1.0, rng.integers(2, size=30))
-    method, noise = Statistics(prior="none"), noise_of(1.0, 1e-4, records=30)
-    weights = method.weights(noise, records=30, dimension=10, classes=2)
-    moved = weights.sensitivity() if relation == REPLACE else weights.record_norm()
+    method = Statistics(prior="none")
+    facts = SizeFacts(30, 10, 2)
+    declared = declaration_of(method, relation=relation, epsilon=1.0, delta=1e-4, facts=facts)
+    moved = declared.weights.sensitivity() if relation == REPLACE else declared.weights.record_norm()
+    # The analytic Gaussian mechanism (Balle and Wang 2018) at epsilon 1 and delta 1e-4, by its own formula.
+    assert _delta(moved / declared.sigma, 1.0) == pytest.approx(1e-4, rel=1e-2)
     drawn = []
     for seed in range(40):
         known, price = released(
             site, Clinical().eval(), classes=2, epsilon=1.0, delta=1e-4, seed=seed, method=method, relation=relation
         )  # fmt: skip
-        assert (abs(price - 1.0) < 1e-3) == (relation == REPLACE)
-        assert known.feature_variance == pytest.approx((noise * moved) ** 2 / 2)
+        assert (0.999 < price <= 1.0) == (relation == REPLACE)
+        assert known.feature_variance == pytest.approx(declared.sigma**2 / 2)
         drawn.append(known.features[0] - known.features[1])
     spread = np.stack(drawn).var(axis=0).mean()
-    assert spread == pytest.approx(2.0 * (noise * moved) ** 2, rel=0.45)
+    assert spread == pytest.approx(2.0 * declared.sigma**2, rel=0.45)
     same, _ = released(
         site, Clinical().eval(), classes=2, epsilon=1.0, delta=1e-4, seed=39, method=method, relation=relation
     )  # fmt: skip
