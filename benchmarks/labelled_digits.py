@@ -34,7 +34,7 @@ CACHE = Path.home() / ".cache" / "dpswd-benchmarks"
 DELTA = 1e-5
 EPSILONS: tuple[float | None, ...] = (1.0, 0.2, None)
 SEEDS = (0, 1, 2)
-AXES, WHITENING = 400, 0.15
+AXES, WHITENING = 300, 0.15
 """d, and the power of a principal axis's variance by which it is divided; chosen on USPS (`choose`)."""
 _CHOICES = ((100, 200, 300, 400), (0.0, 0.15, 0.25, 0.35, 0.5))
 _TURNS = 8  # orientations of the wavelets
