@@ -254,6 +254,8 @@ def _covariance(known: Known, means: Values, sizes: Values, prior: Prior, level:
     band = (2.0 * math.sqrt(d) + 2.0) * noise  # few features: the largest eigenvalue of noise wanders beyond 2 sqrt(d)
     values, vectors = np.linalg.eigh(seen - base)
     values = np.sign(values) * np.sqrt(np.maximum(values**2 - band**2, 0.0))
+    if band > level:  # no variance is negative: so far below the base there is nothing but noise
+        values = np.maximum(values, 0.0)
     values, vectors = np.linalg.eigh(base + (vectors * values) @ vectors.T)
     found: Values = (vectors * np.maximum(values, _LEAST_EIGENVALUE * level)) @ vectors.T
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -241,6 +243,25 @@ def test_noise_never_takes_the_head_far_from_its_prior():
     best = reached(discriminant(known(u, labels), prior))
     for seed in range(20):
         assert reached(discriminant(known(u[:200], labels[:200], noise=1e4, seed=seed), prior)) > best - 0.06
+
+
+def test_noise_below_zero_is_no_direction_without_spread():
+    """A draw of noise that lies far below zero along some direction: no variance does, so it must not decide."""
+    rng = np.random.default_rng(3)
+    labels = rng.integers(2, size=4000)
+    u = 0.1 * rng.normal(size=(len(labels), 60))
+    u[:, 0] += 0.2 * labels
+    u = unit(u)
+
+    def reached(head):
+        return float(((u @ head.weight.T + head.bias).argmax(axis=1) == labels).mean())
+
+    for seed in range(5):
+        drawn = known(u, labels, noise=10.0, seed=seed)  # eigenvalues of the noise reach 155, the head's band 175
+        direction = np.zeros(60)
+        direction[1 + seed] = 1.0
+        odd = replace(drawn, moments=drawn.moments - 300.0 * np.outer(direction, direction))
+        assert reached(discriminant(odd)) > reached(discriminant(drawn)) - 0.02
 
 
 def test_a_hospital_whose_noise_drowns_its_records_counts_less():
