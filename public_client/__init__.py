@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from public_client.adaptation.federation import Federation
     from public_client.adaptation.hospital import Hospital
     from public_client.curator.stub import Curator
-    from public_client.methods import Adapter, AllWeights, DpDann, Method, Replay, Rows
+    from public_client.methods import Adapter, AllWeights, DpDann, Method, Replay, Rows, Statistics
     from public_client.methods.evaluation import Evaluate
     from public_client.plans.plan import Plan
     from public_client.replay.missing_columns import TableView
@@ -42,7 +42,7 @@ _MODULES = {
     "public_client.adaptation.federation": ("Federation",),
     "public_client.adaptation.hospital": ("Hospital",),
     "public_client.curator.stub": ("Curator",),
-    "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Method", "Replay", "Rows"),
+    "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Method", "Replay", "Rows", "Statistics"),
     "public_client.methods.evaluation": ("Evaluate",),
     "public_client.plans.plan": ("Plan",),
     "public_client.replay.missing_columns": ("TableView",),
@@ -79,6 +79,7 @@ __all__ = [
     "Rows",
     "RunFinished",
     "SettingsError",
+    "Statistics",
     "TableView",
     "__version__",
     "load_adapted",

@@ -14,6 +14,7 @@ from benchmarks.fuzz.site import CLASSES, RECORD_SHAPE, RECORDS, Site
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsRequest
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.critic.mechanism import CriticDeclaration, CriticRequest
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
@@ -71,6 +72,11 @@ def make(site: Site) -> Seeds:
             [GradientRequest(features, flat)],
         ),
         "evaluation": (model | {"batch_size": RECORDS, "steps": 1000}, evaluated, [EvaluationRequest()]),
+        "class_statistics": (
+            extractor | {"batch_size": RECORDS, "steps": 1000},
+            StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 4e3, public_map),
+            [StatisticsRequest()],
+        ),
         "critic": (
             critic | common, CriticDeclaration(summed), [CriticRequest(np.zeros(pixels + 1, dtype=np.float32))],
         ),

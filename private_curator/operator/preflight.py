@@ -25,6 +25,7 @@ from private_curator.records import target
 from private_curator.records.labels import class_count, load_labels
 from private_curator.records.problems import RecordsRefused
 from private_curator.settings import tree as configuration
+from private_curator.settings.permissions import check_permissions
 from private_curator.settings.tree import CuratorSettings
 from private_curator.storage.certificates import CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY
 from private_curator.storage.home_directory import HomeDirectory
@@ -32,6 +33,7 @@ from shared.certificates import belong_together
 from shared.configuration import settings_of
 from shared.errors import DpswdError, SettingsError
 from shared.ledger.chain_checks import Tampering
+from shared.mechanisms import MECHANISMS
 from shared.protocol import limits
 
 MIN_FREE_BYTES = 1 << 30  # stored replies grow by about 50 kB a step: room for some 20,000 steps
@@ -124,7 +126,7 @@ def _explained(error: Exception) -> str:
 
 
 def _settings(site: _Site) -> str:
-    assert site.settings
+    check_permissions(site.settings.clients, MECHANISMS)
     return f"{len(settings_of(CuratorSettings))} settings are in order"
 
 

@@ -28,6 +28,7 @@ from private_curator.records.labels import class_count, class_names, load_labels
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.service import CuratorService
 from private_curator.serving.turns import Turns
+from private_curator.settings.permissions import check_permissions
 from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
 from private_curator.steps.randomness import SystemNoise, fresh_seed
@@ -78,6 +79,7 @@ class CuratorServer:
         mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
     ) -> None:
         _check_imports()
+        check_permissions(settings.clients, mechanisms)
         device = resolve_device(settings.compute.device)
         if settings.compute.torch_threads:
             torch.set_num_threads(settings.compute.torch_threads)

@@ -30,6 +30,7 @@ from private_curator.observability.requests import OK
 from private_curator.serving.authentication import authenticate
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.turns import Turns
+from private_curator.settings.permissions import permitted, require_permitted
 from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
 from private_curator.steps.release import ReleasePipeline
@@ -195,6 +196,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         if request.HasField("newest_receipt"):
             self.ledger.hold_to(_presented(request.newest_receipt))
         data_set_budget, client_budget = self._budgets(*self.ledger.budget_of(client.name))
+        offer = permitted(self.settings.clients, self.mechanisms, client=client.name)
         return pb.DescribeResponse(
             data_set=self.settings.records.name,
             records=self.data_set.records,
@@ -202,7 +204,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             data_set_budget=data_set_budget,
             client_budget=client_budget,
             neighbouring_relation=self.ledger.status().data_set.relation,
-            mechanisms=offered(self.mechanisms, self.data_set),
+            mechanisms=offered(offer, self.data_set),
             limits=pb.Limits(**dataclasses.asdict(self.limits)),
             grid_exponent=limits.GRID_EXPONENT,
             ledger_public_key=self.ledger.public_key,
@@ -285,6 +287,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
 
     def _admitted(self, client: Client, parameters: RunParameters) -> tuple[AdmittedRun, ExtractorSource]:
         """The checked run, and the extractor that it declares."""
+        require_permitted(self.settings.clients, self.mechanisms, parameters.mechanism, client=client.name)
         self.extractors.check_approved(parameters.graph_digest)
         extractor = self.extractors.get(parameters, client=client.name)
         offer, data = self.mechanisms, self.data_set

@@ -137,6 +137,35 @@ class ExtractorSettings(SettingsGroup):
     )
 
 
+class ClientSettings(SettingsGroup):
+    """What each client may ask for. Who is a client, and how much each may spend, stands in the ledger."""
+
+    mechanisms: tuple[str, ...] = setting(
+        (),
+        "The mechanisms that a client may use, as NAME=mechanism,mechanism; the name * stands for every client that is "
+        "not named. A client of which nothing is said may use all. Names: docs/privacy/mechanisms.md.",
+        allowed='list such as ["ml-team=rows,quantiles", "*=evaluation"]',
+    )
+
+    @field_validator("mechanisms")
+    @classmethod
+    def _readable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        names = [entry.partition("=")[0] for entry in value]
+        for entry, name in zip(value, names, strict=True):
+            allowed = entry.partition("=")[2].split(",")
+            if not name or not all(allowed) or any(word != word.strip() for word in (name, *allowed)):
+                raise ValueError(f"{entry!r} must be NAME=mechanism,mechanism without spaces, at least one mechanism")
+        if len(set(names)) != len(names):
+            raise ValueError("a client is named twice; write all its mechanisms into one entry")
+        return value
+
+    def allowed_to(self, client: str) -> tuple[str, ...] | None:
+        """Names of the mechanisms that a client may use; None for all."""
+        said = {name: allowed.split(",") for name, _, allowed in (entry.partition("=") for entry in self.mechanisms)}
+        found = said.get(client, said.get("*"))
+        return None if found is None else tuple(found)
+
+
 def _at_most(most: int, meaning: str, *, unit: str, least: int = 1) -> int:
     """A bound that is at most the protocol's own, and the protocol's own by default."""
     bound: int = setting(most, meaning, unit=unit, ge=least, le=most)

@@ -159,6 +159,7 @@ class Plan:
             noise=self.noise,
             batch=self.batch_size,
             dimension=facts.model.feature_dimension,
+            classes=facts.data.classes,
             names=names if self.gradient_parameters else (),
             feature_map=feature_map,
         )

@@ -1028,3 +1028,71 @@ class EvaluationReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluationReply: _TypeAlias = EvaluationReply  # noqa: Y015
+
+@_typing.final
+class ClassStatisticsDeclaration(_message.Message):
+    """Mechanism "class_statistics": one noised sum over all labelled records (docs/privacy/class-statistics.md). A record of
+    class y with mapped and clipped features u, |u| <= 1, adds t_y (x) (count_weight, u) and moment_weight times u u^T,
+    where t_y is 1 at y, less centring / C everywhere; batch_size is the number of records.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: _builtins.int
+    COUNT_WEIGHT_FIELD_NUMBER: _builtins.int
+    MOMENT_WEIGHT_FIELD_NUMBER: _builtins.int
+    CENTRING_FIELD_NUMBER: _builtins.int
+    SIGMA_FIELD_NUMBER: _builtins.int
+    FEATURE_MAP_FIELD_NUMBER: _builtins.int
+    classes: _builtins.int
+    """C, the number of classes."""
+    count_weight: _builtins.float
+    moment_weight: _builtins.float
+    """0: no second moments are released."""
+    centring: _builtins.float
+    """0 to 1: how much of what the classes have in common is taken off."""
+    sigma: _builtins.float
+    """N(0, sigma^2) on each coordinate of the sum."""
+    @_builtins.property
+    def feature_map(self) -> Global___FeatureMap: ...
+    def __init__(
+        self,
+        *,
+        classes: _builtins.int = ...,
+        count_weight: _builtins.float = ...,
+        moment_weight: _builtins.float = ...,
+        centring: _builtins.float = ...,
+        sigma: _builtins.float = ...,
+        feature_map: Global___FeatureMap | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["centring", b"centring", "classes", b"classes", "count_weight", b"count_weight", "feature_map", b"feature_map", "moment_weight", b"moment_weight", "sigma", b"sigma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassStatisticsDeclaration: _TypeAlias = ClassStatisticsDeclaration  # noqa: Y015
+
+@_typing.final
+class ClassStatisticsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sum(self) -> Global___GridArray:
+        """The noised sum: for each class its count and its features (classes, 1 + d), row by row, then the upper triangle of
+        the second moments (d (d + 1) / 2), row by row, entries off the diagonal times the root of 2.
+        """
+
+    def __init__(
+        self,
+        *,
+        sum: Global___GridArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassStatisticsReply: _TypeAlias = ClassStatisticsReply  # noqa: Y015

@@ -15,11 +15,12 @@ import uuid
 import numpy as np
 import pytest
 import torch
-from declarations import gradient, quantiles
+from declarations import gradient, quantiles, rows
 from raw_client import RawClient, released
 from torch import nn
 
 from private_curator.ledger.sqlite import file_lock
+from private_curator.operator import preflight
 from private_curator.serving import server
 from private_curator.settings import tree as settings
 from private_curator.settings.groups import RecordsSettings
@@ -213,6 +214,44 @@ def test_settings_that_cannot_work_are_refused_at_start(directory):
     with pytest.raises(errors.SettingsError, match="cert renew-server"):
         broken.start()
     broken.stop()
+
+
+def test_a_client_may_use_what_the_operator_allows_it(serve, directory):
+    """Told in Describe, refused by name, nothing is charged; steps of a run that was charged before end too."""
+    client = serve()
+    run = _open(client)
+    paid = client.prepare_step(run)
+    first = client.send(paid)
+    assert set(client.describe().mechanisms) == {"rows", "quantiles", "gradient", "critic"}
+    before = client.describe().data_set_budget.epsilon_spent
+    client = serve(**{"clients.mechanisms": '["ml-team=rows,class_statistics", "*=quantiles"]'})
+    assert list(client.describe().mechanisms) == ["rows"]  # what needs labels is not offered without any
+    for declared in (QUANTILES, GRADIENT):
+        for validate_only in (True, False):
+            with pytest.raises(errors.RequestInvalid, match="not allowed to ml-team; the operator allows rows") as no:
+                client.open_run(_parameters(client, declared), validate_only=validate_only)
+            assert [field for field, _ in no.value.violations] == ["parameters.mechanism"]
+    with pytest.raises(errors.RequestInvalid, match="ask the operator"):
+        client.send(client.prepare_step(run))
+    assert client.send(paid).SerializeToString() == first.SerializeToString()  # what was paid for is sent again
+    assert client.describe().data_set_budget.epsilon_spent == before
+    assert client.step(_open(client, rows())).step == 1
+    client = serve(**{"clients.mechanisms": '["somebody-else=rows", "*=quantiles,gradient"]'})
+    assert list(client.describe().mechanisms) == ["quantiles", "gradient"]
+    client = serve(**{"clients.mechanisms": '["somebody-else=rows"]'})
+    assert _number(client.send(client.prepare_step(run))) == 2  # allowed again: the charged run goes on
+
+
+def test_permissions_for_what_is_unknown_are_refused_at_start(directory):
+    made = home.HomeDirectory(directory / "home")
+    with pytest.raises(errors.SettingsError, match="names labels, row; this curator knows rows, quantiles"):
+        server.CuratorServer(made, settings.load(made.path, {"clients.mechanisms": '["ml-team=row,labels,rows"]'}))
+    (finding,) = [one for one in preflight.check(made, {"clients.mechanisms": '["a=row"]'}) if one.check == "settings"]
+    assert not finding.ok
+    assert "names row" in finding.text
+    for wrong in ('["ml-team"]', '["=rows"]', '["ml-team="]', '["a=rows, critic"]', '["a=rows", "a=critic"]'):
+        with pytest.raises(errors.SettingsError, match=r"clients\.mechanisms"):
+            settings.load(made.path, {"clients.mechanisms": wrong})
 
 
 def test_a_port_in_use_is_said_so(directory):
