@@ -2,7 +2,7 @@
 
     python -m benchmarks.shifts run --data-dir ../shared/data --minutes 60   # in a random order, what is not on file
     python -m benchmarks.shifts summary --format json
-    python -m benchmarks.shifts summary                                      # the table of docs/ml-team/shifts.md
+    python -m benchmarks.shifts write                                        # docs/ml-team/shifts.md
 
 needs mnist.npz, usps16.npz, office_caltech10_surf.npz, heart_uci.npz and adult.npz in the folder, and Debian's package
 dataset-fashion-mnist. Images are brought to 14 x 14; releases are made in this process by the curator's mechanism
@@ -21,9 +21,10 @@ import torch
 
 from benchmarks.shifts.cells import KINDS, all_cells, run
 from benchmarks.shifts.sources import Origin, load
-from benchmarks.shifts.summary import summary, table
+from benchmarks.shifts.summary import page, summary, table
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts.jsonl"
+PAGE = Path(__file__).parents[2] / "docs" / "ml-team" / "shifts.md"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"
 
 
@@ -37,12 +38,15 @@ def main() -> None:
     battery.add_argument("--sources", default=",".join(KINDS))
     told = commands.add_parser("summary", help="says what is on file")
     told.add_argument("--format", choices=["text", "json"], default="text")
-    for command in (battery, told):
+    written = commands.add_parser("write", help="writes the page from what is on file")
+    for command in (battery, told, written):
         command.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "run":
         torch.set_num_threads(1)
         _run(arguments)
+    elif arguments.command == "write":
+        PAGE.write_text(page(read(arguments.results)), encoding="utf-8")
     elif arguments.format == "json":
         print(json.dumps(summary(read(arguments.results)), indent=1))
     else:

@@ -29,7 +29,7 @@ from public_client.replay.delivery import laid_out
 from public_client.replay.missing_columns import TableView, find_gaps
 from public_client.replay.prior_width import LinearModel
 from public_client.replay.residuals import Residuals
-from public_client.replay.verdict import CONVINCED, FITS, LEAST_CHANGE, VIEW_FITS, Evidence, Fitted
+from public_client.replay.verdict import CONVINCED, FITS, LEAST_CHANGE, VIEW_FITS, VIEW_MOST, Evidence, Fitted
 from public_client.replay.views import CLASS_WIDTH, FeatureView, View, moved_features, view_for
 
 MOST_RECORDS = 20_000  # source records that are kept for fitting and tuning
@@ -205,7 +205,7 @@ def find_view(
         return _kept(still, alone, posterior, _STRANGE)
     best, seen = _best_view(identity, posterior, generator, learning_rate, bar)
     gained = seen.log_evidence - alone.log_evidence - math.log(CANDIDATES)
-    if gained > CONVINCED and seen.fits(max(FITS, VIEW_FITS * alone.unexplained)):
+    if gained > CONVINCED and seen.fits(max(FITS, min(VIEW_FITS * alone.unexplained, VIEW_MOST))):
         weights = seen.frequencies.weights.to(features)
         reason = f"a view explains the release: {seen}; without it {alone}"
         return Fitted(best, weights, posterior.left(best, weights), "adapted by a view", reason)

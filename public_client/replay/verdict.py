@@ -22,10 +22,12 @@ Outcome = Literal["adapted by a view", "priors corrected", "kept"]
 FITS = 0.0125
 """Part of the variance of a projection that an explanation may leave unexplained (docs/ml-team/shifts.md)."""
 VIEW_FITS = 0.2
-"""A view changes more than frequencies do, so it may also leave this part of what it was asked to explain."""
+"""A view changes more than frequencies do, so it may also leave this part of what it was asked to explain,"""
+VIEW_MOST = 0.06
+"""but no more of the variance than this."""
 LEAST_CHANGE = 0.1
 """Share of the records that must be of another class than the source's frequencies say: below, nothing is gained."""
-CONVINCED = math.log(1e4)
+CONVINCED = math.log(1e6)
 """Nats by which an explanation must be more probable than a simpler one, or the simpler one is taken."""
 
 
