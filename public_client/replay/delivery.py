@@ -97,11 +97,11 @@ def deliver(
                 trials = _folds(extractor, classifier, view, source, min(steps, _FOLD_STEPS), generator, bar)
             tuned = trained_on(source)
     delivered = {}
+    kept = (copy.deepcopy(extractor), copy.deepcopy(classifier))
     for name, fitted in found.items():
-        outcome, reason = fitted.outcome, fitted.reason
-        model = (copy.deepcopy(extractor), copy.deepcopy(classifier))
+        outcome, reason, model = fitted.outcome, fitted.reason, kept
         if outcome == "priors corrected":
-            model = (model[0], with_priors(classifier, fitted.class_weights))
+            model = (kept[0], with_priors(classifier, fitted.class_weights))
         elif name in views:
             gain, error = expected_gain(trials, views[name])
             if views[name].keeps_scores or gain > _SURE * error:

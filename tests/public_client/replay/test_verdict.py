@@ -101,6 +101,19 @@ def test_a_view_that_would_gain_nothing_is_not_used(classifier):
     assert torch.equal(model.classifier(SOURCE.images), classifier(SOURCE.images))
 
 
+def test_sites_that_share_a_training_keep_their_own_outcomes(classifier):
+    tilted = found(table(2000, 1, (0.7, 0.3, 0.0)).images, epsilon=1.0)
+    alike = found(table(2000, 2).images, epsilon=1.0)
+    with reporting("", 1, shown=False) as bar:
+        models = delivery.deliver(
+            nn.Identity(), classifier, {"a": tilted, "b": alike, "c": alike}, {"a": 0.5, "b": 0.25, "c": 0.25}, SOURCE,
+            steps=5, seed=0, generator=torch.Generator().manual_seed(0), bar=bar,
+        )  # fmt: skip
+    assert [model.outcome for model in models.values()] == ["priors corrected", "kept", "kept"]
+    assert models["b"].classifier is models["c"].classifier
+    assert not torch.equal(models["a"].classifier(SOURCE.images), models["b"].classifier(SOURCE.images))
+
+
 def test_an_expected_gain_is_that_of_held_out_records():
     right, wrong = nn.Identity(), nn.Linear(2, 2, bias=False)
     with torch.no_grad():
