@@ -28,7 +28,6 @@ from benchmarks.records import append, mean_and_deviation, on_file, read
 from public_client.adaptation.domain_adaptation import DomainAdaptation
 from public_client.data.accuracy import accuracy
 from public_client.data.datasets import Task, load_task
-from public_client.data.devices import resolve_device
 from public_client.data.networks import digits_network
 from public_client.data.progress import reporting
 from public_client.data.source import collect, source_loader
@@ -41,6 +40,7 @@ from public_client.replay import fit as replay
 from public_client.replay.delivery import tune
 from public_client.replay.views import view_for
 from public_client.testing.local_hospital import LocalHospital
+from shared.devices import resolve_device
 
 DELTA = 1e-5
 RESULTS = Path(__file__).parent / "results" / "digits.json"

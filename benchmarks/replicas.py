@@ -22,11 +22,11 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from private_curator.ledger.database import Place
+from private_curator.ledger.database import LedgerLocation
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import StepGranted
+from private_curator.ledger.statements import Request, StepGranted
 from shared.privacy.budget import PrivacyBudget
 from shared.privacy.events import RowProjections, RunEvent, StepEvent
 
@@ -67,19 +67,19 @@ def _measure(directory: Path, *, steps: int, rounds: int) -> dict[str, tuple[int
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
             for number in range(rounds):
                 file = SqliteFile(Path(scratch) / f"ledger-{number}.db")
-                contenders: list[tuple[str, Place, int]] = [("a file (SQLite)", file, 1)]
+                contenders: list[tuple[str, LedgerLocation, int]] = [("a file (SQLite)", file, 1)]
                 for count in REPLICAS:
-                    place = PostgresSchema(server.url(), schema=f"round_{number}_{count}")
-                    contenders.append((f"PostgreSQL, {count} replica{'s' if count > 1 else ''}", place, count))
-                for name, place, count in contenders:
-                    time_s = _race(place, count=count, steps=steps)
+                    location = PostgresSchema(server.url(), schema=f"round_{number}_{count}")
+                    contenders.append((f"PostgreSQL, {count} replica{'s' if count > 1 else ''}", location, count))
+                for name, location, count in contenders:
+                    time_s = _race(location, count=count, steps=steps)
                     best[name] = count, min(time_s, best.get(name, (count, float("inf")))[1])
     finally:
         server.close()
     return best
 
 
-def _race(place: Place, *, count: int, steps: int) -> float:
+def _race(location: LedgerLocation, *, count: int, steps: int) -> float:
     """Seconds until every replica has taken its steps."""
     event = RunEvent(
         step=StepEvent(
@@ -87,10 +87,10 @@ def _race(place: Place, *, count: int, steps: int) -> float:
         ),
         steps=count * steps,
     )
-    with Ledger.create(place, key=KEY, records=5000, budget=PrivacyBudget(epsilon=1e4, delta=1e-5)) as ledger:
+    with Ledger.create(location, key=KEY, records=5000, budget=PrivacyBudget(epsilon=1e4, delta=1e-5)) as ledger:
         ledger.add_client("bench", "f" * 64)
-        run = ledger.open_run(client="bench", request_id="run", digest=DIGEST, event=event, parameters=b"")
-    where = str(place) if isinstance(place, SqliteFile) else f"{place.url}#{place.schema}"  # type: ignore[attr-defined]
+        run = ledger.open_run(Request(client="bench", request_id="run", digest=DIGEST), event=event, parameters=b"")
+    where = str(location) if isinstance(location, SqliteFile) else f"{location.url}#{location.schema}"  # type: ignore[attr-defined]
     program = [sys.executable, "-m", "benchmarks.replicas", "--steps", str(steps), "--work", where, run.run_id]
     workers = [
         subprocess.Popen(
@@ -113,7 +113,7 @@ def _race(place: Place, *, count: int, steps: int) -> float:
         worker.stdout.close()
         if worker.wait(timeout=60) != 0:
             raise SystemExit("a replica failed; its error stands above")
-    with Ledger.open(place, key=KEY) as ledger:
+    with Ledger.open(location, key=KEY) as ledger:
         if ledger.status().steps_used != count * steps:
             raise SystemExit("not every step was taken")
     return taken
@@ -122,13 +122,13 @@ def _race(place: Place, *, count: int, steps: int) -> float:
 def _work(where: str, run: str, name: str, *, steps: int) -> None:
     """One replica: waits for the word, takes its steps, says that it is done."""
     url, _, schema = where.partition("#")
-    place: Place = PostgresSchema(url, schema=schema) if schema else SqliteFile(Path(url))
-    with Ledger.open(place, key=KEY, lock_timeout_s=120) as ledger:
+    location: LedgerLocation = PostgresSchema(url, schema=schema) if schema else SqliteFile(Path(url))
+    with Ledger.open(location, key=KEY, lock_timeout_s=120) as ledger:
         ledger.serve()
         print("ready", flush=True)
         sys.stdin.readline()
         for number in range(steps):
-            grant = ledger.begin_step(client="bench", run_id=run, request_id=f"{name}-{number}", digest=DIGEST)
+            grant = ledger.begin_step(Request(client="bench", request_id=f"{name}-{number}", digest=DIGEST), run_id=run)
             assert isinstance(grant, StepGranted)
             ledger.finish_step(grant, reply=REPLY, audit={})
         print("done", flush=True)

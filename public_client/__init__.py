@@ -49,23 +49,7 @@ _MODULES = {
     "public_client.testing.local_hospital": ("LocalHospital",),
     "public_client.testing.mock": ("MockCurator", "mock_description"),
     "public_client.training.saved_model": ("load_adapted",),
-    "shared.errors": (
-        "BudgetExhausted",
-        "CredentialsInvalid",
-        "CuratorUnavailable",
-        "DataInvalid",
-        "DpswdError",
-        "ExtractorUnsupported",
-        "InvalidValue",
-        "PrivacyError",
-        "ProtocolError",
-        "RequestInvalid",
-        "RunFinished",
-        "SettingsError",
-    ),
 }
-_DEFINED_IN = {name: module for module, names in _MODULES.items() for name in names}
-
 __version__ = metadata.version("dpswd")
 
 __all__ = [
@@ -100,6 +84,11 @@ __all__ = [
     "load_adapted",
     "mock_description",
 ]
+
+_DEFINED_IN = dict.fromkeys(__all__, "shared.errors") | {
+    name: file for file, names in _MODULES.items() for name in names
+}
+"""What is in none of the modules above is an error."""
 
 
 def __getattr__(name: str) -> Any:

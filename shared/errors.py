@@ -88,7 +88,7 @@ class BudgetExhausted(PrivacyError):
         if self.steps_that_fit > 0:
             advice = f"a run of at most {self.steps_that_fit} such steps still fits"
         else:
-            advice = "not one such step fits; use more noise, a smaller batch, or ask the operator to extend the budget"
+            advice = "not one such step fits; ask for less epsilon (more noise), or the operator for a larger budget"
         return (
             f"the {self.scope}'s privacy budget does not allow this run: it would cost epsilon "
             f"{rounded(self.requested, up=True)}, spent so far {rounded(self.spent, up=True)}, remaining "

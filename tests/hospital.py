@@ -13,7 +13,7 @@ from declarations import Declared
 from torch import nn
 
 from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import Run, StoredReply
+from private_curator.ledger.statements import Request, Run, StoredReply
 from private_curator.records import target
 from private_curator.settings.groups import RecordsSettings
 from private_curator.steps.extraction import ExtractorCatalogue
@@ -30,8 +30,7 @@ from shared.kernels.noise import NoiseSource, SeededNoise
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts, Limits, Payload
 from shared.protocol.checks import invalid
-from shared.protocol.digests import run_digest, step_digest
-from shared.protocol.messages import RunParameters, StepRelease
+from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
 from shared.steps.admission import AdmittedRun, admit_run, admit_step
 from shared.steps.computing import Laboratory
 
@@ -126,9 +125,7 @@ class Hospital:
 
     def open_run(self, parameters: RunParameters, *, request_id: str | None = None) -> Run:
         return self.ledger.open_run(
-            client=CLIENT,
-            request_id=request_id or str(uuid.uuid4()),
-            digest=run_digest(parameters),
+            Request(client=CLIENT, request_id=request_id or str(uuid.uuid4()), digest=run_digest(parameters)),
             event=self.admit(parameters).event,
             parameters=parameters.to_bytes(),
         )
@@ -147,11 +144,13 @@ class Hospital:
         return self.pipeline.answer(
             admitted,
             admit_step(admitted, payload, public=_nothing_uploaded, limits=LIMITS),
-            client=CLIENT,
+            self.extractor(parameters),
+            request=Request(
+                client=CLIENT,
+                request_id=request_id or str(uuid.uuid4()),
+                digest=step_digest(run_id=run.run_id, payload=payload),
+            ),
             run_id=run.run_id,
-            request_id=request_id or str(uuid.uuid4()),
-            digest=step_digest(run_id=run.run_id, payload=payload),
-            extractor=self.extractor(parameters),
         )
 
     def reply(self, parameters: RunParameters, stored: StoredReply) -> Any:

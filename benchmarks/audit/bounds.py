@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta, norm
 
+from benchmarks.audit.delta import run_delta
 from shared.privacy import pld
 from shared.privacy.events import RunEvent
 
@@ -133,7 +134,7 @@ def noise_bound(found: Evidence, scaled: Callable[[float], RunEvent], delta: flo
     def possible(factor: float) -> bool:
         event = scaled(factor)
         return all(
-            found.true_positives <= pld.delta(event.step, event.steps, e) + math.exp(e) * found.false_positives
+            found.true_positives <= run_delta(event.step, event.steps, e) + math.exp(e) * found.false_positives
             for e in _EPSILONS
             if math.exp(e) * found.false_positives < found.true_positives
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from private_curator.cli.common import chosen_format, device_option, format_option, optional_home_option, show
+from private_curator.cli.common import FILE, chosen_format, device_option, format_option, optional_home_option, show
 from private_curator.cli.records import reading, reading_options, scaling_options
 from private_curator.settings import tree as configuration
 from private_curator.settings.groups import RecordsSettings
@@ -22,23 +22,17 @@ SHOWN_VALUES = 8
 
 
 @click.command("apply")
-@click.argument("model", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="CSV of predictions.")
-@click.option("--records", "file", type=click.Path(path_type=Path), default=None, help="File or folder of records.")
+@click.argument("model", type=FILE)
+@click.option("--out", required=True, type=FILE, help="CSV of predictions.")
+@click.option("--records", "file", type=click.Path(path_type=Path), help="File or folder of records.")
 @optional_home_option("A curator's directory: its records, or --records read as its settings say.")
-@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), default=None, help="JSON of the drift.")
+@click.option("--report", type=FILE, help="JSON of the drift.")
 @scaling_options
 @device_option
 @reading_options
 @format_option
 def apply(
-    model: Path,
-    out: Path,
-    file: Path | None,
-    home: Path | None,
-    report: Path | None,
-    device: str | None,
-    **chosen: Any,
+    model: Path, out: Path, file: Path | None, home: Path | None, report: Path | None, device: str | None, **chosen: Any
 ) -> None:
     """Predicts the hospital's own records with MODEL, the file that the ML team delivered.
 
@@ -49,14 +43,14 @@ def apply(
     from private_curator.records import target
     from private_curator.records.labels import class_names, load_labels
     from private_curator.records.opening import open_source
-    from private_curator.serving.server import choose_device
+    from shared.devices import resolve_device
     from shared.models.adapted import read_adapted
 
     records, base = _records(file, home, chosen)
     for path in (out, report):
         if path is not None and path.exists():
             raise SettingsError(f"{path} exists, and nothing is ever overwritten; choose another file")
-    loaded = read_adapted(model, device=choose_device(device or "auto"))
+    loaded = read_adapted(model, device=resolve_device(device or "auto"))
     data = target.load_for_the_first_time(records, home=base)[0]
     layout = open_source(records, home=base).layout
     names = class_names(records)

@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from private_curator.cli.common import format_option, ledger_option, reason_option, show
+from private_curator.cli.common import format_option, ledger_command, reason_option, show
 from private_curator.ledger.ledger import Ledger
 from shared.errors import SettingsError
 
 epsilon_option = click.option("--epsilon", type=float, required=True)
 delta_option = click.option("--delta", type=float, default=None, help="[default: as it is]")
+_confirmation_option = click.confirmation_option(prompt="No release will ever be made of this data set again. Go on?")
 
 
 @click.group()
@@ -20,9 +21,7 @@ def budget() -> None:
     """The data set's budget. Nobody can change it over the network."""
 
 
-@budget.command("show")
-@ledger_option
-@format_option
+@ledger_command(budget, "show", format_option)
 def show_budget(books: Ledger) -> None:
     """What is promised, spent and left."""
     status = books.status()
@@ -40,50 +39,35 @@ def show_budget(books: Ledger) -> None:
     )
 
 
-@budget.command("lower")
-@ledger_option
-@epsilon_option
-@delta_option
-@reason_option
+@ledger_command(budget, "lower", epsilon_option, delta_option, reason_option)
 def lower(books: Ledger, epsilon: float, delta: float | None, reason: str) -> None:
     """Sets a smaller budget; below what is spent, nothing is admitted any more."""
     books.lower_budget(budget_of(books, epsilon=epsilon, delta=delta), reason=reason)
     click.echo(f"the budget is lowered to epsilon {epsilon}")
 
 
-@budget.command("extend")
-@ledger_option
-@epsilon_option
-@delta_option
-@reason_option
+@ledger_command(budget, "extend", epsilon_option, delta_option, reason_option)
 def extend(books: Ledger, epsilon: float, delta: float | None, reason: str) -> None:
     """Raises the budget: weakens the promise made to the persons in the data set. Logged for good."""
     books.extend_budget(budget_of(books, epsilon=epsilon, delta=delta), reason=reason)
     click.echo(f"the budget is extended to epsilon {epsilon}")
 
 
-@budget.command("freeze")
-@ledger_option
-@reason_option
+@ledger_command(budget, "freeze", reason_option)
 def freeze(books: Ledger, reason: str) -> None:
     """Stops every new release until unfreeze."""
     books.freeze(reason=reason)
     click.echo("the data set is frozen: nothing new is released")
 
 
-@budget.command("unfreeze")
-@ledger_option
-@reason_option
+@ledger_command(budget, "unfreeze", reason_option)
 def unfreeze(books: Ledger, reason: str) -> None:
     """Allows releases again."""
     books.unfreeze(reason=reason)
     click.echo("the data set is open again")
 
 
-@budget.command("end")
-@ledger_option
-@reason_option
-@click.confirmation_option(prompt="No release will ever be made of this data set again. Go on?")
+@ledger_command(budget, "end", reason_option, _confirmation_option)
 def end(books: Ledger, reason: str) -> None:
     """Stops every new release for ever."""
     books.end(reason=reason)

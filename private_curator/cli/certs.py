@@ -9,14 +9,7 @@ import click
 
 from private_curator.cli.budgets import share_of
 from private_curator.cli.clients import credentials_options, hand_out, share_options
-from private_curator.cli.common import (
-    format_option,
-    home_option,
-    ledger_option,
-    reason_option,
-    san_option,
-    show,
-)
+from private_curator.cli.common import FILE, format_option, home_option, ledger_command, reason_option, san_option, show
 from private_curator.ledger.ledger import Ledger
 from private_curator.serving import renewals
 from private_curator.serving.renewals import SigningRequest
@@ -52,7 +45,7 @@ def renew_server(home: HomeDirectory, names: tuple[str, ...]) -> None:
 
 
 @cert.command("approve")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FILE)
 @home_option
 @credentials_options
 @share_options
@@ -83,11 +76,7 @@ def approve(
     hand_out(home, issued, None, out=out, title=title)
 
 
-@cert.command("revoke")
-@click.argument("name")
-@click.argument("fingerprint")
-@ledger_option
-@reason_option
+@ledger_command(cert, "revoke", click.argument("name"), click.argument("fingerprint"), reason_option)
 def revoke(name: str, fingerprint: str, books: Ledger, reason: str) -> None:
     """Withdraws one certificate of NAME; its others go on. `client revoke` shuts the client out altogether."""
     books.revoke_certificate(name, fingerprint, reason=reason)

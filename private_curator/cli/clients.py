@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from private_curator.cli.budgets import budget_of, share_of
-from private_curator.cli.common import format_option, home_option, ledger_option, reason_option, show
+from private_curator.cli.common import FILE, format_option, home_option, ledger_command, reason_option, show
 from private_curator.ledger.ledger import Ledger
 from private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
 from private_curator.storage.home_directory import HomeDirectory
@@ -19,29 +19,27 @@ from shared.files import write_public
 LEDGER_KEY_FILE = "ledger.pub"
 """The ledger's public key, 64 hexadecimal digits: the client holds receipts and the curator against it."""
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_name = click.argument("name")
 _request_option = click.option(
     "--request",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
+    type=FILE,
     help="The client's certificate request: its key stays with it. Without one the key is made here, for a first "
     "try on one machine.",
 )
-_share_delta_option = click.option(
-    "--delta", type=float, default=None, help="The share's delta.  [default: the data set's]"
-)
+_share_delta_option = click.option("--delta", type=float, help="The share's delta.  [default: the data set's]")
+_share_epsilon_option = click.option("--epsilon", type=float, required=True, help="The client's share of the budget.")
 
 
-def credentials_options(command: _F) -> _F:
+def credentials_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--out`` and ``--days`` of the credentials that a client gets."""
     days = click.option("--days", type=click.IntRange(1, 3650), default=LEAF_DAYS, show_default=True, help="Validity.")
     directory = click.Path(path_type=Path, file_okay=False)
     return click.option("--out", required=True, type=directory, help="Where the credentials go.")(days(command))
 
 
-def share_options(command: _F) -> _F:
+def share_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--epsilon`` and ``--delta`` of a new client's own share."""
-    epsilon = click.option("--epsilon", type=float, default=None, help="A new client's own share of the budget.")
+    epsilon = click.option("--epsilon", type=float, help="A new client's own share of the budget.")
     return epsilon(_share_delta_option(command))
 
 
@@ -51,7 +49,7 @@ def client() -> None:
 
 
 @client.command("add")
-@click.argument("name")
+@_name
 @home_option
 @credentials_options
 @_request_option
@@ -78,7 +76,7 @@ def add(
 
 
 @client.command("renew")
-@click.argument("name")
+@_name
 @home_option
 @credentials_options
 @_request_option
@@ -98,31 +96,21 @@ def renew(name: str, home: HomeDirectory, out: Path, request: Path | None, days:
     hand_out(home, issued, key, out=out, title=f"Client {name} has a new certificate")
 
 
-@client.command("revoke")
-@click.argument("name")
-@ledger_option
-@reason_option
+@ledger_command(client, "revoke", _name, reason_option)
 def revoke(name: str, books: Ledger, reason: str) -> None:
     """Shuts NAME out for good; a running curator refuses its next call. What it spent stays spent."""
     books.revoke_client(name, reason=reason)
     click.echo(f"client {name} is revoked")
 
 
-@client.command("share")
-@click.argument("name")
-@ledger_option
-@click.option("--epsilon", type=float, required=True, help="The client's share of the budget.")
-@_share_delta_option
-@reason_option
+@ledger_command(client, "share", _name, _share_epsilon_option, _share_delta_option, reason_option)
 def share(name: str, books: Ledger, epsilon: float, delta: float | None, reason: str) -> None:
     """Raises or lowers what NAME may use up of the data set's budget."""
     books.set_share(name, budget_of(books, epsilon=epsilon, delta=delta), reason=reason)
     click.echo(f"the share of {name} is set")
 
 
-@client.command("list")
-@ledger_option
-@format_option
+@ledger_command(client, "list", format_option)
 def list_clients(books: Ledger) -> None:
     """Every client with its share and what it spent."""
     rows = [

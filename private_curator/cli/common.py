@@ -24,6 +24,8 @@ from shared.configuration import SettingsGroup
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+FILE = click.Path(path_type=Path, dir_okay=False)
+"""The type of an option that names a file."""
 SERVING = "serve"
 """The command whose output is a log."""
 _FORMAT = f"{__name__}.format"
@@ -76,37 +78,36 @@ def _explain(error: Exception, *, placed: bool) -> str:
     return f"unexpected {type(error).__qualname__} at {Path(frame.filename).name}:{frame.lineno}; please report it"
 
 
-home_option = click.option(
-    "--home",
-    required=True,
-    envvar="DPSWD_CURATOR_HOME",
-    type=click.Path(path_type=Path, file_okay=False),
-    callback=lambda _context, _parameter, value: HomeDirectory(value.resolve()),
-    help="The curator's directory.  [env: DPSWD_CURATOR_HOME]",
+def optional_home_option(meaning: str, **attributes: Any) -> Callable[[_F], _F]:
+    """``--home`` of a command that also works without a curator; arrives as an absolute path, or None."""
+    kind = click.Path(path_type=Path, file_okay=False, resolve_path=True)
+    text = f"{meaning}  [env: DPSWD_CURATOR_HOME]"
+    return click.option("--home", envvar="DPSWD_CURATOR_HOME", type=kind, help=text, **attributes)
+
+
+home_option = optional_home_option(
+    "The curator's directory.", required=True, callback=lambda _context, _parameter, value: HomeDirectory(value)
 )
 
 
-def optional_home_option(meaning: str) -> Callable[[_F], _F]:
-    """``--home`` of a command that also works without a curator; arrives as an absolute path, or None."""
-    return click.option(
-        "--home",
-        envvar="DPSWD_CURATOR_HOME",
-        type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
-        default=None,
-        help=f"{meaning}  [env: DPSWD_CURATOR_HOME]",
-    )
+def ledger_command(
+    group: click.Group, name: str, *options: Callable[..., Any]
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command of a group, with ``--home`` and these options; gets that curator's ledger, open, as `books`."""
 
+    def decorate(command: Callable[..., None]) -> click.Command:
+        for option in reversed(options):
+            command = option(command)
 
-def ledger_option(command: Callable[..., None]) -> Callable[..., None]:
-    """``--home``; the command gets that curator's ledger, open, as `books`."""
+        @home_option
+        @functools.wraps(command)
+        def with_ledger(home: HomeDirectory, **given: Any) -> None:
+            with home.open_ledger() as books:
+                command(books=books, **given)
 
-    @home_option
-    @functools.wraps(command)
-    def with_ledger(home: HomeDirectory, **options: Any) -> None:
-        with home.open_ledger() as books:
-            command(books=books, **options)
+        return group.command(name)(with_ledger)
 
-    return with_ledger
+    return decorate
 
 
 def field_option(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from private_curator.cli.common import format_option, home_option, ledger_option, reason_option, show
+from private_curator.cli.common import FILE, format_option, home_option, ledger_command, reason_option, show
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.backup import move as move_ledger
 from private_curator.ledger.backup import restore as restore_backup
@@ -25,11 +25,9 @@ from shared.ledger.view import write_view
 
 _EXIT_CORRUPT = 6
 _receipts_option = click.option(
-    "--receipts",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
-    help="Signed entries that a client or the operator kept elsewhere, one per line.",
+    "--receipts", type=FILE, help="Signed entries that a client or the operator kept elsewhere, one per line."
 )
+_digest = click.argument("digest")
 
 
 @click.group()
@@ -39,14 +37,14 @@ def ledger() -> None:
 
 @ledger.command("verify")
 @home_option
-@click.option("--file", "file", type=click.Path(path_type=Path, dir_okay=False), default=None, help="A backup instead.")
+@click.option("--file", type=FILE, help="A backup instead.")
 @_receipts_option
 @format_option
 @click.pass_context
 def verify(context: click.Context, home: HomeDirectory, file: Path | None, receipts: Path | None) -> None:
     """Finds every edit, deletion, reordering, truncation and unlawful entry."""
     report = verify_file(
-        file or home.ledger_place(),
+        file or home.ledger_location(),
         public_key=home.read_ledger_key().public_key().public_bytes_raw(),
         receipts=_read_receipts(receipts, home),
     )
@@ -65,7 +63,7 @@ def verify(context: click.Context, home: HomeDirectory, file: Path | None, recei
 
 
 @ledger.command("backup")
-@click.argument("destination", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("destination", type=FILE)
 @home_option
 def backup(destination: Path, home: HomeDirectory) -> None:
     """Copies the ledger, also while it is served, to a new file. The key ledger.key is not in it."""
@@ -79,14 +77,12 @@ def backup(destination: Path, home: HomeDirectory) -> None:
 @click.argument("backup_file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @home_option
 @_receipts_option
-@click.option(
-    "--accept-loss", default=None, help="A sentence that accepts, in writing, the charges that are forgotten."
-)
+@click.option("--accept-loss", help="A sentence that accepts, in writing, the charges that are forgotten.")
 def restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accept_loss: str | None) -> None:
     """Puts a backup in the ledger's place; refused when charges would be forgotten."""
     loss = restore_backup(
         backup_file,
-        home.ledger_place(),
+        home.ledger_location(),
         key=home.read_ledger_key(),
         receipts=_read_receipts(receipts, home),
         accept_loss=accept_loss,
@@ -99,19 +95,17 @@ def restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accep
 @home_option
 def move(home: HomeDirectory) -> None:
     """Moves the file ledger.db into the database that ledger.url names; stop the curator first."""
-    place = home.ledger_place()
-    if isinstance(place, SqliteFile):
+    location = home.ledger_location()
+    if isinstance(location, SqliteFile):
         raise SettingsError("ledger.url names no database; write it into curator.toml, then move the ledger there")
-    moved = move_ledger(SqliteFile(home.ledger), place, key=home.read_ledger_key())
-    click.echo(f"the ledger stands in {place}; its file is kept as {moved}")
+    moved = move_ledger(SqliteFile(home.ledger), location, key=home.read_ledger_key())
+    click.echo(f"the ledger stands in {location}; its file is kept as {moved}")
 
 
 @ledger.command("export")
 @home_option
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="[default: standard output]")
-@click.option(
-    "--client", "name", default=None, help="A signed view for this client: its own entries, hashes of all others."
-)
+@click.option("--out", type=FILE, help="[default: standard output]")
+@click.option("--client", "name", help="A signed view for this client: its own entries, hashes of all others.")
 def export(home: HomeDirectory, out: Path | None, name: str | None) -> None:
     """Every entry with its signature, one JSON object per line, for an auditor; or, with --client, a client's view.
 
@@ -136,9 +130,7 @@ def run() -> None:
     """Runs that were charged."""
 
 
-@run.command("list")
-@ledger_option
-@format_option
+@ledger_command(run, "list", format_option)
 def list_runs(books: Ledger) -> None:
     """Every run with its client and steps."""
     rows = [
@@ -156,10 +148,7 @@ def list_runs(books: Ledger) -> None:
     show(rows, title="Runs")
 
 
-@run.command("prune")
-@click.argument("run_id")
-@ledger_option
-@reason_option
+@ledger_command(run, "prune", click.argument("run_id"), reason_option)
 def prune(run_id: str, books: Ledger, reason: str) -> None:
     """Closes a run and discards its stored replies, which take room; charges and receipts stay."""
     discarded = books.prune_replies(run_id, reason=reason)
@@ -171,27 +160,21 @@ def extractor() -> None:
     """Extractor graphs that may see records, where extractors.approval is "listed"."""
 
 
-@extractor.command("approve")
-@click.argument("digest")
-@ledger_option
+@ledger_command(extractor, "approve", _digest)
 def approve(digest: str, books: Ledger) -> None:
     """Lets the graph with this SHA-256 run."""
     books.approve_extractor(digest)
     click.echo(f"{digest} is approved")
 
 
-@extractor.command("withdraw")
-@click.argument("digest")
-@ledger_option
+@ledger_command(extractor, "withdraw", _digest)
 def withdraw(digest: str, books: Ledger) -> None:
     """Withdraws an approval: the graph's runs get no further step."""
     books.revoke_extractor(digest)
     click.echo(f"{digest} is no longer approved")
 
 
-@extractor.command("list")
-@ledger_option
-@format_option
+@ledger_command(extractor, "list", format_option)
 def list_extractors(books: Ledger) -> None:
     """The approved graphs."""
     rows = [{"digest": digest} for digest in sorted(books.approved_extractors())]

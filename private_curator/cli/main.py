@@ -7,19 +7,11 @@ from typing import Any
 
 import click
 
+from private_curator.cli import common
 from private_curator.cli.apply import apply
 from private_curator.cli.budgets import budget
 from private_curator.cli.certs import cert
 from private_curator.cli.clients import client
-from private_curator.cli.common import (
-    Commands,
-    device_option,
-    field_option,
-    format_option,
-    home_option,
-    san_option,
-    show,
-)
 from private_curator.cli.ledgers import extractor, incidents, ledger, run
 from private_curator.cli.records import reading, reading_options, records, scaling_options
 from private_curator.cli.serving import parse_address, preflight, serve, settings
@@ -31,7 +23,7 @@ from shared.errors import SettingsError
 
 
 @click.group(
-    cls=Commands,
+    cls=common.Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 done, 2 wrong usage, 3 settings, 4 records, 5 ledger unavailable, 6 ledger corrupt, "
     "7 no such client or run, 8 refused by the accountant, 9 wrong value, 10 any other refusal, 1 a defect. "
@@ -43,7 +35,7 @@ def main() -> None:
 
 
 @main.command()
-@home_option
+@common.home_option
 @click.option(
     "--records",
     "file",
@@ -53,17 +45,19 @@ def main() -> None:
 )
 @click.option("--epsilon", required=True, type=float, help="Budget of the data set for its whole life.")
 @click.option("--delta", required=True, type=float, help="Its delta; well below one over the number of records.")
-@field_option(RecordsSettings, "name", note="[default: the file's name]")
+@common.field_option(RecordsSettings, "name", note="[default: the file's name]")
 @reading_options
 @scaling_options
-@san_option
+@common.san_option
 @click.option("--address", default=None, help="host:port to listen on.  [default: 127.0.0.1:50051]")
-@device_option
-@field_option(ExtractorSettings, "approval", "--approve", note="[default: any]")
-@field_option(LedgerSettings, "url", "--ledger-url", envvar="DPSWD_CURATOR_LEDGER__URL")
-@field_option(LedgerSettings, "schema_name", "--ledger-schema", envvar="DPSWD_CURATOR_LEDGER__SCHEMA_NAME")
-@field_option(LedgerSettings, "password_file", "--ledger-password-file", envvar="DPSWD_CURATOR_LEDGER__PASSWORD_FILE")
-@format_option
+@common.device_option
+@common.field_option(ExtractorSettings, "approval", "--approve", note="[default: any]")
+@common.field_option(LedgerSettings, "url", "--ledger-url", envvar="DPSWD_CURATOR_LEDGER__URL")
+@common.field_option(LedgerSettings, "schema_name", "--ledger-schema", envvar="DPSWD_CURATOR_LEDGER__SCHEMA_NAME")
+@common.field_option(
+    LedgerSettings, "password_file", "--ledger-password-file", envvar="DPSWD_CURATOR_LEDGER__PASSWORD_FILE"
+)
+@common.format_option
 def init(
     home: HomeDirectory,
     file: Path,
@@ -98,7 +92,7 @@ def init(
     layout = open_source(chosen_records, home=made.path).layout
     with made.open_ledger() as books:
         status = books.status()
-        show(
+        common.show(
             {
                 "home": str(made.path),
                 "records": status.records,

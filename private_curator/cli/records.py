@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from private_curator.cli.common import (
-    chosen_format,
-    field_option,
-    format_option,
-    home_option,
-    optional_home_option,
-    reason_option,
-    show,
-)
+from private_curator.cli import common
 from private_curator.records import target
 from private_curator.records.opening import open_source
 from private_curator.settings import tree as configuration
@@ -24,25 +16,23 @@ from private_curator.settings.groups import RecordsSettings
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import SettingsError
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
 SHOWN_ROWS = 40
 """Columns and classes that are shown as text; --format json shows all."""
 
 
-def reading_options(command: _F) -> _F:
+def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How a file is read; the options arrive under the names of the settings in [records]."""
     notes = {"columns": "Written age,height.", "classes": "Names are written no,yes.", "header": "[default: auto]"}
     for name in ("header", "delimiter", "classes", "labels_file", "labels_array", "columns", "array"):
-        command = field_option(RecordsSettings, name, note=notes.get(name, ""))(command)
+        command = common.field_option(RecordsSettings, name, note=notes.get(name, ""))(command)
     return command
 
 
-def scaling_options(command: _F) -> _F:
+def scaling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How stored values become float32; the options arrive under the names of the settings in [records]."""
     for name in ("scale_to", "scale_from"):
-        command = field_option(RecordsSettings, name, nargs=2, metavar="LOW HIGH")(command)
-    return field_option(RecordsSettings, "record_shape", note="Written 1,28,28.")(command)
+        command = common.field_option(RecordsSettings, name, nargs=2, metavar="LOW HIGH")(command)
+    return common.field_option(RecordsSettings, "record_shape", note="Written 1,28,28.")(command)
 
 
 def reading(path: Path, *, name: str | None = None, **chosen: Any) -> RecordsSettings:
@@ -84,9 +74,9 @@ def records() -> None:
 
 @records.command("inspect")
 @click.argument("path", type=click.Path(path_type=Path), required=False)
-@optional_home_option("Without PATH: the records of the curator in this directory, as its settings read them.")
+@common.optional_home_option("Without PATH: the records of the curator in this directory, as its settings read them.")
 @reading_options
-@format_option
+@common.format_option
 def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None:
     """Shows what PATH was understood to hold; reads every record, changes nothing.
 
@@ -103,30 +93,30 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
         chosen_records, base = reading(path, **chosen), path.resolve().parent
     file = base / chosen_records.file
     found = inspect(file, open_source(chosen_records, home=base))
-    if chosen_format() == "json":
-        show(found.to_json())
+    if common.chosen_format() == "json":
+        common.show(found.to_json())
         return
     public = found.public()
     notes = public.pop("notes")
-    show(public | {"digest": found.digest}, title=f"Understood of {file}")
+    common.show(public | {"digest": found.digest}, title=f"Understood of {file}")
     for note in notes:
         click.echo(f"  note: {note}")
     if found.classes:
         rows = [{"label": name, "records": count} for name, count in found.classes.items()]
-        show(rows[:SHOWN_ROWS], title=f"{len(rows)} classes in {found.labels!r}")
+        common.show(rows[:SHOWN_ROWS], title=f"{len(rows)} classes in {found.labels!r}")
     columns = [
         {"column": column.name, "kind": column.kind, "from": column.low, "to": column.high} for column in found.columns
     ]
-    show(columns[:SHOWN_ROWS], title="Ranges (private)")
+    common.show(columns[:SHOWN_ROWS], title="Ranges (private)")
     if max(len(columns), len(found.classes)) > SHOWN_ROWS:
         click.echo(f"  the first {SHOWN_ROWS} are shown; --format json shows all")
 
 
 @records.command("convert")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The npy file to write.")
+@click.option("--out", required=True, type=common.FILE, help="The npy file to write.")
 @reading_options
-@format_option
+@common.format_option
 def convert_records(path: Path, out: Path, **chosen: Any) -> None:
     """Writes the records of PATH to an npy file, from which samples are read without loading it.
 
@@ -136,7 +126,7 @@ def convert_records(path: Path, out: Path, **chosen: Any) -> None:
 
     settings = reading(path, **chosen)
     made = convert(open_source(settings, home=settings.file.parent), out)
-    show(
+    common.show(
         {
             "records": made.records,
             "out": str(made.out),
@@ -149,9 +139,9 @@ def convert_records(path: Path, out: Path, **chosen: Any) -> None:
 
 
 @records.command("accept")
-@home_option
-@reason_option
-@format_option
+@common.home_option
+@common.reason_option
+@common.format_option
 def accept_records(home: HomeDirectory, reason: str) -> None:
     """Takes the records as they are now for the curator's own, after they were corrected; restart the curator then.
 
@@ -163,4 +153,4 @@ def accept_records(home: HomeDirectory, reason: str) -> None:
     with home.open_ledger() as ledger:
         data.check_count(ledger.records, settings.records_file)
     fingerprint.write(home.path)
-    show({"records": data.count, "digest": fingerprint.digest, "reason": reason}, title="Accepted")
+    common.show({"records": data.count, "digest": fingerprint.digest, "reason": reason}, title="Accepted")

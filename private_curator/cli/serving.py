@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
-from private_curator.cli.common import (
-    chosen_format,
-    device_option,
-    field_option,
-    format_option,
-    format_option_of,
-    home_option,
-    optional_home_option,
-    show,
-)
+from private_curator.cli import common
 from private_curator.settings import tree as configuration
 from private_curator.settings.groups import LogSettings
 from private_curator.settings.tree import CuratorSettings
@@ -25,7 +14,10 @@ from private_curator.storage.home_directory import HomeDirectory
 from shared.configuration import explained, help_lines, markdown
 from shared.errors import SettingsError
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+set_option = click.option(
+    "--set", "assignments", multiple=True, metavar="SECTION.FIELD=VALUE", help="Overrides any setting; repeat."
+)
+"""``--set section.field=value``, repeated; arrives as `assignments`."""
 
 
 class ExplainsSettings(click.Command):
@@ -38,20 +30,11 @@ class ExplainsSettings(click.Command):
             formatter.write_dl(help_lines(CuratorSettings), col_max=34)
 
 
-def set_option(command: _F) -> _F:
-    """``--set section.field=value``, repeated; arrives as `assignments`."""
-    return click.option(
-        "--set", "assignments", multiple=True, metavar="SECTION.FIELD=VALUE", help="Overrides any setting; repeat."
-    )(command)
-
-
 @click.command(cls=ExplainsSettings)
-@home_option
-@click.option(
-    "--address", default=None, help="host:port to listen on; port 0 takes a free one. Overrides the settings."
-)
-@device_option
-@field_option(LogSettings, "level", "--log-level", note="[default: the settings']")
+@common.home_option
+@click.option("--address", help="host:port to listen on; port 0 takes a free one. Overrides the settings.")
+@common.device_option
+@common.field_option(LogSettings, "level", "--log-level", note="[default: the settings']")
 @set_option
 def serve(
     home: HomeDirectory, address: str | None, device: str | None, log_level: str | None, assignments: tuple[str, ...]
@@ -69,33 +52,35 @@ def serve(
 
 
 @click.command()
-@optional_home_option("Shows this curator's values; without it, the defaults.")
+@common.optional_home_option("Shows this curator's values; without it, the defaults.")
 @set_option
-@format_option_of(
+@common.format_option_of(
     "text", "json", "markdown", meaning="text for people, json for programs, markdown for docs/reference/settings.md."
 )
 def settings(home: Path | None, assignments: tuple[str, ...]) -> None:
     """Every setting: its value now, its default, unit and range, and what it means."""
-    if chosen_format() == "markdown":
+    if common.chosen_format() == "markdown":
         click.echo(markdown(CuratorSettings))
         return
     rows = explained(CuratorSettings, None if home is None else configuration.load(home, _assigned(assignments)))
-    if chosen_format() == "text":  # names of variables follow from names of settings
+    if common.chosen_format() == "text":  # names of variables follow from names of settings
         rows = [{name: value for name, value in row.items() if name != "environment"} for row in rows]
-    show(rows, title=f"Settings of {home}" if home is not None else "Settings and their defaults")
+    common.show(rows, title=f"Settings of {home}" if home is not None else "Settings and their defaults")
 
 
 @click.command()
-@home_option
+@common.home_option
 @set_option
-@format_option
+@common.format_option
 @click.pass_context
 def preflight(context: click.Context, home: HomeDirectory, assignments: tuple[str, ...]) -> None:
     """Checks that this curator could serve, and says how to mend what it finds; exit code 3 if anything is wrong."""
     from private_curator.operator.preflight import check
 
     findings = check(home, _assigned(assignments))
-    show([{"check": f.check, "ok": f.ok, "finding": f.text} for f in findings], title=f"Preflight of {home.path}")
+    common.show(
+        [{"check": f.check, "ok": f.ok, "finding": f.text} for f in findings], title=f"Preflight of {home.path}"
+    )
     if not all(finding.ok for finding in findings):
         context.exit(3)
 

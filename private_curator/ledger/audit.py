@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from private_curator.ledger.accounting import RENYI, Accounting
-from private_curator.ledger.budget import Books, alone, require
-from private_curator.ledger.database import Place, Session, by_seq
-from private_curator.ledger.sqlite_file import as_place
+from private_curator.ledger.budget import Books, require
+from private_curator.ledger.database import LedgerLocation, Session, by_seq
+from private_curator.ledger.sqlite_file import as_location
 from private_curator.ledger.statements import DataSetState, Kind
 from shared.errors import InvalidValue, LedgerCorrupt
-from shared.ledger.chain_checks import Finding, Tampering, verify_receipts
+from shared.ledger.chain_checks import Finding, Tampering, finding_at, verify_receipts
 from shared.ledger.receipts import SignedEntry, sha256
 
 # A stored price may differ from one computed anew by the last digits of another machine's library.
@@ -134,7 +134,7 @@ class Derivation:
 
 
 def verify_file(
-    where: Place | Path,
+    where: LedgerLocation | Path,
     *,
     public_key: bytes,
     accounting: Accounting = RENYI,
@@ -151,9 +151,9 @@ def verify_file(
     Raises:
         LedgerUnavailable: it cannot be read at all.
     """
-    place = as_place(where)
-    with place.reading() as connection:
-        findings = [_inconsistent(text) for text in place.defects(connection)]
+    location = as_location(where)
+    with location.reading() as connection:
+        findings = [_inconsistent(text) for text in location.defects(connection)]
         entries, unreadable = _read(connection)
         findings += unreadable
         findings += verify_receipts(entries, receipts, public_key)
@@ -165,8 +165,7 @@ def verify_file(
                 derivation.apply(entry, books.state)
                 books.apply(entry)
             except (KeyError, TypeError, LedgerCorrupt) as error:
-                text = f"entry {entry.seq} ({entry.kind}) is not allowed where it stands: {error}"
-                findings.append(Finding(tampering=Tampering.UNLAWFUL, seq=entry.seq, text=text))
+                findings.append(finding_at(Tampering.UNLAWFUL, entry, f"it is not allowed where it stands: {error}"))
         findings += _compare(connection, derivation)
     if books.public_key != public_key.hex():
         text = "the first entry does not name the public key that was given"
@@ -200,15 +199,15 @@ def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
     prices = entry.payload["prices"]
     findings = []
     if event.steps != entry.payload["steps"]:
-        text = f"entry {entry.seq} grants {entry.payload['steps']} steps and charges {event.steps}"
-        findings.append(Finding(tampering=Tampering.UNLAWFUL, seq=entry.seq, text=text))
+        text = f"it grants {entry.payload['steps']} steps and charges {event.steps}"
+        findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
     for scope, account in books.accounts(entry.payload["client"]).items():
         filter_ = account.fixed_filter
-        stored = alone(filter_, books.accounting.price_from_json(prices[scope]))
-        anew = alone(filter_, filter_.price(event))
+        stored = filter_.alone(books.accounting.price_from_json(prices[scope]))
+        anew = filter_.alone(filter_.price(event))
         if stored < anew * (1 - PRICE_TOLERANCE):
-            text = f"entry {entry.seq} charges the {scope} epsilon {stored:.6g} for a run that costs {anew:.6g}"
-            findings.append(Finding(tampering=Tampering.UNLAWFUL, seq=entry.seq, text=text))
+            text = f"it charges the {scope} epsilon {stored:.6g} for a run that costs {anew:.6g}"
+            findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
     return findings
 
 

@@ -8,7 +8,6 @@ unless the operator accepts the loss in writing. The text becomes an entry of th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator.ledger.accounting import RENYI, Accounting
 from private_curator.ledger.audit import verify_file
-from private_curator.ledger.database import LOCK_TIMEOUT_S, Database, Place
+from private_curator.ledger.database import LOCK_TIMEOUT_S, Database, LedgerLocation
 from private_curator.ledger.sqlite import sync
-from private_curator.ledger.sqlite_file import SqliteFile, as_place, remove
+from private_curator.ledger.sqlite_file import SqliteFile, as_location, new_file, remove
 from private_curator.ledger.statements import Kind
 from private_curator.ledger.store import Clock, append_entry, read_entries, utc_now
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerError, LedgerUnavailable, RestoreRefused
@@ -54,7 +53,7 @@ class Loss:
 
 def restore(
     backup: Path,
-    into: Place | Path,
+    into: LedgerLocation | Path,
     *,
     key: Ed25519PrivateKey,
     accounting: Accounting = RENYI,
@@ -82,7 +81,7 @@ def restore(
         LedgerUnavailable: a curator serves the ledger now, or the disk does not allow it.
         InvalidValue: the acceptance is too short to be one.
     """
-    source, target, public_key = SqliteFile(Path(backup)), as_place(into), key.public_key().public_bytes_raw()
+    source, target, public_key = SqliteFile(Path(backup)), as_location(into), key.public_key().public_bytes_raw()
     if accept_loss is not None and len(accept_loss.strip()) < MIN_ACCEPTANCE_LENGTH:
         raise InvalidValue(f"accepting a loss takes a sentence of at least {MIN_ACCEPTANCE_LENGTH} characters")
     with target.alone():
@@ -96,7 +95,12 @@ def restore(
 
 
 def move(
-    source: SqliteFile, into: Place, *, key: Ed25519PrivateKey, accounting: Accounting = RENYI, clock: Clock = utc_now
+    source: SqliteFile,
+    into: LedgerLocation,
+    *,
+    key: Ed25519PrivateKey,
+    accounting: Accounting = RENYI,
+    clock: Clock = utc_now,
 ) -> Path:
     """Moves a ledger from a file into another place. Nothing can be forgotten: nobody charges either one meanwhile.
 
@@ -136,7 +140,9 @@ def move(
         return moved
 
 
-def compare(backup: Place, present: Place, *, receipts: Iterable[SignedEntry], public_key: bytes) -> Loss | None:
+def compare(
+    backup: LedgerLocation, present: LedgerLocation, *, receipts: Iterable[SignedEntry], public_key: bytes
+) -> Loss | None:
     """What putting ``backup`` in the place of ``present`` would forget; None when nothing.
 
     Raises:
@@ -175,29 +181,18 @@ def write_backup(database: Database, destination: Path) -> None:
     Raises:
         LedgerUnavailable: the file exists, or cannot be written.
     """
-    draft = destination.with_name(f"{destination.name}.draft-{os.getpid()}")
-    try:
-        os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        try:
-            database.backup(draft)
-            os.link(draft, destination)
-            sync(destination.parent)
-        finally:
-            draft.unlink(missing_ok=True)
-    except FileExistsError as error:
-        raise LedgerUnavailable(f"{destination} exists already; a backup never replaces a file") from error
-    except OSError as error:
-        raise LedgerUnavailable(f"the backup {destination} cannot be written: {error.strerror}") from error
+    with new_file(destination) as draft:
+        database.backup(draft)
 
 
-def _must_verify(place: Place, public_key: bytes, accounting: Accounting) -> None:
-    report = verify_file(place, public_key=public_key, accounting=accounting)
+def _must_verify(location: LedgerLocation, public_key: bytes, accounting: Accounting) -> None:
+    report = verify_file(location, public_key=public_key, accounting=accounting)
     if not report.ok:
-        raise LedgerCorrupt(f"{place} does not verify: {report.findings[0].text}")
+        raise LedgerCorrupt(f"{location} does not verify: {report.findings[0].text}")
 
 
-def _entries(place: Place) -> list[SignedEntry]:
-    with place.reading() as session:
+def _entries(location: LedgerLocation) -> list[SignedEntry]:
+    with location.reading() as session:
         return list(read_entries(session))
 
 

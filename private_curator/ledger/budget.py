@@ -209,7 +209,7 @@ class Books:
                     error.requested, error.spent, error.remaining, steps_that_fit=fits, scope=charge.scope
                 ) from error
             if self.closed:
-                requested, spent = alone(charge.filter, charge.price), charge.filter.epsilon(account.spent)
+                requested, spent = charge.filter.alone(charge.price), charge.filter.epsilon(account.spent)
                 raise BudgetExhausted(requested, spent, 0.0, scope=f"{self.state.value} {DATA_SET}")
 
     def quote(self, client: str, event: RunEvent, charges: tuple[Charge, ...]) -> Quote:
@@ -222,7 +222,7 @@ class Books:
         share = self.shares.get(client)
         steps = event.steps if fits else 0 if self.closed else self._steps_that_fit(client, event, charges)
         return Quote(
-            epsilon=alone(charges[0].filter, charges[0].price),
+            epsilon=charges[0].filter.alone(charges[0].price),
             data_set=self.account.status(closed=self.closed),
             client=None if share is None else share.status(closed=self.closed),
             fits=fits,
@@ -321,14 +321,6 @@ class Books:
         if client in self.shares:
             self.shares[client] = self.shares[client].admit(self.accounting.price_from_json(prices[CLIENT]))
         self.charged.add(client)
-
-
-def alone(filter_: PrivacyFilter, price: Price) -> float:
-    """Epsilon of a charge by itself, at the budget's delta, also when the budget does not admit it."""
-    try:
-        return filter_.epsilon(filter_.admit(filter_.zero(), price))
-    except BudgetExhausted as error:
-        return error.requested
 
 
 def require(condition: bool, rule: str) -> None:

@@ -68,7 +68,7 @@ class Database(Protocol):
         """Ends the use, and with it the claim and all marks. Idempotent."""
 
 
-class Place(Protocol):
+class LedgerLocation(Protocol):
     """Where a ledger stands or shall stand. Its text names it in messages and holds no secret."""
 
     def exists(self) -> bool:

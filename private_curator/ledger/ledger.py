@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_curator.ledger.audit import VerificationReport, verify_file
 from private_curator.ledger.backup import write_backup
 from private_curator.ledger.budget import Account
-from private_curator.ledger.database import LOCK_TIMEOUT_S, Place, Session
+from private_curator.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session
 from private_curator.ledger.operator import OperatorActs
 from private_curator.ledger.runs import RunActs
-from private_curator.ledger.sqlite_file import as_place
+from private_curator.ledger.sqlite_file import as_location
 from private_curator.ledger.statements import AccountStatus, Kind, LedgerStatus, budget_payload
 from private_curator.ledger.store import LedgerOptions, append_entry, head, no_checkpoint, utc_now
 from shared.errors import InvalidValue, LedgerCorrupt
@@ -33,7 +33,7 @@ class Ledger(OperatorActs, RunActs):
     @classmethod
     def create(
         cls,
-        place: Place | Path,
+        location: LedgerLocation | Path,
         *,
         key: Ed25519PrivateKey,
         records: int,
@@ -43,7 +43,7 @@ class Ledger(OperatorActs, RunActs):
         """Makes the ledger of a data set, complete or not at all, and opens it.
 
         Args:
-            place: a file that does not exist yet, in a directory that does; or a schema of PostgreSQL.
+            location: a file that does not exist yet, in a directory that does; or a schema of PostgreSQL.
             key: signs every entry; the caller keeps it.
             records: n, the number of records; public from now on.
             budget: the `PrivacyBudget` for the data set's whole life.
@@ -53,7 +53,7 @@ class Ledger(OperatorActs, RunActs):
             InvalidValue: ``records`` is not positive.
             LedgerUnavailable: a ledger stands there already, or it cannot be written.
         """
-        place = as_place(place)
+        location = as_location(location)
         if type(records) is not int or records < 1:
             raise InvalidValue(f"a data set has at least one record, not {records!r}")
         opening = {
@@ -67,15 +67,15 @@ class Ledger(OperatorActs, RunActs):
             append_entry(session, Kind.DATA_SET_OPENED, opening, key=key, clock=options.get("clock", utc_now))
             options.get("checkpoint", no_checkpoint)("create:data-set-opened")
 
-        place.create(fill, lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
-        return cls.open(place, key=key, **options)
+        location.create(fill, lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
+        return cls.open(location, key=key, **options)
 
     @classmethod
-    def open(cls, place: Place | Path, *, key: Ed25519PrivateKey, **options: Unpack[LedgerOptions]) -> Self:
+    def open(cls, location: LedgerLocation | Path, *, key: Ed25519PrivateKey, **options: Unpack[LedgerOptions]) -> Self:
         """Opens a ledger; follows its chain of hashes first.
 
         Args:
-            place: as for `create`.
+            location: as for `create`.
             key: the ledger's own.
             options: see `LedgerOptions`.
 
@@ -83,7 +83,7 @@ class Ledger(OperatorActs, RunActs):
             LedgerUnavailable: it is not there, locked, read-only, or the disk is full.
             LedgerCorrupt: the chain is broken, another key made it, or what the witness noted is missing.
         """
-        return cls(as_place(place), key=key, **options)
+        return cls(as_location(location), key=key, **options)
 
     @property
     def records(self) -> int:
@@ -122,7 +122,7 @@ class Ledger(OperatorActs, RunActs):
         Raises:
             LedgerUnavailable: the file cannot be read.
         """
-        return verify_file(self.place, public_key=self.public_key, accounting=self.accounting, receipts=receipts)
+        return verify_file(self.location, public_key=self.public_key, accounting=self.accounting, receipts=receipts)
 
     def backup(self, destination: Path | str) -> None:
         """Copies the ledger to a new file while it is in use; the copy is complete or not there.

@@ -59,12 +59,12 @@ _AFTER_NOTHING = {"40001", "40P01"}  # serialization failure, deadlock: at the f
 _log = logging.getLogger(__name__)
 
 
-def translate(error: psycopg.Error, place: object, *, committing: bool = False) -> DpswdError:
+def translate(error: psycopg.Error, location: object, *, committing: bool = False) -> DpswdError:
     """The ledger's own error for one of PostgreSQL's.
 
     Args:
         error: from psycopg.
-        place: where the ledger stands, for the message.
+        location: where the ledger stands, for the message.
         committing: whether the transaction may have become durable all the same.
 
     Returns:
@@ -78,12 +78,12 @@ def translate(error: psycopg.Error, place: object, *, committing: bool = False) 
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         reason = "there is no connection, and the log says why" if lost else None
     if reason is None:
-        return LedgerCorrupt(f"the ledger in {place} is damaged: {type(error).__name__}, SQLSTATE {state}")
+        return LedgerCorrupt(f"the ledger in {location} is damaged: {type(error).__name__}, SQLSTATE {state}")
     # The server's own words may name hosts and users, and a client of the curator would read them.
     _log.warning("PostgreSQL: %s (SQLSTATE %s)", " ".join(str(error).split()), state or "none")
     spent = "repeat the request with its id" if committing else "nothing was spent"
     code = "" if state is None else f" (SQLSTATE {state})"
-    return LedgerUnavailable(f"the ledger in {place} cannot be used: {reason}{code}; {spent}")
+    return LedgerUnavailable(f"the ledger in {location} cannot be used: {reason}{code}; {spent}")
 
 
 class PostgresSession:
@@ -103,7 +103,7 @@ class PostgresDatabase:
     """One replica's connection to the ledger. A broken one is replaced at the next use.
 
     Args:
-        place: names the ledger in messages.
+        location: names the ledger in messages.
         schema_name: the ledger's schema.
         connect: makes a connection whose search path is that schema.
         reading: a view of the ledger on a connection of its own.
@@ -115,14 +115,14 @@ class PostgresDatabase:
 
     def __init__(
         self,
-        place: object,
+        location: object,
         *,
         schema_name: str,
         connect: Callable[[], Connection],
         reading: Callable[[], contextlib.AbstractContextManager[Session]],
         lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> None:
-        self._place = place
+        self._location = location
         self._schema_name = schema_name
         self._connect = connect
         self._reading = reading
@@ -207,7 +207,7 @@ class PostgresDatabase:
                 yield
             except psycopg.Error as error:
                 self._drop_if_broken()
-                raise translate(error, self._place) from error
+                raise translate(error, self._location) from error
 
     def _begun(self, statements: str) -> Connection:
         """A connection after these statements; repeats them when another program or a restart came in between.
@@ -232,15 +232,15 @@ class PostgresDatabase:
             outcome = connection.execute("COMMIT").statusmessage
         except psycopg.Error as error:
             self._drop_if_broken()
-            raise translate(error, self._place, committing=True) from error
+            raise translate(error, self._location, committing=True) from error
         if outcome != "COMMIT":  # of a transaction in which a statement failed, the server makes a rollback
-            raise LedgerUnavailable(f"the ledger in {self._place} has refused the transaction; nothing was spent")
+            raise LedgerUnavailable(f"the ledger in {self._location} has refused the transaction; nothing was spent")
 
     def _connected(self) -> Connection:
         if self._connection is not None:
             return self._connection
         if self._closed:
-            raise LedgerUnavailable(f"the ledger in {self._place} was closed; nothing was spent")
+            raise LedgerUnavailable(f"the ledger in {self._location} was closed; nothing was spent")
         connection = self._connect()
         try:
             if self._claims:
@@ -256,7 +256,7 @@ class PostgresDatabase:
             "SELECT pg_try_advisory_lock_shared(%s, hashtext(%s))", (LOCK_SPACE, self._schema_name)
         ).fetchone()
         if row is None or not row[0]:
-            raise LedgerUnavailable(f"the ledger in {self._place} is being restored; nothing was spent")
+            raise LedgerUnavailable(f"the ledger in {self._location} is being restored; nothing was spent")
 
     def _step_lock(self, mark: Mark) -> int:
         """64 bits for a step: two steps that meet would only wait for each other."""

@@ -51,7 +51,7 @@ _HUNG = "30s"  # a replica that stops in the middle of a transaction keeps the o
 
 @dataclass(frozen=True)
 class PostgresSchema:
-    """A `private_curator.ledger.database.Place`.
+    """A `private_curator.ledger.database.LedgerLocation`.
 
     Attributes:
         url: ``postgresql://user@host:port/database?sslmode=verify-full&sslrootcert=...``; every parameter of libpq,
@@ -91,7 +91,7 @@ class PostgresSchema:
             return self._occupied(connection)
 
     def open(self, *, lock_timeout_s: float) -> PostgresDatabase:
-        """See `Place.open`."""
+        """See `LedgerLocation.open`."""
         with self._session() as connection:
             if not self._occupied(connection):
                 raise LedgerUnavailable(f"there is no ledger in {self}; `dpswd-curator init` makes one")
@@ -105,7 +105,7 @@ class PostgresSchema:
         )
 
     def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
-        """See `Place.create`."""
+        """See `LedgerLocation.create`."""
         with self._session(lock_timeout_s=lock_timeout_s) as connection:
             connection.execute("BEGIN")
             self._lock_name(connection)
@@ -117,7 +117,7 @@ class PostgresSchema:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
-        """See `Place.reading`."""
+        """See `LedgerLocation.reading`."""
         with self._session() as connection:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             if not self._occupied(connection):
@@ -125,7 +125,7 @@ class PostgresSchema:
             yield PostgresSession(connection)
 
     def defects(self, session: Session) -> list[str]:
-        """See `Place.defects`. Makes the tables anew in a schema that is never committed, and compares."""
+        """See `LedgerLocation.defects`. Makes the tables anew in a schema that is never committed, and compares."""
         fresh = f"dpswd_layout_{secrets.token_hex(4)}"
         with self._session() as connection:
             connection.execute("BEGIN")
@@ -139,7 +139,7 @@ class PostgresSchema:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """See `Place.alone`."""
+        """See `LedgerLocation.alone`."""
         with self._session() as connection:
             row = connection.execute(
                 "SELECT pg_try_advisory_lock(%s, hashtext(%s))", (LOCK_SPACE, self.schema)
@@ -149,7 +149,7 @@ class PostgresSchema:
             yield
 
     def replace(self, backup: Path, log: Callable[[Session], object]) -> None:
-        """See `Place.replace`. One transaction: the restored ledger is there complete, or nothing has changed."""
+        """See `LedgerLocation.replace`. One transaction: the restored ledger is there complete, or nothing changed."""
         with self._session() as connection, SqliteFile(backup).reading() as source:
             connection.execute("BEGIN")
             if self._occupied(connection):

@@ -14,7 +14,7 @@ from private_curator.ledger.accounting import Accounting
 from private_curator.ledger.budget import CLIENT, DATA_SET, Charge
 from private_curator.ledger.database import Session
 from private_curator.ledger.statements import DataSetState, Kind, Request, Run, StepGranted, StoredReply
-from private_curator.ledger.store import Transaction, entry_at, entry_row, parsed_entry
+from private_curator.ledger.store import Transaction, entry_row, parsed_entry
 from shared.errors import GrantNotHeld, RequestIdReused, RunFinished, StepGivenUp
 from shared.ledger.receipts import Receipt, sha256
 from shared.privacy.events import RunEvent
@@ -99,19 +99,14 @@ def answered(connection: Session, run_id: str, request: Request) -> StoredReply 
     seq, reply = row
     if reply is None:
         raise RunFinished("the operator has closed this run and discarded its replies; open another run")
-    return StoredReply(reply=reply, receipt=Receipt.of(entry_at(connection, seq)))
+    return StoredReply(reply=reply, receipt=Receipt.of(parsed_entry(*entry_row(connection, seq))))
 
 
 def charge(
-    transaction: Transaction,
-    accounting: Accounting,
-    *,
-    request: Request,
-    event: RunEvent,
-    parameters: bytes,
-    charges: tuple[Charge, ...],
+    transaction: Transaction, *, request: Request, event: RunEvent, parameters: bytes, charges: tuple[Charge, ...]
 ) -> Run:
     """Charges a run that every account admits."""
+    accounting = transaction.books.accounting
     event_json = accounting.event_to_json(event)
     for each in charges:
         if each.fresh:
@@ -140,21 +135,14 @@ def charge(
 
 
 def bind(
-    transaction: Transaction,
-    accounting: Accounting,
-    *,
-    run_id: str,
-    request: Request,
-    max_attempts: int | None,
-    unstored: int | None,
+    transaction: Transaction, request: Request, *, run_id: str, max_attempts: int | None, unstored: int | None
 ) -> StepGranted:
     """Consumes a step for a new request, or grants the step of an old one again.
 
     Args:
         transaction: is open.
-        accounting: reads the run's event.
-        run_id: the run.
         request: the step's request.
+        run_id: the run.
         max_attempts: how often a step may be begun; None for no bound.
         unstored: the attempt that this process computed and could not store; it is taken up again.
 
@@ -162,7 +150,7 @@ def bind(
         GrantNotHeld, RunFinished, StepGivenUp: see `RunActs.begin_step`.
     """
     connection = transaction.connection
-    run = held_run(connection, accounting, request.client, run_id)
+    run = held_run(connection, transaction.books.accounting, request.client, run_id)
     if transaction.books.state is not DataSetState.OPEN:
         raise GrantNotHeld(f"the operator has {transaction.books.state.value} this data set: nothing is released")
     if run.pruned:

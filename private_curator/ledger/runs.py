@@ -23,11 +23,7 @@ from private_curator.ledger.budget import Books
 from private_curator.ledger.requests import answered, bind, charge, held_run, load_run, opened_before
 from private_curator.ledger.statements import Kind, Quote, Request, Run, StepGranted, StoredReply
 from private_curator.ledger.store import Store, Transaction
-from shared.errors import (
-    GrantNotHeld,
-    LedgerUnavailable,
-    RequestInProgress,
-)
+from shared.errors import GrantNotHeld, LedgerUnavailable, RequestInProgress
 from shared.ledger.receipts import Receipt, canonical_json, sha256
 from shared.privacy.events import RunEvent
 
@@ -66,13 +62,11 @@ class RunActs(Store):
         books = self._snapshot()
         return books.quote(client, event, books.charges(client, event))
 
-    def open_run(self, *, client: str, request_id: str, digest: str, event: RunEvent, parameters: bytes) -> Run:
+    def open_run(self, request: Request, *, event: RunEvent, parameters: bytes) -> Run:
         """Charges a whole run to the data set's and the client's account, durably and once.
 
         Args:
-            client: the authenticated principal.
-            request_id: made by the client, unique among all its requests.
-            digest: SHA-256 of the validated request, hexadecimal; made from the run's parameters.
+            request: its digest is made from the run's parameters.
             event: the `RunEvent` that prices the run.
             parameters: what the steps need to know of the declaration; kept as it is.
 
@@ -86,10 +80,7 @@ class RunActs(Store):
             InvalidEvent, RelationMismatch: the event is not about this data set.
             LedgerUnavailable: retry later with the same id.
         """
-        request = Request(client=client, request_id=request_id, digest=digest)
-        with self._reading() as connection:
-            self._books.holder(client)
-            run = opened_before(connection, self.accounting, request)
+        run, client = self.opened_run(request), request.client
         if run is None:
             self.serve()
         while run is None:
@@ -101,29 +92,21 @@ class RunActs(Store):
                 transaction.books.holder(client)
                 run = opened_before(transaction.connection, self.accounting, request)
                 if run is None and transaction.books.admits(client, charges):
-                    run = charge(
-                        transaction,
-                        self.accounting,
-                        request=request,
-                        event=event,
-                        parameters=parameters,
-                        charges=charges,
-                    )
+                    run = charge(transaction, request=request, event=event, parameters=parameters, charges=charges)
         return run
 
-    def opened_run(self, *, client: str, request_id: str, digest: str) -> Run | None:
+    def opened_run(self, request: Request) -> Run | None:
         """The run that this very request has opened, whatever the operator decided since; None for a new request.
 
         Raises:
             RequestIdReused: the id stands for another request.
             GrantNotHeld: the client is not registered, or shut out.
         """
-        request = Request(client=client, request_id=request_id, digest=digest)
         with self._reading() as connection:
-            self._books.holder(client)
+            self._books.holder(request.client)
             return opened_before(connection, self.accounting, request)
 
-    def stored_reply(self, *, client: str, run_id: str, request_id: str, digest: str) -> StoredReply | None:
+    def stored_reply(self, request: Request, *, run_id: str) -> StoredReply | None:
         """The stored reply of this very request, whatever the operator decided since; None when there is none yet.
 
         Raises:
@@ -131,9 +114,8 @@ class RunActs(Store):
             RunFinished: the operator has discarded the run's replies.
             GrantNotHeld: the client is not registered, or shut out.
         """
-        request = Request(client=client, request_id=request_id, digest=digest)
         with self._reading() as connection:
-            self._books.holder(client)
+            self._books.holder(request.client)
             return answered(connection, run_id, request)
 
     def run(self, *, client: str, run_id: str) -> Run:
@@ -154,15 +136,13 @@ class RunActs(Store):
             return tuple(load_run(connection, self.accounting, run_id) for (run_id,) in rows.fetchall())
 
     def begin_step(
-        self, *, client: str, run_id: str, request_id: str, digest: str, max_attempts: int | None = None
+        self, request: Request, *, run_id: str, max_attempts: int | None = None
     ) -> StepGranted | StoredReply:
         """Binds one charged step to a request, durably, before any record is read.
 
         Args:
-            client: the authenticated principal.
+            request: its digest is made from the run's id as well.
             run_id: the run whose steps were charged.
-            request_id: made by the client, unique among all its requests.
-            digest: SHA-256 of the validated request, hexadecimal; made from the run's id as well.
             max_attempts: how often this step may be begun; no bound by default. An attempt whose computation
                 succeeded and whose reply could not be stored is taken up again and does not count twice.
 
@@ -178,10 +158,7 @@ class RunActs(Store):
             StepGivenUp: all attempts are used; nothing is written.
             LedgerUnavailable: retry later with the same id; nothing was consumed.
         """
-        request = Request(client=client, request_id=request_id, digest=digest)
-        with self._reading() as connection:
-            self._books.holder(client)
-            stored = answered(connection, run_id, request)
+        stored = self.stored_reply(request, run_id=run_id)
         if stored is not None:
             return stored
         self.serve()
@@ -189,20 +166,14 @@ class RunActs(Store):
         held = False
         try:
             with self._transaction("begin_step") as transaction:
-                self._books.holder(client)
+                self._books.holder(request.client)
                 stored = answered(transaction.connection, run_id, request)
                 if stored is not None:
                     return stored
                 self._not_in_progress(transaction, request)
                 held = True
-                grant = bind(
-                    transaction,
-                    self.accounting,
-                    run_id=run_id,
-                    request=request,
-                    max_attempts=max_attempts,
-                    unstored=self._unstored.get(request.mark),
-                )
+                unstored = self._unstored.get(request.mark)
+                grant = bind(transaction, request, run_id=run_id, max_attempts=max_attempts, unstored=unstored)
                 # Marked before the commit ends the mutex: no other thread finds the step consumed and unmarked.
                 self._computing[request.mark] = grant.attempt
             self._unstored.pop(request.mark, None)

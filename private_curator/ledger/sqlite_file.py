@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from private_curator.ledger import sqlite_tables
-from private_curator.ledger.database import LOCK_TIMEOUT_S, Place, Session
+from private_curator.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session
 from private_curator.ledger.schema import changed
 from private_curator.ledger.sqlite import SqliteDatabase, file_lock, serving_lock, sync, translate, write_lock
 from shared.errors import LedgerError, LedgerUnavailable
@@ -22,7 +22,7 @@ _COMPANIONS = ("", "-wal", "-shm", ".lock")
 
 @dataclass(frozen=True)
 class SqliteFile:
-    """A `private_curator.ledger.database.Place`.
+    """A `private_curator.ledger.database.LedgerLocation`.
 
     Attributes:
         path: the file.
@@ -40,39 +40,26 @@ class SqliteFile:
         return self.path.exists()
 
     def open(self, *, lock_timeout_s: float) -> SqliteDatabase:
-        """See `Place.open`."""
+        """See `LedgerLocation.open`."""
         if not self.path.is_file():
             raise LedgerUnavailable(f"there is no ledger at {self.path}; `dpswd-curator init` makes one")
         return SqliteDatabase(self.path, lock_timeout_s=lock_timeout_s, vfs=self.vfs)
 
     def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
-        """See `Place.create`."""
-        path = self.path
-        draft = path.with_name(f"{path.name}.draft-{secrets.token_hex(4)}")
+        """See `LedgerLocation.create`."""
         try:
-            # The database of a hospital: readable by its owner alone. SQLite gives its log the same mode.
-            os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            try:
+            with new_file(self.path) as draft:
                 with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
                     connection.execute("BEGIN")
                     sqlite_tables.make(connection)
                     connection.execute("COMMIT")
                 _write(draft, fill, lock_timeout_s=lock_timeout_s)
-                # A hard link fails where a rename would replace an existing ledger.
-                os.link(draft, path)
-                sync(path.parent)
-            finally:
-                remove(draft)
-        except FileExistsError as error:
-            raise LedgerUnavailable(f"{path} exists already; open it, or choose another place") from error
         except sqlite3.Error as error:
-            raise translate(error, path) from error
-        except OSError as error:
-            raise LedgerUnavailable(f"the ledger {path} cannot be created: {error.strerror}") from error
+            raise translate(error, self.path) from error
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
-        """See `Place.reading`."""
+        """See `LedgerLocation.reading`."""
         if not self.path.is_file():
             raise LedgerUnavailable(f"there is no ledger at {self.path}")
         try:
@@ -82,7 +69,7 @@ class SqliteFile:
             raise translate(error, self.path) from error
 
     def defects(self, session: Session) -> list[str]:
-        """See `Place.defects`."""
+        """See `LedgerLocation.defects`."""
         texts = [f"SQLite: {text}" for (text,) in session.execute("PRAGMA integrity_check") if text != "ok"]
         texts += [f"SQLite: a row of {row[0]} refers to nothing" for row in session.execute("PRAGMA foreign_key_check")]
         with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
@@ -93,13 +80,13 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """See `Place.alone`."""
+        """See `LedgerLocation.alone`."""
         held_by = "a curator serves this ledger, stop it first: it"
         with file_lock(serving_lock(self.path), timeout_s=0.0, held_by=held_by):
             yield
 
     def replace(self, backup: Path, log: Callable[[Session], object]) -> None:
-        """See `Place.replace`. Whatever happens in between, a complete ledger stands at the path or none."""
+        """See `LedgerLocation.replace`. Whatever happens in between, a complete ledger stands at the path or none."""
         into = self.path
         draft = into.with_name(f"{into.name}.restoring-{os.getpid()}")
         try:
@@ -157,12 +144,35 @@ def _keep(into: Path) -> None:
             rest.rename(replaced.with_name(replaced.name + suffix))
 
 
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A draft that stands at ``path`` when the block has ended, durable and complete, or not at all.
+
+    Raises:
+        LedgerUnavailable: something stands there, or it cannot be written.
+    """
+    draft = path.with_name(f"{path.name}.draft-{secrets.token_hex(4)}")
+    try:
+        # The database of a hospital: readable by its owner alone. SQLite gives its log the same mode.
+        os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            yield draft
+            os.link(draft, path)  # fails where a rename would replace an existing file
+            sync(path.parent)
+        finally:
+            remove(draft)
+    except FileExistsError as error:
+        raise LedgerUnavailable(f"{path} exists already, and is never replaced; choose another place") from error
+    except OSError as error:
+        raise LedgerUnavailable(f"{path} cannot be written: {error.strerror}") from error
+
+
 def remove(draft: Path) -> None:
     """Deletes a ledger's file that was never one, and what SQLite and the locks left beside it."""
     for suffix in _COMPANIONS:
         draft.with_name(draft.name + suffix).unlink(missing_ok=True)
 
 
-def as_place(where: Place | Path) -> Place:
-    """A path is the place of a ledger in a file."""
+def as_location(where: LedgerLocation | Path) -> LedgerLocation:
+    """A path is the location of a ledger in a file."""
     return SqliteFile(where) if isinstance(where, Path) else where

@@ -176,11 +176,6 @@ class StepGranted:
     request: Request
     attempt: int
 
-    @property
-    def resumed(self) -> bool:
-        """Whether an earlier attempt ended without a reply."""
-        return self.attempt > 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class StoredReply:

@@ -10,20 +10,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, Unpack
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator.ledger.accounting import RENYI, Accounting
 from private_curator.ledger.budget import Books
-from private_curator.ledger.database import LOCK_TIMEOUT_S, Place, Session, by_seq
+from private_curator.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session, by_seq
 from private_curator.ledger.statements import Kind
 from private_curator.ledger.witness import Witness
 from shared.errors import InvalidValue, LedgerCorrupt
-from shared.ledger.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
+from shared.ledger.receipts import GENESIS, SignedEntry
 
 Clock = Callable[[], datetime]
 Checkpoint = Callable[[str], None]
@@ -62,36 +62,25 @@ class LedgerOptions(TypedDict, total=False):
     witness: Path | None
 
 
+@dataclass
 class Transaction:
     """One open transaction on the ledger.
 
-    Args:
+    Attributes:
         connection: inside of `Database.write`.
         books: as of the last committed entry.
         key: signs the entries.
         clock: tells the time that entries state.
-        checkpoint: called with ``"<operation>:<kind>"`` after each entry.
-        operation: the name of what is being done.
+        appended: called with the kind of each entry.
+        last: the last entry that was appended here.
     """
 
-    def __init__(
-        self,
-        connection: Session,
-        books: Books,
-        *,
-        key: Ed25519PrivateKey,
-        clock: Clock,
-        checkpoint: Checkpoint,
-        operation: str,
-    ) -> None:
-        self.connection = connection
-        self.books = books
-        self._key = key
-        self._clock = clock
-        self._checkpoint = checkpoint
-        self._operation = operation
-        self.last: SignedEntry | None = None
-        """The last entry that was appended here."""
+    connection: Session
+    books: Books
+    key: Ed25519PrivateKey
+    clock: Clock
+    appended: Checkpoint
+    last: SignedEntry | None = None
 
     def append(self, kind: Kind, payload: Mapping[str, Any]) -> SignedEntry:
         """Signs and appends an entry; it exists once the transaction is committed.
@@ -99,40 +88,30 @@ class Transaction:
         Raises:
             InvalidValue: the payload is not JSON.
         """
-        entry = append_entry(self.connection, kind, payload, key=self._key, clock=self._clock)
-        self._checkpoint(f"{self._operation}:{kind.value}")
-        self.last = entry
-        return entry
+        self.last = append_entry(self.connection, kind, payload, key=self.key, clock=self.clock)
+        self.appended(kind.value)
+        return self.last
 
 
 class Store:
     """The part of the ledger that every operation shares. Use `private_curator.ledger.ledger.Ledger`."""
 
-    def __init__(
-        self,
-        place: Place,
-        *,
-        key: Ed25519PrivateKey,
-        accounting: Accounting = RENYI,
-        clock: Clock = utc_now,
-        checkpoint: Checkpoint = no_checkpoint,
-        lock_timeout_s: float = LOCK_TIMEOUT_S,
-        witness: Path | None = None,
-    ) -> None:
-        self.place = place
+    def __init__(self, location: LedgerLocation, *, key: Ed25519PrivateKey, **options: Unpack[LedgerOptions]) -> None:
+        self.location = location
+        witness = options.get("witness")
         self._witness = None if witness is None else Witness(witness)
-        self.accounting = accounting
+        self.accounting = options.get("accounting", RENYI)
         self._key = key
-        self._clock = clock
-        self._checkpoint = checkpoint
-        self._books = Books(accounting)
+        self._clock = options.get("clock", utc_now)
+        self._checkpoint = options.get("checkpoint", no_checkpoint)
+        self._books = Books(self.accounting)
         self._last_seen: tuple[int, bytes] = (0, b"")
-        self._database = place.open(lock_timeout_s=lock_timeout_s)
+        self._database = location.open(lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
         try:
             with self._database.read() as connection:
                 last = self._follow_the_chain(connection)
                 if self._witness is not None:
-                    self._witness.check(connection, place)
+                    self._witness.check(connection, location)
                     self._witness.note(last)
                 self._refresh(connection)
         except BaseException:
@@ -151,9 +130,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def history(self, *, after: int = 0) -> Iterator[SignedEntry]:
@@ -169,22 +146,19 @@ class Store:
     @contextlib.contextmanager
     def _transaction(self, operation: str) -> Iterator[Transaction]:
         """Everything in the block becomes durable together, or nothing of it happens."""
+
+        def reached(point: str) -> None:
+            self._checkpoint(f"{operation}:{point}")
+
         with self._database.write() as connection:
-            self._checkpoint(f"{operation}:begun")
+            reached("begun")
             self._refresh(connection)
-            transaction = Transaction(
-                connection,
-                self._books,
-                key=self._key,
-                clock=self._clock,
-                checkpoint=self._checkpoint,
-                operation=operation,
-            )
+            transaction = Transaction(connection, self._books, self._key, self._clock, reached)
             yield transaction
-            self._checkpoint(f"{operation}:written")
+            reached("written")
         if self._witness is not None and transaction.last is not None:
             self._witness.note(transaction.last)
-        self._checkpoint(f"{operation}:durable")
+        reached("durable")
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Session]:
@@ -204,8 +178,8 @@ class Store:
         if seen and present != signature:
             says = f"ends at entry {length}" if length < seen else f"holds another entry {seen}"
             raise LedgerCorrupt(
-                f"{self.place} {says}, but this process has seen entry {seen}: the ledger was replaced by an older one "
-                "or by another one; restart the curator after restoring a backup"
+                f"{self.location} {says}, but this process has seen entry {seen}: the ledger was replaced by an older "
+                "one or by another one; restart the curator after restoring a backup"
             )
         if length == seen:
             return
@@ -228,11 +202,11 @@ class Store:
         expected, previous, last = 1, GENESIS, None
         for entry in read_entries(connection):
             if entry.seq != expected or entry.previous != previous:
-                raise LedgerCorrupt(f"{self.place}: entry {entry.seq} does not follow entry {expected - 1}")
+                raise LedgerCorrupt(f"{self.location}: entry {entry.seq} does not follow entry {expected - 1}")
             expected, previous, last = expected + 1, entry.hash, entry
         if last is None or not last.signed_by(self.public_key):
             raise LedgerCorrupt(
-                f"{self.place}: the last of {expected - 1} entries is not signed by the given key: use the ledger's "
+                f"{self.location}: the last of {expected - 1} entries is not signed by the given key: use the ledger's "
                 "own key, and look at `dpswd-curator ledger verify`"
             )
         return last
@@ -246,18 +220,8 @@ def append_entry(
     Raises:
         InvalidValue: the payload is not JSON.
     """
-    last = head(connection)
-    statement = canonical_json(
-        {
-            "format": FORMAT,
-            "kind": kind.value,
-            "payload": payload,
-            "previous": GENESIS if last is None else last.hash,
-            "seq": 1 if last is None else last.seq + 1,
-            "time": clock().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
-        }
-    )
-    entry = SignedEntry.parse(statement, key.sign(statement))
+    time = clock().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    entry = SignedEntry.following(head(connection), kind=kind.value, payload=payload, time=time, sign=key.sign)
     connection.execute(
         "INSERT INTO entries (seq, kind, statement, signature) VALUES (?, ?, ?, ?)",
         (entry.seq, entry.kind, entry.statement, entry.signature),
@@ -274,15 +238,6 @@ def read_entries(connection: Session, *, after: int = 0, limit: int | None = Non
     rows = by_seq(connection, "SELECT seq, kind, statement, signature FROM entries", after=after, page=_PAGE)
     for _, kind, statement, signature in itertools.islice(rows, limit):
         yield parsed_entry(kind, statement, signature)
-
-
-def entry_at(connection: Session, seq: int) -> SignedEntry:
-    """The entry at one place of the chain.
-
-    Raises:
-        LedgerCorrupt: there is none.
-    """
-    return parsed_entry(*entry_row(connection, seq))
 
 
 def entry_row(connection: Session, seq: int) -> tuple[str, bytes, bytes]:

@@ -62,7 +62,7 @@ class Witness:
             _log.warning("%s cannot be read and is not used: %s", self.path, type(error).__name__)
             return None
 
-    def check(self, session: Session, place: object) -> None:
+    def check(self, session: Session, location: object) -> None:
         """Holds the ledger to what was noted.
 
         Raises:
@@ -78,9 +78,9 @@ class Witness:
             if noted.hash in SignedEntry.parse(statement, signature).payload["forgotten"]:
                 return
         raise LedgerCorrupt(
-            f"{place} lacks entry {noted.seq}, which {self.path} proves: the database was put back to an older state, "
-            "and what was spent since then would be spent again. Restore a newer backup with `dpswd-curator ledger "
-            "restore`; where there is none, back this state up and restore it, with the loss accepted in writing"
+            f"{location} lacks entry {noted.seq}, which {self.path} proves: the database was put back to an older "
+            "state, and what was spent since then would be spent again. Restore a newer backup with `dpswd-curator "
+            "ledger restore`; where there is none, back this state up and restore it, with the loss accepted in writing"
         )
 
 

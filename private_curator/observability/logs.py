@@ -33,7 +33,6 @@ OPTIONAL = FIELDS[4:]
 OURS = ("private_curator", "shared")
 """Packages whose messages are written in their own words."""
 
-
 _log = logging.getLogger(__name__)
 
 

@@ -94,6 +94,10 @@ class Metrics:
     """
 
     def __init__(self, home: HomeDirectory, ledger: Ledger, *, restarts: Callable[[], int] = lambda: 0) -> None:
+        self._home = home
+        self._ledger = ledger
+        self._restarts = restarts
+        self._lock = threading.Lock()
         self.registry = CollectorRegistry(auto_describe=False)
         self._requests = Counter(
             "dpswd_requests", _help("dpswd_requests_total"), ["operation", "outcome"], registry=self.registry
@@ -105,7 +109,7 @@ class Metrics:
             buckets=BUCKETS_S,
             registry=self.registry,
         )
-        self.registry.register(_AtRest(home, ledger, restarts))
+        self.registry.register(self)
 
     def answered(self, operation: str, outcome: str, seconds: float) -> None:
         """Counts one request.
@@ -117,6 +121,24 @@ class Metrics:
         """
         self._requests.labels(operation, outcome).inc()
         self._seconds.labels(operation).observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures now; one scrape at a time."""
+        with self._lock:
+            yield _gauge("dpswd_build_info", [((metadata.version("dpswd"),), 1)])
+            try:
+                status: LedgerStatus | None = self._ledger.status()
+            except LedgerError as error:
+                _log.warning("the ledger cannot be read for metrics: %s", type(error).__qualname__)
+                status = None
+            yield _gauge("dpswd_ledger_up", [((), status is not None)])
+            if status is not None:
+                yield from _ledger_figures(status)
+            name = "dpswd_worker_restarts_total"
+            yield CounterMetricFamily(name, _help(name), value=self._restarts())
+            yield _gauge("dpswd_incidents", [((), len(IncidentBook(self._home.incidents).all()))])
+            yield _gauge("dpswd_certificate_expiry_timestamp_seconds", list(_expiries(self._home)))
+            yield _gauge("dpswd_disk_free_bytes", [((), shutil.disk_usage(self._home.path).free)])
 
 
 class MetricsServer:
@@ -151,34 +173,6 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-class _AtRest:
-    """What stands in the ledger and the home directory."""
-
-    def __init__(self, home: HomeDirectory, ledger: Ledger, restarts: Callable[[], int]) -> None:
-        self._restarts = restarts
-        self._home = home
-        self._ledger = ledger
-        self._lock = threading.Lock()
-
-    def collect(self) -> Iterator[Metric]:
-        """The figures now; one scrape at a time."""
-        with self._lock:
-            yield _gauge("dpswd_build_info", [((metadata.version("dpswd"),), 1)])
-            try:
-                status: LedgerStatus | None = self._ledger.status()
-            except LedgerError as error:
-                _log.warning("the ledger cannot be read for metrics: %s", type(error).__qualname__)
-                status = None
-            yield _gauge("dpswd_ledger_up", [((), status is not None)])
-            if status is not None:
-                yield from _ledger_figures(status)
-            name = "dpswd_worker_restarts_total"
-            yield CounterMetricFamily(name, _help(name), value=self._restarts())
-            yield _gauge("dpswd_incidents", [((), len(IncidentBook(self._home.incidents).all()))])
-            yield _gauge("dpswd_certificate_expiry_timestamp_seconds", list(_expiries(self._home)))
-            yield _gauge("dpswd_disk_free_bytes", [((), shutil.disk_usage(self._home.path).free)])
 
 
 def _ledger_figures(status: LedgerStatus) -> Iterator[Metric]:

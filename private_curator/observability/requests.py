@@ -11,6 +11,8 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from private_curator.observability.metrics import TIME_STEP_S, Metrics
+from private_curator.settings.groups import TracingSettings
+from shared.errors import SettingsError
 from shared.protocol.status import REASONS
 
 if TYPE_CHECKING:
@@ -73,9 +75,7 @@ class RequestWatch(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 self._ended(operation, outcome, seconds=rounded_up(self._clock() - begun), begun_ns=begun_ns)
 
         return grpc.unary_unary_rpc_method_handler(
-            watched,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
+            watched, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
         )
 
     def _ended(self, operation: str, outcome: str, *, seconds: float, begun_ns: int) -> None:
@@ -101,3 +101,20 @@ def outcome_of(context: Any) -> str:
 def rounded_up(seconds: float) -> float:
     """Up to the next multiple of `TIME_STEP_S`."""
     return max(1, math.ceil(seconds / TIME_STEP_S)) * TIME_STEP_S
+
+
+def tracing_of(settings: TracingSettings) -> Tracing | None:
+    """What sends spans; None where the settings name no collector.
+
+    Raises:
+        SettingsError: dpswd[tracing] is not installed.
+    """
+    if settings.endpoint is None:
+        return None
+    try:
+        from private_curator.observability.tracing import Tracing
+    except ImportError as error:
+        raise SettingsError(
+            "tracing.endpoint is set, but OpenTelemetry is not installed; install dpswd[tracing], or leave it out"
+        ) from error
+    return Tracing(settings)

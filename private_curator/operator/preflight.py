@@ -20,7 +20,7 @@ from functools import cached_property
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from private_curator.observability.watch import tracing_of
+from private_curator.observability.requests import tracing_of
 from private_curator.records import target
 from private_curator.records.labels import class_count, load_labels
 from private_curator.records.problems import RecordsRefused
@@ -199,9 +199,9 @@ def _clock(site: _Site) -> str:
 
 
 def _device(site: _Site) -> str:
-    from private_curator.serving.server import choose_device  # torch takes seconds to load
+    from shared.devices import resolve_device  # torch takes seconds to load
 
-    device = choose_device(site.settings.compute.device)
+    device = resolve_device(site.settings.compute.device)
     import torch
 
     try:
@@ -220,11 +220,11 @@ def _device(site: _Site) -> str:
 
 
 def _worker(site: _Site) -> str:
-    from private_curator.serving.server import choose_device
     from private_curator.worker.choice import examine, make_engine
+    from shared.devices import resolve_device
 
     compute = site.settings.compute.model_copy(update={"parallel_steps": 1})
-    return examine(make_engine(compute, choose_device(compute.device)), secret=site.home.ledger_key)
+    return examine(make_engine(compute, resolve_device(compute.device)), secret=site.home.ledger_key)
 
 
 def _disk(site: _Site) -> str:

@@ -18,13 +18,9 @@ from shared.errors import SettingsError
 SUFFIXES: dict[str, Format] = {
     ".npy": Format.NPY,
     ".npz": Format.NPZ,
-    ".parquet": Format.PARQUET,
-    ".pq": Format.PARQUET,
-    ".arrow": Format.ARROW,
-    ".feather": Format.ARROW,
-    ".ipc": Format.ARROW,
-    ".csv": Format.CSV,
-    ".tsv": Format.CSV,
+    **dict.fromkeys((".parquet", ".pq"), Format.PARQUET),
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), Format.ARROW),
+    **dict.fromkeys((".csv", ".tsv"), Format.CSV),
 }
 
 

@@ -131,12 +131,7 @@ class _Ranges:
 
     def columns(self) -> tuple[Column, ...]:
         return tuple(
-            Column(
-                name=name,
-                kind=self._kind(place),
-                low=float(self._low[place]),
-                high=float(self._high[place]),
-            )
+            Column(name=name, kind=self._kind(place), low=float(self._low[place]), high=float(self._high[place]))
             for place, name in enumerate(self._names)
         )
 

@@ -65,10 +65,7 @@ class CsvTable:
                 self._path,
                 # One thread: only then Arrow knows the number of a bad line.
                 read_options=pyarrow.csv.ReadOptions(
-                    use_threads=False,
-                    block_size=_BLOCK_BYTES,
-                    column_names=self.names,
-                    skip_rows=int(self._has_header),
+                    use_threads=False, block_size=_BLOCK_BYTES, column_names=self.names, skip_rows=int(self._has_header)
                 ),
                 parse_options=pyarrow.csv.ParseOptions(
                     delimiter=self._delimiter, invalid_row_handler=ragged, newlines_in_values=True

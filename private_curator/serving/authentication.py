@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime as dt
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from cryptography import x509
 
@@ -21,20 +20,9 @@ from shared.errors import CredentialsInvalid
 PEER_CERTIFICATE = "x509_pem_cert"  # gRPC's key for the peer's certificate in the authentication context
 
 
-@dataclass(frozen=True)
-class Principal:
-    """An authenticated client.
-
-    Attributes:
-        name: under which the operator registered it.
-    """
-
-    name: str
-
-
 def authenticate(
     peer: Mapping[str, Sequence[bytes]], *, find: Callable[[str], Client | None], now: dt.datetime
-) -> Principal:
+) -> Client:
     """Identifies the caller.
 
     Args:
@@ -70,7 +58,7 @@ def authenticate(
         raise CredentialsInvalid(f"the certificate says {name!r}, but it belongs to another client; ask the operator")
     if client.revoked:
         raise CredentialsInvalid(f"the operator has revoked the client {name!r}")
-    return Principal(name=client.name)
+    return client
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 import grpc
 import torch
@@ -21,11 +21,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import shared
 from private_curator.observability import logs
-from private_curator.observability.watch import Watch
+from private_curator.observability.metrics import Metrics, MetricsServer
+from private_curator.observability.requests import RequestWatch, tracing_of
 from private_curator.records import target
 from private_curator.records.labels import class_count, class_names, load_labels
 from private_curator.serving.pacing import Pacer
-from private_curator.serving.service import CuratorService, Parts
+from private_curator.serving.service import CuratorService
 from private_curator.serving.turns import Turns
 from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
@@ -36,6 +37,7 @@ from private_curator.storage.home_directory import SAFE_UMASK, HomeDirectory
 from private_curator.storage.incidents import IncidentBook
 from private_curator.storage.uploads import UploadStore
 from private_curator.worker.choice import make_engine, report
+from shared.devices import resolve_device
 from shared.errors import SettingsError
 from shared.files import write_public
 from shared.mechanisms import MECHANISMS
@@ -77,7 +79,7 @@ class CuratorServer:
         mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
     ) -> None:
         _check_imports()
-        device = choose_device(settings.compute.device)
+        device = resolve_device(settings.compute.device)
         if settings.compute.torch_threads:
             torch.set_num_threads(settings.compute.torch_threads)
         data = target.load(settings.records, home=home.path)
@@ -109,31 +111,31 @@ class CuratorServer:
                 most_seconds=settings.compute.worker_seconds,
             )
             self._service = CuratorService(
-                Parts(
-                    settings=settings,
-                    ledger=self._ledger,
-                    mechanisms=mechanisms,
-                    data_set=DataSetFacts(
-                        records=data.count,
-                        record_shape=data.record_shape,
-                        classes=class_count(settings.records),
-                        class_names=class_names(settings.records),
-                    ),
-                    uploads=uploads,
-                    extractors=ExtractorCatalogue(
-                        uploads, approval=settings.extractors.approval, ledger=self._ledger, engine=self._engine
-                    ),
-                    pipeline=self._pipeline,
-                    incidents=IncidentBook(home.incidents),
-                    pacer=Pacer(pace if pace == "auto" else pace / 1000.0),
-                    turns=Turns(min(limits.client_requests, max(1, settings.compute.request_threads // 2))),
-                    # A client that prices many plans repeats events; autodp takes about half a second for each.
-                    crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
-                )
+                settings=settings,
+                ledger=self._ledger,
+                mechanisms=mechanisms,
+                data_set=DataSetFacts(
+                    records=data.count,
+                    record_shape=data.record_shape,
+                    classes=class_count(settings.records),
+                    class_names=class_names(settings.records),
+                ),
+                uploads=uploads,
+                extractors=ExtractorCatalogue(
+                    uploads, approval=settings.extractors.approval, ledger=self._ledger, engine=self._engine
+                ),
+                pipeline=self._pipeline,
+                incidents=IncidentBook(home.incidents),
+                pacer=Pacer(pace if pace == "auto" else pace / 1000.0),
+                turns=Turns(min(limits.client_requests, max(1, settings.compute.request_threads // 2))),
+                # A client that prices many plans repeats events; autodp takes about half a second for each.
+                crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
             )
-            self._watch = Watch(
-                home, settings, ledger=self._ledger, service=SERVICE_NAME, restarts=lambda: self._engine.restarts
-            )
+            tracing = tracing_of(settings.tracing)
+            if tracing is not None:
+                opened.callback(tracing.close)
+            self._metrics = Metrics(home, self._ledger, restarts=lambda: self._engine.restarts)
+            self._watch = RequestWatch(SERVICE_NAME, metrics=self._metrics, tracing=tracing)
             self._health = health.HealthServicer()
             self._started = False
             self._server = self._make_server(self._service)
@@ -157,7 +159,8 @@ class CuratorServer:
                 f"listen.host {host!r} and listen.port {port} cannot be bound; free the port or choose another "
                 "(0 takes a free one)"
             ) from error
-        self._watch.start()
+        if self._settings.metrics.enabled:
+            self._opened.callback(MetricsServer(self._metrics, self._settings.metrics, self._home).close)
         self._server.start()
         self._started = True
         for name in ("", SERVICE_NAME):
@@ -178,16 +181,13 @@ class CuratorServer:
             self._home.address.unlink(missing_ok=True)
         self._server.stop(self._settings.listen.shutdown_seconds).wait()
         finished = self._pipeline.idle()
-        self._watch.stop()
         self._opened.close()
         return finished
 
     def __enter__(self) -> CuratorServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _make_server(self, service: CuratorService) -> grpc.Server:
@@ -195,7 +195,7 @@ class CuratorServer:
         size = self._settings.limits.max_message_bytes
         server = grpc.server(
             futures.ThreadPoolExecutor(max_workers=threads, thread_name_prefix="request"),
-            interceptors=[self._watch.interceptor],
+            interceptors=[self._watch],
             maximum_concurrent_rpcs=threads * _QUEUED_PER_THREAD,
             options=[
                 ("grpc.max_receive_message_length", size),
@@ -249,21 +249,6 @@ def run_until_signal(server: CuratorServer) -> None:
         sys.stderr.flush()
         # Its thread cannot be ended, and waiting for it would break the promise of listen.shutdown_seconds.
         os._exit(0)
-
-
-def choose_device(wish: str) -> torch.device:
-    """The device that the steps run on.
-
-    Raises:
-        SettingsError: cuda was asked for and is not there.
-    """
-    available = torch.cuda.is_available()
-    if wish == "cuda" and not available:
-        raise SettingsError(
-            "compute.device is cuda, but torch sees no CUDA device; install a CUDA build of torch and the driver, or "
-            "choose cpu or auto"
-        )
-    return torch.device("cuda" if available and wish != "cpu" else "cpu")
 
 
 def _check_imports() -> None:

@@ -13,17 +13,7 @@ from pathlib import Path
 
 from pydantic_settings import SettingsConfigDict
 
-from private_curator.settings.groups import (
-    ComputeSettings,
-    ExtractorSettings,
-    LedgerSettings,
-    LimitSettings,
-    ListenSettings,
-    LogSettings,
-    MetricsSettings,
-    RecordsSettings,
-    TracingSettings,
-)
+from private_curator.settings import groups
 from shared.configuration import SettingsTree
 from shared.errors import SettingsError
 
@@ -35,15 +25,15 @@ class CuratorSettings(SettingsTree):
 
     model_config = SettingsConfigDict(env_prefix="DPSWD_CURATOR_")
 
-    listen: ListenSettings = ListenSettings()
-    records: RecordsSettings
-    compute: ComputeSettings = ComputeSettings()
-    extractors: ExtractorSettings = ExtractorSettings()
-    limits: LimitSettings = LimitSettings()
-    ledger: LedgerSettings = LedgerSettings()
-    log: LogSettings = LogSettings()
-    metrics: MetricsSettings = MetricsSettings()
-    tracing: TracingSettings = TracingSettings()
+    listen: groups.ListenSettings = groups.ListenSettings()
+    records: groups.RecordsSettings
+    compute: groups.ComputeSettings = groups.ComputeSettings()
+    extractors: groups.ExtractorSettings = groups.ExtractorSettings()
+    limits: groups.LimitSettings = groups.LimitSettings()
+    ledger: groups.LedgerSettings = groups.LedgerSettings()
+    log: groups.LogSettings = groups.LogSettings()
+    metrics: groups.MetricsSettings = groups.MetricsSettings()
+    tracing: groups.TracingSettings = groups.TracingSettings()
 
     @property
     def records_file(self) -> Path:

@@ -7,16 +7,15 @@ an engine (private_curator/worker): in a process of its own, or in this one.
 from __future__ import annotations
 
 import functools
-import threading
-from collections import OrderedDict
 
 from private_curator.ledger.ledger import Ledger
 from private_curator.storage.uploads import Kind, UploadStore
 from private_curator.worker.process import LimitReached
 from private_curator.worker.sessions import Engine, ExtractorSource
-from shared.errors import ExtractorNotApproved, ExtractorUnknown, InvalidValue, RequestInvalid
+from shared.errors import ExtractorNotApproved, ExtractorUnknown, InvalidValue
 from shared.extractor.graph import ExtractorGraph
 from shared.mechanisms.interface import ModelFacts
+from shared.protocol.checks import invalid
 from shared.protocol.messages import RunParameters
 
 MAX_KNOWN = 64  # extractors whose shapes are remembered; a few kilobytes each
@@ -37,8 +36,8 @@ class ExtractorCatalogue:
         self._approval = approval
         self._ledger = ledger
         self._engine = engine
-        self._known: OrderedDict[str, ModelFacts] = OrderedDict()  # by the graph's digest
-        self._lock = threading.Lock()
+        remembered = functools.lru_cache(maxsize=MAX_KNOWN)
+        self._known = remembered(lambda graph, client: _facts(self._read(Kind.GRAPH, graph, client)))
 
     def check(self, graph: bytes, weights: bytes, *, record_shape: tuple[int, ...]) -> ModelFacts:
         """Builds an uploaded extractor and proves on synthetic records that no row of it sees another.
@@ -50,12 +49,11 @@ class ExtractorCatalogue:
         """
         facts = _facts(graph)
         if facts.input_shape != record_shape:
-            text = f"takes records of shape {facts.input_shape}; this data set's have {record_shape}"
-            raise RequestInvalid((("graph", text),))
+            raise invalid("graph", f"takes records of shape {facts.input_shape}; this data set's have {record_shape}")
         try:
             self._engine.check(graph, weights)
         except LimitReached as error:
-            raise RequestInvalid((("graph", f"cannot be checked here, use a smaller extractor: {error}"),)) from error
+            raise invalid("graph", f"cannot be checked here, use a smaller extractor: {error}") from error
         return facts
 
     def get(self, parameters: RunParameters, *, client: str) -> ExtractorSource:
@@ -68,18 +66,8 @@ class ExtractorCatalogue:
         for kind, digest in ((Kind.GRAPH, graph), (Kind.WEIGHTS, weights)):
             if not self._uploads.owns(kind, digest, client=client):
                 raise _unknown(kind)
-        with self._lock:
-            facts = self._known.get(graph)
-            if facts is not None:
-                self._known.move_to_end(graph)
-        if facts is None:
-            facts = _facts(self._read(Kind.GRAPH, graph, client))
-            with self._lock:
-                self._known[graph] = facts
-                while len(self._known) > MAX_KNOWN:
-                    self._known.popitem(last=False)
         read = functools.partial(self._read_both, graph, weights, client)
-        return ExtractorSource(key=f"{graph} {weights}", facts=facts, read=read)
+        return ExtractorSource(key=f"{graph} {weights}", facts=self._known(graph, client), read=read)
 
     def check_approved(self, graph_digest: str) -> None:
         """Lets a graph pass that the operator allows to run.
@@ -104,14 +92,9 @@ class ExtractorCatalogue:
 
 def _facts(graph_bytes: bytes) -> ModelFacts:
     try:
-        graph = ExtractorGraph.from_bytes(graph_bytes)
+        return ModelFacts.of(ExtractorGraph.from_bytes(graph_bytes))
     except InvalidValue as error:
-        raise RequestInvalid((("graph", str(error)),)) from error
-    return ModelFacts(
-        input_shape=graph.input_shape,
-        feature_dimension=graph.feature_dimension,
-        parameter_shapes=graph.parameter_shapes,
-    )
+        raise invalid("graph", str(error)) from error
 
 
 def _unknown(kind: Kind) -> ExtractorUnknown:

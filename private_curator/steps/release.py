@@ -18,12 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import StepGranted, StoredReply
+from private_curator.ledger.statements import Request, StepGranted, StoredReply
 from private_curator.steps.trial_run import MadeRecords, TrialTimes
 from private_curator.worker.denormals import flushed_denormals
 from private_curator.worker.process import LimitReached
 from private_curator.worker.sessions import Engine, ExtractorSource
-from shared.errors import DpswdError, ExtractionStopped, RequestInvalid
+from shared.errors import DpswdError, ExtractionStopped
+from shared.protocol.checks import invalid
 from shared.protocol.messages import StepRelease
 from shared.steps.admission import AdmittedRun
 from shared.steps.computing import Laboratory, computed
@@ -72,26 +73,16 @@ class ReleasePipeline:
         self._max_attempts = max_attempts
 
     def answer(
-        self,
-        run: AdmittedRun,
-        request: Any,
-        *,
-        client: str,
-        run_id: str,
-        request_id: str,
-        digest: str,
-        extractor: ExtractorSource,
+        self, run: AdmittedRun, step: Any, extractor: ExtractorSource, *, request: Request, run_id: str
     ) -> StoredReply:
         """Computes a step once and returns what was stored; a repeat of its request returns the same bytes.
 
         Args:
             run: checked.
-            request: the mechanism's, checked against the run.
-            client: the authenticated principal.
-            run_id: of the charged run.
-            request_id: of the step.
-            digest: of what was sent; two requests with one id must agree in it.
+            step: the mechanism's request, checked against the run.
             extractor: the run's.
+            request: as the ledger knows it.
+            run_id: of the charged run.
 
         Raises:
             GrantNotHeld, RunFinished, RequestIdReused, RequestInProgress, LedgerUnavailable: see `Ledger.begin_step`.
@@ -99,15 +90,13 @@ class ReleasePipeline:
             ExtractionStopped: the extractor exceeded a limit, or its worker ended; the step may be repeated.
         """
         # How often a step fails is seen by the client, so its number is bounded.
-        grant = self._ledger.begin_step(
-            client=client, run_id=run_id, request_id=request_id, digest=digest, max_attempts=self._max_attempts
-        )
+        grant = self._ledger.begin_step(request, run_id=run_id, max_attempts=self._max_attempts)
         if isinstance(grant, StoredReply):
             return grant
         try:
             self._lab.reached("consumed")
             with self._slots, flushed_denormals():
-                payload = self._computed(run, request, extractor)
+                payload = self._computed(run, step, extractor)
             reply = StepRelease(run_id, grant.step_number, payload).to_bytes()
             audit = self._audit_record(run, grant, payload)
         except BaseException:
@@ -150,20 +139,20 @@ class ReleasePipeline:
             seconds = self._trials.seconds(run, once)
         except LimitReached as error:
             text = f"declare steps that cannot be computed here, as made records show: {error}"
-            raise RequestInvalid((("parameters", text),)) from error
+            raise invalid("parameters", text) from error
         if seconds > TRIAL_SHARE * self._most_seconds:
             text = (
                 f"declare steps that take about {seconds:.0f} seconds here; at most "
                 f"{TRIAL_SHARE * self._most_seconds:g} are allowed: use a smaller batch or extractor"
             )
-            raise RequestInvalid((("parameters", text),))
+            raise invalid("parameters", text)
         return seconds
 
-    def _computed(self, run: AdmittedRun, request: Any, extractor: ExtractorSource) -> bytes:
+    def _computed(self, run: AdmittedRun, step: Any, extractor: ExtractorSource) -> bytes:
         """The noised reply; an error from inside never travels to the client in its own words."""
         try:
             with self._engine.session(extractor) as session:
-                return computed(run, request, session, self._lab)
+                return computed(run, step, session, self._lab)
         except ExtractionStopped:  # its words are made of settings
             raise
         except DpswdError as error:

@@ -8,11 +8,10 @@ reply times are padded (private_curator/serving/pacing.py).
 
 from __future__ import annotations
 
+import functools
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -51,12 +50,23 @@ class MadeRecords:
         return cls(count, data.record_shape), labels, data.records / count
 
 
+@dataclass(frozen=True)
+class _StepWork:
+    """What a step's time depends on, and how it is measured."""
+
+    depends_on: tuple[object, ...]
+    once: Callable[[], float] = field(compare=False)
+
+    def seconds(self) -> float:
+        measured = self.once()
+        return self.once() if measured < _REPEAT_BELOW_S else measured
+
+
 class TrialTimes:
     """Remembers how long each kind of step took."""
 
     def __init__(self) -> None:
-        self._seconds: OrderedDict[tuple[object, ...], float] = OrderedDict()
-        self._lock = threading.Lock()
+        self._seconds = functools.lru_cache(maxsize=MAX_REMEMBERED)(_StepWork.seconds)
 
     def seconds(self, run: AdmittedRun, once: Callable[[], float]) -> float:
         """The remembered time of such a step, or a new measurement.
@@ -66,23 +76,6 @@ class TrialTimes:
             once: computes one step and returns its time, in seconds.
         """
         declared = run.parameters
-        key = (
-            declared.graph_digest,
-            declared.weights_digest,
-            declared.batch_size,
-            declared.mechanism,
-            *run.mechanism.work(run.declared),
-        )
-        with self._lock:
-            known = self._seconds.get(key)
-            if known is not None:
-                self._seconds.move_to_end(key)
-                return known
-        measured = once()
-        if measured < _REPEAT_BELOW_S:
-            measured = once()
-        with self._lock:
-            self._seconds[key] = measured
-            while len(self._seconds) > MAX_REMEMBERED:
-                self._seconds.popitem(last=False)
-        return measured
+        extractor = declared.graph_digest, declared.weights_digest
+        work = run.mechanism.work(run.declared)
+        return self._seconds(_StepWork((*extractor, declared.batch_size, declared.mechanism, *work), once))

@@ -11,6 +11,7 @@ Keys are EC P-256, files with keys have mode 0600. A credentials directory holds
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import ipaddress
 import re
@@ -43,6 +44,7 @@ CLIENT_CERTIFICATE = "client.crt"
 CLIENT_KEY = "client.key"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 
 
 @dataclass(frozen=True)
@@ -291,17 +293,9 @@ def _certificate(
     now = dt.datetime.now(dt.UTC)
     # A negative number of days makes an expired certificate: tests need one.
     end = now + dt.timedelta(days=days)
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    off = dict.fromkeys((*unused, "encipher_only", "decipher_only"), False)
+    usage = x509.KeyUsage(digital_signature=True, key_cert_sign=authority, crl_sign=authority, **off)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -325,12 +319,8 @@ def _alternative_names(names: Sequence[str]) -> list[x509.GeneralName]:
 
 
 def _alternative_name(name: str) -> x509.GeneralName:
-    try:
+    with contextlib.suppress(ValueError):  # not an address: a host name
         return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        pass  # not an address: a host name
-    if not re.fullmatch(
-        r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*", name
-    ):
+    if not _HOST.fullmatch(name):
         raise SettingsError(f"{name!r} is neither a host name nor an IP address; write for example curator.example.org")
     return x509.DNSName(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from private_curator.ledger.database import Place
+from private_curator.ledger.database import LedgerLocation
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.store import no_checkpoint
@@ -74,7 +74,7 @@ class HomeDirectory:
             raise SettingsError(f"{self.ledger_key} is no Ed25519 key; restore the ledger's own key from a backup")
         return key
 
-    def ledger_place(self, chosen: LedgerSettings | None = None) -> Place:
+    def ledger_location(self, chosen: LedgerSettings | None = None) -> LedgerLocation:
         """Where the ledger stands by these settings, or by those of the home.
 
         Raises:
@@ -112,7 +112,7 @@ class HomeDirectory:
         """
         chosen = chosen or configuration.load(self.path).ledger
         return Ledger.open(
-            self.ledger_place(chosen),
+            self.ledger_location(chosen),
             key=self.read_ledger_key(),
             checkpoint=checkpoint,
             lock_timeout_s=chosen.lock_seconds,
@@ -146,15 +146,15 @@ def create(
         LedgerUnavailable: the ledger's database cannot be used now; nothing was written.
     """
     home = HomeDirectory(path.resolve())
-    place = home.ledger_place(LedgerSettings.checked("ledger", (groups or {}).get("ledger", {})))
+    location = home.ledger_location(LedgerSettings.checked("ledger", (groups or {}).get("ledger", {})))
     for present in (home.settings, home.ledger, home.ledger_key, home.certificates):
         if present.exists():
             raise SettingsError(
                 f"{present} exists: {home.path} holds a curator or a part of one, and nothing is ever overwritten; "
                 "choose another directory"
             )
-    if place.exists():
-        raise SettingsError(f"{place} exists: it belongs to another curator; choose another ledger.schema_name")
+    if location.exists():
+        raise SettingsError(f"{location} exists: it belongs to another curator; choose another ledger.schema_name")
     data, fingerprint = target.load_for_the_first_time(records, home=home.path)
     load_labels(records, home=home.path, records=data.count)
     budget = PrivacyBudget(epsilon=epsilon, delta=delta)
@@ -164,7 +164,7 @@ def create(
         home.authority.create(names=names, data_set=records.name)
         key = Ed25519PrivateKey.generate()
         write_private(home.ledger_key, private_pem(key))
-        Ledger.create(place, key=key, records=data.count, budget=budget, witness=home.ledger_witness).close()
+        Ledger.create(location, key=key, records=data.count, budget=budget, witness=home.ledger_witness).close()
         fingerprint.write(home.path)
         tree = {"records": records.model_dump(mode="json", exclude_defaults=True), **(groups or {})}
         write_private(home.settings, _toml(tree).encode())

@@ -10,8 +10,8 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,8 @@ _ALIGNMENT = 64  # bytes; vector instructions and torch expect no more
 _GRAIN = 1 << 20  # bytes; sizes are rounded up, so that steps of slightly other sizes use the same memory
 
 
-@dataclass(frozen=True)
-class Slot:
-    """A float32 array's place.
+class Slot(NamedTuple):
+    """A float32 array's place; as JSON a list of the two.
 
     Attributes:
         offset: in bytes.
@@ -39,7 +38,7 @@ def lay_out(shapes: Iterable[tuple[int, ...]]) -> tuple[list[Slot], int]:
     """Places for arrays of these shapes, one behind the other, and the bytes that they take together."""
     slots, end = [], 0
     for shape in shapes:
-        slots.append(Slot(end, tuple(shape)))
+        slots.append(Slot(end, shape))
         end += -(-4 * prod(shape) // _ALIGNMENT) * _ALIGNMENT
     return slots, end
 
@@ -80,9 +79,8 @@ class Arena:
         Raises:
             ValueError: the place is outside.
         """
-        return np.frombuffer(self._map, dtype=np.float32, count=prod(slot.shape), offset=slot.offset).reshape(
-            slot.shape
-        )
+        flat = np.frombuffer(self._map, dtype=np.float32, count=prod(slot.shape), offset=slot.offset)
+        return flat.reshape(slot.shape)
 
     def close(self) -> None:
         """Lets go of the file; the memory goes with the last array that lies in it."""

@@ -5,8 +5,7 @@ Nothing here can be stopped: a graph that takes long holds its step's place unti
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,9 +15,9 @@ from private_curator.worker.denormals import flushed_denormals
 from private_curator.worker.loop import Refused, built
 from private_curator.worker.pool import MAX_LOADED
 from private_curator.worker.sessions import ExtractorSource
-from shared.errors import RequestInvalid
 from shared.extractor.building import Extractor, check_row_independence
 from shared.extractor.session import DirectSession, Session
+from shared.protocol.checks import invalid
 
 
 class LocalEngine:
@@ -28,28 +27,16 @@ class LocalEngine:
         device: where extractors are evaluated.
     """
 
+    restarts = 0  # there is nothing that could be restarted
+
     def __init__(self, *, device: torch.device) -> None:
         self._device = device
-        self._built: OrderedDict[str, Extractor] = OrderedDict()
-        self._lock = threading.Lock()
-
-    @property
-    def restarts(self) -> int:
-        """See `sessions.Engine`; there is nothing that could be restarted."""
-        return 0
+        self._built = functools.lru_cache(maxsize=MAX_LOADED)(lambda source: self._make(*source.read()))
 
     @contextmanager
     def session(self, source: ExtractorSource) -> Iterator[Session]:
         """See `sessions.Engine`."""
-        with self._lock:
-            extractor = self._built.pop(source.key, None)
-        if extractor is None:
-            extractor = self._make(*source.read())
-        with self._lock:
-            self._built[source.key] = extractor
-            while len(self._built) > MAX_LOADED:
-                self._built.popitem(last=False)
-        yield DirectSession(extractor)
+        yield DirectSession(self._built(source))
 
     def check(self, graph: bytes, weights: bytes) -> None:
         """See `sessions.Engine`."""
@@ -58,11 +45,10 @@ class LocalEngine:
 
     def close(self) -> None:
         """See `sessions.Engine`."""
-        self._built.clear()
+        self._built.cache_clear()
 
     def _make(self, graph: bytes, weights: bytes) -> Extractor:
         try:
             return built(graph, weights, device=self._device)
         except Refused as refusal:
-            found = refusal.answer["refused"]
-            raise RequestInvalid(((found["field"], found["text"]),)) from refusal
+            raise invalid(**refusal.answer["refused"]) from refusal

@@ -31,8 +31,7 @@ from private_curator.worker.arena import Arena, Slot
 from private_curator.worker.channel import ChannelClosed, receive, send
 from private_curator.worker.error_chain import error_chain
 from shared.errors import InvalidValue
-from shared.extractor.building import Extractor, check_row_independence
-from shared.extractor.forward import ForwardPass
+from shared.extractor.building import Extractor, ForwardPass, check_row_independence
 from shared.extractor.graph import ExtractorGraph
 from shared.extractor.session import evaluated
 from shared.extractor.weights import weights_from_bytes
@@ -161,7 +160,7 @@ class Loop:
 
     def _array(self, slot: list[Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
         assert self._arena is not None
-        return self._arena.array(Slot(slot[0], tuple(slot[1])))
+        return self._arena.array(Slot(*slot))
 
     def _write(self, slot: list[Any], values: Tensor) -> None:
         if values.numel() != prod(slot[1]):

@@ -216,9 +216,9 @@ class _WorkerSession:
             "op": "begin",
             "key": self._source.key,
             "names": names,
-            "records": _plain(self._slots[0]),
-            "adapted": None if adapted is None else _plain(self._slots[1]),
-            "features": _plain(self._slots[2]),
+            "records": self._slots[0],
+            "adapted": None if adapted is None else self._slots[1],
+            "features": self._slots[2],
         }
         files = () if pooled.attached else (arena.descriptor,)
         pooled.worker.ask(message, files, deadline=self._deadline(), meanwhile=meanwhile)
@@ -233,7 +233,7 @@ class _WorkerSession:
             raise RuntimeError("gradients were asked for before their features")
         arena.array(self._slots[3])[...] = cotangents.detach().cpu().numpy().astype(np.float32, copy=False)
         self._pending = False
-        message = {"op": "gradients", "cotangents": _plain(self._slots[3]), "gradients": _plain(self._slots[4])}
+        message = {"op": "gradients", "cotangents": self._slots[3], "gradients": self._slots[4]}
         self._pooled.worker.ask(message, deadline=self._deadline())
         return torch.from_numpy(arena.array(self._slots[4]))
 
@@ -253,7 +253,3 @@ def _send_extractor(
         worker.ask({**message, "graph": len(graph), "weights": len(weights)}, (descriptor,), deadline=deadline)
     finally:
         os.close(descriptor)
-
-
-def _plain(slot: Slot) -> list[object]:
-    return [slot.offset, list(slot.shape)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.extractor.session import Session
@@ -13,7 +13,7 @@ from shared.mechanisms.interface import ModelFacts
 
 @dataclass(frozen=True)
 class ExtractorSource:
-    """An extractor that a client has uploaded, not built yet.
+    """An extractor that a client has uploaded, not built yet; two with one key are equal.
 
     Attributes:
         key: names graph and weights, by their digests.
@@ -22,8 +22,8 @@ class ExtractorSource:
     """
 
     key: str
-    facts: ModelFacts
-    read: Callable[[], tuple[bytes, bytes]]
+    facts: ModelFacts = field(compare=False)
+    read: Callable[[], tuple[bytes, bytes]] = field(compare=False)
 
 
 class Engine(Protocol):

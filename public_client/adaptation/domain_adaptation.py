@@ -27,7 +27,6 @@ from public_client.curator.stub import Curator
 from public_client.data import accuracy as evaluation
 from public_client.data.checks import CheckedBatches, checked
 from public_client.data.datasets import Batches
-from public_client.data.devices import resolve_device
 from public_client.data.ranks import Ranks
 from public_client.data.source import collect, train_source, usual_epochs
 from public_client.plans.declarable import Declarable
@@ -39,9 +38,9 @@ from public_client.training.history import HistoryPoint
 from public_client.training.logs import Recorder
 from public_client.training.loop import Evaluate, Training
 from public_client.training.method import Method
-from public_client.training.quotes import ask_first
 from public_client.training.saved_model import save_adapted
-from public_client.training.sites import ALONE, Group, Model, Site, train_groups
+from public_client.training.sites import ALONE, Group, Model, Site, ask_first, train_groups
+from shared.devices import resolve_device
 from shared.errors import InvalidValue, SettingsError
 from shared.models.source_statistics import SourceStatistics
 
@@ -114,7 +113,7 @@ class DomainAdaptation:
 
     @property
     def history(self) -> list[HistoryPoint]:
-        """Points of the first site's course."""
+        """Where the first site stood after some of its steps."""
         return self._first.history
 
     @property
@@ -146,6 +145,9 @@ class DomainAdaptation:
                 sites that were set aside get another chance.
             log: told of every step (`logs.TrainingLog`).
             progress: shows progress bars on standard error.
+
+        Returns:
+            This estimator, trained.
 
         Raises:
             BudgetExhausted: no site admits its plan; nothing was spent.
@@ -202,21 +204,52 @@ class DomainAdaptation:
         Args:
             site: its name; by default the first that was trained.
 
+        Returns:
+            Extractor and classifier, in evaluation mode.
+
         Raises:
             InvalidValue: there is no such site.
         """
         return self._named(site).model or Model(self.extractor, self.classifier)
 
     def predict(self, records: Tensor, *, site: str | None = None) -> Tensor:
-        """Classes (n,) of target records (n, ...)."""
+        """Predicts the classes of target records.
+
+        Args:
+            records: (n, ...) float32.
+            site: whose model; see `model`.
+
+        Returns:
+            (n,) class numbers, int64.
+
+        Raises:
+            InvalidValue: there is no such site.
+        """
         return self._scores(records, site).argmax(dim=1)
 
     def predict_proba(self, records: Tensor, *, site: str | None = None) -> Tensor:
-        """Probabilities (n, C) of the classes of target records (n, ...): the softmax of the scores."""
+        """The softmax of the scores of target records.
+
+        Args:
+            records: (n, ...) float32.
+            site: whose model; see `model`.
+
+        Returns:
+            (n, C) probabilities of the classes.
+        """
         return torch.softmax(self._scores(records, site), dim=1)
 
     def score(self, records: Tensor, labels: Tensor, *, site: str | None = None) -> float:
-        """The share, 0 to 1, of target records (n, ...) whose class is their label (n,)."""
+        """Accuracy on labelled target records; computed here, so it costs nothing.
+
+        Args:
+            records: (n, ...) float32.
+            labels: (n,) class numbers.
+            site: whose model; see `model`.
+
+        Returns:
+            The share of records whose class is their label, from 0 to 1.
+        """
         return float((self.predict(records, site=site).cpu() == labels.cpu()).double().mean())
 
     def _scores(self, records: Tensor, site: str | None) -> Tensor:

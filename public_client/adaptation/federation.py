@@ -87,19 +87,20 @@ class Federation(AbstractContextManager["Federation"]):
             timeout_s: deadline of one attempt, in seconds.
             patience_s: how long a lost connection is tried again, in seconds.
 
+        Returns:
+            The sites that answered.
+
         Raises:
             SettingsError: credentials are missing.
             ProtocolError: no site can be used; the first one's error, with the others' as notes.
         """
         if not addresses:
             raise SettingsError("a federation needs at least one curator's address")
-        where = {
-            name: Path(credentials[name] if isinstance(credentials, Mapping) else Path(credentials) / name)
-            for name in addresses
-            if not isinstance(credentials, Mapping) or name in credentials
-        }
-        if len(where) != len(addresses):
-            raise SettingsError(f"there are no credentials for {', '.join(sorted(set(addresses) - set(where)))}")
+        where = credentials
+        if not isinstance(where, Mapping):
+            where = {name: Path(where) / name for name in addresses}
+        if lacking := sorted(set(addresses) - set(where)):
+            raise SettingsError(f"there are no credentials for {', '.join(lacking)}")
 
         def one(name: str) -> Hospital:
             return Hospital.connect(
@@ -136,6 +137,9 @@ class Federation(AbstractContextManager["Federation"]):
     def describe(self) -> dict[str, Description]:
         """What each site offers; free. A site that does not answer is left out from now on.
 
+        Returns:
+            The descriptions by site's name.
+
         Raises:
             ProtocolError: none answers.
         """
@@ -162,6 +166,9 @@ class Federation(AbstractContextManager["Federation"]):
             steps: T, likewise.
             batch_size: b, likewise.
 
+        Returns:
+            The plans by site's name; ``print`` shows them.
+
         Raises:
             InvalidValue: a number is out of range, or names a site that does not exist.
         """
@@ -187,6 +194,9 @@ class Federation(AbstractContextManager["Federation"]):
             plans: from `plan`.
             extractor: see `Hospital.open`.
 
+        Returns:
+            The open runs; `FederatedRun.loss` draws one step of each.
+
         Raises:
             PrivacyError: no site admits its run.
             SettingsError: there are plans for sites that are not connected.
@@ -199,6 +209,9 @@ class Federation(AbstractContextManager["Federation"]):
 
     def check_planned(self, plans: Mapping[str, Plan]) -> None:
         """Refuses plans for sites that are not connected.
+
+        Args:
+            plans: by site's name.
 
         Raises:
             SettingsError: there are such plans, or none at all.

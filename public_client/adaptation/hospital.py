@@ -65,6 +65,9 @@ class Hospital(AbstractContextManager["Hospital"]):
             run_directory: where receipts.jsonl is written; nowhere by default.
             server_name: the name in the curator's certificate, where the address differs from it.
 
+        Returns:
+            The hospital; close it, or use it in a ``with`` statement.
+
         Raises:
             SettingsError, CredentialsInvalid, CuratorUnavailable, ProtocolError: see `Curator.connect`.
         """
@@ -83,7 +86,19 @@ class Hospital(AbstractContextManager["Hospital"]):
     def connect_from_rank_0(
         cls, address: str, *, credentials: str | Path, run_directory: str | Path | None = None
     ) -> Hospital:
-        """One connection for all processes of torchrun (`public_client.training.distributed`); see `connect`."""
+        """One connection for all processes of torchrun (`public_client.training.distributed`).
+
+        Args:
+            address: ``host:port``.
+            credentials: directory of them, on rank 0's machine.
+            run_directory: where receipts.jsonl is written; nowhere by default.
+
+        Returns:
+            The hospital, on every rank; rank 0 alone holds the connection, and all ranks are answered alike.
+
+        Raises:
+            SettingsError, CredentialsInvalid, CuratorUnavailable, ProtocolError: on every rank what rank 0 met.
+        """
         return cls(
             shared_curator(lambda: Curator.connect(address, credentials=credentials, run_directory=run_directory))
         )
@@ -96,7 +111,14 @@ class Hospital(AbstractContextManager["Hospital"]):
         self.curator.close()
 
     def describe(self) -> Description:
-        """The data set, the budgets and what is offered. Free, and always fresh."""
+        """Asks for the data set's public facts. Free, and always fresh.
+
+        Returns:
+            What is offered, and the budgets in epsilon; ``print`` shows it.
+
+        Raises:
+            CuratorUnavailable: nobody answers.
+        """
         return self.curator.describe()
 
     def plan(
@@ -117,6 +139,9 @@ class Hospital(AbstractContextManager["Hospital"]):
             batch_size: b, records of each step's secret sample; the method's usual number by default.
             extractor: asks the curator itself what the run would cost for it and whether it fits; its weights do not
                 matter, its sizes do. Without it the plan knows only what is left by the ledger's count.
+
+        Returns:
+            The plan; ``print`` shows releases, noise, cost in epsilon and whether it fits.
 
         Raises:
             InvalidValue: the curator does not offer the method, or a number is out of range.
@@ -156,6 +181,9 @@ class Hospital(AbstractContextManager["Hospital"]):
             epsilon: what it may cost alone, at the data set's delta.
             model: asks the curator itself what it would cost for this model and whether it fits.
 
+        Returns:
+            The plan of one release, with its noise.
+
         Raises:
             InvalidValue: the curator evaluates nothing, or a number is out of range.
         """
@@ -169,22 +197,33 @@ class Hospital(AbstractContextManager["Hospital"]):
     def evaluate(
         self,
         model: Any,
-        evaluation: Evaluate | None = None,
+        evaluation: Evaluate | Plan | None = None,
         *,
-        epsilon: float,
+        epsilon: float | None = None,
         request_ids: EvaluationIds | None = None,
     ) -> Report:
         """Accuracy, confusion matrix and calibration of a model on the hospital's labelled records, noised and charged.
 
         Args:
             model: an adapted model, the path of its file, or an `nn.Module` from records to one score for each class.
-            evaluation: what is released; see `plan_evaluation`.
-            epsilon: what it may cost alone, at the data set's delta.
-            request_ids: to be able to repeat this very evaluation after a crash, free.
+            evaluation: what is released; see `plan_evaluation`, which also makes a plan of it for this model.
+            epsilon: what it may cost alone, at the data set's delta; a plan has its own.
+            request_ids: to be able to repeat the evaluation of a plan after a crash, free.
+
+        Returns:
+            The figures, shares from 0 to 1, with 95% intervals of what the noise may have done to them.
 
         Raises:
             BudgetExhausted: the budget does not allow it; nothing was spent.
             InvalidValue: the curator evaluates nothing, a number is out of range, or the model does not fit.
         """
-        plan = self.plan_evaluation(evaluation, epsilon=epsilon)
+        if isinstance(evaluation, Plan):
+            plan = evaluation
+        elif epsilon is None or request_ids is not None:
+            raise InvalidValue(
+                "an evaluation needs an epsilon; one that can be repeated with request_ids needs its plan, from "
+                "plan_evaluation(epsilon=..., model=model), because its noise must be the same"
+            )
+        else:
+            plan = self.plan_evaluation(evaluation, epsilon=epsilon, model=model)
         return evaluate(self.curator, model, plan, request_ids=request_ids)

@@ -63,9 +63,13 @@ def evaluate(
             counted = f"  {'ledger':<9} counts epsilon {rounded(quote.epsilon, up=True)} for it alone"
             tell(output, plan.to_json() | known, f"{plan}\n{counted}")
             return
-        ids = EvaluationIds.fresh()
-        if directory is not None:
-            plan, ids = _kept(directory, plan, ids)
+        begun = None if directory is None else _begun(directory, plan)
+        if begun is None:
+            plan, ids = quoted_for(hospital.curator, loaded, plan)[0], EvaluationIds()
+            if directory is not None:
+                _keep(directory, plan, ids)
+        else:
+            plan, ids = begun
         if output == "text":
             click.echo(plan, err=True)
         report = evaluated(hospital.curator, loaded, plan, request_ids=ids)
@@ -74,8 +78,8 @@ def evaluate(
     tell(output, report.to_json(), report)
 
 
-def _kept(directory: Path, plan: Plan, ids: EvaluationIds) -> tuple[Plan, EvaluationIds]:
-    """The evaluation that the directory was begun with, or this one, written before anything is charged.
+def _begun(directory: Path, plan: Plan) -> tuple[Plan, EvaluationIds] | None:
+    """The evaluation that the directory was begun with; None where there is none.
 
     Raises:
         SettingsError: the directory holds another evaluation.
@@ -85,10 +89,7 @@ def _kept(directory: Path, plan: Plan, ids: EvaluationIds) -> tuple[Plan, Evalua
 
     file = directory / REQUEST_FILE
     if not file.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        values = {"plan": plan.to_json(), "ids": asdict(ids)}
-        file.write_text(json.dumps(values, indent=1, sort_keys=True), encoding="utf-8")
-        return plan, ids
+        return None
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         begun, known = Plan.from_json(values["plan"], method=Evaluate), EvaluationIds(**values["ids"])
@@ -100,3 +101,10 @@ def _kept(directory: Path, plan: Plan, ids: EvaluationIds) -> tuple[Plan, Evalua
             "with its own, or choose another --directory"
         )
     return begun, known
+
+
+def _keep(directory: Path, plan: Plan, ids: EvaluationIds) -> None:
+    """Writes what a repeat needs, before anything is charged."""
+    directory.mkdir(parents=True, exist_ok=True)
+    values = {"plan": plan.to_json(), "ids": asdict(ids)}
+    (directory / REQUEST_FILE).write_text(json.dumps(values, indent=1, sort_keys=True), encoding="utf-8")

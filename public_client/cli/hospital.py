@@ -8,6 +8,8 @@ import click
 
 from public_client.cli.options import DIRECTORY, connect, curator_options, format_option, key_values, tell
 
+EXIT_DOES_NOT_FIT = 8  # as of a training that the accountant refuses
+
 
 @click.command()
 @curator_options
@@ -43,8 +45,8 @@ def plan(
     ask: bool,
     output: str,
 ) -> None:
-    """What a run would be and cost. Spends nothing."""
-    from public_client.data.files import ready_network
+    """What a run would be and cost. Spends nothing; ends with exit code 8 if it does not fit."""
+    from public_client.data.networks import ready_network
     from public_client.experiments.approaches import method_of
     from public_client.training.method import plan_json
 
@@ -58,6 +60,8 @@ def plan(
     if features is not None and made.noise is None:
         made = made.for_model(feature_dimension=features, gradient_parameters=adapted)
     click.echo(plan_json(made) if output == "json" else made)
+    if made.fits is False:
+        raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
 
 
 @click.command()

@@ -66,6 +66,8 @@ class _LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command; an error that dpswd raises on purpose becomes one sentence and an exit code."""
+        # gRPC logs each failed handshake; the error that is raised at the end names the cause.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         try:
             return super().invoke(ctx)
         except errors.DpswdError as error:

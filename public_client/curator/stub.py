@@ -20,8 +20,7 @@ from public_client.curator.transport import Exchange, GrpcTransport, Transport
 from public_client.curator.values import PendingStep, Quote, Run, UploadedExtractor, new_request_id
 from shared.errors import CuratorUnavailable, ProtocolError
 from shared.protocol import arrays
-from shared.protocol.digests import run_digest, step_digest
-from shared.protocol.messages import RunParameters, StepRelease
+from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
 from shared.protocol.v1 import curator_pb2 as pb
 
 _FIRST_CONTACT_S = 10.0  # connecting gives up earlier than a running training does: the address may be wrong
@@ -60,6 +59,9 @@ class Curator(AbstractContextManager["Curator"]):
             patience_s: how long a lost connection is tried again, in seconds.
             run_directory: where receipts.jsonl is written; nowhere by default.
             server_name: the name in the curator's certificate, where the address differs from it.
+
+        Returns:
+            The open connection; close it, or use it in a ``with`` statement.
 
         Raises:
             SettingsError: the credentials or the address are incomplete.
@@ -103,6 +105,12 @@ class Curator(AbstractContextManager["Curator"]):
 
         Args:
             patience: instead of the connection's own.
+
+        Returns:
+            The curator's answer; budgets in epsilon.
+
+        Raises:
+            CuratorUnavailable: nobody answers.
         """
         sent = self.transport.exchange("Describe", pb.DescribeRequest(), patience=patience)
         told = Description.from_message(sent.reply)
@@ -115,19 +123,45 @@ class Curator(AbstractContextManager["Curator"]):
         Args:
             graph: canonical bytes of the traced graph.
             weights: safetensors bytes.
+
+        Returns:
+            The digests by which runs name it.
+
+        Raises:
+            RequestInvalid: the graph or the weights are not allowed; the message names the layer.
         """
         request = pb.UploadExtractorRequest(graph=graph, weights=weights)
         reply = self.transport.exchange("UploadExtractor", request).reply
         return UploadedExtractor(reply.graph_digest, reply.weights_digest)
 
     def upload_source(self, features: npt.ArrayLike) -> str:
-        """Uploads public source features (m, d), before any map, and returns their digest. Free."""
+        """Uploads public source features. Free.
+
+        Args:
+            features: (m, d), before any map.
+
+        Returns:
+            Their digest, by which steps name them.
+
+        Raises:
+            RequestInvalid: they have another shape, or hold NaN or infinity.
+        """
         request = pb.UploadSourceRequest(features=arrays.encode_floats(features))
         digest: str = self.transport.exchange("UploadSource", request).reply.source_digest
         return digest
 
     def price_run(self, parameters: RunParameters) -> Quote:
-        """What a run would cost, and whether it fits, without spending anything."""
+        """Asks what a run would cost, and whether it fits, without spending anything.
+
+        Args:
+            parameters: the declaration.
+
+        Returns:
+            The price in epsilon, at the data set's delta.
+
+        Raises:
+            RequestInvalid: the declaration breaks a rule; each is named.
+        """
         request = pb.OpenRunRequest(request_id=new_request_id(), parameters=parameters.to_message(), validate_only=True)
         return Quote.from_message(self.transport.exchange("OpenRun", request).reply)
 
@@ -137,6 +171,9 @@ class Curator(AbstractContextManager["Curator"]):
         Args:
             parameters: the declaration.
             request_id: from `new_request_id`, to be able to repeat this very request after a crash.
+
+        Returns:
+            The charged run, the same for a repeat of the request.
 
         Raises:
             BudgetExhausted: the budget does not allow it; the error says what still fits. Nothing was spent.
@@ -149,6 +186,12 @@ class Curator(AbstractContextManager["Curator"]):
 
     def send(self, pending: PendingStep) -> StepRelease:
         """Draws a step, now or again; a repeat of an answered request returns the stored bytes, free.
+
+        Args:
+            pending: the request, complete.
+
+        Returns:
+            The step's number, from 1, and the mechanism's reply as bytes.
 
         Raises:
             RunFinished: all declared steps are used.

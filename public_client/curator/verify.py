@@ -72,7 +72,7 @@ def verify(
         complete: whether `receipts` are all that this client ever got; then an answer without a receipt is a finding.
 
     Raises:
-        InvalidValue: the key is none, or a view has no header.
+        InvalidValue: the key is none, a view has no header, or the lines are no ledger at all.
     """
     own = list({entry.statement + entry.signature: entry for entry in receipts}.values())
     own.sort(key=lambda entry: entry.seq)
@@ -80,7 +80,7 @@ def verify(
     names = {entry.payload.get("client") for entry in own if entry.signed_by(public_key)}
     length: int | None = None
     if ledger is not None:
-        view, found = _read_ledger(ledger, public_key, client=str(min(names, default="", key=str)))
+        view, found = _read_ledger(ledger, public_key, own, client=str(min(names, default="", key=str)))
         findings += found
         findings += hold_receipts(own, view.hashes, view.entries, public_key)
         if names and view.client not in names:
@@ -191,11 +191,18 @@ def pinned_key(*, given: Path | None, credentials: Path | None, receipts: Iterab
     return next(iter(keys.values()))
 
 
-def _read_ledger(lines: Sequence[str], public_key: bytes, *, client: str) -> tuple[LedgerView, list[Finding]]:
+def _read_ledger(
+    lines: Sequence[str], public_key: bytes, own: Sequence[SignedEntry], *, client: str
+) -> tuple[LedgerView, list[Finding]]:
     """A view, also where the operator handed out the whole chain."""
     if next((ledger_view.is_view(line) for line in lines if line.strip()), True):
         return ledger_view.read_view(lines, public_key)
     entries, findings = read_export(lines)
+    if {entry.hash for entry in entries} <= {entry.hash for entry in own}:
+        held = "nothing but your own receipts" if entries else "no entry of a ledger"
+        raise InvalidValue(
+            f"the ledger's file holds {held}; give what the operator wrote with `dpswd-curator ledger export`"
+        )
     findings += check_chain(entries, public_key)
     last = entries[-1] if entries else None
     view = LedgerView(
@@ -301,12 +308,13 @@ def _unreceipted(shown: Sequence[SignedEntry], receipts: Sequence[SignedEntry]) 
 def _gaps(receipts: Sequence[SignedEntry]) -> list[Finding]:
     """Steps that must have been answered or given up, judged by the later ones; a view would tell which."""
     steps: dict[str, set[int]] = defaultdict(set)
-    opened = {entry.payload["run"] for entry in receipts if entry.kind == RUN_OPENED}
+    opened = {str(entry.payload.get("run")) for entry in receipts if entry.kind == RUN_OPENED}
     last: dict[str, SignedEntry] = {}
     for entry in receipts:
-        if entry.kind == STEP_ANSWERED:
-            steps[entry.payload["run"]].add(entry.payload["step"])
-            last[entry.payload["run"]] = entry
+        run, step = str(entry.payload.get("run")), entry.payload.get("step")
+        if entry.kind == STEP_ANSWERED and type(step) is int:  # one that was tampered with may lack its fields
+            steps[run].add(step)
+            last[run] = entry
     findings = []
     for run, have in steps.items():
         missing = sorted(set(range(1, max(have) + 1)) - have)

@@ -14,6 +14,7 @@ from shared.errors import DataInvalid, InvalidValue
 from shared.extractor.tracing import evaluating
 
 NO_BATCHES = "the source loader gives no batches; with drop_last=True its data set must hold one batch"
+_USED_UP = "the source is used up after one pass, as a generator is; several are needed; pass a DataLoader or a list"
 
 
 class CheckedBatches:
@@ -31,12 +32,14 @@ class CheckedBatches:
 
     Raises:
         DataInvalid: the first batch is not what it should be, or the modules do not take its records.
-        InvalidValue: there are no batches.
+        InvalidValue: there are no batches, or they can be iterated once only.
     """
 
     def __init__(
         self, batches: Batches, extractor: nn.Module, classifier: nn.Module, *, device: torch.device | None = None
     ) -> None:
+        if isinstance(batches, Iterator):
+            raise InvalidValue(_USED_UP)
         self._batches = batches
         with undisturbed(batches):
             first: Any = next(iter(batches), None)
@@ -48,8 +51,11 @@ class CheckedBatches:
         self._check(first, 1)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        number = 0
         for number, batch in enumerate(self._batches, start=1):
             yield self._check(batch, number)
+        if not number:  # there was one when this was made
+            raise InvalidValue(_USED_UP)
 
     def __len__(self) -> int:
         """Batches of a pass, by counting where the loader does not know."""

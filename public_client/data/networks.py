@@ -10,6 +10,8 @@ from torch import nn
 
 from shared.errors import InvalidValue
 
+_HIDDEN, _FEATURES = 64, 32  # of the ready network for tables
+
 
 def digits_network(image_shape: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
     """Extractor and classifier for one of the two digit sizes.
@@ -35,7 +37,26 @@ def digits_network(image_shape: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
         layers += (nn.Conv2d(16, 24, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))  # (b, 24, 2, 2)
     else:
         raise InvalidValue(
-            f"there is no ready network for images of shape {image_shape}; allowed: (1, 28, 28), (1, 8, 8)"
+            f"there is no ready network for records of shape {image_shape}; bring your own (network.factory, or the "
+            "Python interface); ready are (d,), (1, 8, 8), (1, 28, 28)"
         )
     classifier = nn.Sequential(nn.Linear(features, 100), nn.ReLU(), nn.Linear(100, 10))
     return nn.Sequential(*layers, nn.Flatten()), classifier
+
+
+def ready_network(record_shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
+    """Extractor and classifier where the caller brings none.
+
+    Args:
+        record_shape: (1, 8, 8) or (1, 28, 28) for digits, (d,) for tables.
+        classes: of the labels.
+
+    Raises:
+        InvalidValue: there is none for this shape.
+    """
+    if len(record_shape) == 1:
+        layers = (nn.Linear(record_shape[0], _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _FEATURES), nn.ReLU())
+        return nn.Sequential(*layers), nn.Linear(_FEATURES, classes)
+    if classes > 10:
+        raise InvalidValue(f"the ready digits network has ten classes, the labels {classes}; bring your own")
+    return digits_network(record_shape)

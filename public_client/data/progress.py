@@ -27,11 +27,9 @@ class _Bar(Reporter):
         self._task = task
 
     def advance(self, text: str) -> None:
-        """Moves the bar by one and shows the text behind it."""
         self._progress.update(self._task, advance=1, status=text)  # type: ignore[arg-type]
 
     def tell(self, text: str) -> None:
-        """Shows the text behind the bar."""
         self._progress.update(self._task, status=text)  # type: ignore[arg-type]
 
     def finish(self) -> None:

@@ -26,7 +26,6 @@ from public_client.adaptation.hospital import Hospital
 from public_client.data.accuracy import features
 from public_client.data.checks import checked
 from public_client.data.datasets import Batches
-from public_client.data.devices import resolve_device
 from public_client.data.progress import reporting
 from public_client.data.source import collect
 from public_client.experiments.baselines import PENALTIES, train_local
@@ -36,6 +35,7 @@ from public_client.training.history import HistoryPoint
 from public_client.training.logs import Recorder
 from public_client.training.loop import Evaluate
 from public_client.training.sites import Model
+from shared.devices import resolve_device
 from shared.errors import InvalidValue, SettingsError
 
 Needs = Literal["nothing", "hospital", "target"]

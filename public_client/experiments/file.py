@@ -176,7 +176,7 @@ class Experiment(SettingsGroup):
         """The experiment with all its defaults, as a file that reads back to itself."""
         import yaml
 
-        text: str = yaml.safe_dump(json.loads(self.model_dump_json(exclude_none=True)), sort_keys=False)
+        text: str = yaml.safe_dump(json.loads(self.model_dump_json()), sort_keys=False)
         return text
 
 

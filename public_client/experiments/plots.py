@@ -43,7 +43,7 @@ class PlaneEstimate:
 def target_in_plane(seen: Seen, declared: SlicedDeclaration, plane: Tensor, *, batch: int) -> PlaneEstimate:
     """What a release says of the target in a plane of feature space; post-processing of public values.
 
-    The mean minimises the squared misfit to the released means along the directions, with the source's mean as prior.
+    The mean has the smallest squared distance from the released ones along the directions, the source's mean as prior.
     Of the covariance only its size is estimated, from the released spreads; its shape is the source's: a step's few
     hundred noisy numbers do not tell more.
 
@@ -171,7 +171,7 @@ def plot_accuracy(
     Args:
         path: the PNG.
         histories: of private trainings, by what the legend calls them.
-        levels: accuracies in percent of methods without a course, drawn as lines.
+        levels: accuracies in percent of methods without a history, drawn as lines.
         title: above both panels.
     """
     figure, (left, right) = _panels(2, figsize=(11, 4.2), sharey=True)

@@ -25,7 +25,6 @@ from typing import Any
 from public_client.adaptation.federation import Federation
 from public_client.data.accuracy import accuracy
 from public_client.data.datasets import Labelled, Task
-from public_client.data.devices import resolve_device
 from public_client.experiments import plots
 from public_client.experiments.approaches import LOCAL, Problem, Trained, approach, method_of
 from public_client.experiments.connect import connected_hospitals, dealt, site_names
@@ -36,6 +35,7 @@ from public_client.testing.mock import MockCurator
 from public_client.training.logs import TrainingLog
 from public_client.training.loop import Evaluate
 from public_client.training.sites import ALONE
+from shared.devices import resolve_device
 from shared.errors import SettingsError
 
 _PROBE = bytes(1 << 20)  # more than a ready network's model and checkpoint take together

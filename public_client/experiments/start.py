@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from public_client.data.accuracy import accuracy
-from public_client.data.datasets import Labelled, Task, load_task
-from public_client.data.devices import resolve_device
-from public_client.data.files import load_labelled, ready_network
+from public_client.data.datasets import Labelled, Task, load_labelled, load_task
+from public_client.data.networks import ready_network
 from public_client.data.source import source_loader, train_source, usual_epochs
 from public_client.experiments.file import Experiment
+from shared.devices import resolve_device
 from shared.errors import DataInvalid, SettingsError
 
 _SMALL_SOURCE = 2000  # records, below which batches of 128 would be a large part of the source

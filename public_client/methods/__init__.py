@@ -1,4 +1,4 @@
-"""The ways to train for a target, one file each: a method is a frozen value with its settings.
+"""The methods that train for a target, one file each, each a frozen value with its settings.
 
 To add a method, add its file and its line here.
 """

@@ -8,7 +8,7 @@ scales their noises, so that the evaluation alone costs the asked epsilon at the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,14 @@ from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.curator.values import PendingStep, Quote, new_request_id
 from public_client.methods.evaluation_report import Report, correct_variance
-from public_client.plans.declarable import Declarable
+from public_client.plans.declarable import Declarable, quoted
 from public_client.plans.plan import Plan
 from public_client.plans.recipe import Recipe, not_positive, refuse
 from public_client.training.saved_model import load_adapted
 from shared.errors import InvalidValue
 from shared.extractor.weights import weights_to_bytes
 from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.evaluation.mechanism import (
-    CALIBRATION_SENSITIVITY,
-    CONFUSION_SENSITIVITY,
-    CORRECT_SENSITIVITY,
-    EVALUATION,
-    EvaluationDeclaration,
-    EvaluationRequest,
-)
+from shared.mechanisms.evaluation import mechanism as released
 from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
 from shared.models.adapted import AdaptedModel
 from shared.protocol.limits import MAX_BINS
@@ -68,7 +61,7 @@ class Evaluate(Recipe):
     @property
     def mechanism(self) -> AnyMechanism:
         """See `Recipe`."""
-        return EVALUATION
+        return released.EVALUATION
 
     def usual_size(self, description: Description) -> RunSize:
         """See `Recipe`: one release of all records."""
@@ -85,12 +78,12 @@ class Evaluate(Recipe):
         def sigma(sensitivity: float, share: float) -> float:
             return noise * sensitivity * math.sqrt(total / share) if share else 0.0
 
-        return EvaluationDeclaration(
+        return released.EvaluationDeclaration(
             classes=dimension,
-            correct_sigma=sigma(CORRECT_SENSITIVITY, self.correct_share),
-            confusion_sigma=sigma(CONFUSION_SENSITIVITY, confusion),
+            correct_sigma=sigma(released.CORRECT_SENSITIVITY, self.correct_share),
+            confusion_sigma=sigma(released.CONFUSION_SENSITIVITY, confusion),
             bins=self.bins,
-            calibration_sigma=sigma(CALIBRATION_SENSITIVITY, calibration),
+            calibration_sigma=sigma(released.CALIBRATION_SENSITIVITY, calibration),
         )
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
@@ -103,20 +96,15 @@ class Evaluate(Recipe):
 
 @dataclass(frozen=True)
 class EvaluationIds:
-    """The two request ids of an evaluation; with the same ids and the same model a repeat is free.
+    """The two request ids of an evaluation, new ones by default; with the same ids and model a repeat is free.
 
     Attributes:
         run: of the charge.
         step: of the release.
     """
 
-    run: str
-    step: str
-
-    @classmethod
-    def fresh(cls) -> EvaluationIds:
-        """New ids for a new evaluation."""
-        return cls(new_request_id(), new_request_id())
+    run: str = field(default_factory=new_request_id)
+    step: str = field(default_factory=new_request_id)
 
 
 def accuracy_error(plan: Plan) -> float:
@@ -137,23 +125,21 @@ def evaluate(curator: Curator, model: Any, plan: Plan, *, request_ids: Evaluatio
         BudgetExhausted: the budget does not allow it; nothing was spent.
         InvalidValue: the model does not fit the data set.
     """
-    ids = request_ids or EvaluationIds.fresh()
+    ids = request_ids or EvaluationIds()
     ready = submitted(model, plan)
-    run = curator.open_run(ready.run_of(plan, ready.uploaded(curator)), request_id=ids.run)
-    release = curator.send(PendingStep(run.run_id, ids.step, EvaluationRequest().to_bytes()))
-    reply, told = EVALUATION.reply.from_bytes(release.payload), curator.describe()
+    run = curator.open_run(plan.parameters(ready.uploaded(curator)), request_id=ids.run)
+    release = curator.send(PendingStep(run.run_id, ids.step, released.EvaluationRequest().to_bytes()))
+    reply, told = released.EVALUATION.reply.from_bytes(release.payload), curator.describe()
     cost = {"epsilon": plan.epsilon, "delta": plan.delta, "spent": told.spent, "remaining": told.remaining}
     return Report.of(reply, declared=plan.declared(), records=plan.records, class_names=told.class_names, **cost)
 
 
 def quoted_for(curator: Curator, model: Any, plan: Plan) -> tuple[Plan, Quote]:
-    """The plan with `admitted` set by the curator for this model, and its answer; nothing is spent.
+    """The plan as this curator would open it for this model now, and its answer; see `declarable.quoted`.
 
-    The noise stays as it is: the same request must be repeatable after its own charge has changed the answer.
+    Keep the plan where the evaluation may have to be repeated: after its own charge the curator's answer is another.
     """
-    ready = submitted(model, plan)
-    answer = curator.price_run(ready.run_of(plan, ready.uploaded(curator)))
-    return replace(plan, admitted=answer.fits, steps_that_fit=answer.steps_that_fit), answer
+    return quoted(curator, submitted(model, plan), plan)
 
 
 def submitted(model: Any, plan: Plan) -> Declarable:

@@ -265,13 +265,14 @@ def _calibration(release: Counts, declared: EvaluationDeclaration, records: int)
     # Confidence minus correctness, summed over a bin's records: its noise is linear in the three sums.
     gap = confidence_sum - right
     deviation = sigma * np.sqrt((1.0 - middle) ** 2 + middle**2 + (width / CONFIDENCE_WEIGHT) ** 2)
+    counts = nearest_counts(size, records)  # for the reader: no negative ones, and they add up
     shown = []
     for b in range(declared.bins):
         known = size[b] > _FEWEST * math.sqrt(2.0) * sigma
         accuracy = min(max(right[b] / size[b], 0.0), 1.0) if known else math.nan
         error = sigma * math.hypot(1.0 - accuracy, accuracy) / size[b] if known else math.nan
         mean = min(max(confidence_sum[b] / size[b], edges[b]), edges[b + 1]) if known else math.nan
-        shown.append(ReliabilityBin(float(edges[b]), float(edges[b + 1]), float(size[b]), mean, accuracy, error))
+        shown.append(ReliabilityBin(float(edges[b]), float(edges[b + 1]), float(counts[b]), mean, accuracy, error))
     return {
         "reliability": tuple(shown),
         "calibration_error": float(np.sqrt(np.maximum(gap**2 - deviation**2, 0.0)).sum() / records),
@@ -298,7 +299,7 @@ def _interval(middle: float, half: float) -> Interval:
 
 
 def _bin_line(one: ReliabilityBin) -> str:
-    head = f"{one.low:.2f} to {one.high:.2f}  {max(one.records, 0.0):7.0f} records  "
+    head = f"{one.low:.2f} to {one.high:.2f}  {one.records:7.0f} records  "
     if math.isnan(one.accuracy):
         return head + "too few against the noise"
     return head + f"{one.confidence:.2f}  {one.accuracy:.2f} +- {1.96 * one.accuracy_error:.2f}"

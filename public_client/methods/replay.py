@@ -21,7 +21,7 @@ from public_client.data.progress import Reporter, reporting
 from public_client.data.source import collect
 from public_client.methods.aligned_run import AlignedRun, Seen, run_of
 from public_client.methods.sliced_method import SlicedMethod
-from public_client.plans.measured import kind_of
+from public_client.plans.measured import modality_of
 from public_client.plans.plan import Plan
 from public_client.plans.recipe import not_counts
 from public_client.replay import delivery, fit
@@ -63,7 +63,7 @@ class Replay(SlicedMethod):
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         """See `Recipe`."""
-        tuned = _TUNED.get(kind_of(record_shape), "the weights")
+        tuned = _TUNED.get(modality_of(record_shape), "the weights")
         return f"{tuned}, on public records made to look like the target's (no gradient is released)"
 
     def begin(self, group: Group, training: Training) -> None:

@@ -15,8 +15,6 @@ from shared.errors import InvalidValue
 from shared.extractor.graph import ExtractorGraph
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.kernels.feature_map import FeatureMap
-from shared.protocol.messages import RunParameters
 
 _MOST_NOISE = 4.0
 """Times the planned noise: beyond it a run would cost about what was asked and be of little use."""
@@ -61,18 +59,12 @@ class Declarable:
 
     def sized(self, plan: Plan) -> Plan:
         """The plan with its noise for this model."""
-        return plan.for_model(
-            feature_dimension=self.graph.feature_dimension,
-            gradient_parameters=sum(parameter.numel() for parameter in self.parameters),
-        )
+        adapted = sum(parameter.numel() for parameter in self.parameters)
+        return plan.for_model(feature_dimension=self.graph.feature_dimension, gradient_parameters=adapted)
 
     def uploaded(self, curator: Curator) -> UploadedExtractor:
         """Uploads the model. Free, and harmless to repeat."""
         return curator.upload_extractor(self.graph.to_bytes(), self.weights)
-
-    def run_of(self, plan: Plan, uploaded: UploadedExtractor, feature_map: FeatureMap | None = None) -> RunParameters:
-        """The run's declaration under a plan with noise."""
-        return plan.parameters(uploaded, self.names, feature_map)
 
 
 def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> tuple[Plan, Quote]:
@@ -92,7 +84,7 @@ def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> tuple[Plan, 
     uploaded = declarable.uploaded(curator)
 
     def ask(asked: Plan) -> Quote:
-        return curator.price_run(declarable.run_of(asked, uploaded))
+        return curator.price_run(asked.parameters(uploaded, declarable.names))
 
     noisy = within_quote(declarable.sized(plan), lambda asked: ask(asked).epsilon)
     answer = ask(noisy)
@@ -102,8 +94,8 @@ def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> tuple[Plan, 
 def within_quote(plan: Plan, price_of: Callable[[Plan], float]) -> Plan:
     """The plan with as little more noise as makes the curator's own price no higher than the plan's.
 
-    The ledger may count a run dearer than it is alone, where other runs share the budget and several bounds are kept
-    open at once.
+    The ledger may count a run dearer than it is alone, where its budget has room for others and several bounds are
+    kept open at once.
 
     Args:
         plan: with its noise.
@@ -120,8 +112,9 @@ def within_quote(plan: Plan, price_of: Callable[[Plan], float]) -> Plan:
         if high >= _MOST_NOISE:
             raise InvalidValue(
                 f"the curator's ledger prices this run at epsilon {price:.4f} even with {_MOST_NOISE:g} times the "
-                f"planned noise, above the {plan.epsilon:.4f} that were asked: other runs share the budget. Ask for at "
-                f"least epsilon {price * 1.01:.4f}, or for the whole budget at once. Nothing was spent"
+                f"planned noise, above the {plan.epsilon:.4f} that were asked: beside a budget of {plan.budget:g} so "
+                f"small a run is counted dearer than it is alone. Ask for at least epsilon {price * 1.01:.4f}. "
+                "Nothing was spent"
             )
         low, high = high, min(_MOST_NOISE, high * max(1.02, (price / plan.epsilon) ** 1.1))
         price = price_of(plan.with_noise_times(high))

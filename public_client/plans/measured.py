@@ -1,7 +1,7 @@
 """Roughly what a plan can reach: what the same method reached where it was measured with as much to go by.
 
 How much a release tells grows with records times epsilon (its noise falls with both), so a plan is put beside the
-measured run of its method and kind of record that has the most of it, but not more than the plan. The figures are
+measured run of its method and modality that has the most of it, but not more than the plan. The figures are
 those of docs/ml-team/results.md and docs/ml-team/small-hospitals.md; a test holds them to the files of results.
 """
 
@@ -18,7 +18,7 @@ class Measured:
 
     Attributes:
         method: its name.
-        kind: "images" or "vectors".
+        modality: "images" or "vectors".
         task: source and target.
         records: n of the target.
         epsilon: of the whole run.
@@ -30,7 +30,7 @@ class Measured:
     """
 
     method: str
-    kind: str
+    modality: str
     task: str
     records: int
     epsilon: float
@@ -74,22 +74,22 @@ MEASURED = (
 )
 """What was measured: by a method's own defaults, but "rows" with 400 steps and `alignment_weight` 10."""
 
-_KINDS = {3: "images", 2: "sequences", 1: "vectors"}
+_MODALITIES = {3: "images", 2: "sequences", 1: "vectors"}
 
 
-def kind_of(record_shape: tuple[int, ...] | None) -> str:
+def modality_of(record_shape: tuple[int, ...] | None) -> str:
     """What records of a shape are called here; "records" where the shape says nothing."""
-    return _KINDS.get(len(record_shape or ()), "records")
+    return _MODALITIES.get(len(record_shape or ()), "records")
 
 
 def measured_alike(plan: Plan) -> Measured | None:
-    """The measured run of the plan's method and kind of record with the most records times epsilon, up to the plan's.
+    """The measured run of the plan's method and modality with the most records times epsilon, up to the plan's.
 
     Returns:
-        None where nothing of the kind was measured with so little.
+        None where nothing of the modality was measured with so little.
     """
     most = plan.records * plan.epsilon * (1 + 1e-9)
-    enough = [m for m in _of_the_kind(plan) if m.records * m.epsilon <= most]
+    enough = [m for m in _of_the_modality(plan) if m.records * m.epsilon <= most]
     return max(enough, key=lambda m: m.records * m.epsilon, default=None)
 
 
@@ -99,9 +99,9 @@ def measured_text(plan: Plan) -> tuple[str, str]:
     found = measured_alike(plan)
     if found is not None:
         return str(found), advice
-    so = "with so few records times epsilon" if _of_the_kind(plan) else "by this method"
-    return f"not known: on {kind_of(plan.record_shape)} nothing was measured {so}", advice
+    so = "with so few records times epsilon" if _of_the_modality(plan) else "by this method"
+    return f"not known: on {modality_of(plan.record_shape)} nothing was measured {so}", advice
 
 
-def _of_the_kind(plan: Plan) -> list[Measured]:
-    return [m for m in MEASURED if (m.method, m.kind) == (plan.method.name, kind_of(plan.record_shape))]
+def _of_the_modality(plan: Plan) -> list[Measured]:
+    return [m for m in MEASURED if (m.method, m.modality) == (plan.method.name, modality_of(plan.record_shape))]

@@ -97,6 +97,9 @@ class Plan:
             feature_dimension: d.
             gradient_parameters: p, the number of adapted scalars; 0 for none.
 
+        Returns:
+            A plan with `noise`; this one where the model was known.
+
         Raises:
             InvalidValue: no noise of a sensible size reaches the asked epsilon, or the model does not serve the method.
         """
@@ -143,6 +146,9 @@ class Plan:
                 default, where only the price or the noise is asked for.
             feature_map: the public map of every step that brings none.
 
+        Returns:
+            The mechanism's own declaration (`shared.mechanisms`).
+
         Raises:
             InvalidValue: the model is not known yet; see `for_model`.
         """
@@ -174,6 +180,9 @@ class Plan:
         """Epsilon that `steps` steps alone would have cost; information for progress bars.
 
         The whole run is charged when it opens: the guarantee is the full price from then on.
+
+        Args:
+            steps: drawn so far; more than the plan's count as all.
         """
         if steps <= 0:
             return 0.0
@@ -188,6 +197,9 @@ class Plan:
             uploaded: the model.
             names: of the adapted parameters, in the order of the flat gradient; empty for none.
             feature_map: the public map of every step that brings none.
+
+        Returns:
+            The declaration of the run.
         """
         return RunParameters(
             graph_digest=uploaded.graph_digest,
@@ -209,6 +221,9 @@ class Plan:
         Args:
             values: as `to_json` gave them.
             method: the type of the plan's method.
+
+        Returns:
+            The same plan.
 
         Raises:
             InvalidValue: another method's plan, or a field is unknown, missing or out of range.

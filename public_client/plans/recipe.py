@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -106,29 +106,18 @@ def refuse(problems: Iterable[str]) -> None:
 
 def not_positive(value: object, *names: str) -> list[str]:
     """Fields of a value that are no positive, finite numbers."""
-    return [
-        f"{name} is {own!r}; it must be positive and finite"
-        for name in names
-        if not (_is_number(own := getattr(value, name)) and math.isfinite(own) and own > 0)
-    ]
+    return _wrong(value, names, lambda own: _is_number(own) and math.isfinite(own) and own > 0, "positive and finite")
 
 
 def not_counts(value: object, *names: str) -> list[str]:
     """Fields of a value that are no whole numbers of at least 1."""
-    return [
-        f"{name} is {own!r}; it must be a whole number of at least 1"
-        for name in names
-        if not (isinstance(own := getattr(value, name), int) and not isinstance(own, bool) and own >= 1)
-    ]
+    return _wrong(value, names, lambda own: type(own) is int and own >= 1, "a whole number of at least 1")
 
 
 def not_between(value: object, low: float, high: float, *names: str) -> list[str]:
     """Fields of a value that are no numbers from low to below high."""
-    return [
-        f"{name} is {own!r}; it must be at least {low:g} and below {high:g}"
-        for name in names
-        if not (_is_number(own := getattr(value, name)) and low <= own < high)
-    ]
+    rule = f"at least {low:g} and below {high:g}"
+    return _wrong(value, names, lambda own: _is_number(own) and low <= own < high, rule)
 
 
 def not_one_of(value: object, name: str, allowed: Iterable[str]) -> list[str]:
@@ -139,3 +128,8 @@ def not_one_of(value: object, name: str, allowed: Iterable[str]) -> list[str]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _wrong(value: object, names: Iterable[str], fits: Callable[[Any], bool], rule: str) -> list[str]:
+    owns = {name: getattr(value, name) for name in names}
+    return [f"{name} is {own!r}; it must be {rule}" for name, own in owns.items() if not fits(own)]

@@ -285,7 +285,7 @@ def _fit(
     first_averaged = math.ceil((1 - _AVERAGED) * steps)
     averages = [torch.zeros_like(parameter) for parameter in parameters]
     for t in range(steps):
-        optimizer.param_groups[0]["lr"] = learning_rate * _cosine(t / steps)
+        optimizer.param_groups[0]["lr"] = learning_rate * cosine(t / steps)
         loss = posterior.loss(start, t, variance)
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=parameters)
@@ -299,5 +299,6 @@ def _fit(
             parameter.copy_(average)
 
 
-def _cosine(progress: float) -> float:
+def cosine(progress: float) -> float:
+    """A rate's schedule, from 1 down to 0.05: large moves first, then the noise is averaged out."""
     return 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * progress))

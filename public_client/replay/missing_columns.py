@@ -73,7 +73,16 @@ class TableView(View):
         self.together = True
 
     def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Features (m, d) of records (m, 2 c) with gaps; the same gaps each time if no generator is given."""
+        """Looks at records with gaps.
+
+        Args:
+            extractor: records to features.
+            records: (m, 2 c), values and then flags.
+            generator: of the gaps; the same gaps each time without one.
+
+        Returns:
+            Features (m, d).
+        """
         drawn = generator if generator is not None else torch.Generator().manual_seed(0)
         width = 1 if self.together else len(self.fill)
         uniforms = torch.rand(len(records), width, generator=drawn, device=drawn.device).to(records.device)
@@ -82,7 +91,15 @@ class TableView(View):
         return features
 
     def with_gaps(self, records: Tensor, uniforms: Tensor) -> Tensor:
-        """Records (m, 2 c) with values missing where a number in uniforms, (m, c) or (m, 1), is below the rate."""
+        """Leaves values out where a number is below the column's rate.
+
+        Args:
+            records: (m, 2 c).
+            uniforms: (m, c), or (m, 1) for gaps that fall together.
+
+        Returns:
+            (m, 2 c).
+        """
         c = len(self.fill)
         values, flags, missing = records[:, :c], records[:, c:], uniforms < self.rates
         return torch.cat((torch.where(missing, self.fill, values), torch.where(missing, 1.0, flags)), dim=1)

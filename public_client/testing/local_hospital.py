@@ -94,7 +94,14 @@ class LocalHospital:
         self.close()
 
     def connect(self, *, run_directory: Path | None = None) -> Hospital:
-        """A client's connection, with the credentials that the operator handed out."""
+        """Connects with the credentials that the operator handed out.
+
+        Args:
+            run_directory: where receipts.jsonl is written; nowhere by default.
+
+        Returns:
+            A client's hospital; close it.
+        """
         return Hospital.connect(self.address, credentials=self.credentials, run_directory=run_directory)
 
     def start(self) -> None:
@@ -140,7 +147,11 @@ class LocalHospital:
             shutil.rmtree(self._root, ignore_errors=True)
 
     def budget(self) -> dict[str, Any]:
-        """What the operator sees: ``dpswd-curator budget show --format json``."""
+        """What the operator sees: ``dpswd-curator budget show --format json``.
+
+        Returns:
+            Its fields by name; budgets in epsilon.
+        """
         shown: dict[str, Any] = json.loads(self._command("budget", "show", "--format", "json"))
         return shown
 

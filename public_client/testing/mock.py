@@ -42,8 +42,7 @@ from shared.privacy.filter import PrivacyFilter
 from shared.protocol import arrays
 from shared.protocol import limits as protocol
 from shared.protocol.checks import invalid
-from shared.protocol.digests import run_digest, step_digest
-from shared.protocol.messages import RunParameters, StepRelease
+from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
 from shared.protocol.payloads import float_bytes
 from shared.protocol.receipts import encode_receipt
 from shared.protocol.v1 import curator_pb2 as pb
@@ -77,7 +76,19 @@ class MockCharge:
 def mock_description(
     *, records: int, record_shape: tuple[int, ...], epsilon: float, delta: float, name: str = "mock", classes: int = 0
 ) -> Description:
-    """What a curator with a fresh budget and the usual limits would say of such a data set."""
+    """What a curator with a fresh budget and the usual limits would say of such a data set.
+
+    Args:
+        records: n.
+        record_shape: of one record.
+        epsilon: of the whole budget.
+        delta: of that budget.
+        name: the data set's.
+        classes: C of the labels; 0 where there are none.
+
+    Returns:
+        A description for `MockCurator`.
+    """
     budget = Budget(epsilon=epsilon, delta=delta, spent=0.0, remaining=epsilon, closed=False)
     return Description(
         data_set=name,
@@ -276,17 +287,13 @@ class MockCurator(Curator):
         filter_, spent = self._books(run)
         price, steps = filter_.price(run.event), run.event.steps
         try:
-            alone = filter_.epsilon(filter_.admit(filter_.zero(), price))
-        except errors.BudgetExhausted as error:
-            alone = error.requested
-        try:
             filter_.admit(spent, price)
         except errors.BudgetExhausted:
             steps = min(steps, filter_.fits(spent, run.event))
         budget = self._budget_now()
         return pb.OpenRunResponse(
             run_id=run_id,
-            epsilon=alone,
+            epsilon=filter_.alone(price),
             data_set_budget=budget,
             client_budget=budget,
             fits=bool(run_id) or steps == run.event.steps,
@@ -338,7 +345,7 @@ class MockCurator(Curator):
             parameters,
             mechanisms=self._mechanisms,
             data=self._data,
-            model=ModelFacts(graph.input_shape, graph.feature_dimension, graph.parameter_shapes),
+            model=ModelFacts.of(graph),
             limits=self._described.limits,
         )
 
@@ -349,16 +356,7 @@ class MockCurator(Curator):
 
     def _signed(self, kind: str, run_id: str, request_id: str, digest: str, **more: Any) -> chain.Receipt:
         """The next entry of a chain like a ledger's, as a receipt."""
-        last = self._last
-        statement = chain.canonical_json(
-            {
-                "format": chain.FORMAT,
-                "kind": kind,
-                "payload": {"run": run_id, "client": _CLIENT, "request_id": request_id, "digest": digest, **more},
-                "previous": chain.GENESIS if last is None else last.hash,
-                "seq": 1 if last is None else last.seq + 1,
-                "time": "2000-01-01T00:00:00.000000Z",
-            }
-        )
-        self._last = chain.SignedEntry.parse(statement, self._key.sign(statement))
+        payload = {"run": run_id, "client": _CLIENT, "request_id": request_id, "digest": digest, **more}
+        time = "2000-01-01T00:00:00.000000Z"
+        self._last = chain.SignedEntry.following(self._last, kind=kind, payload=payload, time=time, sign=self._key.sign)
         return chain.Receipt.of(self._last)

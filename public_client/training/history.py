@@ -1,4 +1,4 @@
-"""The course of a training: its points, and the running average of its parameters."""
+"""The history of a training: its points, and the running average of its parameters."""
 
 from __future__ import annotations
 

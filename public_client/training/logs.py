@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = ("site", "step", "distance", "class_loss", "learning_rate", "epsilon", "accuracy")
-"""What can be recorded of a step; a number that a way does not have stays empty."""
+"""What can be recorded of a step; a number that a method does not have stays empty."""
 
 
 class Recorder:

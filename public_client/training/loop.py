@@ -1,4 +1,4 @@
-"""The training loop, and what it keeps: the state on disk, the points of the course.
+"""The training loop, and what it keeps: the state on disk, the points of the history.
 
 `align` is the whole loop of the methods that draw many steps: a public half, one charged step of every site, one
 descent.
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from public_client.data.datasets import Batches
 from public_client.data.progress import reporting
 from public_client.data.ranks import Ranks
+from public_client.replay.fit import cosine
 from public_client.replay.views import View
 from public_client.training.history import Average, HistoryPoint, detached, write_history
 from public_client.training.logs import Recorder
@@ -34,7 +35,7 @@ class Training:
     """What the sites of one training have in common.
 
     Attributes:
-        model: source-trained; the adapter way and the replay leave it as it is.
+        model: source-trained; methods with a target side of their own leave it as it is.
         source: labelled public batches.
         features: (m, d) of source records under the source-trained extractor.
         device: where the modules are.
@@ -60,7 +61,7 @@ class Training:
     ranks: Ranks = field(default_factory=Ranks.current)
 
     def record(self, site: Site, step: int, distance: float) -> None:
-        """Adds a point to a site's course: costs, and accuracy where it can be known."""
+        """Adds a point to a site's history: costs, and accuracy where it can be known."""
         evaluate, model = self.evaluate.get(site.name), site.model or self.model
         accuracy = evaluate(model.extractor, model.classifier) if evaluate is not None else math.nan
         point = HistoryPoint(step, distance, site.plan.epsilon_after(step), accuracy)
@@ -104,7 +105,7 @@ def align(
     """
     steps = max(site.plan.steps for site in group.live)
     parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: _cosine(t, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(min(t, steps) / steps))
     average = Average(parameters, averaging)
     descent = _Descent(parameters, optimizer, schedule, average)
     t = descent.restore(group)
@@ -210,12 +211,7 @@ def status(group: Group) -> str:
 
 
 def write_histories(group: Group) -> None:
-    """Writes each site's course beside its run, where it has a directory."""
+    """Writes each site's history beside its run, where it has a directory."""
     for site in group.sites:
         if site.store is not None and site.store.writes:
             write_history(site.history, site.store.directory / "history.csv")
-
-
-def _cosine(step: int, steps: int) -> float:
-    """From 1 down to 0.05: large moves first, then the noise is averaged out."""
-    return 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * min(step, steps) / steps))

@@ -63,15 +63,34 @@ class Method(Recipe):
 
     @abc.abstractmethod
     def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ChargedRun:
-        """Opens (hence charges) a run for a loop of the caller's own; see `Hospital.open`."""
+        """Opens (hence charges) a run for a loop of the caller's own.
+
+        Args:
+            curator: the connection.
+            plan: see `Hospital.open`, also for what is returned and raised.
+            extractor: see `Hospital.open`.
+        """
 
     @abc.abstractmethod
     def begin(self, group: Group, training: Training) -> None:
-        """Opens the sites' runs; traces, so it never runs beside another training."""
+        """Opens the sites' runs; traces, so it never runs beside another training.
+
+        Args:
+            group: sites that train one model together.
+            training: what all sites share.
+
+        Raises:
+            DpswdError: no site admits its run; nothing was spent.
+        """
 
     @abc.abstractmethod
     def fit(self, group: Group, training: Training) -> None:
-        """Trains; safe beside others."""
+        """Trains; safe beside others.
+
+        Args:
+            group: with open runs.
+            training: as `begin` took it.
+        """
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
         """See `Recipe`: what such a plan reached where it was measured."""

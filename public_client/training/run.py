@@ -233,9 +233,9 @@ class ChargedRun(abc.ABC):
     def _open(self, ready: Declarable, uploaded: UploadedExtractor, feature_map: FeatureMap | None) -> Run:
         """Prices the run at the curator, raises the noise if its ledger counts more than the plan did, and opens it."""
         self.plan = within_quote(
-            self.plan, lambda plan: self._curator.price_run(ready.run_of(plan, uploaded, feature_map)).epsilon
+            self.plan, lambda plan: self._curator.price_run(plan.parameters(uploaded, ready.names, feature_map)).epsilon
         )
-        parameters, request_id = ready.run_of(self.plan, uploaded, feature_map), new_request_id()
+        parameters, request_id = self.plan.parameters(uploaded, ready.names, feature_map), new_request_id()
         if self._checkpoint is not None:
             declaration = base64.b64encode(parameters.to_bytes()).decode("ascii")
             asked = {"plan": self.plan.to_json(), "request_id": request_id, "declaration": declaration}

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from public_client.data.devices import resolve_device
 from public_client.plans.plan import Plan
+from shared.devices import resolve_device
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights
 from shared.models.adapted import AdaptedModel, read_adapted, write_adapted
@@ -50,7 +50,14 @@ def save_adapted(
 
 
 def load_adapted(path: str | Path, *, device: str = "auto") -> AdaptedModel:
-    """Reads what `save_adapted` wrote.
+    """Reads a saved model (`DomainAdaptation.save`); no code of the file's is run.
+
+    Args:
+        path: the file, safetensors.
+        device: "auto", "cpu" or "cuda".
+
+    Returns:
+        The model; `predict` takes records (n, ...), float32, and gives classes (n,).
 
     Raises:
         DataInvalid: the file is something else.

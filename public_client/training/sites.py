@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from public_client.curator.stub import Curator
+from public_client.plans.declarable import Declarable, quoted
 from public_client.plans.plan import Plan
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.history import HistoryPoint
 from public_client.training.run import AnsweredStep, ChargedRun, PublicSource
-from shared.errors import DpswdError, SettingsError
+from shared.errors import BudgetExhausted, DpswdError, InvalidValue, SettingsError
 from shared.kernels.feature_map import FeatureMap
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Site:
         source: source features that the curator holds, where they stay fixed.
         steps: that were drawn and applied.
         stale: the step that is under way was asked with weights of long ago; its answer is drawn and dropped.
-        history: points of its course.
+        history: where it stood after some of its steps.
         lost: why it was set aside; None while it takes part.
         outcome: what was done with its model: "adapted"; of a replay, which of `public_client.replay.verdict.Outcome`.
         finding: why, in words, where the releases were found to say something.
@@ -211,6 +212,43 @@ class Group:
                 "%s is set aside after %d of %d steps (%s: %s)",
                 site.name, site.steps, site.plan.steps, type(error).__name__, error,
             )  # fmt: skip
+
+
+def ask_first(sites: Sequence[Site], declarable: Callable[[tuple[int, ...]], Declarable]) -> None:
+    """Prices each site's plan at its curator; those that refuse are set aside.
+
+    Args:
+        sites: of one training; those whose run is declared already are not asked.
+        declarable: what would be declared for records of a shape.
+
+    Raises:
+        DpswdError: no site is left; the first one's error, such as `BudgetExhausted`.
+    """
+    everybody = Group(sites, None)
+    new = [site for site in sites if site.store is None or not site.store.begun]
+    if not new:
+        return
+    described = everybody.each(lambda site: site.curator.describe(), new)
+    shape = next(iter(described.values())).record_shape
+    ready = declarable(shape)
+
+    def ask(site: Site) -> None:
+        description = described[site.name]
+        if description.record_shape != shape:
+            raise InvalidValue(
+                f"{site.name} holds records of shape {description.record_shape}, the others of {shape}; train for it "
+                "apart"
+            )
+        plan, answer = quoted(site.curator, ready, site.plan)
+        if not answer.fits:
+            raise BudgetExhausted(
+                requested=plan.epsilon,
+                spent=description.spent,
+                remaining=description.remaining,
+                steps_that_fit=answer.steps_that_fit,
+            )
+
+    everybody.each(ask, [site for site in new if site.lost is None])
 
 
 def train_groups(groups: Sequence[Group], begin: Callable[[Group], None], train: Callable[[Group], None]) -> None:

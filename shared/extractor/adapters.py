@@ -177,7 +177,6 @@ class MonotoneColumns(nn.Module):
 ADAPTERS: tuple[type[nn.Module], ...] = (AffineWarp2d, ChannelAffine, FeatureAffine, LowRankAffine, MonotoneColumns)
 """Every adapter; `adapter_parameter_names` finds a module's trainable adapter parameters by these types."""
 
-
 PREFIX = "target_adapter"
 """Where adapters stand in an adapted module: `target_adapter.input_warp.theta` and so on."""
 

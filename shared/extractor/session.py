@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shared.extractor.building import Extractor, split_gradient
-from shared.extractor.forward import ForwardPass
+from shared.extractor.building import Extractor, ForwardPass, split_gradient
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -178,6 +178,7 @@ class _Lowering:
         nodes = tuple(replace(node, inputs=tuple(numbers[i] for i in node.inputs)) for node in kept)
         graph = ExtractorGraph(nodes, self._input_shape)
         _refuse_tied(self._module, graph)
+        _refuse_not_finite(self._module, graph)
         return graph
 
     def _lower(self, node: fx.Node) -> Any:
@@ -253,6 +254,15 @@ def _refuse_tied(module: nn.Module, graph: ExtractorGraph) -> None:
                     f"{node.path}.{name} is tied to a tensor of {owners[id(tensor)]}",
                     "call the same layer twice, or untie them",
                 )
+
+
+def _refuse_not_finite(module: nn.Module, graph: ExtractorGraph) -> None:
+    """Weights that a diverged training left behind."""
+    for name, tensor in module_weights(module, graph).items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise Refused(
+                f"{name} holds NaN or infinity", "load weights from before it diverged, or train at a lower rate"
+            )
 
 
 @contextmanager

@@ -7,7 +7,6 @@ data packed without holes, every number finite.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -80,11 +79,6 @@ def module_weights(module: nn.Module, graph: ExtractorGraph) -> dict[str, Tensor
     state = module.state_dict()
     _check_names(set(state) & set(graph.tensor_shapes), set(graph.tensor_shapes))
     return {name: state[name].detach() for name in graph.tensor_shapes}
-
-
-def weights_digest(data: bytes) -> str:
-    """SHA-256 of serialised weights, in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:

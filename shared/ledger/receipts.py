@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +132,26 @@ class SignedEntry:
         """
         return is_signed(self.statement, self.signature, public_key)
 
+    @classmethod
+    def following(
+        cls,
+        last: SignedEntry | None,
+        *,
+        kind: str,
+        payload: Mapping[str, Any],
+        time: str,
+        sign: Callable[[bytes], bytes],
+    ) -> SignedEntry:
+        """A new entry behind the last one; None begins a chain.
+
+        Raises:
+            InvalidValue: the payload is not JSON.
+        """
+        previous, seq = (GENESIS, 1) if last is None else (last.hash, last.seq + 1)
+        stated = {"kind": kind, "payload": payload, "previous": previous, "seq": seq, "time": time}
+        statement = canonical_json({"format": FORMAT, **stated})
+        return cls.parse(statement, sign(statement))
+
     def to_json(self) -> str:
         """One line of an export or of a client's receipt file."""
         return signed_line(self.statement, self.signature)
@@ -195,30 +215,6 @@ class Receipt:
     request_digest: str
     reply_digest: str | None
 
-    @property
-    def seq(self) -> int:
-        """The entry's position in the ledger's chain."""
-        return self.entry.seq
-
-    @property
-    def statement(self) -> bytes:
-        """The signed bytes, as they travel to the client."""
-        return self.entry.statement
-
-    @property
-    def signature(self) -> bytes:
-        """Ed25519 over the statement, 64 bytes."""
-        return self.entry.signature
-
-    @classmethod
-    def parse(cls, statement: bytes, signature: bytes) -> Receipt:
-        """Reads a receipt as it travels. Nothing is verified yet.
-
-        Raises:
-            InvalidValue: the bytes are no statement of a charge or an answer.
-        """
-        return cls.of(SignedEntry.parse(statement, signature))
-
     @classmethod
     def of(cls, entry: SignedEntry) -> Receipt:
         """The receipt that an entry is.
@@ -262,7 +258,7 @@ class Receipt:
             request_id: the client's id of the request.
             reply: the released bytes that the client received; None for the opening of a run, which releases none.
             step: the number of the step as the reply itself states it; 0 for the opening of a run.
-            request_digest: SHA-256 of the request as the client computed it (`shared.protocol.digests`).
+            request_digest: SHA-256 of the request as the client computed it (`shared.protocol.messages`).
 
         Returns:
             One sentence for each disagreement.

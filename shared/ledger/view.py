@@ -21,18 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import InvalidValue
+from shared.ledger import receipts as chain
 from shared.ledger.chain_checks import Finding, Tampering
-from shared.ledger.receipts import (
-    GENESIS,
-    RUN_OPENED,
-    STEP_ANSWERED,
-    SignedEntry,
-    canonical_json,
-    is_signed,
-    read_signed_line,
-    sha256,
-    signed_line,
-)
 
 FORMAT = "dpswd-ledger-view-1"
 STEP_CONSUMED = "step-consumed"
@@ -40,7 +30,7 @@ STEP_RESUMED = "step-resumed"
 
 # Entries that name their client and hold nothing that an operator wrote for the log alone.
 _OWN_KINDS = frozenset(
-    {"client-added", "client-certified", "certificate-added", RUN_OPENED, STEP_CONSUMED, STEP_ANSWERED}
+    {"client-added", "client-certified", "certificate-added", chain.RUN_OPENED, STEP_CONSUMED, chain.STEP_ANSWERED}
 )
 # The size of the data set, its first budget and its key: `Describe` tells them to every client.
 _PUBLIC_KINDS = frozenset({"data-set-opened"})
@@ -66,11 +56,11 @@ class LedgerView:
     head: str
     time: str
     hashes: Mapping[int, str]
-    shown: Mapping[int, SignedEntry]
+    shown: Mapping[int, chain.SignedEntry]
 
 
 def write_view(
-    entries: Iterable[SignedEntry], *, client: str, time: str, sign: Callable[[bytes], bytes]
+    entries: Iterable[chain.SignedEntry], *, client: str, time: str, sign: Callable[[bytes], bytes]
 ) -> Sequence[str]:
     """Makes the view of one client.
 
@@ -85,19 +75,19 @@ def write_view(
     """
     lines: list[str] = []
     runs: set[str] = set()
-    count, head = 0, GENESIS
+    count, head = 0, chain.GENESIS
     for entry in entries:
         if _is_for(entry, client, runs):
             lines.append(entry.to_json())
-            if entry.kind == RUN_OPENED:
+            if entry.kind == chain.RUN_OPENED:
                 runs.add(entry.payload["run"])
         else:
-            lines.append(canonical_json({"hash": entry.hash, "seq": entry.seq}).decode("ascii"))
+            lines.append(chain.canonical_json({"hash": entry.hash, "seq": entry.seq}).decode("ascii"))
         count, head = entry.seq, entry.hash
-    statement = canonical_json(
+    statement = chain.canonical_json(
         {"client": client, "entries": count, "format": FORMAT, "head": head, "lines": _digest(lines), "time": time}
     )
-    return [signed_line(statement, sign(statement), field="view"), *lines]
+    return [chain.signed_line(statement, sign(statement), field="view"), *lines]
 
 
 def is_view(first_line: str) -> bool:
@@ -154,7 +144,7 @@ def hold_earlier(view: LedgerView, earlier: LedgerView) -> list[Finding]:
     return findings
 
 
-def _is_for(entry: SignedEntry, client: str, runs: set[str]) -> bool:
+def _is_for(entry: chain.SignedEntry, client: str, runs: set[str]) -> bool:
     if entry.kind in _PUBLIC_KINDS:
         return True
     if entry.kind in _OWN_KINDS:
@@ -163,13 +153,13 @@ def _is_for(entry: SignedEntry, client: str, runs: set[str]) -> bool:
 
 
 def _digest(lines: Sequence[str]) -> str:
-    return sha256("\n".join(lines).encode("ascii", errors="replace"))
+    return chain.sha256("\n".join(lines).encode("ascii", errors="replace"))
 
 
 def _read_header(line: str, public_key: bytes) -> tuple[dict[str, Any], bool]:
     """The header's fields, and whether the ledger's key signed them."""
     try:
-        statement, signature = read_signed_line(line, field="view")
+        statement, signature = chain.read_signed_line(line, field="view")
         header = json.loads(statement)
         typed = (
             set(header) == {"client", "entries", "format", "head", "lines", "time"}
@@ -183,12 +173,12 @@ def _read_header(line: str, public_key: bytes) -> tuple[dict[str, Any], bool]:
         ) from error
     if not typed:
         raise InvalidValue(f"the file is no view of format {FORMAT}; another program wrote it")
-    return header, is_signed(statement, signature, public_key)
+    return header, chain.is_signed(statement, signature, public_key)
 
 
-def _read_lines(lines: Sequence[str]) -> tuple[list[tuple[int, str]], list[SignedEntry], list[Finding]]:
+def _read_lines(lines: Sequence[str]) -> tuple[list[tuple[int, str]], list[chain.SignedEntry], list[Finding]]:
     hashes: list[tuple[int, str]] = []
-    shown: list[SignedEntry] = []
+    shown: list[chain.SignedEntry] = []
     findings: list[Finding] = []
     for number, line in enumerate(lines, start=2):
         try:
@@ -198,7 +188,7 @@ def _read_lines(lines: Sequence[str]) -> tuple[list[tuple[int, str]], list[Signe
                     raise InvalidValue("a hidden entry is a position and a SHA-256")
                 hashes.append((value["seq"], value["hash"]))
                 continue
-            entry = SignedEntry.from_json(line)
+            entry = chain.SignedEntry.from_json(line)
         except (ValueError, RecursionError) as error:
             findings.append(_finding(Tampering.UNREADABLE, number, f"line {number}: {error}"))
             continue
@@ -227,7 +217,7 @@ def _check_links(view: LedgerView, public_key: bytes) -> list[Finding]:
     for seq, entry in sorted(view.shown.items()):
         if not entry.signed_by(public_key):
             findings.append(_finding(Tampering.EDITED, seq, "its signature does not fit its content"))
-        before = GENESIS if seq == 1 else view.hashes.get(seq - 1)
+        before = chain.GENESIS if seq == 1 else view.hashes.get(seq - 1)
         if before is not None and entry.previous != before:
             findings.append(_finding(Tampering.RELINKED, seq, "it does not name the entry before it"))
     if view.hashes.get(view.entries, view.head) != view.head:

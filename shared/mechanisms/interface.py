@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shared.extractor.graph import ExtractorGraph
 from shared.extractor.session import Session
 from shared.kernels.noise import NoiseSource
 from shared.privacy.events import Part
@@ -88,6 +89,11 @@ class ModelFacts:
     input_shape: tuple[int, ...]
     feature_dimension: int
     parameter_shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, graph: ExtractorGraph) -> ModelFacts:
+        """The facts of a graph."""
+        return cls(graph.input_shape, graph.feature_dimension, graph.parameter_shapes)
 
     def size(self, names: tuple[str, ...]) -> int:
         """p: the number of scalars in these parameters; names that do not exist count as nothing."""

@@ -21,7 +21,6 @@ from shared.privacy.ternary import log_second_moment
 _ROUNDING = 1e-9
 """Relative margin, far above float64's error and far below anything that matters."""
 
-
 WORTHLESS_COST = 1000.0
 """A step that costs more at every order is priced by HYB alone: C_gamma of such shifts takes seconds."""
 

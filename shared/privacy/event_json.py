@@ -12,38 +12,29 @@ from dataclasses import asdict
 from typing import Any
 
 from shared.errors import InvalidEvent
-from shared.privacy.events import (
-    BoundedSum,
-    NeighbouringRelation,
-    Part,
-    QuantileCoefficients,
-    RowProjections,
-    RunEvent,
-    SanitizedGradient,
-    StepEvent,
-)
+from shared.privacy import events
 
 VERSION = 1
 MAX_TEXT_LENGTH = 10_000
 """Characters; a run with a few parts needs some hundred."""
 
-_PARTS: dict[str, type[Part]] = {
-    "row-projections": RowProjections,
-    "quantile-coefficients": QuantileCoefficients,
-    "sanitized-gradient": SanitizedGradient,
-    "bounded-sum": BoundedSum,
+_PARTS: dict[str, type[events.Part]] = {
+    "row-projections": events.RowProjections,
+    "quantile-coefficients": events.QuantileCoefficients,
+    "sanitized-gradient": events.SanitizedGradient,
+    "bounded-sum": events.BoundedSum,
 }
-_RELATIONS = {relation.value: relation for relation in NeighbouringRelation}
+_RELATIONS = {relation.value: relation for relation in events.NeighbouringRelation}
 _PART_KINDS = {part: kind for kind, part in _PARTS.items()}
 
 
-def event_to_json(event: RunEvent) -> str:
+def event_to_json(event: events.RunEvent) -> str:
     """The canonical text of a run.
 
     Raises:
         InvalidEvent: not a run.
     """
-    if type(event) is not RunEvent:
+    if type(event) is not events.RunEvent:
         raise InvalidEvent(f"a {type(event).__name__} is not an event that can be charged; a RunEvent is")
     step = event.step
     body = {
@@ -60,7 +51,7 @@ def event_to_json(event: RunEvent) -> str:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def event_from_json(text: str) -> RunEvent:
+def event_from_json(text: str) -> events.RunEvent:
     """The run of a canonical text.
 
     Raises:
@@ -78,7 +69,7 @@ def event_from_json(text: str) -> RunEvent:
         step = body["step"]
         stated, parts = step.pop("relation"), tuple(map(_part, step.pop("parts")))
         relation = _RELATIONS.get(stated, stated)  # a StepEvent refuses an unknown one by its name
-        event = RunEvent(step=StepEvent(relation=relation, parts=parts, **step), steps=body["steps"])
+        event = events.RunEvent(step=events.StepEvent(relation=relation, parts=parts, **step), steps=body["steps"])
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidEvent(f"an event's text has a missing, unknown or wrong field: {error}") from error
     # Surplus fields at the top, repeated keys and other spellings of a number end here.
@@ -87,7 +78,7 @@ def event_from_json(text: str) -> RunEvent:
     return event
 
 
-def _part(body: dict[str, Any]) -> Part:
+def _part(body: dict[str, Any]) -> events.Part:
     kind = body.pop("kind")
     if kind not in _PARTS:
         raise InvalidEvent(f"a part's kind is {kind!r}; known kinds are {', '.join(_PARTS)}")

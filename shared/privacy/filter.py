@@ -102,14 +102,14 @@ class PrivacyFilter:
         orders = lanes.orders_for(budget.epsilon, budget.delta, own)
         count = len(orders)
         balanced = cls._with(budget, orders, lanes.balanced(count, cls._most_often(budget, orders, plan)))
-        if balanced._alone(plan) <= budget.epsilon:
+        if balanced.alone(balanced.price(plan)) <= budget.epsilon:
             return balanced
         centre = orders.index(own)
         tried = []
         for share in (lanes.CAUTIOUS, lanes.ALL):
             for layout in (lanes.one_order(count, centre, share), lanes.one_run(count, centre, share)):
                 candidate = cls._with(budget, orders, layout)
-                tried.append((candidate._alone(plan), candidate))
+                tried.append((candidate.alone(candidate.price(plan)), candidate))
                 if tried[-1][0] <= budget.epsilon:
                     return candidate
         return min(tried, key=lambda pair: pair[0])[1]
@@ -130,8 +130,9 @@ class PrivacyFilter:
     def _with(cls, budget: PrivacyBudget, orders: tuple[float, ...], layout: lanes.Layout) -> PrivacyFilter:
         return cls(budget, orders, layout.shares, layout.infinity_share, layout.infinity_share * budget.delta)
 
-    def _alone(self, event: RunEvent) -> float:
-        return self.epsilon(self._add(self.zero(), self.price(event)))
+    def alone(self, price: Price) -> float:
+        """Epsilon of one charge by itself, at the budget's delta, also where the budget does not admit it."""
+        return self.epsilon(self._add(self.zero(), price))
 
     def with_budget(self, budget: PrivacyBudget) -> PrivacyFilter:
         """The same orders and shares under another budget; prices and sums keep their meaning.
@@ -188,9 +189,7 @@ class PrivacyFilter:
             return total
         before = self.epsilon(spent)
         raise BudgetExhausted(
-            requested=self.epsilon(self._add(self.zero(), price)),
-            spent=before,
-            remaining=max(0.0, self.budget.epsilon - before),
+            requested=self.alone(price), spent=before, remaining=max(0.0, self.budget.epsilon - before)
         )
 
     def _add(self, spent: Spent, price: Price) -> Spent:

@@ -7,14 +7,14 @@ direction is both. Every approximation rounds towards more privacy loss: the law
 budget: docs/privacy/pld.md.
 
 With gamma = 1 a run of T steps is one release whose H is the sum of k T Beta variables: profile.py, no composition.
-A value of epsilon or delta returned here is an upper bound; a run that cannot be priced is refused by InvalidValue,
+A value of epsilon returned here is an upper bound; a run that cannot be priced is refused by InvalidValue,
 and the caller falls back to the Renyi bounds.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +50,6 @@ _TILT_SPACING = 0.3
 
 _MIN_POINTS, _MAX_POINTS = 2**13, 2**21
 """Points of a window; the largest takes about 0.4 s and 150 MB."""
-
-_PASSES = 8
-"""Most guesses of delta's order of magnitude; two or three are usual, and each gives a valid bound."""
 
 _WINDOW = 10.0
 """Tilted standard deviations below the tilted mean; what lies lower wraps, and wrapping rounds up."""
@@ -91,43 +88,6 @@ def epsilon(step: StepEvent, steps: int, delta: float) -> float:
         )
     power, log_lost = _compose(plan)
     return _round_up(_solve(power, delta - math.exp(log_lost)))
-
-
-def delta(step: StepEvent, steps: int, epsilon: float) -> float:
-    """Smallest delta that this accountant certifies for a committed run.
-
-    Args:
-        step: the step.
-        steps: T, from 1 to MAX_STEPS.
-        epsilon: in nats, from 0 to MAX_EPSILON.
-
-    Returns:
-        An upper bound of the run's delta at ``epsilon``, at most 1.
-
-    Raises:
-        InvalidValue: a parameter is out of range.
-    """
-    _check(steps)
-    if not 0.0 <= epsilon <= MAX_EPSILON:
-        raise InvalidValue(f"epsilon is {epsilon!r}; it must be from 0 to {MAX_EPSILON:g}")
-    law, gamma = step.shift(), step.sampling_ratio
-    combined = _full_batch(law, gamma, steps)
-    if combined is not None:
-        return profile.delta(combined, epsilon)
-    value, target = 1.0, 1e-12
-    for _ in range(_PASSES):  # the tails are resolved in units of the answer, which is not known yet
-        plan = _plan(law, gamma, steps, target)
-        if plan is None:
-            return 0.0
-        if steps == 1:
-            value = float(plan.pair.profile(np.array([epsilon]))[0])
-        else:
-            power, log_lost = _compose(plan.at_epsilon(epsilon))
-            value = min(value, _evaluate(power, epsilon) + math.exp(log_lost))
-        if 1e-2 * target <= value <= 1e2 * target or value <= MIN_DELTA:
-            break
-        target = value if value > target else max(MIN_DELTA, target * target)
-    return max(value, MIN_DELTA)
 
 
 def _check(steps: int) -> None:
@@ -184,11 +144,6 @@ class _Plan:
             else:
                 low = middle
         return high
-
-    def at_epsilon(self, x: float) -> _Plan:
-        """The same run with the best tilt for the profile at x."""
-        best = int(np.argmin(self.steps * self.log_mgf - self.tilts * x))
-        return replace(self, tilt=float(self.tilts[best]), estimate=x)
 
 
 def _plan(law: ShiftLaw, gamma: float, steps: int, target: float) -> _Plan | None:
@@ -299,14 +254,6 @@ def _solve(power: TiltedPower, budget: float) -> float:
     share = (budget - math.exp(log_d[i])) / math.exp(min(log_b[i], 0.0))
     back = -math.log1p(-share) if share < 1.0 else power.step
     return max(0.0, power.step * (power.low + i) - min(back, power.step))
-
-
-def _evaluate(power: TiltedPower, x: float) -> float:
-    """The finite part of delta at x."""
-    log_d, log_b = power.log_hockey_stick()
-    i = min(max(math.ceil(x / power.step) - power.low, 0), log_d.size - 1)
-    back = max(0.0, power.step * (power.low + i) - x)
-    return min(1.0, math.exp(min(log_d[i], 0.0)) - math.expm1(-back) * math.exp(min(log_b[i], 0.0)))
 
 
 def _round_up(value: float) -> float:

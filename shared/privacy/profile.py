@@ -25,26 +25,6 @@ MIN_DELTA = 1e-200
 """Smallest delta, see pld.MIN_DELTA."""
 
 
-def delta(law: ShiftLaw, epsilon: float) -> float:
-    """Delta of one full-batch release at epsilon >= 0, rounded up.
-
-    Args:
-        law: the law of the squared shift.
-        epsilon: in nats, finite.
-
-    Raises:
-        InvalidValue: epsilon is negative or not finite.
-    """
-    if not (epsilon >= 0.0 and math.isfinite(epsilon)):
-        raise InvalidValue(f"epsilon is {epsilon!r}; it must be finite and at least 0")
-    tail = -60.0
-    while True:
-        value = _at(_pair(law, tail), epsilon)
-        if law.is_constant or value > math.exp(tail + 16.0) or tail < -470.0:
-            return max(value, 0.0 if law.largest == 0.0 else MIN_DELTA)
-        tail -= 120.0
-
-
 def epsilon(law: ShiftLaw, delta: float) -> float:
     """Smallest epsilon of one full-batch release at ``delta``, rounded up.
 

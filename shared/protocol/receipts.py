@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 
 from shared.errors import InvalidValue
-from shared.ledger.receipts import MAX_STATEMENT_BYTES, Receipt
+from shared.ledger.receipts import MAX_STATEMENT_BYTES, Receipt, SignedEntry
 from shared.protocol.v1 import curator_pb2 as pb
 
 # Part of the contract, with the two ids behind it: another dictionary is another protocol version. In each half the
@@ -28,7 +28,9 @@ _RAW = -zlib.MAX_WBITS  # no header and no checksum: the signature is the checks
 def encode_receipt(receipt: Receipt) -> pb.Receipt:
     """The receipt as it travels."""
     packer = zlib.compressobj(level=9, wbits=_RAW, zdict=_dictionary(receipt.run_id, receipt.request_id))
-    return pb.Receipt(packed_statement=packer.compress(receipt.statement) + packer.flush(), signature=receipt.signature)
+    return pb.Receipt(
+        packed_statement=packer.compress(receipt.entry.statement) + packer.flush(), signature=receipt.entry.signature
+    )
 
 
 def decode_receipt(message: pb.Receipt, *, run_id: str, request_id: str) -> Receipt:
@@ -49,7 +51,7 @@ def decode_receipt(message: pb.Receipt, *, run_id: str, request_id: str) -> Rece
         raise InvalidValue("a statement travels as raw DEFLATE with the contract's dictionary") from error
     if not unpacker.eof or unpacker.unused_data:
         raise InvalidValue(f"a packed statement is one whole stream of at most {MAX_STATEMENT_BYTES} bytes")
-    return Receipt.parse(statement, message.signature)
+    return Receipt.of(SignedEntry.parse(statement, message.signature))
 
 
 def _dictionary(run_id: str, request_id: str) -> bytes:

@@ -17,7 +17,7 @@ from shared.errors import InvalidValue, RequestInvalid
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts, Facts, Limits, ModelFacts, PublicArrays, RunSize
 from shared.privacy.events import RunEvent, StepEvent
 from shared.protocol import limits as protocol
-from shared.protocol.checks import Violation
+from shared.protocol.checks import Violation, invalid
 from shared.protocol.messages import RunParameters
 
 
@@ -68,10 +68,10 @@ def admit_run(
     mechanism = mechanisms.get(parameters.mechanism)
     if mechanism is None:
         text = f"is {parameters.mechanism!r}; this curator offers {', '.join(offered(mechanisms, data))}"
-        raise RequestInvalid((("parameters.mechanism", text),))
+        raise invalid("parameters.mechanism", text)
     if mechanism.needs_labels and not data.classes:
         text = f"{mechanism.name!r} is not offered: the operator declares no classes of the records' labels"
-        raise RequestInvalid((("parameters.mechanism", f"{text} (records.classes); ask the operator"),))
+        raise invalid("parameters.mechanism", f"{text} (records.classes); ask the operator")
     declared = mechanism.declaration.from_bytes(parameters.declaration)
     facts, run = Facts(data, model), RunSize(parameters.batch_size, parameters.steps)
     broken = _sizes(run, data, limits, whole=mechanism.whole)
@@ -84,7 +84,7 @@ def admit_run(
     try:
         event = run_event(mechanism, declared, run, facts)
     except InvalidValue as error:  # an event that cannot be priced: the sigma is outside what the accountant covers
-        raise RequestInvalid((("parameters.declaration", str(error)),)) from error
+        raise invalid("parameters.declaration", str(error)) from error
     return AdmittedRun(parameters, mechanism, declared, facts, event)
 
 
@@ -133,7 +133,7 @@ def check_request_id(value: str) -> None:
     except ValueError:
         canonical = False
     if not canonical:
-        raise RequestInvalid((("request_id", "must be a UUID in canonical form, such as str(uuid.uuid4()) makes"),))
+        raise invalid("request_id", "must be a UUID in canonical form, such as str(uuid.uuid4()) makes")
 
 
 def _sizes(run: RunSize, data: DataSetFacts, limits: Limits, *, whole: bool) -> list[Violation]:

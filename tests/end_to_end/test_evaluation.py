@@ -100,12 +100,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_charged(hospital, model
                 connected.evaluate(wrong, whole, epsilon=0.5)
         with pytest.raises(InvalidValue, match="cannot be evaluated"):
             connected.evaluate(object(), whole, epsilon=0.5)
-        ids = EvaluationIds.fresh()
-        small = connected.evaluate(model, bare, epsilon=0.05, request_ids=ids)
+        ids, plan = EvaluationIds(), connected.plan_evaluation(bare, epsilon=0.05)
+        small = connected.evaluate(model, plan, request_ids=ids)
         assert small.confusion is None
         assert small.reliability == ()
         with pytest.raises(RequestIdReused):
-            connected.evaluate(nn.Linear(WIDTH, CLASSES), bare, epsilon=0.05, request_ids=ids)
+            connected.evaluate(nn.Linear(WIDTH, CLASSES), plan, request_ids=ids)
         # A run takes the request of its own mechanism, and no other's.
         curator = connected.curator
         uploaded = curator.upload_extractor(*_graph(nn.Linear(WIDTH, CLASSES)))

@@ -21,8 +21,7 @@ from shared.kernels.clipping import clip_records
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from shared.privacy import calibration
-from shared.protocol.digests import run_digest, step_digest
-from shared.protocol.messages import RunParameters
+from shared.protocol.messages import RunParameters, run_digest, step_digest
 from shared.protocol.receipts import decode_receipt
 from shared.steps.admission import run_event
 

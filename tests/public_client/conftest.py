@@ -33,8 +33,7 @@ from shared.mechanisms.critic.mechanism import CriticReply
 from shared.mechanisms.gradient.mechanism import GradientReply
 from shared.mechanisms.interface import ModelFacts
 from shared.mechanisms.sliced import SlicedReply
-from shared.protocol.digests import run_digest, step_digest
-from shared.protocol.messages import RunParameters, StepRelease
+from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
 from shared.protocol.receipts import encode_receipt
 from shared.protocol.status import to_status
 from shared.protocol.v1 import curator_pb2 as pb

@@ -181,7 +181,7 @@ class Site:
             time.sleep(self.delay)
 
     def pad(self, quantum_s):
-        self.server._service._parts.pacer._quantum_s = quantum_s
+        self.server._service.pacer._quantum_s = quantum_s
 
     def seconds(self):
         pending = self.client.prepare_step(self.run, GradientRequest(self.source))

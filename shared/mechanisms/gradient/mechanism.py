@@ -6,7 +6,6 @@ through map, clip and extractor by itself, is clipped to C, summed and noised (d
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -23,7 +22,7 @@ from shared.mechanisms.sliced import Sliced, SlicedDeclaration, SlicedReply, map
 from shared.privacy.events import Part
 from shared.protocol import limits as protocol
 from shared.protocol.checks import Violation, between
-from shared.protocol.payloads import MessagePayload, Wire, float_bytes
+from shared.protocol.payloads import MessagePayload, Wire
 from shared.protocol.v1 import curator_pb2 as pb
 
 SLICED: Mapping[str, Sliced] = {mechanism.name: mechanism for mechanism in (ROWS, QUANTILES)}
@@ -151,8 +150,3 @@ class Gradient(Mechanism[GradientDeclaration, GradientRequest, GradientReply]):
 
 
 GRADIENT = Gradient()
-
-
-def source_digest(features: FloatArray) -> str:
-    """The name under which public source features (m, d) are uploaded: SHA-256 of their float32 bytes."""
-    return hashlib.sha256(float_bytes(features)).hexdigest()

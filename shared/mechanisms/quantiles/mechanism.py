@@ -25,13 +25,8 @@ class Quantiles(Sliced):
 
     def part(self, declared: SlicedDeclaration, facts: Facts) -> QuantileCoefficients:
         """See `Sliced`."""
-        return QuantileCoefficients(
-            feature_dimension=facts.model.feature_dimension,
-            directions=declared.directions,
-            coefficients=declared.coefficients,
-            sigma=declared.sigma,
-            grid_step=grid_step(declared.sigma),
-        )
+        d, k, sigma = facts.model.feature_dimension, declared.directions, declared.sigma
+        return QuantileCoefficients(d, k, declared.coefficients, sigma, grid_step(sigma))
 
     def released(self, features: Tensor, U: Tensor, declared: SlicedDeclaration, noise: NoiseSource) -> GridArray:
         """See `Sliced`."""

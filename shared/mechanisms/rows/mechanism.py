@@ -26,12 +26,8 @@ class Rows(Sliced):
 
     def part(self, declared: SlicedDeclaration, facts: Facts) -> RowProjections:
         """See `Sliced`."""
-        return RowProjections(
-            feature_dimension=facts.model.feature_dimension,
-            directions=declared.directions,
-            sigma=declared.sigma,
-            grid_step=grid_step(declared.sigma),
-        )
+        d, k, sigma = facts.model.feature_dimension, declared.directions, declared.sigma
+        return RowProjections(d, k, sigma, grid_step(sigma))
 
     def released(self, features: Tensor, U: Tensor, declared: SlicedDeclaration, noise: NoiseSource) -> GridArray:
         """See `Sliced`."""

@@ -12,10 +12,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from in_memory import memory_directory
 
-from private_curator.ledger.database import Place
+from private_curator.ledger.database import LedgerLocation
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import Run, StepGranted, StoredReply
+from private_curator.ledger.statements import Request, Run, StepGranted, StoredReply
 
 # Helper modules of these tests; under importlib mode a test directory is no package.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def new_schema(postgres) -> Place:
+def new_schema(postgres) -> LedgerLocation:
     """A schema of PostgreSQL in which nothing stands yet."""
     from private_curator.ledger.postgres_schema import PostgresSchema
 
@@ -46,10 +46,10 @@ def new_schema(postgres) -> Place:
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, path: Path) -> Place:
+def location(request: pytest.FixtureRequest, path: Path) -> LedgerLocation:
     """Where `ledger` stands: the file at `path`; for tests that are parametrised so, a schema of PostgreSQL.
 
-    A module whose tests run on both says ``@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)``.
+    Tests of both say ``@pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)``.
     """
     if getattr(request, "param", "sqlite") == "sqlite":
         return SqliteFile(path)
@@ -68,12 +68,12 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def reopen(place: Place, key: Ed25519PrivateKey) -> Iterator[Callable[..., Ledger]]:
-    """Opens the ledger at `place`; what is still open at the end is closed."""
+def reopen(location: LedgerLocation, key: Ed25519PrivateKey) -> Iterator[Callable[..., Ledger]]:
+    """Opens the ledger at `location`; what is still open at the end is closed."""
     opened: list[Ledger] = []
 
     def open_ledger(**options: object) -> Ledger:
-        ledger = Ledger.open(place, key=key, accounting=ToyAccounting(), **options)
+        ledger = Ledger.open(location, key=key, accounting=ToyAccounting(), **options)
         opened.append(ledger)
         return ledger
 
@@ -83,9 +83,9 @@ def reopen(place: Place, key: Ed25519PrivateKey) -> Iterator[Callable[..., Ledge
 
 
 @pytest.fixture
-def ledger(place: Place, key: Ed25519PrivateKey) -> Iterator[Ledger]:
+def ledger(location: LedgerLocation, key: Ed25519PrivateKey) -> Iterator[Ledger]:
     """A data set of 100 records with epsilon 1 and the client "alice" without a share."""
-    with Ledger.create(place, key=key, records=100, budget=ToyBudget(1.0), accounting=ToyAccounting()) as ledger:
+    with Ledger.create(location, key=key, records=100, budget=ToyBudget(1.0), accounting=ToyAccounting()) as ledger:
         ledger.add_client("alice", FINGERPRINT)
         yield ledger
 
@@ -96,7 +96,9 @@ def open_run() -> Callable[..., Run]:
         ledger: Ledger, *, client: str = "alice", request_id: str = "open", digest: str = DIGEST, **event: int
     ) -> Run:
         return ledger.open_run(
-            client=client, request_id=request_id, digest=digest, event=toy_run(**event), parameters=b"parameters"
+            Request(client=client, request_id=request_id, digest=digest),
+            event=toy_run(**event),
+            parameters=b"parameters",
         )
 
     return open_run
@@ -107,7 +109,7 @@ def answer() -> Callable[..., StoredReply]:
     """One whole step."""
 
     def answer(ledger: Ledger, run: Run, request_id: str, reply: bytes = b"noise") -> StoredReply:
-        grant = ledger.begin_step(client=run.client, run_id=run.run_id, request_id=request_id, digest=DIGEST)
+        grant = ledger.begin_step(Request(client=run.client, request_id=request_id, digest=DIGEST), run_id=run.run_id)
         assert isinstance(grant, StepGranted)
         return ledger.finish_step(grant, reply=reply, audit={"duration_s": 0.25})
 

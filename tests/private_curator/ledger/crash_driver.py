@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from toy_accounting import ToyAccounting, toy_run
 
-from private_curator.ledger.database import Place
+from private_curator.ledger.database import LedgerLocation
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import StepGranted, StoredReply
+from private_curator.ledger.statements import Request, StepGranted, StoredReply
 from shared.errors import RequestInProgress
 from shared.ledger.receipts import sha256
 
@@ -41,7 +41,7 @@ DIGEST = "d" * 64
 STEPS = 4  # of each run
 
 
-def place_of(text: str) -> Place:
+def place_of(text: str) -> LedgerLocation:
     url, _, schema = text.partition("#")
     return PostgresSchema(url, schema=schema) if schema else SqliteFile(Path(url))
 
@@ -49,8 +49,8 @@ def place_of(text: str) -> Place:
 class Life:
     """One life of the curator, and the client that talks to it."""
 
-    def __init__(self, place: Place, log_path: str, order: dict[str, object]) -> None:
-        self.place = place
+    def __init__(self, location: LedgerLocation, log_path: str, order: dict[str, object]) -> None:
+        self.location = location
         self.log_file = os.open(log_path, os.O_WRONLY | os.O_APPEND)
         self.log_path = Path(log_path)
         self.point, self.countdown = order.get("point"), int(order.get("occurrence", 1))
@@ -69,14 +69,16 @@ class Life:
         seen = [line.split() for line in self.log_path.read_text().splitlines()]
         opened = {words[2] for words in seen if words[0] == "opened"}
         received = {words[2] for words in seen if words[0] == "received"}
-        with Ledger.open(self.place, key=KEY, accounting=ToyAccounting(), checkpoint=self.checkpoint) as ledger:
+        with Ledger.open(self.location, key=KEY, accounting=ToyAccounting(), checkpoint=self.checkpoint) as ledger:
             for number in range(self.goal):
                 request = f"run-{number}"
                 steps = [f"{request}-step-{step}" for step in range(STEPS)]
                 if request in opened and received.issuperset(steps):
                     continue
                 run = ledger.open_run(
-                    client="alice", request_id=request, digest=DIGEST, event=toy_run(steps=STEPS), parameters=b"p"
+                    Request(client="alice", request_id=request, digest=DIGEST),
+                    event=toy_run(steps=STEPS),
+                    parameters=b"p",
                 )
                 self.log("opened", run.run_id, request)
                 for step in steps:
@@ -98,7 +100,7 @@ class Life:
         deadline = time.monotonic() + 30
         while True:
             try:
-                return ledger.begin_step(client="alice", run_id=run_id, request_id=request, digest=DIGEST)
+                return ledger.begin_step(Request(client="alice", request_id=request, digest=DIGEST), run_id=run_id)
             except RequestInProgress:
                 if time.monotonic() > deadline:
                     raise
@@ -106,13 +108,13 @@ class Life:
 
 
 def main() -> None:
-    place, log_path = place_of(sys.argv[1]), sys.argv[2]
+    location, log_path = place_of(sys.argv[1]), sys.argv[2]
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()
         if pid == 0:
             try:
-                Life(place, log_path, order).live()
+                Life(location, log_path, order).live()
             except BaseException as error:
                 sys.stderr.write(f"{error!r}\n")
                 os._exit(1)

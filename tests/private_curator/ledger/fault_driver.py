@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from toy_accounting import ToyAccounting, ToyBudget, toy_run
 
 from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import StepGranted, StoredReply
+from private_curator.ledger.statements import Request, StepGranted, StoredReply
 from shared.errors import LedgerUnavailable
 
 DIGEST = "d" * 64
@@ -83,10 +83,12 @@ def main() -> None:
     budget = ToyBudget(10.0)
     ledger = Ledger.create(path, key=key, records=100, budget=budget, accounting=ToyAccounting())
     ledger.add_client("alice", "f" * 64)
-    run = ledger.open_run(client="alice", request_id="run", digest=DIGEST, event=toy_run(steps=500), parameters=b"")
+    run = ledger.open_run(
+        Request(client="alice", request_id="run", digest=DIGEST), event=toy_run(steps=500), parameters=b""
+    )
 
     def begin(request):
-        return ledger.begin_step(client="alice", run_id=run.run_id, request_id=request, digest=DIGEST)
+        return ledger.begin_step(Request(client="alice", request_id=request, digest=DIGEST), run_id=run.run_id)
 
     def step(request):
         grant = begin(request)
@@ -95,7 +97,7 @@ def main() -> None:
 
     def charge():
         return ledger.open_run(
-            client="alice", request_id="late", digest=DIGEST, event=toy_run(), parameters=bytes(400_000)
+            Request(client="alice", request_id="late", digest=DIGEST), event=toy_run(), parameters=bytes(400_000)
         )
 
     answered = {"first": step("first")}

@@ -28,7 +28,7 @@ from toy_accounting import ToyAccounting, toy_run
 
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres_schema import PostgresSchema
-from private_curator.ledger.statements import StepGranted
+from private_curator.ledger.statements import Request, StepGranted
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 DIGEST = "d" * 64
@@ -46,14 +46,14 @@ class Replica:
         if self.ledger is not None:
             self.ledger.close()
         self.grants.clear()
-        place = PostgresSchema(url, schema=schema)
-        self.ledger = Ledger.open(place, key=KEY, accounting=ToyAccounting(), lock_timeout_s=60)
+        location = PostgresSchema(url, schema=schema)
+        self.ledger = Ledger.open(location, key=KEY, accounting=ToyAccounting(), lock_timeout_s=60)
         self.ledger.serve()
         return {"outcome": "serving"}
 
     def take(self, request: str, run: str) -> tuple[str, bytes]:
         """A whole step."""
-        begun = self.ledger.begin_step(client="alice", run_id=run, request_id=request, digest=DIGEST)
+        begun = self.ledger.begin_step(Request(client="alice", request_id=request, digest=DIGEST), run_id=run)
         if not isinstance(begun, StepGranted):
             return "stored", begun.reply
         return "computed", self.ledger.finish_step(begun, reply=os.urandom(500), audit={"replica": self.name}).reply
@@ -82,7 +82,7 @@ class Replica:
             barrier.wait()
             try:
                 self.ledger.open_run(
-                    client=client, request_id="run", digest=DIGEST, event=toy_run(steps=steps), parameters=b""
+                    Request(client=client, request_id="run", digest=DIGEST), event=toy_run(steps=steps), parameters=b""
                 )
                 outcomes[number] = "charged"
             except Exception as error:
@@ -93,11 +93,11 @@ class Replica:
 
     def begin(self, request: str, run: str) -> dict[str, object]:
         try:
-            begun = self.ledger.begin_step(client="alice", run_id=run, request_id=request, digest=DIGEST)
+            begun = self.ledger.begin_step(Request(client="alice", request_id=request, digest=DIGEST), run_id=run)
         except Exception as error:
             return {"outcome": type(error).__name__}
         if not isinstance(begun, StepGranted):
-            return {"outcome": "stored", "reply": begun.reply.hex(), "receipt": begun.receipt.statement.hex()}
+            return {"outcome": "stored", "reply": begun.reply.hex(), "receipt": begun.receipt.entry.statement.hex()}
         self.grants[request] = begun
         return {"outcome": "granted", "attempt": begun.attempt, "step": begun.step_number}
 
@@ -106,7 +106,7 @@ class Replica:
             stored = self.ledger.finish_step(self.grants.pop(request), reply=self.name.encode(), audit={})
         except Exception as error:
             return {"outcome": type(error).__name__}
-        return {"outcome": "stored", "reply": stored.reply.hex(), "receipt": stored.receipt.statement.hex()}
+        return {"outcome": "stored", "reply": stored.reply.hex(), "receipt": stored.receipt.entry.statement.hex()}
 
     def cut(self) -> dict[str, object]:
         # Reaches below the ledger: what is tested is a network that breaks without telling either side's program.

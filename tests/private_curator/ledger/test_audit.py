@@ -21,7 +21,7 @@ from shared.ledger.chain_checks import Tampering, read_export, verify_receipts
 from shared.ledger.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
 
 DIGEST = "d" * 64
-both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+both = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def used(ledger, open_run, answer):
 
 
 @pytest.fixture
-def check(place, ledger):
+def check(location, ledger):
     def check(receipts=()):
-        return verify_file(place, public_key=ledger.public_key, accounting=ToyAccounting(), receipts=receipts)
+        return verify_file(location, public_key=ledger.public_key, accounting=ToyAccounting(), receipts=receipts)
 
     return check
 
@@ -77,14 +77,14 @@ def for_server(statement):
 
 
 @pytest.fixture
-def tamper(request, place):
+def tamper(request, location):
     """Changes the tables behind the ledger's back."""
 
     def tamper(*statements, keep_triggers=True):
-        if isinstance(place, SqliteFile):
-            session = in_file(place.path, keep_triggers=keep_triggers)
+        if isinstance(location, SqliteFile):
+            session = in_file(location.path, keep_triggers=keep_triggers)
         else:
-            session = in_server(request.getfixturevalue("postgres"), place.schema, keep_triggers=keep_triggers)
+            session = in_server(request.getfixturevalue("postgres"), location.schema, keep_triggers=keep_triggers)
             statements = [each for each in statements if each != "PRAGMA foreign_keys = OFF"]
             statements = [for_server(each) if isinstance(each, str) else each for each in statements]
         with session as connection:
@@ -98,8 +98,8 @@ def found(report):
     return {finding.tampering for finding in report.findings}
 
 
-def seqs(place, kind):
-    with place.reading() as connection:
+def seqs(location, kind):
+    with location.reading() as connection:
         return [seq for (seq,) in connection.execute("SELECT seq FROM entries WHERE kind = ? ORDER BY seq", (kind,))]
 
 
@@ -131,8 +131,8 @@ def test_sqlite_itself_refuses_changes_of_entries(used, path, statement):
 class TestStranger:
     """Has the file, not the key."""
 
-    def test_edit(self, used, check, tamper, place, reopen):
-        seq = seqs(place, "run-opened")[1]
+    def test_edit(self, used, check, tamper, location, reopen):
+        seq = seqs(location, "run-opened")[1]
         tamper(f"UPDATE entries SET statement = CAST(replace(statement, '20000', '20001') AS BLOB) WHERE seq = {seq}")
         report = check()
         assert Tampering.EDITED in found(report)
@@ -144,22 +144,22 @@ class TestStranger:
         tamper("UPDATE entries SET statement = x'00ff' WHERE seq = 3")
         assert Tampering.UNREADABLE in found(check())
 
-    def test_edited_label(self, used, check, tamper, place, reopen):
-        seq = seqs(place, "run-opened")[1]
+    def test_edited_label(self, used, check, tamper, location, reopen):
+        seq = seqs(location, "run-opened")[1]
         tamper(f"UPDATE entries SET kind = 'step-consumed' WHERE seq = {seq}")
         assert Tampering.EDITED in found(check())
         with pytest.raises(LedgerCorrupt):
             reopen()
 
     @pytest.mark.parametrize("kind", ["step-answered", "step-consumed", "run-opened", "data-set-opened"])
-    def test_deletion(self, used, check, tamper, place, reopen, kind):
-        tamper("PRAGMA foreign_keys = OFF", f"DELETE FROM entries WHERE seq = {seqs(place, kind)[0]}")
+    def test_deletion(self, used, check, tamper, location, reopen, kind):
+        tamper("PRAGMA foreign_keys = OFF", f"DELETE FROM entries WHERE seq = {seqs(location, kind)[0]}")
         assert Tampering.MISSING in found(check())
         with pytest.raises(LedgerCorrupt):
             reopen()
 
-    def test_reordering(self, used, check, tamper, place):
-        one, two = seqs(place, "step-answered")[:2]
+    def test_reordering(self, used, check, tamper, location):
+        one, two = seqs(location, "step-answered")[:2]
         tamper(
             "PRAGMA foreign_keys = OFF",
             f"UPDATE entries SET seq = 9999 WHERE seq = {one}",
@@ -168,9 +168,9 @@ class TestStranger:
         )
         assert found(check()) & {Tampering.REORDERED, Tampering.MISSING}
 
-    def test_truncation_needs_receipts(self, used, check, tamper, place):
+    def test_truncation_needs_receipts(self, used, check, tamper, location):
         """The chain cannot show that its own end is gone; the tables and the receipts do."""
-        last = seqs(place, "step-answered")[-1]
+        last = seqs(location, "step-answered")[-1]
         where = f"WHERE seq >= {last - 1}"
         tamper(f"DELETE FROM replies {where}", f"DELETE FROM requests {where}", f"DELETE FROM entries {where}",
                "UPDATE runs SET steps_used = 1 WHERE steps = 20")  # fmt: skip
@@ -211,11 +211,11 @@ class TestOperator:
     """Has the key, and can sign whatever it likes."""
 
     @pytest.fixture
-    def rewrite(self, place, key, tamper):
+    def rewrite(self, location, key, tamper):
         """Signs the whole chain anew after a change of its entries."""
 
         def rewrite(change):
-            with place.reading() as connection:
+            with location.reading() as connection:
                 rows = connection.execute("SELECT statement FROM entries ORDER BY seq").fetchall()
             values = change([json.loads(statement) for (statement,) in rows])
             previous, statements = GENESIS, []
@@ -298,8 +298,8 @@ class TestOperator:
         rewrite(lambda values: [*values, values[-1]])
         assert Tampering.UNLAWFUL in found(check())
 
-    def test_another_key(self, used, place):
-        report = verify_file(place, public_key=b"\x01" * 32, accounting=ToyAccounting())
+    def test_another_key(self, used, location):
+        report = verify_file(location, public_key=b"\x01" * 32, accounting=ToyAccounting())
         assert {Tampering.EDITED, Tampering.FORGED} <= found(report)
 
 
@@ -367,11 +367,11 @@ def test_layout_is_what_the_schema_says(ledger, path):
 
 
 @both
-def test_a_ledger_cannot_be_opened_with_an_unlawful_entry(ledger, key, place):
+def test_a_ledger_cannot_be_opened_with_an_unlawful_entry(ledger, key, location):
     """Charges beyond the budget do not stand in the books even when they are signed."""
     with ledger._transaction("test") as transaction:
         transaction.append(Kind.UNFROZEN, {"reason": "x"})
         transaction.append(Kind.CLIENT_REVOKED, {"client": "nobody", "reason": "x"})
     ledger.close()
     with pytest.raises(LedgerCorrupt, match="cannot stand"):
-        Ledger.open(place, key=key, accounting=ToyAccounting())
+        Ledger.open(location, key=key, accounting=ToyAccounting())

@@ -14,11 +14,12 @@ from private_curator.ledger.audit import verify_file
 from private_curator.ledger.backup import restore
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.statements import Request
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable, RestoreRefused
 from shared.ledger.chain_checks import Tampering
 
 DIGEST = "d" * 64
-both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+both = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 ACCEPTANCE = "The disk of 3 May is lost; the ethics board has accepted this, minutes of 5 May."
 
 
@@ -28,31 +29,31 @@ def copy(tmp_path):
 
 
 @pytest.fixture
-def replaced(request, place, path):
+def replaced(request, location, path):
     """Where the ledger that a restore replaced stands."""
-    if isinstance(place, SqliteFile):
+    if isinstance(location, SqliteFile):
         return SqliteFile(path.with_name("ledger.sqlite.replaced-1"))
-    return dataclasses.replace(place, schema=f"{place.schema}_replaced_1")
+    return dataclasses.replace(location, schema=f"{location.schema}_replaced_1")
 
 
 @pytest.fixture
-def destroy(request, place):
+def destroy(request, location):
     """Takes the ledger away, as a lost disk would."""
 
     def destroy():
-        if isinstance(place, SqliteFile):
-            place.path.unlink()
+        if isinstance(location, SqliteFile):
+            location.path.unlink()
             return
         with request.getfixturevalue("postgres").administer() as administrator:
-            administrator.execute(f"DROP SCHEMA {place.schema} CASCADE")
+            administrator.execute(f"DROP SCHEMA {location.schema} CASCADE")
 
     return destroy
 
 
 @pytest.fixture
-def bring_back(copy, place, key):
+def bring_back(copy, location, key):
     def bring_back(**options):
-        return restore(copy, place, key=key, accounting=ToyAccounting(), **options)
+        return restore(copy, location, key=key, accounting=ToyAccounting(), **options)
 
     return bring_back
 
@@ -69,7 +70,7 @@ def test_backup_is_the_ledger_as_it_was(ledger, copy, open_run, answer, key):
     open_run(ledger, request_id="later")
     with Ledger.open(copy, key=key, accounting=ToyAccounting()) as opened:
         assert opened.status().runs == 1
-        assert opened.begin_step(client="alice", run_id=run.run_id, request_id="step", digest=DIGEST) == stored
+        assert opened.begin_step(Request(client="alice", request_id="step", digest=DIGEST), run_id=run.run_id) == stored
 
 
 def test_backup_never_replaces_a_file(ledger, copy):
@@ -180,11 +181,13 @@ class TestRestore:
         with pytest.raises(LedgerCorrupt, match="does not verify"):
             bring_back(accept_loss=ACCEPTANCE)
 
-    def test_another_ledgers_backup_is_refused(self, ledger, copy, place):
+    def test_another_ledgers_backup_is_refused(self, ledger, copy, location):
         ledger.backup(copy)
         ledger.close()
         with pytest.raises(LedgerCorrupt):
-            restore(copy, place, key=Ed25519PrivateKey.generate(), accounting=ToyAccounting(), accept_loss=ACCEPTANCE)
+            restore(
+                copy, location, key=Ed25519PrivateKey.generate(), accounting=ToyAccounting(), accept_loss=ACCEPTANCE
+            )
 
     def test_not_below_a_running_curator(self, ledger, copy, bring_back, open_run):
         ledger.backup(copy)

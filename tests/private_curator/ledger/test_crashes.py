@@ -13,9 +13,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger.database import Place
+from private_curator.ledger.database import LedgerLocation
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
+from private_curator.ledger.statements import Request
 from shared.ledger.receipts import sha256
 
 STEPS = 4
@@ -42,13 +43,15 @@ POINTS = [
 class World:
     """The driver, the log of what was seen outside, and the ledger after a death."""
 
-    def __init__(self, place: Place, directory: Path, key: Ed25519PrivateKey) -> None:
-        self.place, self.log_path, self.key = place, directory / "log", key
-        with Ledger.create(place, key=key, records=100, budget=ToyBudget(10.0), accounting=ToyAccounting()) as ledger:
+    def __init__(self, location: LedgerLocation, directory: Path, key: Ed25519PrivateKey) -> None:
+        self.location, self.log_path, self.key = location, directory / "log", key
+        with Ledger.create(
+            location, key=key, records=100, budget=ToyBudget(10.0), accounting=ToyAccounting()
+        ) as ledger:
             ledger.add_client("alice", "f" * 64)
         self.log_path.touch()
         driver = Path(__file__).with_name("crash_driver.py")
-        where = str(place) if isinstance(place, SqliteFile) else f"{place.url}#{place.schema}"
+        where = str(location) if isinstance(location, SqliteFile) else f"{location.url}#{location.schema}"
         self.process = subprocess.Popen(
             [sys.executable, driver, where, self.log_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -65,7 +68,7 @@ class World:
 
     def check(self) -> None:
         """What must hold after every death."""
-        with Ledger.open(self.place, key=self.key, accounting=ToyAccounting()) as ledger:
+        with Ledger.open(self.location, key=self.key, accounting=ToyAccounting()) as ledger:
             while True:  # PostgreSQL may still commit for a process that was killed in its COMMIT
                 entries, status = list(ledger.history()), ledger.status()
                 if status.entries == len(entries):
@@ -93,18 +96,18 @@ class World:
         assert self.live(runs=runs) == 0
         self.check()
         assert len(self.seen("received")) == runs * STEPS  # one release each, none twice
-        with Ledger.open(self.place, key=self.key, accounting=ToyAccounting()) as ledger:
+        with Ledger.open(self.location, key=self.key, accounting=ToyAccounting()) as ledger:
             report = ledger.verify()
             assert report.ok, report.findings
             assert (ledger.status().runs, ledger.status().steps_used) == (runs, runs * STEPS)
             for run_id, request, digest in self.seen("received"):
-                stored = ledger.begin_step(client="alice", run_id=run_id, request_id=request, digest="d" * 64)
+                stored = ledger.begin_step(Request(client="alice", request_id=request, digest="d" * 64), run_id=run_id)
                 assert sha256(stored.reply) == digest
 
 
 @pytest.fixture
-def world(request, place, memory, key):
-    in_memory = SqliteFile(memory / "ledger.sqlite") if isinstance(place, SqliteFile) else place
+def world(request, location, memory, key):
+    in_memory = SqliteFile(memory / "ledger.sqlite") if isinstance(location, SqliteFile) else location
     world = World(in_memory, memory, key)
     yield world
     world.process.stdin.close()
@@ -112,7 +115,7 @@ def world(request, place, memory, key):
     world.process.stdout.close()
 
 
-@pytest.mark.parametrize(("place", "rounds"), [("sqlite", 7), ("postgres", 2)], indirect=["place"])
+@pytest.mark.parametrize(("location", "rounds"), [("sqlite", 7), ("postgres", 2)], indirect=["location"])
 def test_killed_at_every_point(world, rounds):
     generator = random.Random(1)
     kills = dict.fromkeys(POINTS, 0)
@@ -137,7 +140,7 @@ def test_killed_at_every_point(world, rounds):
     world.finish(runs)
 
 
-@pytest.mark.parametrize(("place", "lives"), [("sqlite", 60), ("postgres", 25)], indirect=["place"])
+@pytest.mark.parametrize(("location", "lives"), [("sqlite", 60), ("postgres", 25)], indirect=["location"])
 def test_killed_at_random_moments(world, lives):
     generator = random.Random(2)
     killed, runs, reach_s = 0, 0, 0.08

@@ -8,7 +8,7 @@ from pathlib import Path
 from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger.backup import restore
-from private_curator.ledger.statements import Kind
+from private_curator.ledger.statements import Kind, Request
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "ledger.md"
 
@@ -20,7 +20,7 @@ def test_every_kind_has_the_documented_fields(ledger, open_run, answer, path, ke
     assert set(documented) == {kind.value for kind in Kind}
 
     run = open_run(ledger, steps=2)
-    ledger.abandon_step(ledger.begin_step(client="alice", run_id=run.run_id, request_id="1", digest="d" * 64))
+    ledger.abandon_step(ledger.begin_step(Request(client="alice", request_id="1", digest="d" * 64), run_id=run.run_id))
     answer(ledger, run, "1")
     ledger.prune_replies(run.run_id, reason="x")
     ledger.add_client("bob", "b" * 64, ToyBudget(0.5))
@@ -47,5 +47,5 @@ def test_the_named_tests_exist():
     names = set(re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", DOCUMENT.read_text()))
     assert len(names) >= 8
     for name in names:
-        place = DOCUMENT.parents[2] / name if "/" in name else Path(__file__).with_name(name)
-        assert place.is_file(), name
+        location = DOCUMENT.parents[2] / name if "/" in name else Path(__file__).with_name(name)
+        assert location.is_file(), name

@@ -19,7 +19,7 @@ from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite import translate
-from private_curator.ledger.statements import StepGranted
+from private_curator.ledger.statements import Request, StepGranted
 from shared.errors import LedgerCorrupt, LedgerUnavailable
 
 DRIVER = Path(__file__).with_name("fault_driver.py")
@@ -64,8 +64,8 @@ class TestLocked:
             with pytest.raises(LedgerUnavailable, match="nothing was spent"):
                 open_run(patient, request_id="2")
             with pytest.raises(LedgerUnavailable):
-                patient.begin_step(client="alice", run_id=run.run_id, request_id="new", digest=DIGEST)
-            again = patient.begin_step(client="alice", run_id=run.run_id, request_id="answered", digest=DIGEST)
+                patient.begin_step(Request(client="alice", request_id="new", digest=DIGEST), run_id=run.run_id)
+            again = patient.begin_step(Request(client="alice", request_id="answered", digest=DIGEST), run_id=run.run_id)
             assert again == stored
             other.execute("ROLLBACK")
         assert patient.status().runs == 1
@@ -109,7 +109,9 @@ class TestClock:
             run = open_run(ledger)
             for number in range(6):
                 stored = answer(ledger, run, f"step-{number}")
-                again = ledger.begin_step(client="alice", run_id=run.run_id, request_id=f"step-{number}", digest=DIGEST)
+                again = ledger.begin_step(
+                    Request(client="alice", request_id=f"step-{number}", digest=DIGEST), run_id=run.run_id
+                )
                 assert again == stored
             assert ledger.verify().ok
             times = [entry.time for entry in ledger.history()]
@@ -236,12 +238,12 @@ def test_a_locked_file_while_a_step_is_answered(ledger, open_run, reopen, path):
     run = open_run(ledger)
     ledger.close()
     ledger = reopen(lock_timeout_s=0.1)
-    grant = ledger.begin_step(client="alice", run_id=run.run_id, request_id="step", digest=DIGEST)
+    grant = ledger.begin_step(Request(client="alice", request_id="step", digest=DIGEST), run_id=run.run_id)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LedgerUnavailable):
             ledger.finish_step(grant, reply=b"noise", audit={})
-    again = ledger.begin_step(client="alice", run_id=run.run_id, request_id="step", digest=DIGEST)
+    again = ledger.begin_step(Request(client="alice", request_id="step", digest=DIGEST), run_id=run.run_id)
     assert isinstance(again, StepGranted)
     assert again.attempt == 1
     ledger.finish_step(again, reply=b"noise", audit={})

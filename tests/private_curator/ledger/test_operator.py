@@ -6,12 +6,12 @@ import pytest
 from toy_accounting import Relation, ToyBudget
 
 from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import DataSetState, Kind
+from private_curator.ledger.statements import DataSetState, Kind, Request
 from shared.errors import BudgetExhausted, GrantNotHeld, InvalidValue, LedgerUnavailable, RunFinished
 
 DIGEST = "d" * 64
 
-both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+both = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 
 
 def last(ledger):
@@ -19,14 +19,14 @@ def last(ledger):
 
 
 def begin(ledger, run, request_id="step"):
-    return ledger.begin_step(client=run.client, run_id=run.run_id, request_id=request_id, digest=DIGEST)
+    return ledger.begin_step(Request(client=run.client, request_id=request_id, digest=DIGEST), run_id=run.run_id)
 
 
 class TestCreate:
     @both
-    def test_never_replaces_a_ledger(self, ledger, place, key):
+    def test_never_replaces_a_ledger(self, ledger, location, key):
         with pytest.raises(LedgerUnavailable, match="exists already"):
-            Ledger.create(place, key=key, records=100, budget=ToyBudget(9.0), accounting=ledger.accounting)
+            Ledger.create(location, key=key, records=100, budget=ToyBudget(9.0), accounting=ledger.accounting)
         assert ledger.status().data_set.epsilon == 1.0
 
     def test_leaves_one_private_file(self, path, key, ledger):
@@ -45,9 +45,9 @@ class TestCreate:
             Ledger.create(path.parent / "no" / "x", key=key, records=1, budget=ToyBudget(1.0))
 
     @both
-    def test_opening_what_is_not_there(self, place, key):
+    def test_opening_what_is_not_there(self, location, key):
         with pytest.raises(LedgerUnavailable, match="init"):
-            Ledger.open(place, key=key)
+            Ledger.open(location, key=key)
 
 
 @both
@@ -174,7 +174,7 @@ class TestStates:
         assert (caught.value.scope, caught.value.remaining) == ("frozen data set", 0.0)
         assert begin(ledger, run, "answered") == stored  # released before
         ledger.unfreeze(reason="resolved")
-        assert begin(ledger, run, "begun").resumed
+        assert begin(ledger, run, "begun").attempt > 1
         open_run(ledger, request_id="2")
 
     def test_a_release_that_was_begun_before_the_freeze_is_stored(self, ledger, open_run):

@@ -19,14 +19,14 @@ from toy_accounting import ToyAccounting, ToyBudget
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres import translate
 from private_curator.ledger.postgres_schema import PostgresSchema
-from private_curator.ledger.statements import StoredReply
+from private_curator.ledger.statements import Request, StoredReply
 from shared.errors import LedgerCorrupt, LedgerUnavailable, SettingsError
 
 DIGEST = "d" * 64
 
 
 @pytest.fixture
-def place(new_schema):
+def location(new_schema):
     return new_schema
 
 
@@ -39,7 +39,7 @@ def mortal(postgres):
 
 
 @pytest.fixture
-def watched(place, key, ledger):
+def watched(location, key, ledger):
     """A curator that something happens to: ``happen[point]`` is called when it reaches that point, once."""
     happen = {}
 
@@ -47,12 +47,12 @@ def watched(place, key, ledger):
         if point in happen:
             happen.pop(point)()
 
-    with Ledger.open(place, key=key, accounting=ToyAccounting(), checkpoint=checkpoint, lock_timeout_s=5) as curator:
+    with Ledger.open(location, key=key, accounting=ToyAccounting(), checkpoint=checkpoint, lock_timeout_s=5) as curator:
         yield curator, happen
 
 
 def begin(ledger, run, request_id="step"):
-    return ledger.begin_step(client="alice", run_id=run.run_id, request_id=request_id, digest=DIGEST)
+    return ledger.begin_step(Request(client="alice", request_id=request_id, digest=DIGEST), run_id=run.run_id)
 
 
 def cut_all(postgres):
@@ -62,20 +62,20 @@ def cut_all(postgres):
 
 
 @contextlib.contextmanager
-def locked(postgres, place):
+def locked(postgres, location):
     """Somebody else is in the middle of a transaction on the ledger."""
     with postgres.administer() as other:
         other.execute("BEGIN")
-        other.execute(f"SELECT version FROM {place.schema}.ledger FOR UPDATE")
+        other.execute(f"SELECT version FROM {location.schema}.ledger FOR UPDATE")
         yield other
 
 
 class TestReaching:
-    def test_with_a_password_from_a_file_over_tls(self, postgres, place, ledger, key, tmp_path):
+    def test_with_a_password_from_a_file_over_tls(self, postgres, location, ledger, key, tmp_path):
         secret = tmp_path / "password"
         secret.write_text(f"{postgres.password}\n")
         url = postgres.url(tcp=True, sslmode="verify-full", sslrootcert=postgres.root_certificate)
-        safe = PostgresSchema(url, schema=place.schema, password_file=secret)
+        safe = PostgresSchema(url, schema=location.schema, password_file=secret)
         with Ledger.open(safe, key=key, accounting=ToyAccounting()) as there:
             assert there.status() == ledger.status()
             assert (
@@ -83,7 +83,7 @@ class TestReaching:
             )
         assert postgres.password not in f"{safe} {safe!r}"
 
-    def test_with_a_password_from_pgpassfile(self, postgres, place, ledger, key, tmp_path):
+    def test_with_a_password_from_pgpassfile(self, postgres, location, ledger, key, tmp_path):
         secret = tmp_path / "pgpass"
         secret.write_text(f"127.0.0.1:*:*:*:{postgres.password}\n")
         secret.chmod(0o600)
@@ -93,7 +93,7 @@ sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!
 from toy_accounting import ToyAccounting
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.postgres_schema import PostgresSchema
-place = PostgresSchema({postgres.url(tcp=True, sslmode="require")!r}, schema={place.schema!r})
+place = PostgresSchema({postgres.url(tcp=True, sslmode="require")!r}, schema={location.schema!r})
 assert verify_file(place, public_key=bytes.fromhex({ledger.public_key.hex()!r}), accounting=ToyAccounting()).ok
 """
         run = [sys.executable, "-c", code]
@@ -102,7 +102,7 @@ assert verify_file(place, public_key=bytes.fromhex({ledger.public_key.hex()!r}),
         assert b"LedgerUnavailable" in without.stderr
 
     @pytest.mark.parametrize("fault", ["password", "certificate", "plain text", "database", "server"])
-    def test_what_the_server_or_tls_refuses(self, postgres, place, ledger, key, tmp_path, fault):
+    def test_what_the_server_or_tls_refuses(self, postgres, location, ledger, key, tmp_path, fault):
         secret = tmp_path / "password"
         secret.write_text("wrong" if fault == "password" else postgres.password)
         options = {"sslmode": "verify-full", "sslrootcert": postgres.root_certificate}
@@ -116,7 +116,7 @@ assert verify_file(place, public_key=bytes.fromhex({ledger.public_key.hex()!r}),
         if fault == "server":
             url = url.replace(f":{postgres.port}/", ":1/")
         with pytest.raises(LedgerUnavailable, match="nothing was spent") as caught:
-            Ledger.open(PostgresSchema(url, schema=place.schema, password_file=secret), key=key)
+            Ledger.open(PostgresSchema(url, schema=location.schema, password_file=secret), key=key)
         assert postgres.password not in str(caught.value)
 
     @pytest.mark.parametrize(
@@ -135,14 +135,14 @@ assert verify_file(place, public_key=bytes.fromhex({ledger.public_key.hex()!r}),
             PostgresSchema(**options)
         assert "secret" not in str(caught.value)
 
-    def test_a_missing_password_file(self, postgres, place, tmp_path, key):
+    def test_a_missing_password_file(self, postgres, location, tmp_path, key):
         with pytest.raises(SettingsError, match="cannot be read"):
-            Ledger.open(dataclasses.replace(place, password_file=tmp_path / "no"), key=key)
+            Ledger.open(dataclasses.replace(location, password_file=tmp_path / "no"), key=key)
 
-    def test_made_once_by_whoever_comes_first(self, place, key):
+    def test_made_once_by_whoever_comes_first(self, location, key):
         def make(_):
             try:
-                Ledger.create(place, key=key, records=5, budget=ToyBudget(1.0), accounting=ToyAccounting()).close()
+                Ledger.create(location, key=key, records=5, budget=ToyBudget(1.0), accounting=ToyAccounting()).close()
             except LedgerUnavailable as error:
                 return str(error)
             return "made"
@@ -152,17 +152,19 @@ assert verify_file(place, public_key=bytes.fromhex({ledger.public_key.hex()!r}),
         assert outcomes.count("made") == 1
         assert sum("exists already" in outcome for outcome in outcomes) == 3
 
-    def test_of_a_maker_that_fails_nothing_is_left(self, place, key):
+    def test_of_a_maker_that_fails_nothing_is_left(self, location, key):
         def die(_):
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            Ledger.create(place, key=key, records=5, budget=ToyBudget(1.0), accounting=ToyAccounting(), checkpoint=die)
-        assert not place.exists()
+            Ledger.create(
+                location, key=key, records=5, budget=ToyBudget(1.0), accounting=ToyAccounting(), checkpoint=die
+            )
+        assert not location.exists()
 
 
 class TestServer:
-    def test_must_sync(self, postgres, place, ledger, key):
+    def test_must_sync(self, postgres, location, ledger, key):
         with postgres.administer() as administrator:
             administrator.execute("ALTER SYSTEM SET fsync = off")
             administrator.execute("SELECT pg_reload_conf()")
@@ -171,13 +173,13 @@ class TestServer:
                 while administrator.execute("SHOW fsync").fetchone() != ("off",):
                     assert time.monotonic() < deadline
                 with pytest.raises(LedgerUnavailable, match="fsync off"):
-                    Ledger.open(place, key=key, accounting=ToyAccounting())
+                    Ledger.open(location, key=key, accounting=ToyAccounting())
             finally:
                 administrator.execute("ALTER SYSTEM RESET fsync")
                 administrator.execute("SELECT pg_reload_conf()")
 
     @pytest.mark.parametrize(("given", "used"), [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")])
-    def test_commits_wait_for_the_disk(self, postgres, place, ledger, given, used):
+    def test_commits_wait_for_the_disk(self, postgres, location, ledger, given, used):
         with postgres.administer() as administrator:
             administrator.execute(f"ALTER ROLE curator SET synchronous_commit = {given}")
             try:
@@ -187,9 +189,9 @@ class TestServer:
             finally:
                 administrator.execute("ALTER ROLE curator RESET synchronous_commit")
 
-    def test_a_pooler_in_between_is_noticed(self, postgres, place, ledger, key, tmp_path):
+    def test_a_pooler_in_between_is_noticed(self, postgres, location, ledger, key, tmp_path):
         with _pooler(postgres, tmp_path) as url, pytest.raises(LedgerUnavailable, match="pooler"):
-            Ledger.open(PostgresSchema(url, schema=place.schema), key=key, accounting=ToyAccounting())
+            Ledger.open(PostgresSchema(url, schema=location.schema), key=key, accounting=ToyAccounting())
 
     def test_killed_and_recovered(self, mortal, watched, open_run, answer):
         """SIGKILL to all of the server while a transaction is open: what was answered stays, the rest never was."""
@@ -297,11 +299,11 @@ class TestConnection:
 
 
 class TestLocks:
-    def test_held_by_somebody_else(self, postgres, place, ledger, reopen, open_run, answer):
+    def test_held_by_somebody_else(self, postgres, location, ledger, reopen, open_run, answer):
         run = open_run(ledger)
         stored = answer(ledger, run, "answered")
         patient = reopen(lock_timeout_s=0.1)
-        with locked(postgres, place):
+        with locked(postgres, location):
             with pytest.raises(LedgerUnavailable, match=r"another program holds it.*nothing was spent"):
                 open_run(patient, request_id="2")
             with pytest.raises(LedgerUnavailable):
@@ -310,16 +312,16 @@ class TestLocks:
         assert patient.status().runs == 1
         open_run(patient, request_id="2")
 
-    def test_given_up_in_time(self, postgres, place, ledger, open_run):
-        with locked(postgres, place) as other:
+    def test_given_up_in_time(self, postgres, location, ledger, open_run):
+        with locked(postgres, location) as other:
             timer = threading.Timer(0.2, other.execute, ("ROLLBACK",))
             timer.start()
             open_run(ledger)
             timer.join()
 
-    def test_a_cancelled_or_timed_out_statement(self, postgres, place, ledger, open_run):
+    def test_a_cancelled_or_timed_out_statement(self, postgres, location, ledger, open_run):
         """SQLSTATE 57014 is both the administrator's cancellation and statement_timeout."""
-        with locked(postgres, place), postgres.administer() as administrator, ThreadPoolExecutor(1) as pool:
+        with locked(postgres, location), postgres.administer() as administrator, ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(open_run, ledger)
             cancelled = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
             while administrator.execute(cancelled).fetchone() == (0,):
@@ -328,11 +330,11 @@ class TestLocks:
                 waiting.result(timeout=30)
         assert ledger.status().runs == 0
 
-    def test_a_deadlock_is_survived(self, postgres, place, ledger, open_run):
+    def test_a_deadlock_is_survived(self, postgres, location, ledger, open_run):
         """Each waits for a lock of the other; the server ends our wait, and we try again."""
         run = open_run(ledger)
         begin(ledger, run)  # from now on the curator holds the step's lock
-        with locked(postgres, place) as other, ThreadPoolExecutor(2) as pool:
+        with locked(postgres, location) as other, ThreadPoolExecutor(2) as pool:
             other.execute("SET deadlock_timeout = '60s'; SET lock_timeout = '6s'")
             key = ledger._database._step_lock(("alice", "step"))
             theirs = pool.submit(other.execute, "SELECT pg_advisory_xact_lock(%s)", (key,))
@@ -363,7 +365,7 @@ class TestLocks:
         assert failures == [0]
         assert ledger.status().runs == 1
 
-    def test_a_replica_that_hangs_in_a_transaction_is_cut_off(self, postgres, place, ledger, open_run):
+    def test_a_replica_that_hangs_in_a_transaction_is_cut_off(self, postgres, location, ledger, open_run):
         with ledger._database.write() as session:
             (seconds,) = session.execute(
                 "SELECT extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval)::int"
@@ -433,9 +435,9 @@ def _pooler(postgres, directory):
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if change:
-                    place = data.find(b"K\0\0\0\x0c")  # BackendKeyData, after the authentication
-                    if place >= 0:
-                        data, change = data[: place + 5] + struct.pack("!I", 1) + data[place + 9 :], False
+                    at = data.find(b"K\0\0\0\x0c")  # BackendKeyData, after the authentication
+                    if at >= 0:
+                        data, change = data[: at + 5] + struct.pack("!I", 1) + data[at + 9 :], False
                 target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)

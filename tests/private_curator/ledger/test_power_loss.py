@@ -15,7 +15,7 @@ from toy_accounting import ToyAccounting, toy_run
 
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import StepGranted, StoredReply
+from private_curator.ledger.statements import Request, StepGranted, StoredReply
 
 DIGEST = "d" * 64
 STATES = 150
@@ -43,12 +43,14 @@ def session(vfs, ledger, path, key):
             for number in range(3):
                 request = f"run-{life}-{number}"
                 run = curator.open_run(
-                    client="alice", request_id=request, digest=DIGEST, event=toy_run(steps=5), parameters=b"p"
+                    Request(client="alice", request_id=request, digest=DIGEST), event=toy_run(steps=5), parameters=b"p"
                 )
                 vfs.mark(f"run {request} {run.run_id}")
                 for step in range(5):
                     request = f"step-{life}-{number}-{step}"
-                    grant = curator.begin_step(client="alice", run_id=run.run_id, request_id=request, digest=DIGEST)
+                    grant = curator.begin_step(
+                        Request(client="alice", request_id=request, digest=DIGEST), run_id=run.run_id
+                    )
                     vfs.mark(f"begun {request} {run.run_id}")
                     # Large enough that SQLite moves its log into the database in between (after 1000 pages).
                     reply = generator.randbytes(400_000 if step == 4 else 3000)
@@ -86,12 +88,12 @@ def test_what_was_answered_survives_every_loss_of_power(session, memory, key):
                 if state == "run":
                     assert curator.run(client="alice", run_id=run_id).request_id == request
                     continue
-                result = curator.begin_step(client="alice", run_id=run_id, request_id=request, digest=DIGEST)
+                result = curator.begin_step(Request(client="alice", request_id=request, digest=DIGEST), run_id=run_id)
                 if state == "answered":
                     assert isinstance(result, StoredReply)
                     assert result.reply == reply
                 elif isinstance(result, StepGranted):  # begun, and the answer may or may not have been stored
-                    assert result.resumed
+                    assert result.attempt > 1
                     curator.finish_step(result, reply=b"new noise", audit={})
             assert curator.verify().ok
         shutil.rmtree(directory)

@@ -12,13 +12,13 @@ import pytest
 from toy_accounting import ToyAccounting, ToyBudget, ToyFilter, toy_run
 
 from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import StepGranted, StoredReply
+from private_curator.ledger.statements import Request, StepGranted, StoredReply
 from shared.errors import BudgetExhausted, GrantNotHeld, RequestInProgress, RunFinished
 
 DIGEST = "d" * 64
 CALLERS = 200
 
-both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+both = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 
 
 def race(act):
@@ -50,7 +50,9 @@ def test_200_clients_race_for_the_last_steps(ledger, open_run, answer):
         answer(ledger, run, f"before-{number}")
 
     def act(number):
-        grant = ledger.begin_step(client="alice", run_id=run.run_id, request_id=f"race-{number}", digest=DIGEST)
+        grant = ledger.begin_step(
+            Request(client="alice", request_id=f"race-{number}", digest=DIGEST), run_id=run.run_id
+        )
         assert isinstance(grant, StepGranted)
         return type(ledger.finish_step(grant, reply=b"%d" % number, audit={})).__name__
 
@@ -68,7 +70,7 @@ def test_200_repeats_of_one_request_compute_it_once(ledger, open_run):
     replies = set()
 
     def act(number):
-        result = ledger.begin_step(client="alice", run_id=run.run_id, request_id="same", digest=DIGEST)
+        result = ledger.begin_step(Request(client="alice", request_id="same", digest=DIGEST), run_id=run.run_id)
         if isinstance(result, StoredReply):
             replies.add(result.reply)
             return "stored"
@@ -89,7 +91,7 @@ def test_200_clients_race_for_the_rest_of_the_budget(ledger):
 
     def act(number):
         ledger.open_run(
-            client=f"client-{number}", request_id="x", digest=DIGEST, event=toy_run(steps=150), parameters=b""
+            Request(client=f"client-{number}", request_id="x", digest=DIGEST), event=toy_run(steps=150), parameters=b""
         )
         return "charged"
 
@@ -127,11 +129,11 @@ class Interrupted(ToyAccounting):
 
 
 @pytest.fixture
-def interrupted(ledger, place, key, reopen):
+def interrupted(ledger, location, key, reopen):
     """A curator, the operator's program, and what happens while the curator prices its first run."""
     ledger.close()
     accounting = Interrupted()
-    with Ledger.open(place, key=key, accounting=accounting) as curator:
+    with Ledger.open(location, key=key, accounting=accounting) as curator:
         yield curator, reopen(), accounting.meanwhile
         assert curator.verify().ok
 
@@ -193,8 +195,8 @@ class TestMeanwhile:
         assert curator.status().data_set.epsilon_spent == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(("place", "programs"), [("sqlite", 8), ("postgres", 4)], indirect=["place"])
-def test_the_operators_programs_work_beside_the_curator(ledger, open_run, answer, place, programs):
+@pytest.mark.parametrize(("location", "programs"), [("sqlite", 8), ("postgres", 4)], indirect=["location"])
+def test_the_operators_programs_work_beside_the_curator(ledger, open_run, answer, location, programs):
     """Processes of the operator write while the curator's threads do; no write is lost or torn."""
     run = open_run(ledger, steps=40)
     code = f"""
@@ -208,7 +210,7 @@ from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.sqlite_file import SqliteFile
 key = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 for act in range(4):
-    with Ledger.open({place!r}, key=key, accounting=ToyAccounting(), lock_timeout_s=60) as ledger:
+    with Ledger.open({location!r}, key=key, accounting=ToyAccounting(), lock_timeout_s=60) as ledger:
         ledger.approve_extractor(f"{{int(sys.argv[1]):02d}}{{act:062d}}")
         assert ledger.verify().ok
 """

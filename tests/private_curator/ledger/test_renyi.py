@@ -8,6 +8,7 @@ import pytest
 
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.statements import Request
 from shared.errors import BudgetExhausted, InvalidEvent, InvalidValue
 from shared.privacy.budget import PrivacyBudget
 from shared.privacy.events import QuantileCoefficients, RowProjections, RunEvent, SanitizedGradient, StepEvent
@@ -33,15 +34,15 @@ JOINT = RunEvent(
 
 
 @pytest.fixture
-def real(place, key):
-    with Ledger.create(place, key=key, records=5000, budget=BUDGET) as ledger:
+def real(location, key):
+    with Ledger.create(location, key=key, records=5000, budget=BUDGET) as ledger:
         ledger.add_client("alice", "a" * 64)
         ledger.add_client("bob", "b" * 64, PrivacyBudget(epsilon=0.5, delta=1e-6))
         yield ledger
 
 
 def open_run(ledger, event, request_id="run", client="alice"):
-    return ledger.open_run(client=client, request_id=request_id, digest=DIGEST, event=event, parameters=b"p")
+    return ledger.open_run(Request(client=client, request_id=request_id, digest=DIGEST), event=event, parameters=b"p")
 
 
 def spend_all(ledger, event, client="alice", prefix="run"):
@@ -81,21 +82,21 @@ def test_the_budget_is_never_exceeded_and_what_fits_fits(real):
     assert real.status().data_set.epsilon_spent == filter_.epsilon(spent)
 
 
-@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
-def test_a_restart_knows_everything(real, place, key):
+@pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
+def test_a_restart_knows_everything(real, location, key):
     open_run(real, ROWS)
     open_run(real, JOINT, "joint", "bob")
     before = real.status()
     quote = real.price_run(client="bob", event=JOINT)
     real.close()
-    with Ledger.open(place, key=key) as again:
+    with Ledger.open(location, key=key) as again:
         assert again.status() == before
         assert again.price_run(client="bob", event=JOINT) == quote
         assert again.run(client="bob", run_id=again.runs()[1].run_id).event == JOINT
         report = again.verify()
         assert report.ok, report.findings
         assert report.epsilon_spent == before.data_set.epsilon_spent
-    assert verify_file(place, public_key=key.public_key().public_bytes_raw()).ok
+    assert verify_file(location, public_key=key.public_key().public_bytes_raw()).ok
 
 
 def test_a_share_refuses_its_client_only(real):
@@ -107,7 +108,7 @@ def test_a_share_refuses_its_client_only(real):
     assert data_set.epsilon_spent > 0
 
 
-def test_extension_keeps_orders_prices_and_sums(real, place, key):
+def test_extension_keeps_orders_prices_and_sums(real, location, key):
     admitted, _ = spend_all(real, ROWS)
     fixed = PrivacyFilter.from_json(next(e.payload["filter"] for e in real.history() if e.kind == "filter-fixed"))
     real.extend_budget(PrivacyBudget(epsilon=3.0, delta=2e-5), reason="second consent")
@@ -123,7 +124,7 @@ def test_extension_keeps_orders_prices_and_sums(real, place, key):
         spent = extended.admit(spent, extended.price(ROWS))
     assert extended.epsilon(spent) == real.status().data_set.epsilon_spent
     real.close()
-    with Ledger.open(place, key=key) as again:
+    with Ledger.open(location, key=key) as again:
         assert again.verify().ok
 
 

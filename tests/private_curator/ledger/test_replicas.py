@@ -14,6 +14,7 @@ from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger.backup import restore
 from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.statements import Request
 from shared.errors import LedgerUnavailable
 
 CLIENTS = 200
@@ -21,7 +22,7 @@ REPLICAS = ("north", "east", "south")
 
 
 @pytest.fixture
-def place(new_schema):
+def location(new_schema):
     return new_schema
 
 
@@ -74,12 +75,12 @@ def processes():
 
 
 @pytest.fixture
-def replicas(processes, ledger, place):
+def replicas(processes, ledger, location):
     """The curators, serving the ledger; who was killed by the test before is started again."""
     for process in processes.values():
         process.start()
     for process in processes.values():
-        assert process.do("serve", url=place.url, schema=place.schema) == {"outcome": "serving"}
+        assert process.do("serve", url=location.url, schema=location.schema) == {"outcome": "serving"}
     return processes
 
 
@@ -204,7 +205,7 @@ def test_a_reply_outlives_its_replicas_connection(ledger, open_run, replicas):
 
 def test_an_abandoned_step_is_free_for_every_replica(ledger, open_run, replicas):
     run = open_run(ledger)
-    grant = ledger.begin_step(client="alice", run_id=run.run_id, request_id="step", digest="d" * 64)
+    grant = ledger.begin_step(Request(client="alice", request_id="step", digest="d" * 64), run_id=run.run_id)
     order = {"request": "step", "run": run.run_id}
     assert replicas["east"].do("begin", **order)["outcome"] == "RequestInProgress"
     ledger.abandon_step(grant)
@@ -227,23 +228,23 @@ def test_what_the_operator_decides_counts_at_every_replica_at_once(ledger, open_
     assert outcomes == {"BudgetExhausted": 3}
 
 
-def test_no_restore_below_a_running_replica_and_none_begins_below_a_restore(ledger, place, key, tmp_path, replicas):
+def test_no_restore_below_a_running_replica_and_none_begins_below_a_restore(ledger, location, key, tmp_path, replicas):
     copy = tmp_path / "copy"
     ledger.backup(copy)
     ledger.close()
     for name in REPLICAS[:-1]:
         replicas[name].kill()
     with pytest.raises(LedgerUnavailable, match="stop every replica"):
-        restore(copy, place, key=key, accounting=ToyAccounting())
+        restore(copy, location, key=key, accounting=ToyAccounting())
     replicas[REPLICAS[-1]].kill()
     deadline = time.monotonic() + 30
     while True:  # until the server has noticed
         try:
-            with place.alone(), Ledger.open(place, key=key, accounting=ToyAccounting()) as late:
+            with location.alone(), Ledger.open(location, key=key, accounting=ToyAccounting()) as late:
                 with pytest.raises(LedgerUnavailable, match="restored"):
                     late.serve()
                 break
         except LedgerUnavailable:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    assert restore(copy, place, key=key, accounting=ToyAccounting()) is None
+    assert restore(copy, location, key=key, accounting=ToyAccounting()) is None

@@ -8,7 +8,7 @@ import sys
 import pytest
 from toy_accounting import Relation, ToyBudget, ToyRun, ToyStep, toy_run
 
-from private_curator.ledger.statements import Kind, Quote, StepGranted, StoredReply
+from private_curator.ledger.statements import Kind, Quote, Request, StepGranted, StoredReply
 from shared.errors import (
     BudgetExhausted,
     GrantNotHeld,
@@ -24,7 +24,7 @@ from shared.ledger.receipts import sha256
 
 DIGEST, OTHER = "d" * 64, "e" * 64
 
-both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+both = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 
 
 def kinds(ledger):
@@ -32,7 +32,7 @@ def kinds(ledger):
 
 
 def begin(ledger, run, request_id="step", digest=DIGEST, client="alice"):
-    return ledger.begin_step(client=client, run_id=run.run_id, request_id=request_id, digest=digest)
+    return ledger.begin_step(Request(client=client, request_id=request_id, digest=digest), run_id=run.run_id)
 
 
 @both
@@ -104,7 +104,7 @@ class TestOpenRun:
     def test_another_relation_is_refused(self, ledger):
         event = ToyRun(ToyStep(relation=Relation.ADD_REMOVE), 5)
         with pytest.raises(RelationMismatch):
-            ledger.open_run(client="alice", request_id="1", digest=DIGEST, event=event, parameters=b"")
+            ledger.open_run(Request(client="alice", request_id="1", digest=DIGEST), event=event, parameters=b"")
 
     @pytest.mark.parametrize("client", ["mallory", "", "Alice"])
     def test_unknown_client_is_refused(self, ledger, open_run, client):
@@ -221,7 +221,7 @@ class TestSteps:
         with pytest.raises(GrantNotHeld) as foreign:
             begin(ledger, run, client="bob")
         with pytest.raises(GrantNotHeld) as missing:
-            ledger.begin_step(client="bob", run_id="0" * 32, request_id="step", digest=DIGEST)
+            ledger.begin_step(Request(client="bob", request_id="step", digest=DIGEST), run_id="0" * 32)
         assert str(foreign.value) == str(missing.value)
         with pytest.raises(GrantNotHeld):
             ledger.run(client="bob", run_id=run.run_id)
@@ -232,7 +232,7 @@ class TestSteps:
         with pytest.raises(RunFinished):
             begin(ledger, run, "another")
         grant = begin(ledger, run)
-        assert (grant.step_number, grant.attempt, grant.resumed) == (1, 2, True)
+        assert (grant.step_number, grant.attempt) == (1, 2)
         ledger.finish_step(grant, reply=b"noise", audit={})
         assert ledger.status().steps_used == 1
         assert kinds(ledger)[-3:] == ["step-consumed", "step-resumed", "step-answered"]
@@ -243,7 +243,7 @@ class TestSteps:
         ledger.close()
         again = reopen()
         grant = begin(again, run)
-        assert grant.resumed
+        assert grant.attempt > 1
         assert grant.step_number == first.step_number == 1
         assert again.status().steps_used == 1
 
@@ -270,8 +270,8 @@ class TestSteps:
     def test_the_audit_record_is_not_in_the_receipt(self, ledger, open_run):
         run = open_run(ledger)
         stored = ledger.finish_step(begin(ledger, run), reply=b"noise", audit={"secret": "CANARY"})
-        assert b"CANARY" not in stored.receipt.statement
-        assert b"secret" not in stored.receipt.statement
+        assert b"CANARY" not in stored.receipt.entry.statement
+        assert b"secret" not in stored.receipt.entry.statement
 
     def test_an_empty_reply_is_a_reply(self, ledger, open_run, answer):
         run = open_run(ledger)

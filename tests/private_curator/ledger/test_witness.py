@@ -17,7 +17,7 @@ from shared.errors import LedgerCorrupt, RestoreRefused
 DIGEST = "d" * 64
 ACCEPTANCE = "The disk of 3 May is lost; the ethics board has accepted this, minutes of 5 May."
 
-pytestmark = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+pytestmark = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 
 
 @pytest.fixture
@@ -26,32 +26,32 @@ def note(tmp_path):
 
 
 @pytest.fixture
-def serve(place, key, ledger, note):
+def serve(location, key, ledger, note):
     """Opens the ledger as a curator does that keeps a note."""
     note.parent.mkdir()
     ledger.close()
 
     def serve():
-        return Ledger.open(place, key=key, accounting=ToyAccounting(), witness=note)
+        return Ledger.open(location, key=key, accounting=ToyAccounting(), witness=note)
 
     return serve
 
 
 @pytest.fixture
-def snapshot(request, place, tmp_path):
+def snapshot(request, location, tmp_path):
     """Takes the database as it is, and gives a function that puts this state back, as an administrator would."""
 
     def snapshot():
-        if isinstance(place, SqliteFile):
-            shutil.copyfile(place.path, tmp_path / "snapshot")
-            return lambda: shutil.copyfile(tmp_path / "snapshot", place.path)
+        if isinstance(location, SqliteFile):
+            shutil.copyfile(location.path, tmp_path / "snapshot")
+            return lambda: shutil.copyfile(tmp_path / "snapshot", location.path)
         server = request.getfixturevalue("postgres")
         dump = tmp_path / "dump.sql"
-        server.run("pg_dump", "--schema", place.schema, "--file", str(dump))
+        server.run("pg_dump", "--schema", location.schema, "--file", str(dump))
 
         def put_back():
             with server.administer() as administrator:
-                administrator.execute(f"DROP SCHEMA {place.schema} CASCADE")
+                administrator.execute(f"DROP SCHEMA {location.schema} CASCADE")
             server.run("psql", "--quiet", "--set", "ON_ERROR_STOP=1", "--file", str(dump))
 
         return put_back
@@ -70,41 +70,41 @@ def test_an_older_state_is_not_served(serve, snapshot, note, open_run, answer):
         serve()
 
 
-def test_neither_is_another_history_of_the_same_length(serve, snapshot, open_run, place, key):
+def test_neither_is_another_history_of_the_same_length(serve, snapshot, open_run, location, key):
     with serve():
         pass
     put_back = snapshot()
     with serve() as ledger:
         ledger.approve_extractor("1" * 64)
     put_back()
-    with Ledger.open(place, key=key, accounting=ToyAccounting()) as forgetful:  # a replica without a note
+    with Ledger.open(location, key=key, accounting=ToyAccounting()) as forgetful:  # a replica without a note
         forgetful.approve_extractor("2" * 64)
     with pytest.raises(LedgerCorrupt, match="lacks entry 3"):
         serve()
 
 
-def test_a_loss_that_was_accepted_in_writing_is_served(serve, snapshot, note, open_run, place, key, tmp_path):
+def test_a_loss_that_was_accepted_in_writing_is_served(serve, snapshot, note, open_run, location, key, tmp_path):
     put_back = snapshot()
     with serve() as ledger:
         lost = open_run(ledger)
     put_back()
-    with Ledger.open(place, key=key, accounting=ToyAccounting()) as older:
+    with Ledger.open(location, key=key, accounting=ToyAccounting()) as older:
         older.backup(tmp_path / "backup")
     noted = Witness(note).entry()
     assert noted == lost.receipt.entry
     bring_back = {"key": key, "accounting": ToyAccounting(), "receipts": [noted]}
     with pytest.raises(RestoreRefused, match="charges of 1 runs"):
-        restore(tmp_path / "backup", place, **bring_back)
-    restore(tmp_path / "backup", place, accept_loss=ACCEPTANCE, **bring_back)
+        restore(tmp_path / "backup", location, **bring_back)
+    restore(tmp_path / "backup", location, accept_loss=ACCEPTANCE, **bring_back)
     with serve() as ledger:
         assert ledger.status().runs == 0
         assert Witness(note).entry() == ledger.head()
 
 
-def test_newer_states_are_served(serve, open_run, place, key, note):
+def test_newer_states_are_served(serve, open_run, location, key, note):
     with serve() as ledger:
         open_run(ledger)
-    with Ledger.open(place, key=key, accounting=ToyAccounting()) as another:
+    with Ledger.open(location, key=key, accounting=ToyAccounting()) as another:
         another.approve_extractor("1" * 64)
     with serve() as ledger:
         assert Witness(note).entry() == ledger.head()

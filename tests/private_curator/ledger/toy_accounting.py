@@ -72,6 +72,9 @@ class ToyFilter:
     def epsilon(self, spent: int) -> float:
         return spent / MICRO
 
+    def alone(self, price: ToyPrice) -> float:
+        return price.micro / MICRO
+
     def fits(self, spent: int, event: ToyRun) -> int:
         return max(0, round(self.budget.epsilon * MICRO) - spent) // event.step.cost
 

@@ -11,9 +11,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from private_curator.observability.metrics import Metrics
-from private_curator.observability.requests import OUTCOMES, RequestWatch
+from private_curator.observability.requests import OUTCOMES, RequestWatch, tracing_of
 from private_curator.observability.tracing import RESOURCE_ATTRIBUTES, SPAN_ATTRIBUTES, Tracing
-from private_curator.observability.watch import Watch
 from private_curator.settings import tree as settings
 from private_curator.settings.groups import RecordsSettings, TracingSettings
 from private_curator.storage import home_directory as home
@@ -107,19 +106,13 @@ def test_a_span_tells_the_rpc_and_its_outcome_and_nothing_else(made, tracing, ex
 
 
 def test_without_an_endpoint_there_is_no_tracing(made):
-    with made.open_ledger() as ledger:
-        watch = Watch(made, settings.load(made.path), ledger=ledger, service=SERVICE)
-    assert watch._tracing is None
-    watch.stop()
+    assert tracing_of(settings.load(made.path).tracing) is None
 
 
 def test_a_collector_that_is_gone_does_not_hold_up_the_end(made):
-    chosen = settings.load(made.path, {"tracing.endpoint": "http://127.0.0.1:9"})
-    with made.open_ledger() as ledger:
-        watch = Watch(made, chosen, ledger=ledger, service=SERVICE)
-    watch._tracing.span(SERVICE, "Describe", "OK", begun_ns=1, ended_ns=2)
-    watch.stop()
-    watch.stop()
+    tracing = tracing_of(settings.load(made.path, {"tracing.endpoint": "http://127.0.0.1:9"}).tracing)
+    tracing.span(SERVICE, "Describe", "OK", begun_ns=1, ended_ns=2)
+    tracing.close()
 
 
 @pytest.mark.parametrize("endpoint", ["collector:4317", "http://", "http://a b"])

@@ -312,7 +312,7 @@ def test_one_client_cannot_take_all_threads(serve):
 
 
 def start_turns(serve):
-    return serve.running._service._parts.turns._under_way
+    return serve.running._service.turns._under_way
 
 
 def test_a_worker_killed_in_mid_step_costs_no_step(serve, directory):

@@ -41,7 +41,7 @@ def test_steps_leave_nothing_behind_in_the_curator(make_hospital):
         for _ in range(count):
             stored = hospital.step(run, parameters, GradientRequest(SOURCE))
         gc.collect()
-        return len(stored.reply) + len(stored.receipt.statement)
+        return len(stored.reply) + len(stored.receipt.entry.statement)
 
     kept = steps(50)  # bytes, if the reply of a step were kept
     before = _resident()
@@ -75,4 +75,4 @@ def test_the_shapes_of_few_extractors_are_remembered(make_hospital, monkeypatch)
     for features in range(2, 9):
         parameters = hospital.declare(_module(features), quantiles(2, 30.0), batch_size=12)
         assert hospital.extractor(parameters).facts.feature_dimension == features
-        assert len(hospital.extractors._known) <= 3
+        assert hospital.extractors._known.cache_info().currsize <= 3

@@ -127,4 +127,4 @@ def test_the_memory_of_trials_is_bounded():
     known = TrialTimes()
     for batch in range(1, MAX_REMEMBERED + 50):
         known.seconds(_declared(batch_size=batch), lambda: 2.0)
-    assert len(known._seconds) == MAX_REMEMBERED
+    assert known._seconds.cache_info().currsize == MAX_REMEMBERED

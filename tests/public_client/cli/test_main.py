@@ -61,7 +61,9 @@ def test_describe_and_plan_read_a_curator(served):
     assert plan["noise"] > 0
     assert plan["method"]["name"] == "adapter"
     assert served.curator.spent == 0
-    assert "does NOT fit" in invoke("plan", *there, "--epsilon", "6").stdout
+    refused = invoke("plan", *there, "--epsilon", "6")
+    assert "does NOT fit" in refused.stdout
+    assert refused.exit_code == 8
     asked = invoke("plan", *there, "--epsilon", "2", "--setting", "directions=20", "--ask").stdout
     assert "the curator would admit it now" in asked
     assert "noise" in asked

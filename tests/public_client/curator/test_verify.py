@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from private_curator.ledger.accounting import RENYI
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.statements import Request
 from public_client.cli.main import main
 from public_client.curator.receipts import ReceiptFile, check_pinned
 from public_client.curator.verify import pinned_key, read_receipts, verify
@@ -47,13 +48,13 @@ def _event(steps=STEPS):
 def _open(ledger, client, request):
     digest = sha256(request.encode())
     return ledger.open_run(
-        client=client, request_id=request, digest=digest, event=_event(), parameters=request.encode()
+        Request(client=client, request_id=request, digest=digest), event=_event(), parameters=request.encode()
     )
 
 
 def _step(ledger, run, request):
     digest = sha256(request.encode())
-    grant = ledger.begin_step(client=run.client, run_id=run.run_id, request_id=request, digest=digest)
+    grant = ledger.begin_step(Request(client=run.client, request_id=request, digest=digest), run_id=run.run_id)
     return ledger.finish_step(grant, reply=request.encode(), audit={}).receipt.entry
 
 
@@ -129,6 +130,13 @@ def test_all_is_well(story):
     assert (report.receipts, report.runs, report.steps) == (6, 2, 4)
     assert report.entries == len(story.entries)
     assert not _curator_finds(story.path, story.receipts)
+
+
+def test_a_file_that_is_no_ledger_is_one_error_and_not_a_finding_for_each_line(story):
+    own = [entry.to_json() for entry in story.receipts]
+    for lines, held in ((own, "nothing but your own receipts"), (['{"some": "log"}'] * 30, "no entry of a ledger")):
+        with pytest.raises(InvalidValue, match=held):
+            verify(story.receipts, public_key=PUBLIC, ledger=lines)
 
 
 def test_a_view_shows_nothing_of_others(story):
@@ -290,6 +298,13 @@ class TestReceipts:
         letter = data.draw(st.characters(min_codepoint=32, max_codepoint=126).filter(lambda c: c != text[place]))
         read, unreadable = read_export((text[:place] + letter + text[place + 1 :]).split("\n"))
         assert unreadable or _found(read) or [e.to_json() for e in read] == [e.to_json() for e in story.receipts]
+
+    @pytest.mark.parametrize("field", ["step", "run"])
+    def test_a_field_under_another_name_is_found(self, story, field):
+        renamed = [entry.to_json().replace(f'{field}\\":', f'{field}_\\":') for entry in story.receipts]
+        read, unreadable = read_export(renamed)
+        assert not unreadable
+        assert Tampering.FORGED in _found(read)
 
     @given(st.data())
     @settings(max_examples=40, deadline=None)

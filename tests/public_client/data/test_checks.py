@@ -129,6 +129,28 @@ def test_an_empty_loader_is_refused():
         CheckedBatches([], *network())
 
 
+class Once:
+    """Iterable, but its batches are used up after one pass."""
+
+    def __init__(self):
+        self.batches = iter(good())
+
+    def __iter__(self):
+        return self.batches
+
+
+@pytest.mark.parametrize("epochs", [0, 2], ids=["trained already", "to be trained"])
+@pytest.mark.parametrize("source", [lambda: iter(good()), lambda: (b for b in good()), Once])
+def test_a_source_of_one_pass_is_refused_and_nothing_is_charged(source, epochs):
+    curator = MockCurator(mock_description(records=200, record_shape=(D,), epsilon=4.0, delta=1e-5))
+    hospital = Hospital(curator)
+    plan = hospital.plan(Replay(directions=4), epsilon=1.0)
+    model = DomainAdaptation(*network(), hospital=hospital, plan=plan, source_epochs=epochs, device="cpu")
+    with pytest.raises(InvalidValue, match=r"used up after one pass, .* pass a DataLoader or a list"):
+        model.fit(source(), progress=False)
+    assert curator.charges == []
+
+
 def test_checks_change_no_seeds_draw():
     data = Labelled(torch.randn(100, D), torch.randint(CLASSES, (100,)))
 

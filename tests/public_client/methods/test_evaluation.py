@@ -113,14 +113,34 @@ def test_a_hospital_without_classes_is_refused_with_the_operators_remedy():
 
 def test_an_evaluation_is_charged_once_however_often_it_is_repeated():
     there, model = hospital(), nn.Linear(6, CLASSES)
-    assert there.plan_evaluation(epsilon=0.5, model=model).admitted is True
+    plan = there.plan_evaluation(epsilon=0.5, model=model)
+    assert plan.admitted is True
     assert there.curator.charges == []
-    ids = EvaluationIds.fresh()
-    first, again = (there.evaluate(model, epsilon=0.5, request_ids=ids) for _ in range(2))
+    ids = EvaluationIds()
+    with pytest.raises(InvalidValue, match="needs its plan"):
+        there.evaluate(model, epsilon=0.5, request_ids=ids)
+    first, again = (there.evaluate(model, plan, request_ids=ids) for _ in range(2))
     (charge,) = there.curator.charges
     assert first.accuracy == again.accuracy
     np.testing.assert_array_equal(first.confusion, again.confusion)
     assert first.spent == pytest.approx(charge.epsilon)
+
+
+def test_beside_a_large_budget_an_evaluation_is_counted_no_dearer_than_what_was_asked():
+    there = hospital()
+    there.evaluate(nn.Linear(6, CLASSES), epsilon=0.5)
+    assert there.describe().spent <= 0.5
+
+
+def test_the_shown_bins_hold_all_records_and_no_negative_ones(counted):
+    counter, _, _ = counted
+    declared = EvaluationDeclaration(CLASSES, 30.0, confusion_sigma=0.0, bins=8, calibration_sigma=30.0)
+    report = Report.of(
+        release_of(counter, declared, SeededNoise(b"a" * 32)), declared=declared, records=N, epsilon=9.9, delta=1e-5
+    )
+    shown = [one.records for one in report.reliability]
+    assert min(shown) >= 0.0
+    assert sum(shown) == pytest.approx(N)
 
 
 def test_without_noise_to_speak_of_the_report_is_the_truth(counted):

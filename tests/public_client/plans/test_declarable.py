@@ -53,5 +53,5 @@ def test_noise_is_raised_to_the_quote_and_not_much_beyond(needed: float, slope: 
 
 def test_a_floor_above_the_plan_is_refused_before_anything_is_opened() -> None:
     """A ledger that keeps several bounds open never counts less than 0.244: more noise would be thrown away."""
-    with pytest.raises(InvalidValue, match=r"0\.2440.*other runs share the budget.*Nothing was spent"):
+    with pytest.raises(InvalidValue, match=r"0\.2440.*beside a budget of .*Nothing was spent"):
         within_quote(plan(0.1), lambda p: 0.244)

@@ -60,7 +60,7 @@ def test_the_figures_of_a_small_hospital_are_those_on_file(measured):
 
 
 def test_the_figures_on_vectors_are_those_on_file():
-    (measured,) = [m for m in MEASURED if m.kind == "vectors"]
+    (measured,) = [m for m in MEASURED if m.modality == "vectors"]
     runs = [run for run in read(office.RESULTS) if run["epsilon"] == measured.epsilon and run["records"] > 900]
     pairs = {(run["source"], run["target"]) for run in runs}
     assert len(pairs) == 6

@@ -152,7 +152,7 @@ def test_nothing_is_charged_by_what_only_looks():
         assert len(curator.charges) == 1
         run.loss(extractor(records))
     assert len(curator.charges) == 1
-    hospital.evaluate(torch.nn.Sequential(extractor, classifier), epsilon=0.1)
+    hospital.evaluate(torch.nn.Sequential(extractor, classifier), epsilon=0.5)
     assert len(curator.charges) == 2
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -236,6 +238,15 @@ def test_tied_tensors_are_refused():
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     second.weight = first.weight
     assert "tied" in str(validate(nn.Sequential(first, second), ROW)[0])
+
+
+def test_weights_of_a_diverged_training_are_refused_by_name():
+    layer = nn.Linear(4, 4)
+    with torch.no_grad():
+        layer.weight[0, 0] = math.nan
+    (problem,) = validate(nn.Sequential(layer, nn.ReLU()), ROW)
+    assert "0.weight holds NaN or infinity" in str(problem)
+    assert "diverged" in str(problem)
 
 
 def test_a_layer_called_twice_keeps_one_set_of_tensors(build):

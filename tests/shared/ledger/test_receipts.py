@@ -148,7 +148,7 @@ class TestReceipt:
     def test_holds_for_its_reply(self):
         receipt = Receipt.of(chain(1)[0])
         assert self.expect(receipt) == []
-        assert Receipt.parse(receipt.statement, receipt.signature) == receipt
+        assert Receipt.of(SignedEntry.parse(receipt.entry.statement, receipt.entry.signature)) == receipt
 
     @pytest.mark.parametrize(
         ("changes", "problem"),

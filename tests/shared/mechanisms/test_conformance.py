@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_client import RawClient, released
 
-from private_curator.ledger.statements import Run, StoredReply
+from private_curator.ledger.statements import Request, Run, StoredReply
 from private_curator.serving.server import CuratorServer
 from private_curator.settings import tree
 from private_curator.settings.groups import RecordsSettings
@@ -36,8 +36,7 @@ from shared.kernels.noise import GridArray
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.interface import AnyMechanism
 from shared.protocol.checks import invalid
-from shared.protocol.digests import step_digest
-from shared.protocol.messages import RunParameters, StepRelease
+from shared.protocol.messages import RunParameters, StepRelease, step_digest
 from shared.steps.admission import AdmittedRun, admit_run, admit_step
 
 RNG = np.random.default_rng(5)
@@ -282,10 +281,10 @@ def test_a_step_that_fails_at_any_point_releases_nothing_and_can_be_repeated(cas
 def _stored(hospital: Hospital, run: Run, request_id: str, case: Case) -> StoredReply | None:
     """What the ledger holds as the answer to a request."""
     return hospital.ledger.stored_reply(
-        client=CLIENT,
+        Request(
+            client=CLIENT, request_id=request_id, digest=step_digest(run_id=run.run_id, payload=case.request.to_bytes())
+        ),
         run_id=run.run_id,
-        request_id=request_id,
-        digest=step_digest(run_id=run.run_id, payload=case.request.to_bytes()),
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_ndtr, ndtr
 
+from benchmarks.audit.delta import release_delta, run_delta
 from shared.errors import InvalidValue
 from shared.privacy import pld, profile
 from shared.privacy.curves import ShiftLaw
@@ -28,7 +29,7 @@ def exact_gaussian(eps: float, s: float) -> mpmath.mpf:
 def test_one_dimension_is_the_analytic_gaussian_mechanism(s, share):
     eps = s * s / 2 + share * s  # share standard deviations above the mean loss
     exact = float(exact_gaussian(eps, s))
-    found = profile.delta(ShiftLaw(1, 1, s * s), eps)
+    found = release_delta(ShiftLaw(1, 1, s * s), eps)
     assert exact * (1 - 1e-11) <= found <= exact * (1 + 1e-7)
     assert profile.epsilon(ShiftLaw(1, 1, s * s), found) == pytest.approx(eps, rel=1e-6, abs=1e-9)
 
@@ -44,7 +45,7 @@ def test_one_direction_is_the_average_over_a_beta_variable(d, sigma, eps):
         typical = 1 / math.sqrt(d)
         knots = sorted({0.0, *(min(1.0, typical * j) for j in (1, 2, 4, 7, 12)), 1.0})
         exact = float(mpmath.quad(integrand, knots))
-    found = profile.delta(ShiftLaw(d, 1, 1 / sigma**2), eps)
+    found = release_delta(ShiftLaw(d, 1, 1 / sigma**2), eps)
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-3)
 
 
@@ -56,7 +57,7 @@ def test_profile_agrees_with_sampled_directions(d, k, sigma, eps):
     h = rng.beta(0.5, (d - 1) / 2, size=(40_000, k)).sum(axis=1)
     s = np.sqrt(h) / sigma
     sample = ndtr(s / 2 - eps / s) - np.exp(eps + log_ndtr(-s / 2 - eps / s))
-    found = profile.delta(ShiftLaw(d, k, 1 / sigma**2), eps)
+    found = release_delta(ShiftLaw(d, k, 1 / sigma**2), eps)
     assert abs(found - sample.mean()) < 5.5 * sample.std() / 200.0 + 1e-3 * found
 
 
@@ -73,7 +74,7 @@ def test_epsilon_and_delta_are_inverse_and_monotone(d, k, ratio, delta):
     assert math.isfinite(eps)
     assert eps >= 0.0
     if eps > 0.0:
-        assert profile.delta(law, eps) == pytest.approx(delta, rel=2e-3)
+        assert release_delta(law, eps) == pytest.approx(delta, rel=2e-3)
     assert profile.epsilon(law, min(0.5, delta * 3)) <= eps * (1 + 1e-9)
     # More noise costs no more, but for the lattice of H, which depends on the noise a little.
     assert profile.epsilon(ShiftLaw(d, k, law.scale / 1.1), delta) <= eps * (1 + 1e-9)
@@ -83,20 +84,20 @@ def test_full_batch_runs_are_one_release_with_all_directions():
     part = RowProjections(100, 10, 3.0)
     step = StepEvent(500, 500, (part,))
     assert pld.epsilon(step, 30, 1e-6) == profile.epsilon(ShiftLaw(100, 300, 1 / 9.0), 1e-6)
-    assert pld.delta(step, 30, 1.0) == profile.delta(ShiftLaw(100, 300, 1 / 9.0), 1.0)
+    assert run_delta(step, 30, 1.0) == release_delta(ShiftLaw(100, 300, 1 / 9.0), 1.0)
 
 
 def test_a_release_without_shift_is_free():
     law = ShiftLaw(5, 3, 0.0, 0.0)
-    assert profile.delta(law, 0.0) == 0.0
+    assert release_delta(law, 0.0) == 0.0
     assert profile.epsilon(law, 1e-10) == 0.0
 
 
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda law: profile.delta(law, -1.0), "epsilon"),
-        (lambda law: profile.delta(law, math.nan), "epsilon"),
+        (lambda law: release_delta(law, -1.0), "epsilon"),
+        (lambda law: release_delta(law, math.nan), "epsilon"),
         (lambda law: profile.epsilon(law, 0.0), "delta"),
         (lambda law: profile.epsilon(law, 1e-250), "delta"),
         (lambda law: profile.epsilon(law, 1.0), "delta"),

@@ -18,8 +18,7 @@ from shared.mechanisms.interface import DataSetFacts, Limits, ModelFacts
 from shared.mechanisms.sliced import SlicedRequest
 from shared.privacy.events import QuantileCoefficients, RowProjections, SanitizedGradient
 from shared.protocol.checks import invalid
-from shared.protocol.digests import run_digest, step_digest
-from shared.protocol.messages import RunParameters
+from shared.protocol.messages import RunParameters, run_digest, step_digest
 from shared.steps.admission import admit_run, admit_step, check_request_id, offered
 
 DATA = DataSetFacts(records=1000, record_shape=(8,))

@@ -1,4 +1,4 @@
-"""One setting chooses where tensors live."""
+"""One setting chooses where tensors live, at either party."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ def resolve_device(name: str) -> torch.device:
     """
     if name not in DEVICES:
         raise SettingsError(f"there is no device {name!r}; allowed: {', '.join(DEVICES)}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("device cuda was asked for, but torch sees no CUDA device; use cpu or auto")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise SettingsError(
+            "device cuda was asked for (compute.device at a curator), but torch sees no CUDA device; install a CUDA "
+            "build of torch and the driver, or choose cpu or auto"
+        )
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
