@@ -21,10 +21,12 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
     Returns:
         `cells`, `share_above_minus_1`, `share_above_minus_3`, `worst`, `gained_where_adapted` and more; `held_out`
-        holds the same of the held-out sources, `planned` how many cells the battery has.
+        holds the same of the held-out sources, `drawn` of those from the random order's beginning, `planned` how many
+        cells the battery has.
     """
     held_out = [run for run in runs if run["source"] not in TUNED_ON]
-    return _figures(runs) | {"held_out": _figures(held_out), "planned": len(all_cells())}
+    drawn = [run for run in runs if not run.get("chosen")]
+    return _figures(runs) | {"held_out": _figures(held_out), "drawn": _figures(drawn), "planned": len(all_cells())}
 
 
 def _figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -88,6 +90,7 @@ def page(runs: list[dict[str, Any]]) -> str:
     tuned = _figures([run for run in runs if run["source"] in TUNED_ON])
     rows = [
         ("all", whole),
+        ("from the beginning of the random order", whole["drawn"]),
         ("held-out sources", whole["held_out"]),
         ("sources that thresholds were looked at on", tuned),
     ]
@@ -96,7 +99,8 @@ def page(runs: list[dict[str, Any]]) -> str:
         "view_most": f"{VIEW_MOST:.0%} of the variance",
         "tuned_on": ", ".join(sorted(TUNED_ON)),
         "planned": f"{whole['planned']:,}",
-        "cells": f"{whole['cells']:,}",
+        "drawn": f"{whole['drawn']['cells']:,}",
+        "chosen": f"{whole['cells'] - whole['drawn']['cells']:,}",
         "summary": "\n".join(_row(title, figures) for title, figures in rows),
         "table": table(runs),
     }
