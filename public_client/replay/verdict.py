@@ -78,7 +78,7 @@ class Evidence:
     def __str__(self) -> str:
         return (
             f"squared residuals of {self.frequencies.chi_square:.2f} per value where the noise alone gives 1, "
-            f"{100 * self.unexplained:.2g}% of the features' variance unexplained and at most {100 * self.at_most:.2g}%"
+            f"{100 * self.unexplained:.1f}% of the features' variance unexplained and at most {100 * self.at_most:.1f}%"
         )
 
 
