@@ -37,6 +37,7 @@ from public_client.experiments.file import read_experiment
 from public_client.experiments.start import SourceModel, train_source_model
 from public_client.methods.replay import Replay
 from public_client.replay import fit as replay
+from public_client.replay.delivery import tune
 from public_client.replay.views import view_for
 from public_client.testing.local_hospital import LocalHospital
 from shared.devices import resolve_device
@@ -178,7 +179,7 @@ def _varied(model: SourceModel, task: Task, seed: int, device: str) -> float:
         view = view_for(source.images, extractor(source.images[:2]))
     steps = Replay().tuning_steps
     with reporting("", steps, shown=False) as bar:
-        tuned = replay.tune(
+        tuned = tune(
             extractor, classifier, view, source,
             steps=steps, generator=torch.Generator().manual_seed(seed), bar=bar,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from public_client.data.progress import reporting
 from public_client.methods.replay import Replay
 from public_client.replay import fit as replay
 from public_client.replay.residuals import Residuals
-from public_client.replay.views import Fitted
+from public_client.replay.verdict import Fitted
 from shared.kernels.directions import directions
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import SeededNoise

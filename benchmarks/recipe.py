@@ -32,7 +32,9 @@ from public_client.experiments.file import read_experiment
 from public_client.experiments.start import train_source_model
 from public_client.replay import fit as replay
 from public_client.replay.augmentation import Variation, Warps, draw_variation
-from public_client.replay.views import SEARCH, VARIATION, Fitted, ImageView, view_for
+from public_client.replay.delivery import tune
+from public_client.replay.verdict import Fitted
+from public_client.replay.views import SEARCH, VARIATION, ImageView, view_for
 
 RESULTS = Path(__file__).parent / "results" / "recipe.json"
 PAGE = Path(__file__).parents[1] / "docs" / "ml-team" / "recipe.md"
@@ -122,7 +124,7 @@ def _compare(name: str, seed: int, arguments: argparse.Namespace) -> None:
             assert isinstance(view, ImageView)
             view.variation = recipe.variation
             with reporting("", recipe.steps, shown=False) as bar:
-                tuned = replay.tune(
+                tuned = tune(
                     extractor, model.classifier, view, source,
                     steps=recipe.steps, generator=torch.Generator().manual_seed(seed), bar=bar,
                 )  # fmt: skip

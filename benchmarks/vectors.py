@@ -23,6 +23,7 @@ from public_client.data.progress import reporting
 from public_client.data.source import source_loader, train_source
 from public_client.methods.replay import Replay
 from public_client.replay import fit as replay
+from public_client.replay.delivery import tune
 from public_client.replay.missing_columns import TableView
 from public_client.replay.views import FeatureView, View
 from public_client.testing.local_hospital import LocalHospital
@@ -168,7 +169,7 @@ def tuned(
     """Copies of both modules, tuned on the source seen through a view."""
     generator = torch.Generator().manual_seed(seed)
     with reporting("", UPDATES, shown=False) as bar:
-        return replay.tune(extractor, classifier, view, source, steps=UPDATES, generator=generator, bar=bar)
+        return tune(extractor, classifier, view, source, steps=UPDATES, generator=generator, bar=bar)
 
 
 def _over_the_service(
@@ -215,4 +216,4 @@ def _here(
     if not fitted.convinced:
         return copy.deepcopy(classifier)
     with reporting("", UPDATES, shown=False) as bar:
-        return replay.tune(extractor, classifier, fitted.view, source, steps=UPDATES, generator=generator, bar=bar)[1]
+        return tune(extractor, classifier, fitted.view, source, steps=UPDATES, generator=generator, bar=bar)[1]

@@ -262,17 +262,18 @@ class DomainAdaptation:
         """Writes adapted extractor and classifier, graphs and weights, to one file for each model (`load_adapted`).
 
         Args:
-            path: of the file; for several sites with models of their own ``NAME-SITE`` with the same ending.
+            path: of the file; for several sites with models of their own, ``NAME-SITE`` with the same ending.
             site: writes this one's model alone, to `path` itself.
 
         Returns:
             The files.
         """
         whole = Path(path)
-        if site is not None or self.shared or len(self.sites) == 1:
+        trained = [s for s in self.sites.values() if s.model is not None]
+        together = self.shared and len({id(s.model.classifier) for s in trained if s.model is not None}) <= 1
+        if site is not None or together or len(self.sites) == 1:
             named = {whole: self._named(site)}
-        else:
-            trained = [s for s in self.sites.values() if s.model is not None]
+        else:  # also of sites that share a training, where a replay came to different ends at them
             named = {whole.with_stem(f"{whole.stem}-{s.name}"): s for s in trained}
         for file, one in named.items():
             model = one.model or Model(self.extractor, self.classifier)

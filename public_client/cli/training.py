@@ -179,8 +179,8 @@ def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> 
                 f"{report['site']} was {report['state']} after {report['steps']} of {report['planned_steps']} steps: "
                 f"{report['reason']}"
             )
-        elif not report["convinced"]:
-            click.echo(f"{report['site']}: its release speaks for no shift; the model is the source-trained one")
+        elif report["finding"]:
+            click.echo(f"{report['site']}: {report['outcome']}; {report['finding']}")
     if wanted.dry_run.enabled:
         click.echo("DRY RUN: no server was asked and nothing was spent. The records were synthetic, so accuracy is")
         click.echo("meaningless and not shown. A real run would be charged:")

@@ -1,7 +1,9 @@
 """One release, replayed: the default method.
 
-Nothing comes back through the target branch. The stored releases are replayed (`public_client.replay`): a small model
-of how the target sees things is fitted to them, and all weights are fine-tuned on the source seen through it.
+Nothing comes back through the target branch. The stored releases are replayed (`public_client.replay`): the simplest
+explanation that fits them is found. If that is a small model of how the target sees things, all weights are fine-tuned
+on the source seen through it; if it is other class frequencies, the classifier's priors are corrected; if nothing fits,
+or the source does as it is, the model is kept.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +23,10 @@ from public_client.methods.aligned_run import Seen, run_of
 from public_client.methods.sliced_method import SlicedMethod
 from public_client.plans.measured import modality_of
 from public_client.plans.recipe import not_counts
-from public_client.replay import fit
+from public_client.replay import delivery, fit
+from public_client.replay.delivery import Delivered
 from public_client.replay.residuals import Residuals
-from public_client.replay.views import MixedViews, View
+from public_client.replay.verdict import Fitted
 from public_client.training.drawing import draw_all
 from public_client.training.loop import Training, status, write_histories
 from public_client.training.sites import Group, Model, Site
@@ -80,9 +82,7 @@ class Replay(SlicedMethod):
         source = collect(training.source, most=fit.MOST_RECORDS // training.ranks.size).to(training.device)
         source = Labelled(training.ranks.gather(source.images), training.ranks.gather(source.labels))
         generator = torch.Generator().manual_seed(training.seed)
-        views: list[View] = []
-        left: dict[str, float] = {}
-        convinced = False
+        found: dict[str, Fitted] = {}
         for site in group.live:
             run, own = run_of(site), releases[site.name]
             assert run.feature_map is not None, "declared by `open_runs`"
@@ -105,39 +105,32 @@ class Replay(SlicedMethod):
                     bar=bar,
                     view=training.view,
                 )
-            views.append(fitted.view)
-            convinced = convinced or fitted.convinced
-            left[site.name] = fitted.left
+            found[site.name] = fitted
             run.first = Seen(training.features, own[0], run.feature_map)
             with torch.no_grad():
                 seen = fitted.view(extractor, source.images[: len(training.features)])
             run.last = Seen(seen, own[-1], run.feature_map)
-        if convinced:
-            shares = [site.weight for site in group.live]
-            view = views[0] if len(views) == 1 else MixedViews(views, shares, training.seed)
-            with reporting(f"tuning on the view of {group}", self.tuning_steps, shown=training.progress) as bar:
-                tuned = fit.tune(
-                    extractor, training.model.classifier, view, source,
-                    steps=self.tuning_steps, generator=generator, bar=bar,
-                )  # fmt: skip
-                _install(group, training, Model(*tuned), left)
-                bar.tell(status(group))
-        else:
-            _log.warning(
-                "what %s released speaks for no shift that a view could follow: the model stays as it was trained on "
-                "the source. A larger epsilon, or an adapter, may see more",
-                group,
-            )
+        tuned = any(fitted.convinced for fitted in found.values())
+        title = f"tuning on the view of {group}"
+        with reporting(title, self.tuning_steps, shown=training.progress and tuned) as bar:
+            delivered = delivery.deliver(
+                extractor, training.model.classifier, found, group.shares(group.live), source,
+                steps=self.tuning_steps, seed=training.seed, generator=generator, bar=bar,
+            )  # fmt: skip
             for site in group.live:
-                site.convinced = False
-            _install(group, training, Model(copy.deepcopy(extractor), copy.deepcopy(training.model.classifier)), left)
+                _install(site, delivered[site.name], training, found[site.name].left)
+            bar.tell(status(group))
         write_histories(group)
 
 
-def _install(group: Group, training: Training, model: Model, left: Mapping[str, float]) -> None:
-    """Gives the sites the model that the replay came to, and ends their courses with what is left of the distance."""
-    training.ranks.synchronise(model.extractor, model.classifier)  # all computed the same, but for their processors
-    group.install(model)
-    for site in group.live:
-        site.steps = site.plan.steps
-        training.record(site, site.steps, left[site.name])
+def _install(site: Site, delivered: Delivered, training: Training, left: float) -> None:
+    """Gives a site the model that the replay came to, and ends its course with what is left of the distance."""
+    # All ranks computed the same, but for their processors.
+    training.ranks.synchronise(delivered.extractor, delivered.classifier)
+    site.model, site.outcome, site.finding = (
+        Model(delivered.extractor, delivered.classifier), delivered.outcome, delivered.reason
+    )  # fmt: skip
+    tell = _log.warning if delivered.outcome == "kept" else _log.info
+    tell("%s: %s; %s", site.name, delivered.outcome, delivered.reason)
+    site.steps = site.plan.steps
+    training.record(site, site.steps, left)

@@ -7,8 +7,8 @@ spent on it). Everything after that is post-processing of public values, and fre
    have the released coefficients; the target's class frequencies are fitted with it. The fit is the mode of a
    posterior: the noise's law gives the likelihood, what is usual between two devices the prior. It has local minima,
    so it begins at many random warps and drops the worse ones as it goes;
-2. extractor and classifier are fine-tuned, with the source's labels, on source records seen through that view and
-   varied a little.
+2. what is found is turned into a model (`delivery`): extractor and classifier are fine-tuned, with the source's labels,
+   on source records seen through that view and varied a little; or the classifier's priors are corrected; or nothing.
 
 docs/ml-team/recipe.md says how the numbers were chosen.
 """
@@ -21,17 +21,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter
+from public_client.replay.class_frequencies import FrequencyModel
+from public_client.replay.delivery import laid_out
 from public_client.replay.missing_columns import TableView, find_gaps
 from public_client.replay.prior_width import LinearModel
 from public_client.replay.residuals import Residuals
-from public_client.replay.views import CLASS_WIDTH, FeatureView, Fitted, View, moved_features, view_for
+from public_client.replay.verdict import CONVINCED, FITS, LEAST_CHANGE, VIEW_FITS, VIEW_MOST, Evidence, Fitted
+from public_client.replay.views import CLASS_WIDTH, FeatureView, View, moved_features, view_for
 
 MOST_RECORDS = 20_000  # source records that are kept for fitting and tuning
-CANDIDATES = 64  # random warps that are scored, beside the identity
+CANDIDATES = 80  # random warps that are scored, beside the identity
 
 
 @dataclass(frozen=True)
@@ -44,19 +46,20 @@ class _Round:
 
 
 # Few records leave modes that only whole fits can tell apart (docs/ml-team/small-hospitals.md): the halving is late.
-_ROUNDS = (_Round(8, 8, 1.0), _Round(8, 25, 1.0), _Round(3, 100, 0.5))
+_ROUNDS = (_Round(8, 8, 1.0), _Round(8, 25, 1.0), _Round(3, 50, 0.5), _Round(2, 60, 0.5))
 VIEW_STEPS = sum(part.kept * part.steps for part in _ROUNDS)
 """Steps that `find_view` reports, at most."""
+_HOPELESS = 40.0  # nats behind the best start that a fit of a whole round does not make up for
 _SCORED = 256  # source records that score a candidate at first, four times as many later
+_JUDGED = 4096  # source records that an explanation is judged by
+_LEAST_WEIGHT = 1e-3
 _FIT_BATCH = 320  # source records a step, in two halves
-_TUNE_BATCH = 128
-_TUNE_RATE = 1e-3
 _AVERAGED = 0.3  # the last part of the fit, over which its parameters are averaged
 _CONVINCED = math.log(20.0)  # nats by which a view of features must be more probable than none, or none is used
 
 
 class _Posterior:
-    """Minus the logarithm of the posterior of a view and of class weights."""
+    """Minus the logarithm of the posterior of a view, and the class frequencies that are most probable under it."""
 
     def __init__(
         self, extractor: nn.Module, source: Labelled, residuals: Residuals, generator: torch.Generator
@@ -67,17 +70,15 @@ class _Posterior:
         self._generator = generator
         self.classes = int(source.labels.max()) + 1
         self.values = residuals.values * len(residuals)
-        self._scored = torch.randperm(len(source), generator=generator)
-        self.class_width = CLASS_WIDTH
-        self.least_variance = 1.0
+        self._shuffled = torch.randperm(len(source), generator=generator)
 
     def learn_widths(self, view: FeatureView) -> bool:
-        """Sets the widths of the view's priors and of the classes' to the most probable ones.
+        """Sets the widths of the view's priors to the most probable ones.
 
         Returns:
             Whether the releases are more probable under them than under other class frequencies alone.
         """
-        chosen = self._scored[: 4 * _SCORED]
+        chosen = self._shuffled[: 4 * _SCORED]
         labels = self._source.labels[chosen]
         with torch.no_grad():
             features = self._extractor(self._source.images[chosen])
@@ -94,14 +95,9 @@ class _Posterior:
         found = LinearModel(moved, (d, d, self.classes), features).widths()
         without = LinearModel(classes_alone, (self.classes,), features).widths()
         view.factors.copy_(torch.tensor(found.factors[:2]))
-        self.class_width = CLASS_WIDTH * found.factors[2]
-        self.least_variance = found.variance
         return found.log_posterior - without.log_posterior > _CONVINCED
 
-    def penalty(self, view: View, log_weights: Tensor) -> Tensor:
-        return view.penalty() + 0.5 * (log_weights / self.class_width).square().sum()
-
-    def loss(self, view: View, log_weights: Tensor, step: int, variance: float) -> Tensor:
+    def loss(self, start: _Start, step: int, variance: float) -> Tensor:
         """One step's loss, a release alone standing for all of them.
 
         The product of two independent halves' residuals has no share of the source sample's own noise, which a square
@@ -109,33 +105,67 @@ class _Posterior:
         """
         count, releases = len(self._source), len(self._residuals)
         chosen = torch.randint(count, (min(_FIT_BATCH, 2 * count),), generator=self._generator)
-        first, second = (
-            self._residuals.of(*self._seen(view, log_weights, half), step % releases) for half in chosen.chunk(2)
-        )
-        return (first * second).sum() * releases / (2 * variance) + self.penalty(view, log_weights)
+        first, second = (self._residuals.of(*self._seen(start, half), step % releases) for half in chosen.chunk(2))
+        return (first * second).sum() * releases / (2 * variance) + start.view.penalty()
 
     @torch.no_grad()
-    def square(self, view: View, log_weights: Tensor, records: int) -> float:
+    def square(self, start: _Start, records: int) -> float:
         """Mean squared residual, from the same source records for each candidate."""
-        return float(self._residuals.of_all(*self._seen(view, log_weights, self._scored[:records])).square().mean())
+        return float(self._residuals.of_all(*self._seen(start, self._shuffled[:records])).square().mean())
 
     @torch.no_grad()
-    def left(self, view: View, log_weights: Tensor) -> float:
-        seen = self._seen(view, log_weights, self._scored[: 4 * _SCORED])
+    def evidence(self, view: View, *, start: Tensor | None = None, quick: bool = False) -> Evidence:
+        """Of one view, with the class frequencies that are most probable under it.
+
+        Args:
+            view: to judge.
+            start: (classes,) frequencies to begin from.
+            quick: of fewer records, for a comparison.
+        """
+        model, penalty = self._model(view, quick)
+        return Evidence(model.free(start), penalty)
+
+    @torch.no_grad()
+    def unchanged(self, view: View) -> Evidence:
+        """Of the identity with the source's own frequencies."""
+        model, _ = self._model(view, quick=False)
+        return Evidence(model.fixed())
+
+    @torch.no_grad()
+    def left(self, view: View, weights: Tensor) -> float:
+        seen = self._seen(_Start(view, weights), self._shuffled[: 4 * _SCORED])
         return self._residuals.distance(self._residuals.of_all(*seen))
 
-    def _seen(self, view: View, log_weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def _model(self, view: View, quick: bool) -> tuple[FrequencyModel, float]:
+        chosen = self._shuffled[: 4 * _SCORED if quick else _JUDGED]
+        features = torch.cat(
+            [view(self._extractor, self._source.images[part]) for part in torch.split(chosen, _JUDGED // 4)]
+        )
+        model = FrequencyModel(features, self._source.labels[chosen], self._residuals, self.classes, quick=quick)
+        return model, float(view.penalty())
+
+    def _seen(self, start: _Start, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Features of source records as the view sees them, (m, d), and their weights, (m,)."""
-        features = view(self._extractor, self._source.images[chosen])
-        return features, torch.exp(log_weights)[self._source.labels[chosen]]
+        features = start.view(self._extractor, self._source.images[chosen])
+        # A class that seems absent keeps a little weight: its records still say where the others end.
+        return features, start.weights[self._source.labels[chosen]].clamp(min=_LEAST_WEIGHT)
 
 
 @dataclass
 class _Start:
-    """One candidate of the fit."""
+    """One candidate of the fit.
+
+    Attributes:
+        view: in the making.
+        weights: (classes,), the target's frequency of each over the source's.
+        frequencies: (classes,), the same as frequencies; None before they were fitted.
+        score: its log evidence when it was last ranked.
+    """
 
     view: View
-    log_weights: Tensor
+    weights: Tensor
+    frequencies: Tensor | None = None
+    score: float = 0.0
 
 
 def find_view(
@@ -148,7 +178,7 @@ def find_view(
     bar: Reporter,
     view: View | None = None,
 ) -> Fitted:
-    """The most probable view and class weights under which the source has the target's released coefficients.
+    """The simplest explanation of the target's released coefficients that fits them; see `verdict`.
 
     Args:
         extractor: frozen, records to features.
@@ -159,7 +189,7 @@ def find_view(
         bar: told of each of at most `VIEW_STEPS` steps.
         view: the identity of the kind of view to fit; not changed. By default the ready one for the kind of record.
     """
-    extractor = _laid_out(extractor, source.images)
+    extractor = laid_out(extractor, source.images)
     given = None if view is None else copy.deepcopy(view).to(source.images.device)
     if isinstance(given, TableView):
         return find_gaps(given, extractor, source, residuals, generator=generator, bar=bar)
@@ -167,51 +197,96 @@ def find_view(
     with torch.no_grad():
         features = extractor(source.images[: 4 * _SCORED])
     identity = given if given is not None else view_for(source.images, features)
+    still = copy.deepcopy(identity)
+    alone = posterior.evidence(identity)
+    if alone.fits() or not alone.sees_misfit:
+        return _without_view(still, alone, posterior)
     if isinstance(identity, FeatureView) and not posterior.learn_widths(identity):
-        even = torch.ones(posterior.classes).to(features)
-        return Fitted(identity, even, posterior.left(identity, torch.log(even)), convinced=False)
-    views = [identity, *identity.candidates(CANDIDATES, generator)]
-    starts = [_Start(view, torch.zeros(posterior.classes).to(features)) for view in views]
-    variance = _rank(starts, posterior, _SCORED)
-    for part in _ROUNDS:
+        return _kept(still, alone, posterior, _STRANGE)
+    best, seen = _best_view(identity, posterior, generator, learning_rate, bar)
+    gained = seen.log_evidence - alone.log_evidence - math.log(CANDIDATES)
+    if gained > CONVINCED and seen.fits(max(FITS, min(VIEW_FITS * alone.unexplained, VIEW_MOST))):
+        weights = seen.frequencies.weights.to(features)
+        reason = f"a view explains the release: {seen}; without it {alone}"
+        return Fitted(best, weights, posterior.left(best, weights), "adapted by a view", reason)
+    return _kept(still, min(alone, seen, key=lambda one: one.at_most), posterior, _STRANGE)
+
+
+_STRANGE = "the release does not fit what is known of shifts, so the model is kept"
+_THIN = "the release says too little, so the model is kept: more records or a larger epsilon may say more"
+_ALIKE = "the release fits the source as it is, so the model is kept"
+
+
+def _without_view(identity: View, alone: Evidence, posterior: _Posterior) -> Fitted:
+    """Other class frequencies, or nothing."""
+    gained = alone.log_evidence - posterior.unchanged(identity).log_evidence
+    if not alone.fits():
+        return _kept(identity, alone, posterior, _THIN)
+    if gained <= CONVINCED or alone.changed < LEAST_CHANGE:
+        return _kept(identity, alone, posterior, _ALIKE)
+    weights = alone.frequencies.weights.float()
+    reason = f"class frequencies alone explain the release, {gained:.0f} nats more probable than the source's: {alone}"
+    return Fitted(identity, weights, posterior.left(identity, weights), "priors corrected", reason)
+
+
+def _kept(identity: View, evidence: Evidence, posterior: _Posterior, why: str) -> Fitted:
+    even = torch.ones_like(evidence.frequencies.weights).float()
+    return Fitted(identity, even, posterior.left(identity, even), "kept", f"{why} ({evidence})")
+
+
+def _best_view(
+    identity: View, posterior: _Posterior, generator: torch.Generator, learning_rate: float, bar: Reporter
+) -> tuple[View, Evidence]:
+    """The most probable view: its fit and that of the class frequencies alternate."""
+    even = torch.ones(posterior.classes).to(next(identity.parameters()))
+    starts = [_Start(view, even) for view in (identity, *identity.candidates(CANDIDATES, generator))]
+    squares = [posterior.square(start, _SCORED) for start in starts]
+    variance = max(1.0, min(squares))
+    with torch.no_grad():
+        costs = [
+            square * posterior.values / (2 * variance) + float(start.view.penalty())
+            for start, square in zip(starts, squares, strict=True)
+        ]
+    order = sorted(range(len(starts)), key=costs.__getitem__)
+    starts = [starts[i] for i in order]
+    for number, part in enumerate(_ROUNDS):
         del starts[part.kept :]
         for start in starts:
             _fit(start, posterior, variance, steps=part.steps, learning_rate=part.rate * learning_rate, bar=bar)
-        variance = _rank(starts, posterior, 4 * _SCORED)
+        variance = _rank(starts, posterior)
+        if number > 0:  # with many records one start stands out soon; with few, none does
+            starts = [start for start in starts if start.score > starts[0].score - _HOPELESS]
     best = starts[0]
-    return Fitted(best.view, torch.exp(best.log_weights), posterior.left(best.view, best.log_weights))
+    return best.view, posterior.evidence(best.view, start=best.frequencies)
 
 
-def _rank(starts: list[_Start], posterior: _Posterior, records: int) -> float:
-    """Sorts the starts, best first; returns the variance of a residual that the best of them suggests.
+def _rank(starts: list[_Start], posterior: _Posterior) -> float:
+    """Sorts the starts, best first, with their class frequencies fitted anew; returns the variance of a residual.
 
     A view is never quite right. What it cannot explain counts as noise: the variance is at least the release's own, 1,
     and otherwise what is left, so that a wrong model does not make the prior worthless.
     """
-    squares = [posterior.square(start.view, start.log_weights, records) for start in starts]
-    variance = max(posterior.least_variance, min(squares))
-    with torch.no_grad():
-        scores = [
-            square * posterior.values / (2 * variance) + float(posterior.penalty(start.view, start.log_weights))
-            for start, square in zip(starts, squares, strict=True)
-        ]
-    order = sorted(range(len(starts)), key=scores.__getitem__)
+    found = [posterior.evidence(start.view, start=start.frequencies, quick=True) for start in starts]
+    order = sorted(range(len(starts)), key=lambda i: found[i].log_evidence, reverse=True)
+    for start, evidence in zip(starts, found, strict=True):
+        start.frequencies = evidence.frequencies.frequencies
+        start.weights = evidence.frequencies.weights.to(start.weights)
+        start.score = evidence.log_evidence
     starts[:] = [starts[i] for i in order]
-    return variance
+    return max(1.0, found[order[0]].frequencies.chi_square)
 
 
 def _fit(
     start: _Start, posterior: _Posterior, variance: float, *, steps: int, learning_rate: float, bar: Reporter
 ) -> None:
     """Descends from one start, in place, and keeps the average of the last part."""
-    log_weights = start.log_weights.requires_grad_(True)
-    parameters = [*start.view.parameters(), log_weights]
+    parameters = list(start.view.parameters())
     optimizer = torch.optim.Adam(parameters, lr=learning_rate, betas=(0.9, 0.99))
     first_averaged = math.ceil((1 - _AVERAGED) * steps)
     averages = [torch.zeros_like(parameter) for parameter in parameters]
     for t in range(steps):
         optimizer.param_groups[0]["lr"] = learning_rate * cosine(t / steps)
-        loss = posterior.loss(start.view, log_weights, t, variance)
+        loss = posterior.loss(start, t, variance)
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=parameters)
         optimizer.step()
@@ -222,61 +297,6 @@ def _fit(
     with torch.no_grad():
         for average, parameter in zip(averages, parameters, strict=True):
             parameter.copy_(average)
-    log_weights.requires_grad_(False)
-
-
-def tune(
-    extractor: nn.Module,
-    classifier: nn.Module,
-    view: View,
-    source: Labelled,
-    *,
-    steps: int,
-    generator: torch.Generator,
-    bar: Reporter,
-) -> tuple[nn.Module, nn.Module]:
-    """Copies of both modules, fine-tuned on labelled source records seen through the view.
-
-    Images vary a little at random, which makes up for what the view missed. An extractor whose features the view
-    changes stays as it is. A view that keeps scores is not given labels: the classifier learns to say of what is seen
-    what it said of the record itself, so that the labels' chance adds nothing, and the identity changes nothing.
-
-    Args:
-        extractor: source-trained.
-        classifier: source-trained.
-        view: fitted.
-        source: public.
-        steps: updates.
-        generator: of the batches.
-        bar: told of each step.
-    """
-    extractor, classifier = _laid_out(extractor, source.images), copy.deepcopy(classifier)
-    trained = [*(extractor.parameters() if view.tunes_extractor else ()), *classifier.parameters()]
-    view.requires_grad_(False)
-    scores: Tensor | None = None
-    if view.keeps_scores:
-        with torch.no_grad():
-            scores = torch.softmax(classifier(extractor(source.images)), dim=1)
-    for parameter in trained:
-        parameter.requires_grad_(True)
-    optimizer = torch.optim.Adam(trained, lr=_TUNE_RATE)
-    for t in range(steps):
-        optimizer.param_groups[0]["lr"] = _TUNE_RATE * (1.0 - t / steps)
-        chosen = torch.randint(len(source), (min(_TUNE_BATCH, len(source)),), generator=generator)
-        features = view(extractor, source.images[chosen], generator)
-        wanted = source.labels[chosen] if scores is None else scores[chosen]
-        loss = functional.cross_entropy(classifier(features), wanted)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        bar.advance(f"class loss {float(loss.detach()):.3f}")
-    return extractor.eval(), classifier.eval()
-
-
-def _laid_out(extractor: nn.Module, records: Tensor) -> nn.Module:
-    """A copy; for images its weights are stored channels last, with which a processor computes a third faster."""
-    copied = copy.deepcopy(extractor)
-    return copied.to(memory_format=torch.channels_last) if records.dim() == 4 else copied  # type: ignore[call-overload]
 
 
 def cosine(progress: float) -> float:

@@ -25,7 +25,8 @@ from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter
 from public_client.replay.prior_width import LinearModel, Widths
 from public_client.replay.residuals import Residuals
-from public_client.replay.views import CLASS_WIDTH, Fitted, View, moved_features
+from public_client.replay.verdict import Fitted
+from public_client.replay.views import CLASS_WIDTH, View, moved_features
 from shared.errors import InvalidValue
 
 _LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of gaps that are tried
@@ -167,8 +168,12 @@ def find_gaps(
     mode = best.model.mode(best.widths).to(source.images)
     with torch.no_grad():
         left = residuals.distance(search.residuals(best.view, mode))
-    weights, convinced = torch.exp(CLASS_WIDTH * mode[2 * len(view.fill) :]), best.log_posterior > begin.log_posterior
-    return Fitted(best.view, weights, left, convinced=convinced)
+    weights = torch.exp(CLASS_WIDTH * mode[2 * len(view.fill) :])
+    gained = best.log_posterior - begin.log_posterior
+    if gained > 0.0:
+        reason = f"columns with gaps make the release {gained:.1f} nats more probable"
+        return Fitted(best.view, weights, left, "adapted by a view", reason)
+    return Fitted(best.view, weights, left, "kept", "the release speaks for no gaps, so the model is kept")
 
 
 class _Search:

@@ -32,6 +32,9 @@ class Residuals:
         batch: b.
         sigma: noise of each released value.
         row_coefficients: L for releases of rows; None if they are coefficients already.
+
+    Attributes:
+        batch: b.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Residuals:
         row_coefficients: int | None = None,
     ) -> None:
         self._map = feature_map
+        self.batch = batch
         self._unit = sigma / math.sqrt(batch)
         self._sigma = sigma
         self._rows = row_coefficients is not None
@@ -66,6 +70,19 @@ class Residuals:
         """Numbers in one release, L k."""
         return self._targets[0].numel()
 
+    @property
+    def unit(self) -> float:
+        """Deviation of a released coefficient over sqrt(b), in units of mapped features."""
+        return self._unit
+
+    def projections(self, features: Tensor) -> list[Tensor]:
+        """(m, k) of raw features (m, d), for each of at most `MOST_RELEASES` releases."""
+        return [self._projected(features, number) for number in range(min(len(self), MOST_RELEASES))]
+
+    def targets(self) -> list[Tensor]:
+        """Released coefficients over sqrt(b), (L, k), of the same releases."""
+        return self._targets[:MOST_RELEASES]
+
     def of(self, features: Tensor, weights: Tensor, number: int) -> Tensor:
         """Coefficients of weighted source features less those of one release, over the noise's deviation.
 
@@ -77,18 +94,19 @@ class Residuals:
         Returns:
             (L, k).
         """
-        U, target = self._directions[number], self._targets[number]
-        clipped = self._map.clipped(features)
-        if self._rows:
-            projections = noised_source_projections(clipped, U, sigma=self._sigma, seed=self._seeds[number])
-        else:
-            projections = clipped @ U
-        own = weighted_coefficients(projections, weights, len(target))
+        target = self._targets[number]
+        own = weighted_coefficients(self._projected(features, number), weights, len(target))
         return (own - target) / self._unit
 
     def of_all(self, features: Tensor, weights: Tensor) -> Tensor:
         """Those of at most `MOST_RELEASES` releases, (r, L, k); see `of`."""
         return torch.stack([self.of(features, weights, number) for number in range(min(len(self), MOST_RELEASES))])
+
+    def _projected(self, features: Tensor, number: int) -> Tensor:
+        U, clipped = self._directions[number], self._map.clipped(features)
+        if self._rows:
+            return noised_source_projections(clipped, U, sigma=self._sigma, seed=self._seeds[number])
+        return clipped @ U
 
     def distance(self, residuals: Tensor) -> float:
         """F of `losses`: d / 2 times the mean squared difference, less the noise's share; mean over releases.

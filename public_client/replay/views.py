@@ -9,8 +9,8 @@ where the releases say little (few records, much noise) the view stays near the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ VARIATION = Variation(
 # Widths of the priors: standard deviations around the identity.
 _WARP, _STROKE, _GAMMA, _BLUR, _GAIN, _BIAS = 0.3, 0.5, 0.5, 0.5, 0.3, 0.3
 _FEATURE_GAIN, _FEATURE_BIAS = 0.3, 0.5  # of the logarithm; in deviations of the feature
+_INVERTED = math.log(100.0)  # nats: one device in a hundred shows black as white
+_NOISE = 0.3  # of the deviation of noise on each pixel
 CLASS_WIDTH = 0.5
 """Of the prior on the logarithm of a class's frequency at the target over the source's."""
 _UNIFORM_BORDER = 0.5  # a source has a background if this share of its border pixels are one value
@@ -68,24 +70,6 @@ class View(nn.Module):
         """
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """What the releases say of the target.
-
-    Attributes:
-        view: how it sees the source's records.
-        class_weights: (classes,), its class frequencies over the source's.
-        left: estimated distance F that is left.
-        convinced: whether the releases speak for a view at all. If not, the view is the identity, and the model had
-            better stay as it is, to the bit (`fit.tune` would change it at random).
-    """
-
-    view: View
-    class_weights: Tensor
-    left: float
-    convinced: bool = True
-
-
 class ImageView(View):
     """An affine resampling, sharpness, stroke thickness, gamma, gain and bias of images.
 
@@ -100,10 +84,16 @@ class ImageView(View):
         stroke: tanh of it mixes in a 3 x 3 maximum (thicker strokes) or minimum (thinner).
         gamma: logarithm of the exponent on brightness in [0, 1].
         affine: gain and bias of each channel.
+        noise: deviation of noise on each pixel; its sign has no meaning.
+        sign: 1, or -1 where black is seen as white.
     """
+
+    sign: Tensor
 
     def __init__(self, channels: int, background: float | None = None, variation: Variation = VARIATION) -> None:
         super().__init__()
+        self.register_buffer("sign", torch.ones(()))
+        self.noise = nn.Parameter(torch.zeros(()))
         self.variation = variation
         self.warp = AffineWarp2d()
         self.blur = nn.Parameter(torch.zeros(()))
@@ -115,7 +105,12 @@ class ImageView(View):
     def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Features (m, d) of images (m, c, h, w) in [-1, 1]."""
         drawn = None if generator is None else draw_variation(self.variation, records, generator)
-        features: Tensor = extractor(self.see(records, drawn))
+        seen = self.see(records, drawn)
+        if float(self.noise.detach()) != 0.0:
+            source = generator or torch.Generator().manual_seed(0)
+            grain = self.noise * torch.randn(seen.shape, generator=source).to(seen)
+            seen = seen + (seen + grain).clamp(-1.0, 1.0) - seen.clamp(-1.0, 1.0)  # a device's values end somewhere
+        features: Tensor = extractor(seen)
         return features
 
     def see(self, x: Tensor, drawn: Drawn | None = None) -> Tensor:
@@ -127,7 +122,7 @@ class ImageView(View):
         x = (1 - mix.abs()) * x + functional.relu(mix) * thick + functional.relu(-mix) * thin
         bright = ((x + 1) / 2).clamp(1e-3, 1.0)  # the lower end keeps the power's derivative finite
         gamma = self.gamma if drawn is None else self.gamma + drawn.gamma
-        seen: Tensor = self.affine(bright.pow(torch.exp(gamma)) * 2 - 1)
+        seen: Tensor = self.affine(self.sign * (bright.pow(torch.exp(gamma)) * 2 - 1))
         return seen
 
     def penalty(self) -> Tensor:
@@ -135,10 +130,11 @@ class ImageView(View):
         warp, affine = self.warp, self.affine
         identity = torch.eye(2, 3, device=warp.theta.device)
         total = ((warp.theta - identity) / _WARP).square().sum()
-        for parameter, width in ((self.blur, _BLUR), (self.stroke, _STROKE), (self.gamma, _GAMMA)):
+        widths = ((self.blur, _BLUR), (self.stroke, _STROKE), (self.gamma, _GAMMA), (self.noise, _NOISE))
+        for parameter, width in widths:
             total = total + (parameter / width).square()
         total = total + ((affine.gain - 1) / _GAIN).square().sum() + (affine.bias / _BIAS).square().sum()
-        return 0.5 * total
+        return 0.5 * total + _INVERTED * (self.sign < 0)
 
     def check(self, records: Tensor, features: Tensor) -> None:
         """See `View.check`."""
@@ -149,14 +145,23 @@ class ImageView(View):
             )
 
     def candidates(self, count: int, generator: torch.Generator) -> list[View]:
-        """Views that look through random warps: from the identity alone a turn is fitted as a shear."""
+        """Views that look through random warps: from the identity alone a turn is fitted as a shear.
+
+        One in four also inverts, and two see noise: nothing leads there from where these are absent.
+        """
         views: list[View] = []
-        for theta in SEARCH.draw(count, generator):
-            view = ImageView(self.affine.channels, self._background, self.variation).to(self.warp.theta.device)
-            with torch.no_grad():
-                view.warp.theta.copy_(theta)
-            views.append(view)
-        return views
+        for number, theta in enumerate(SEARCH.draw(count, generator)):
+            views.append(self._start(theta, sign=-1.0 if number % 4 == 3 else 1.0))
+        identity = torch.eye(2, 3)
+        return [*views, self._start(identity, sign=-1.0), *(self._start(identity, noise=much) for much in (0.2, 0.5))]
+
+    def _start(self, theta: Tensor, *, sign: float = 1.0, noise: float = 0.0) -> ImageView:
+        view = ImageView(self.affine.channels, self._background, self.variation).to(self.warp.theta.device)
+        with torch.no_grad():
+            view.warp.theta.copy_(theta)
+            view.sign.fill_(sign)
+            view.noise.fill_(noise)
+        return view
 
     def _resample(self, x: Tensor, drawn: Drawn | None) -> Tensor:
         """One resampling for warp and variation together: a second one would blur."""

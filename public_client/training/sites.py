@@ -61,7 +61,8 @@ class Site:
         stale: the step that is under way was asked with weights of long ago; its answer is drawn and dropped.
         history: where it stood after some of its steps.
         lost: why it was set aside; None while it takes part.
-        convinced: whether the releases behind its model spoke for any change; if not, that is the source-trained one.
+        outcome: what was done with its model: "adapted"; of a replay, which of `public_client.replay.verdict.Outcome`.
+        finding: why, in words, where the releases were found to say something.
     """
 
     name: str
@@ -76,7 +77,8 @@ class Site:
     stale: bool = False
     history: list[HistoryPoint] = field(default_factory=list)
     lost: DpswdError | None = None
-    convinced: bool = True
+    outcome: str = "adapted"
+    finding: str = ""
 
     @property
     def run(self) -> ChargedRun:
@@ -102,7 +104,8 @@ class Site:
             "state": self.state,
             "steps": self.steps,
             "planned_steps": self.plan.steps,
-            "convinced": self.convinced,
+            "outcome": self.outcome,
+            "finding": self.finding,
             "charged_epsilon": 0.0 if self.opened is None else self.opened.run.quote.epsilon,
             "reason": None if self.lost is None else f"{type(self.lost).__name__}: {self.lost}",
         }

@@ -12,9 +12,11 @@ from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.replay import fit as replay
 from public_client.replay.augmentation import Variation, Warps, draw_variation
+from public_client.replay.delivery import tune
 from public_client.replay.prior_width import LinearModel
 from public_client.replay.residuals import Residuals, weighted_coefficients
-from public_client.replay.views import FeatureView, Fitted, ImageView, MixedViews, background_of, view_for
+from public_client.replay.verdict import Fitted
+from public_client.replay.views import FeatureView, ImageView, MixedViews, background_of, view_for
 from shared.errors import InvalidValue
 from shared.kernels.directions import directions
 from shared.kernels.feature_map import FeatureMap
@@ -162,9 +164,7 @@ def test_tuning_a_feature_view_leaves_the_extractor_alone():
     source = Labelled(records, (records[:, 0] > 0).long())
     view = FeatureView(torch.ones(4))
     with reporting("", 1, shown=False) as bar:
-        tuned = replay.tune(
-            extractor, classifier, view, source, steps=60, generator=torch.Generator().manual_seed(0), bar=bar
-        )
+        tuned = tune(extractor, classifier, view, source, steps=60, generator=torch.Generator().manual_seed(0), bar=bar)
     torch.testing.assert_close(tuned[0].weight, extractor.weight)
     loss = nn.functional.cross_entropy
     with torch.no_grad():

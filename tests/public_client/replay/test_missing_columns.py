@@ -12,9 +12,11 @@ from benchmarks.local import released
 from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.replay import fit as replay
+from public_client.replay.delivery import tune
 from public_client.replay.missing_columns import TableView
 from public_client.replay.prior_width import LinearModel
-from public_client.replay.views import FeatureView, Fitted, MixedViews
+from public_client.replay.verdict import Fitted
+from public_client.replay.views import FeatureView, MixedViews
 from shared.errors import InvalidValue
 
 COLUMNS = 5
@@ -53,7 +55,7 @@ def found(
 
 def tuned(classifier: nn.Module, view: object, source: Labelled, steps: int = 300) -> nn.Linear:
     with reporting("", 1, shown=False) as bar:
-        return replay.tune(
+        return tune(
             nn.Identity(), classifier, view, source,
             steps=steps, generator=torch.Generator().manual_seed(0), bar=bar,
         )[1]  # fmt: skip

@@ -1,0 +1,176 @@
+"""Made shifts: what a target's records look like, beside the source's pool. Labels stay with their records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from public_client.data.datasets import Labelled
+
+Shift = Callable[[Labelled, torch.Generator], Labelled]
+
+
+def _uniform(generator: torch.Generator, low: float, high: float) -> float:
+    return low + (high - low) * float(torch.rand((), generator=generator))
+
+
+def _rarer(factor: float) -> Shift:
+    """The second half of the classes is `factor` times rarer; infinite: absent."""
+
+    def shift(data: Labelled, generator: torch.Generator) -> Labelled:
+        classes = int(data.labels.max()) + 1
+        rare = data.labels >= (classes + 1) // 2
+        kept = ~rare | (torch.rand(len(data), generator=generator) < 1.0 / factor)
+        return Labelled(data.images[kept], data.labels[kept])
+
+    return shift
+
+
+def _warped(images: Tensor, turn: float, size: float, across: float) -> Tensor:
+    cos, sin = math.cos(turn) / size, math.sin(turn) / size
+    theta = torch.tensor([[cos, sin, across], [-sin, cos, -across]]).expand(len(images), 2, 3)
+    grid = functional.affine_grid(theta, list(images.shape), align_corners=False)
+    return functional.grid_sample(images + 1.0, grid, padding_mode="zeros", align_corners=False) - 1.0
+
+
+def _turned(data: Labelled, generator: torch.Generator) -> Labelled:
+    sign = 1.0 if float(torch.rand((), generator=generator)) < 0.5 else -1.0
+    turn = sign * _uniform(generator, 0.25, 0.45)
+    seen = _warped(data.images, turn, _uniform(generator, 0.8, 0.95), _uniform(generator, -0.08, 0.08))
+    return Labelled(seen * _uniform(generator, 0.65, 0.85) + _uniform(generator, -0.05, 0.1), data.labels)
+
+
+def _inverted(data: Labelled, _: torch.Generator) -> Labelled:
+    return Labelled(-data.images, data.labels)
+
+
+def _smooth(count: int, knots: int, like: Tensor, generator: torch.Generator) -> Tensor:
+    field = torch.rand(count, 1, knots, knots, generator=generator)
+    return functional.interpolate(field, size=like.shape[-2:], mode="bicubic", align_corners=True).clamp(0.0, 1.0)
+
+
+def _texture(data: Labelled, generator: torch.Generator) -> Labelled:
+    """A random smooth pattern behind the object."""
+    behind = 1.4 * _smooth(len(data), 6, data.images, generator) - 1.0
+    return Labelled(torch.maximum(data.images, behind), data.labels)
+
+
+def _blended(data: Labelled, generator: torch.Generator) -> Labelled:
+    """MNIST-M in grey: |pattern - image|, as its authors blend; one channel instead of three, and made patterns."""
+    pattern = _smooth(len(data), 5, data.images, generator)
+    return Labelled((pattern - (data.images + 1.0) / 2.0).abs() * 2.0 - 1.0, data.labels)
+
+
+def _blurred(data: Labelled, generator: torch.Generator) -> Labelled:
+    width = _uniform(generator, 0.5, 1.2)  # pixels
+    taps = torch.exp(-0.5 * (torch.arange(-4.0, 5.0) / width).square())
+    kernel = torch.outer(taps, taps) / taps.sum() ** 2
+    padded = functional.pad(data.images, (4, 4, 4, 4), mode="replicate")
+    return Labelled(functional.conv2d(padded, kernel[None, None]), data.labels)
+
+
+def _noisy(data: Labelled, generator: torch.Generator) -> Labelled:
+    width = _uniform(generator, 0.3, 0.6)
+    noise = width * torch.randn(data.images.shape, generator=generator)
+    return Labelled((data.images + noise).clamp(-1.0, 1.0), data.labels)
+
+
+def _occluded(data: Labelled, generator: torch.Generator) -> Labelled:
+    images = data.images.clone()
+    top = int(torch.randint(4, 8, (), generator=generator))
+    images[..., top : top + 3, 3:11] = -1.0
+    return Labelled(images, data.labels)
+
+
+def _halved_and_turned(data: Labelled, generator: torch.Generator) -> Labelled:
+    return _turned(_rarer(math.inf)(data, generator), generator)
+
+
+def _permuted(data: Labelled, generator: torch.Generator) -> Labelled:
+    return Labelled(data.images[:, torch.randperm(data.images.shape[1], generator=generator)], data.labels)
+
+
+def _units(data: Labelled, generator: torch.Generator) -> Labelled:
+    """A third of the columns in other units."""
+    c = data.images.shape[1]
+    chosen = torch.randperm(c, generator=generator)[: max(1, c // 3)]
+    records = data.images.clone()
+    records[:, chosen] *= torch.exp(
+        _uniform(generator, 0.5, 1.2) * torch.randn(len(chosen), generator=generator).sign()
+    )
+    return Labelled(records, data.labels)
+
+
+def _missing(data: Labelled, generator: torch.Generator) -> Labelled:
+    """A quarter of the columns hold their median."""
+    c = data.images.shape[1]
+    chosen = torch.randperm(c, generator=generator)[: max(1, c // 4)]
+    records = data.images.clone()
+    records[:, chosen] = records[:, chosen].median(dim=0).values
+    return Labelled(records, data.labels)
+
+
+def _concept(data: Labelled, generator: torch.Generator) -> Labelled:
+    """Records stay; a fifth of the labels is another class, most of those with a large first column."""
+    classes = int(data.labels.max()) + 1
+    first = data.images.flatten(1)[:, 0]
+    high = first > first.quantile(0.7)
+    moved = high & (torch.rand(len(data), generator=generator) < 0.6)
+    return Labelled(data.images, torch.where(moved, (data.labels + 1) % classes, data.labels))
+
+
+def _covariate(data: Labelled, generator: torch.Generator) -> Labelled:
+    """Those with a large first column are three times rarer, whatever their class."""
+    first = data.images.flatten(1)[:, 0]
+    high = first > first.median()
+    kept = ~high | (torch.rand(len(data), generator=generator) < 1.0 / 3.0)
+    return Labelled(data.images[kept], data.labels[kept])
+
+
+def _gains(data: Labelled, generator: torch.Generator) -> Labelled:
+    """One gain for each column, by 15%."""
+    gains = torch.exp(0.15 * torch.randn(data.images.shape[1], generator=generator))
+    return Labelled(data.images * gains, data.labels)
+
+
+def _none(data: Labelled, _: torch.Generator) -> Labelled:
+    return data
+
+
+_CLASSES: dict[str, Shift] = {
+    "none": _none,
+    "half": _rarer(math.inf),
+    "ten-to-one": _rarer(10.0),
+    "hundred-to-one": _rarer(100.0),
+}
+SHIFTS: dict[str, dict[str, Shift]] = {
+    "images": _CLASSES
+    | {
+        "turned": _turned,
+        "half-and-turned": _halved_and_turned,
+        "inverted": _inverted,
+        "texture": _texture,
+        "blended": _blended,
+        "blurred": _blurred,
+        "noisy": _noisy,
+        "occluded": _occluded,
+    },
+    "vectors": _CLASSES | {"permuted": _permuted, "gains": _gains, "units": _units, "missing": _missing},
+    "tables": {
+        "none": _none,
+        "ten-to-one": _rarer(10.0),
+        "hundred-to-one": _rarer(100.0),
+        "permuted": _permuted,
+        "units": _units,
+        "missing": _missing,
+        "concept": _concept,
+        "covariate": _covariate,
+    },
+}
+"""By kind of record and name."""
+INSIDE = frozenset({"turned", "half-and-turned", "usps", "mnist"})
+"""Shifts of images that a view can follow, nearly; today's gains count there."""

@@ -1,0 +1,122 @@
+"""What the stored cells say, and docs/ml-team/shifts.md's table."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shifts.cells import TUNED_ON, all_cells
+from benchmarks.shifts.made import INSIDE
+from public_client.replay.verdict import VIEW_FITS, VIEW_MOST
+
+_PAGE = Path(__file__).parent / "page.txt"
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Over all stored cells, and over those of sources that no threshold was looked at on.
+
+    Args:
+        runs: as `cells.run` gives them.
+
+    Returns:
+        `cells`, `share_above_minus_1`, `share_above_minus_3`, `worst`, `gained_where_adapted` and more; `held_out`
+        holds the same of the held-out sources, `drawn` of those from the random order's beginning, `planned` how many
+        cells the battery has.
+    """
+    held_out = [run for run in runs if run["source"] not in TUNED_ON]
+    drawn = [run for run in runs if not run.get("chosen")]
+    return _figures(runs) | {"held_out": _figures(held_out), "drawn": _figures(drawn), "planned": len(all_cells())}
+
+
+def _figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    gains = [run["adapted"] - run["source_only"] for run in runs]
+    changed = [run for run in runs if run["outcome"] != "kept"]
+    views = [run for run in runs if run["outcome"] == "adapted by a view"]
+    priors = [run for run in runs if run["outcome"] == "priors corrected"]
+    return {
+        "cells": len(runs),
+        "share_above_minus_1": _share(gain > -1.0 for gain in gains),
+        "share_above_minus_3": _share(gain > -3.0 for gain in gains),
+        "worst": round(min(gains, default=0.0), 2),
+        "mean_gain": _mean(gains),
+        "adapted_by_a_view": len(views),
+        "priors_corrected": len(priors),
+        "kept": len(runs) - len(changed),
+        "gained_where_adapted": _share(_gain(run) > 0.0 for run in changed),
+        "gained_where_a_view": _share(_gain(run) > 0.0 for run in views),
+        "gained_where_priors": _share(_gain(run) > 0.0 for run in priors),
+        "mean_gain_where_adapted": _mean([_gain(run) for run in changed]),
+    }
+
+
+def _gain(run: dict[str, Any]) -> float:
+    return float(run["adapted"] - run["source_only"])
+
+
+def _share(values: Any) -> float | None:
+    every = list(values)
+    return round(sum(every) / len(every), 4) if every else None
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(sum(values) / len(values), 2) if values else None
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """By source and shift: cells, outcomes, mean source-only and adapted accuracy, worst difference."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for run in runs:
+        groups[run["source"], run["shift"]].append(run)
+    lines = [
+        "| source | shift | cells | by a view | priors corrected | kept | source-only | adapted | worst change |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (source, shift), own in sorted(groups.items()):
+        outcomes = [run["outcome"] for run in own]
+        counts = [outcomes.count(name) for name in ("adapted by a view", "priors corrected", "kept")]
+        before, after = (sum(run[key] for run in own) / len(own) for key in ("source_only", "adapted"))
+        name = f"{shift} (inside)" if shift in INSIDE else shift
+        lines.append(
+            f"| {source} | {name} | {len(own)} | {counts[0]} | {counts[1]} | {counts[2]} | {before:.1f} | {after:.1f} "
+            f"| {min(_gain(run) for run in own):+.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def page(runs: list[dict[str, Any]]) -> str:
+    """docs/ml-team/shifts.md."""
+    whole = summary(runs)
+    tuned = _figures([run for run in runs if run["source"] in TUNED_ON])
+    rows = [
+        ("all", whole),
+        ("from the beginning of the random order", whole["drawn"]),
+        ("held-out sources", whole["held_out"]),
+        ("sources that thresholds were looked at on", tuned),
+    ]
+    values = {
+        "view_fits": f"{VIEW_FITS:.0%}",
+        "view_most": f"{VIEW_MOST:.0%} of the variance",
+        "tuned_on": ", ".join(sorted(TUNED_ON)),
+        "planned": f"{whole['planned']:,}",
+        "drawn": f"{whole['drawn']['cells']:,}",
+        "chosen": f"{whole['cells'] - whole['drawn']['cells']:,}",
+        "summary": "\n".join(_row(title, figures) for title, figures in rows),
+        "table": table(runs),
+    }
+    text = _PAGE.read_text(encoding="utf-8")
+    for name, value in values.items():
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+def _row(title: str, figures: dict[str, Any]) -> str:
+    def percent(name: str) -> str:
+        return "none" if figures[name] is None else f"{100 * figures[name]:.1f}%"
+
+    gain = "none" if figures["mean_gain_where_adapted"] is None else f"{figures['mean_gain_where_adapted']:+.1f}"
+    return (
+        f"| {title} | {figures['cells']} | {percent('share_above_minus_1')} | {percent('share_above_minus_3')} | "
+        f"{figures['worst']:+.1f} | {figures['adapted_by_a_view']} | {figures['priors_corrected']} | {figures['kept']} "
+        f"| {percent('gained_where_adapted')} | {gain} |"
+    )

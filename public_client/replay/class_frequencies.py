@@ -1,0 +1,313 @@
+"""The target's class frequencies, and what they leave unexplained, by the law of the releases' noise.
+
+With F_c the distribution function of class c of the source along one direction, a target that differs from the source
+in its class frequencies w alone has F_w = sum_c w_c F_c, and its quantile coefficients are
+
+    T_0(w) = sum_c w_c E_c[x],   T_l(w) = -int Phi_l(F_w(y)) dy,   Phi_l(t) = sqrt(2) sin(pi l t) / (pi l)
+
+(the integral of F_w^-1 times a cosine, by parts). The released coefficients are T(w) + e, e ~ N(0, V + v M). V is
+known: the release's own noise, and the chance in which records of each class either side happens to have, by the
+influence functions of the coefficients. v is what frequencies alone cannot explain: 0 where the features of each
+class look alike on both sides. M, for each l the covariance of the projections on the k directions, says where to
+look for it: features that vary much are those that move when records are seen otherwise. So v is a part of the
+features' variance.
+
+w has a Dirichlet prior around the source's frequencies, whose strength is the most probable one (the marginal
+likelihood by Laplace's method in the softmax basis, MacKay 1998). All of it is post-processing of what was released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from public_client.replay.residuals import Residuals
+
+_STRENGTHS = (0.5, 2.0, 8.0, 32.0, 128.0, 512.0, 2048.0)
+"""Records of the source that the prior is worth, times the number of classes."""
+_LINEARISATIONS = 6
+_SETTLED = 1e-3  # of the frequencies' total change, after which there is nothing to linearise anew
+_NEWTON_STEPS = 40
+_HALVINGS = 40
+_SURE = 2.0  # nats below the best that end the interval of v: one side of 97.7%
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """The fit of class frequencies.
+
+    Attributes:
+        weights: (classes,), the target's frequency of each class over the source's; 1 if they are not free.
+        frequencies: (classes,), the target's.
+        before: (classes,), the source's.
+        deviations: (classes,), of each frequency.
+        unexplained: v, the part of the features' variance that is not explained.
+        at_most: the largest v that the release leaves plausible.
+        misfit: nats by which v is more probable than 0.
+        log_evidence: of the release, up to a constant.
+        chi_square: squared residuals per value, in units of the noise that is known.
+        values: how many.
+    """
+
+    weights: Tensor
+    frequencies: Tensor
+    before: Tensor
+    deviations: Tensor
+    unexplained: float
+    at_most: float
+    misfit: float
+    log_evidence: float
+    chi_square: float
+    values: int
+
+
+class FrequencyModel:
+    """What releases say of class frequencies, where the features of the classes are those of given records.
+
+    Args:
+        features: (m, d), raw, of labelled source records, as a view sees them or as they are.
+        labels: (m,).
+        residuals: from the releases.
+        classes: how many there are.
+        quick: leaves the chance in either side's records out of the noise, where fits are only compared.
+    """
+
+    def __init__(
+        self, features: Tensor, labels: Tensor, residuals: Residuals, classes: int, *, quick: bool = False
+    ) -> None:
+        self._quick = quick
+        self._plain: _Noise | None = None
+        self._labels = labels
+        self._onehot = torch.nn.functional.one_hot(labels, classes).double()  # (m, c)
+        self._counts = self._onehot.sum(dim=0)
+        self._records = residuals.batch
+        self._unit = residuals.unit
+        self._targets = [target.double() for target in residuals.targets()]
+        projections = [one.double() for one in residuals.projections(features)]
+        self._sorted = [one.sort(dim=0) for one in projections]
+        self._shape = _shape(projections, len(self._targets[0]))
+        self.present = self._counts > 0
+        self.source = self._counts / self._counts.sum()
+
+    def fixed(self) -> Frequencies:
+        """The source's own frequencies."""
+        left, slopes = self._linear(self.source)
+        return self._judged(self.source, torch.zeros_like(self.source), left, self._noise(self.source, slopes), 0.0)
+
+    def free(self, start: Tensor | None = None) -> Frequencies:
+        """The most probable frequencies, absent classes allowed.
+
+        Args:
+            start: (classes,) frequencies to begin from; the source's by default.
+        """
+        w, mode = self.source if start is None else start, None
+        for _ in range(_LINEARISATIONS):
+            left, slopes = self._linear(w)
+            noise = self._noise(w, slopes)
+            kept = self.present
+            linear = _Linear(left, slopes[kept], noise, noise.most_probable(left), w[kept], self.source[kept])
+            before, mode = w, linear.best()
+            w = self._spread_out(mode.w)
+            if float((w - before).abs().sum()) < _SETTLED:
+                break
+        assert mode is not None, "there is at least one round"
+        left, slopes = self._linear(w)
+        return self._judged(w, self._spread_out(mode.deviations), left, self._noise(w, slopes), mode.occam)
+
+    def _spread_out(self, values: Tensor) -> Tensor:
+        """Values of the classes that the source has, and 0 for others, (classes,)."""
+        whole = torch.zeros_like(self.source)
+        whole[self.present] = values
+        return whole
+
+    def _noise(self, w: Tensor, slopes: Tensor) -> _Noise:
+        if self._quick:
+            if self._plain is None:
+                self._plain = _Noise(self._unit**2 * torch.eye(slopes.shape[1]).to(slopes), self._shape)
+            return self._plain
+        return _Noise(self._covariance(w, slopes), self._shape)
+
+    def _judged(self, w: Tensor, deviations: Tensor, left: Tensor, noise: _Noise, occam: float) -> Frequencies:
+        v = noise.most_probable(left)
+        ratio = torch.where(self.present, w / self.source.clamp(min=1e-12), 1.0)
+        return Frequencies(
+            weights=ratio,
+            frequencies=w,
+            before=self.source,
+            deviations=deviations,
+            unexplained=v,
+            at_most=noise.at_most(left, v),
+            misfit=float(noise.log_likelihood(left, v) - noise.log_likelihood(left, 0.0)),
+            log_evidence=float(noise.log_likelihood(left, v)) + occam,
+            chi_square=float(noise.square(left, 0.0)) / len(left),
+            values=len(left),
+        )
+
+    def _linear(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Released less expected coefficients (N,), and the slopes of the expected ones by class, (c, N)."""
+        self._influences = []
+        left, slopes = [], []
+        shares = w / self._counts.clamp(min=1.0)
+        for (ordered, order), target in zip(self._sorted, self._targets, strict=True):
+            v = shares[self._labels][order]  # (m, k)
+            levels = v.cumsum(dim=0)
+            gaps = torch.diff(ordered, dim=0)
+            expected, rows = [(ordered * v).sum(dim=0)], [ordered]
+            for degree in range(1, len(target)):
+                angle = math.pi * degree * levels[:-1]
+                expected.append(-(math.sqrt(2.0) / (math.pi * degree)) * (torch.sin(angle) * gaps).sum(dim=0))
+                slope = math.sqrt(2.0) * torch.cos(angle) * gaps
+                above = torch.cat((slope.flip(0).cumsum(dim=0).flip(0), torch.zeros_like(slope[:1])))
+                rows.append(-above)
+            left.append((target - torch.stack(expected)).flatten())
+            each = torch.stack([torch.empty_like(row).scatter_(0, order, row) for row in rows], dim=1)  # (m, L, k)
+            self._influences.append(each.flatten(1))
+            slopes.append((self._onehot.T @ each.flatten(1)) / self._counts.clamp(min=1.0)[:, None])
+        return torch.cat(left), torch.cat(slopes, dim=1)
+
+    def _covariance(self, w: Tensor, slopes: Tensor) -> Tensor:
+        """V (N, N): the noise of the releases, and the chance in the records of either side."""
+        own = torch.cat(self._influences, dim=1) - slopes[self._labels]
+        spread = w / self._records + w.square() / self._counts.clamp(min=1.0)
+        rows = own * (spread / self._counts.clamp(min=2.0)).sqrt()[self._labels][:, None]
+        return rows.T @ rows + self._unit**2 * torch.eye(rows.shape[1]).to(rows)
+
+
+def _shape(projections: Sequence[Tensor], coefficients: int) -> Tensor:
+    """M (N, N), from projections (m, k) on each release's directions: covariances along a diagonal."""
+    blocks = [torch.cov(one.T) for one in projections for _ in range(coefficients)]
+    return torch.block_diag(*blocks)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Noise:
+    """V + v M in axes in which it is diagonal, 1 + v values, for every v.
+
+    Args:
+        covariance: V (N, N).
+        shape: M (N, N).
+    """
+
+    def __init__(self, covariance: Tensor, shape: Tensor) -> None:
+        self._root = torch.linalg.cholesky(covariance)
+        half = torch.linalg.solve_triangular(self._root, shape, upper=False)
+        values, self._axes = torch.linalg.eigh(torch.linalg.solve_triangular(self._root, half.T, upper=False))
+        self._values = values.clamp(min=0.0)
+
+    def scaled(self, columns: Tensor, v: float) -> Tensor:
+        """(N,) or (N, c) in these axes, in units of the noise there."""
+        matrix = columns if columns.dim() == 2 else columns[:, None]
+        turned: Tensor = self._axes.T @ torch.linalg.solve_triangular(self._root, matrix, upper=False)
+        in_noise: Tensor = turned / (1.0 + v * self._values).sqrt()[:, None]
+        return in_noise.reshape(columns.shape)
+
+    def square(self, left: Tensor, v: float) -> Tensor:
+        return self.scaled(left, v).square().sum()
+
+    def log_likelihood(self, left: Tensor, v: float) -> Tensor:
+        """Up to a constant that is the same for all explanations of a release of the same V."""
+        log_determinant = 2.0 * torch.log(torch.diagonal(self._root)).sum() + torch.log1p(v * self._values).sum()
+        return -0.5 * (self.square(left, v) + log_determinant)
+
+    def most_probable(self, left: Tensor) -> float:
+        """V of the largest likelihood; 0 where the noise explains all."""
+        squares = self.scaled(left, 0.0).square()
+
+        def slope(v: float) -> float:
+            whole = 1.0 + v * self._values
+            return float((self._values * (squares / whole.square() - 1.0 / whole)).sum())
+
+        if slope(0.0) <= 0.0:
+            return 0.0
+        low, high = 0.0, 1.0 / float(self._values.max())
+        while slope(high) > 0.0:
+            high *= 2.0
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if slope(middle) > 0.0 else (low, middle)
+        return high
+
+    def at_most(self, left: Tensor, v: float) -> float:
+        """The v above the most probable one at which the likelihood has fallen by `_SURE` nats."""
+        floor = float(self.log_likelihood(left, v)) - _SURE
+        low, high = v, 2.0 * v + 1.0 / float(self._values.max())
+        while float(self.log_likelihood(left, high)) > floor:
+            high *= 2.0
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if float(self.log_likelihood(left, middle)) > floor else (low, middle)
+        return high
+
+
+@dataclass(frozen=True)
+class _Mode:
+    w: Tensor
+    deviations: Tensor
+    log_evidence: float
+    occam: float
+
+
+class _Linear:
+    """Coefficients as a linear function of the frequencies around w0: left - slopes^T (w - w0) is noise."""
+
+    def __init__(self, left: Tensor, slopes: Tensor, noise: _Noise, v: float, w0: Tensor, source: Tensor) -> None:
+        self._left = noise.scaled(left, v)
+        self._slopes = noise.scaled(slopes.T, v)  # (N, c)
+        self._w0, self._source = w0, source
+        self._gram, self._pulled = self._slopes.T @ self._slopes, self._slopes.T @ self._left
+        self._constant = float(self._left.square().sum())
+        c = len(source)
+        centred = torch.eye(c).to(source) - 1.0 / c
+        self._basis = torch.linalg.eigh(centred)[1][:, 1:]  # (c, c - 1), orthogonal to ones
+
+    def best(self) -> _Mode:
+        """The mode under the most probable strength; the source's own frequencies count as the strongest prior."""
+        modes = [self._mode(strength * len(self._source)) for strength in _STRENGTHS]
+        modes.append(_Mode(self._source, torch.zeros_like(self._source), -0.5 * self._square(self._source), 0.0))
+        return max(modes, key=lambda mode: mode.log_evidence)
+
+    def _square(self, w: Tensor) -> float:
+        step = w - self._w0
+        return self._constant - 2.0 * float(step @ self._pulled) + float(step @ self._gram @ step)
+
+    def _mode(self, strength: float) -> _Mode:
+        alpha = strength * self._source
+        logs = torch.log((0.98 * self._w0 + 0.02 * self._source).clamp(min=1e-12))
+
+        def energy(logs: Tensor) -> float:
+            w = torch.softmax(logs, dim=0)
+            return 0.5 * self._square(w) - float(alpha @ torch.log_softmax(logs, dim=0))
+
+        damping, now = 1e-3, energy(logs)
+        for _ in range(_NEWTON_STEPS):
+            w = torch.softmax(logs, dim=0)
+            spread = torch.diag(w) - torch.outer(w, w)
+            gradient = spread @ (self._gram @ (w - self._w0) - self._pulled) - alpha + strength * w
+            curvature = self._basis.T @ (spread @ self._gram @ spread + strength * spread) @ self._basis
+            gradient = self._basis.T @ gradient
+            damped = curvature + damping * torch.diag(torch.diagonal(curvature))
+            step = self._basis @ torch.linalg.solve(damped, gradient)
+            proposed = logs - step * min(1.0, 3.0 / float(step.abs().max().clamp(min=1e-12)))
+            then = energy(proposed)
+            if then > now:
+                damping *= 10.0
+                if damping > 1e6:
+                    break
+                continue
+            damping, gained = max(damping * 0.2, 1e-9), now - then
+            logs, now = proposed, then
+            if gained < 1e-7:
+                break
+        w = torch.softmax(logs, dim=0)
+        spread = torch.diag(w) - torch.outer(w, w)
+        curvature = self._basis.T @ (spread @ self._gram @ spread + strength * spread) @ self._basis
+        c = len(w)
+        log_prior = math.lgamma(strength) - float(torch.lgamma(alpha).sum()) + 0.5 * math.log(c)
+        log_prior += float(alpha @ torch.log(w.clamp(min=1e-300)))
+        volume = 0.5 * (c - 1) * math.log(2 * math.pi) - 0.5 * float(torch.logdet(curvature))
+        covariance = spread @ self._basis @ torch.linalg.inv(curvature) @ self._basis.T @ spread
+        deviations = torch.diagonal(covariance).clamp(min=0.0).sqrt()
+        return _Mode(w, deviations, -0.5 * self._square(w) + log_prior + volume, log_prior + volume)

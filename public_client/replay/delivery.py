@@ -1,0 +1,262 @@
+"""From what releases are found to say (`verdict`) to the model that a site is given.
+
+A view: the source-trained modules are tuned on source records seen through it, and the tuned ones are delivered if
+they do better on such records than the source-trained ones do, by more than chance: a shorter trial on a part of the
+source says so, on the records that it left out. Other class frequencies: log(target's / source's) is added to the
+classifier's scores, Bayes' rule for new priors (Saerens, Latinne & Decaestecker 2002), and no weight changes. Never
+both: under a view, frequencies and pixels are too easily mistaken for each other. Otherwise the source-trained model,
+to the bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from public_client.data.datasets import Labelled
+from public_client.data.progress import Reporter, reporting
+from public_client.replay.verdict import Fitted, Outcome
+from public_client.replay.views import FeatureView, MixedViews, View
+
+_BATCH = 128
+_RATE = 1e-3
+_HELD_OUT = 0.1  # of the source, that the extractor of a trial is not tuned on
+_MOST_HELD_OUT = 1000
+_FOLDS = 3
+_TRIAL_STEPS = 400
+_AT_ONCE = 1024  # records
+_SURE = 2.0  # standard errors by which tuning must be expected to gain
+_LEAST_WEIGHT = 1e-3  # a class that seems absent may still come
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What one site is given.
+
+    Attributes:
+        extractor: records to features.
+        classifier: features to scores.
+        outcome: how they came about.
+        reason: why, in words.
+    """
+
+    extractor: nn.Module
+    classifier: nn.Module
+    outcome: Outcome
+    reason: str
+
+
+def deliver(
+    extractor: nn.Module,
+    classifier: nn.Module,
+    found: Mapping[str, Fitted],
+    shares: Mapping[str, float],
+    source: Labelled,
+    *,
+    steps: int,
+    seed: int,
+    generator: torch.Generator,
+    bar: Reporter,
+) -> dict[str, Delivered]:
+    """Models of sites that train together, by name; sites whose releases speak for views share one.
+
+    Args:
+        extractor: source-trained; stays as it is, like the classifier.
+        classifier: source-trained.
+        found: of each site.
+        shares: of each site in a shared model.
+        source: public.
+        steps: of tuning.
+        seed: of the draw of sites in a shared model.
+        generator: of the batches.
+        bar: told of each step of tuning.
+    """
+    views = {name: fitted.view for name, fitted in found.items() if fitted.convinced}
+    tuned: tuple[nn.Module, nn.Module] = (extractor, classifier)
+    trials: list[Trial] = []
+    if views:
+        view: View = next(iter(views.values()))
+        if len(views) > 1:
+            view = MixedViews(list(views.values()), [shares[name] for name in views], seed)
+
+        tuned = tune(extractor, classifier, view, source, steps=steps, generator=generator, bar=bar)
+        if not view.keeps_scores:
+            trial = _held_out if view.tunes_extractor else _folds
+            trials = trial(extractor, classifier, view, source, min(steps, _TRIAL_STEPS), generator)
+    delivered = {}
+    kept = (copy.deepcopy(extractor), copy.deepcopy(classifier))
+    for name, fitted in found.items():
+        outcome, reason, model = fitted.outcome, fitted.reason, kept
+        if outcome == "priors corrected":
+            model = (kept[0], with_priors(classifier, fitted.class_weights))
+        elif name in views:
+            gain, error = expected_gain(trials, views[name])
+            if views[name].keeps_scores or gain > _SURE * error:
+                model = tuned
+            else:
+                outcome = "kept"
+                reason = (
+                    f"training on the view that was found would gain {gain:.1f} ± {error:.1f} points on public records "
+                    f"seen through it, which is no clear gain, so the model is kept ({reason})"
+                )
+        delivered[name] = Delivered(*model, outcome, reason)
+    return delivered
+
+
+def _taken(data: Labelled, chosen: Tensor) -> Labelled:
+    return Labelled(data.images[chosen], data.labels[chosen])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Two models, extractor and classifier each, and labelled source records that the second was not tuned on."""
+
+    before: tuple[nn.Module, nn.Module]
+    after: tuple[nn.Module, nn.Module]
+    held: Labelled
+
+
+def _held_out(
+    extractor: nn.Module,
+    classifier: nn.Module,
+    view: View,
+    source: Labelled,
+    steps: int,
+    generator: torch.Generator,
+) -> list[Trial]:
+    """Where all weights are tuned: some records are held out once, and the source-trained model has seen them.
+
+    So the gain is rather too small than too large.
+    """
+    order = torch.randperm(len(source), generator=generator).to(source.labels.device)
+    count = min(_MOST_HELD_OUT, int(_HELD_OUT * len(source)))
+    kept, held = _taken(source, order[count:]), _taken(source, order[:count])
+    with reporting("", steps, shown=False) as bar:
+        tuned = tune(extractor, classifier, view, kept, steps=steps, generator=generator, bar=bar)
+    return [Trial((extractor, classifier), tuned, held)]
+
+
+def _folds(
+    extractor: nn.Module,
+    classifier: nn.Module,
+    view: View,
+    source: Labelled,
+    steps: int,
+    generator: torch.Generator,
+) -> list[Trial]:
+    """Where the extractor stays as it is, every record is held out once, and features are computed once.
+
+    Both models of a trial are tuned for as long on the same records, one of them without the view: a classifier that
+    knows its training records by heart would otherwise look better than it is.
+    """
+    with torch.no_grad():
+        features = torch.cat([extractor(records) for records in torch.split(source.images, _AT_ONCE)])
+    data, still = Labelled(features, source.labels), FeatureView(torch.ones_like(features[0]))
+    numbers = torch.randperm(len(data), generator=generator).to(source.labels.device) % _FOLDS
+    trials = []
+    for number in range(_FOLDS):
+        kept, held = (
+            _taken(data, (numbers != number).nonzero()[:, 0]),
+            _taken(data, (numbers == number).nonzero()[:, 0]),
+        )
+        with reporting("", 2 * steps, shown=False) as bar:
+            before, after = (
+                tune(nn.Identity(), classifier, one, kept, steps=steps, generator=generator, bar=bar)
+                for one in (still, view)
+            )
+        trials.append(Trial(before, after, held))
+    return trials
+
+
+@torch.no_grad()
+def expected_gain(trials: Sequence[Trial], view: View) -> tuple[float, float]:
+    """Gain in accuracy on source records seen through a view, and its standard error, in percentage points.
+
+    Args:
+        trials: what is compared.
+        view: fitted.
+    """
+
+    def right(model: tuple[nn.Module, nn.Module], held: Labelled) -> Tensor:
+        scores = [model[1](view(model[0], records)) for records in torch.split(held.images, _AT_ONCE)]
+        return (torch.cat(scores).argmax(dim=1) == held.labels).double()
+
+    gains = [100.0 * (right(one.after, one.held) - right(one.before, one.held)) for one in trials if len(one.held)]
+    each = torch.cat(gains) if gains else torch.zeros(0)
+    if len(each) < 2:
+        return 0.0, math.inf
+    return float(each.mean()), float(each.std()) / math.sqrt(len(each))
+
+
+def with_priors(classifier: nn.Module, weights: Tensor) -> nn.Module:
+    """A copy that adds log weights to the scores.
+
+    Args:
+        classifier: features to scores (m, classes) whose softmax is a probability on the source.
+        weights: (classes,) the target's class frequencies over the source's.
+    """
+    last = nn.Linear(len(weights), len(weights)).to(weights)
+    with torch.no_grad():
+        last.weight.copy_(torch.eye(len(weights)))
+        last.bias.copy_(torch.log(weights.clamp(min=_LEAST_WEIGHT)))
+    return nn.Sequential(copy.deepcopy(classifier), last).eval()
+
+
+def tune(
+    extractor: nn.Module,
+    classifier: nn.Module,
+    view: View,
+    source: Labelled,
+    *,
+    steps: int,
+    generator: torch.Generator,
+    bar: Reporter,
+) -> tuple[nn.Module, nn.Module]:
+    """Copies of both modules, fine-tuned on labelled source records seen through the view.
+
+    Images vary a little at random, which makes up for what the view missed. An extractor whose features the view
+    changes stays as it is. A view that keeps scores is not given labels: the classifier learns to say of what is seen
+    what it said of the record itself, so that the labels' chance adds nothing, and the identity changes nothing.
+
+    Args:
+        extractor: source-trained.
+        classifier: source-trained.
+        view: fitted.
+        source: public.
+        steps: updates.
+        generator: of the batches.
+        bar: told of each step.
+    """
+    extractor, classifier = laid_out(extractor, source.images), copy.deepcopy(classifier)
+    trained = [*(extractor.parameters() if view.tunes_extractor else ()), *classifier.parameters()]
+    view.requires_grad_(False)
+    scores: Tensor | None = None
+    if view.keeps_scores:
+        with torch.no_grad():
+            scores = torch.softmax(classifier(extractor(source.images)), dim=1)
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    optimizer = torch.optim.Adam(trained, lr=_RATE)
+    for t in range(steps):
+        optimizer.param_groups[0]["lr"] = _RATE * (1.0 - t / steps)
+        chosen = torch.randint(len(source), (min(_BATCH, len(source)),), generator=generator)
+        features = view(extractor, source.images[chosen], generator)
+        wanted = source.labels[chosen] if scores is None else scores[chosen]
+        loss = functional.cross_entropy(classifier(features), wanted)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        bar.advance(f"class loss {float(loss.detach()):.3f}")
+    return extractor.eval(), classifier.eval()
+
+
+def laid_out(extractor: nn.Module, records: Tensor) -> nn.Module:
+    """A copy; for images its weights are stored channels last, with which a processor computes a third faster."""
+    copied = copy.deepcopy(extractor)
+    return copied.to(memory_format=torch.channels_last) if records.dim() == 4 else copied  # type: ignore[call-overload]

@@ -1,0 +1,106 @@
+"""What releases are found to say of a target: a view, other class frequencies, nothing, or nothing that is understood.
+
+Three explanations are compared by the law of the releases' noise, simplest first: the source as it is, the source
+with other class frequencies (any, absent classes too), the source seen through a view with other class frequencies.
+The first that *fits* is taken. An explanation fits if the largest misfit that the release leaves plausible is a small
+part of the features' own variance (`Evidence.fits`): so a release of few records or little epsilon certifies nothing,
+and the model is kept. A richer explanation must also be more probable than the simpler one, by its marginal likelihood.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from public_client.replay.class_frequencies import Frequencies
+from public_client.replay.views import View
+
+Outcome = Literal["adapted by a view", "priors corrected", "kept"]
+FITS = 0.0125
+"""Part of the variance of a projection that an explanation may leave unexplained (docs/ml-team/shifts.md)."""
+VIEW_FITS = 0.2
+"""A view changes more than frequencies do, so it may also leave this part of what it was asked to explain,"""
+VIEW_MOST = 0.06
+"""but no more of the variance than this."""
+LEAST_CHANGE = 0.1
+"""Share of the records that must be of another class than the source's frequencies say: below, nothing is gained."""
+CONVINCED = math.log(1e6)
+"""Nats by which an explanation must be more probable than a simpler one, or the simpler one is taken."""
+
+
+_SEEN = 11.3  # nats: half the 1e-6 quantile of chi-square with one degree of freedom, at its boundary
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How well one explanation fits.
+
+    Attributes:
+        frequencies: fitted under it.
+        penalty: minus the logarithm of the prior of what else it assumes.
+    """
+
+    frequencies: Frequencies
+    penalty: float = 0.0
+
+    @property
+    def log_evidence(self) -> float:
+        """Of the release, up to a constant that all explanations share."""
+        return self.frequencies.log_evidence - self.penalty
+
+    @property
+    def unexplained(self) -> float:
+        """Part of the features' variance that it most probably leaves unexplained."""
+        return self.frequencies.unexplained
+
+    @property
+    def at_most(self) -> float:
+        """The largest such part that the release leaves plausible."""
+        return self.frequencies.at_most
+
+    @property
+    def changed(self) -> float:
+        """Half the summed change of the class frequencies."""
+        return 0.5 * float((self.frequencies.frequencies - self.frequencies.before).abs().sum())
+
+    @property
+    def sees_misfit(self) -> bool:
+        """Whether more than the noise is left: 1 in a million by chance alone."""
+        return self.frequencies.misfit > _SEEN
+
+    def fits(self, most: float = FITS) -> bool:
+        """Whether what is left is at most `most`, plausibly."""
+        return self.at_most <= most
+
+    def __str__(self) -> str:
+        return (
+            f"squared residuals of {self.frequencies.chi_square:.2f} per value where the noise alone gives 1, "
+            f"{100 * self.unexplained:.1f}% of the features' variance unexplained and at most {100 * self.at_most:.1f}%"
+        )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What the releases say of the target.
+
+    Attributes:
+        view: how it sees the source's records; the identity unless the outcome is a view.
+        class_weights: (classes,), its class frequencies over the source's.
+        left: estimated distance F that is left.
+        outcome: what is to be done with the model.
+        reason: why, in words, with the misfit beside the noise floor.
+    """
+
+    view: View
+    class_weights: Tensor
+    left: float
+    outcome: Outcome
+    reason: str
+
+    @property
+    def convinced(self) -> bool:
+        """Whether the view is to be used."""
+        return self.outcome == "adapted by a view"

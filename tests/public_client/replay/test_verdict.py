@@ -1,0 +1,190 @@
+"""From a release to a model: a view, other priors, or the model as it was, by evidence."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.local import released
+from public_client import DomainAdaptation, Hospital, Replay
+from public_client.data.accuracy import accuracy
+from public_client.data.datasets import Labelled, load_task
+from public_client.data.networks import digits_network
+from public_client.data.progress import reporting
+from public_client.data.source import source_loader, train_source
+from public_client.replay import delivery, fit
+from public_client.replay.verdict import Fitted
+from public_client.replay.views import FeatureView, ImageView
+from public_client.testing.mock import MockCurator, mock_description
+
+CLASSES, D = 3, 6
+
+
+def table(count: int, seed: int, frequencies: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Labelled:
+    generator = torch.Generator().manual_seed(seed)
+    centres = 1.2 * torch.randn(CLASSES, D, generator=torch.Generator().manual_seed(99))
+    labels = torch.multinomial(torch.tensor(frequencies), count, replacement=True, generator=generator)
+    return Labelled(centres[labels] + torch.randn(count, D, generator=generator), labels)
+
+
+SOURCE = table(2000, 0)
+
+
+def found(target: torch.Tensor, *, epsilon: float) -> Fitted:
+    residuals = released(target, SOURCE.images, epsilon=epsilon, delta=1e-5, seed=bytes(range(32)))
+    with reporting("", 1, shown=False) as bar:
+        return fit.find_view(
+            nn.Identity(), SOURCE, residuals, learning_rate=0.03, generator=torch.Generator().manual_seed(0), bar=bar
+        )
+
+
+def given(classifier: nn.Module, fitted: Fitted, steps: int = 200) -> delivery.Delivered:
+    with reporting("", 1, shown=False) as bar:
+        return delivery.deliver(
+            nn.Identity(), classifier, {"a": fitted}, {"a": 1.0}, SOURCE,
+            steps=steps, seed=0, generator=torch.Generator().manual_seed(0), bar=bar,
+        )["a"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    torch.manual_seed(0)
+    head = nn.Linear(D, CLASSES)
+    train_source(nn.Identity(), head, source_loader(SOURCE, batch_size=64), epochs=20, learning_rate=5e-3)
+    return head
+
+
+def test_other_frequencies_correct_the_priors_and_gain(classifier):
+    target = table(2000, 1, (0.7, 0.3, 0.0))
+    fitted = found(target.images, epsilon=1.0)
+    assert fitted.outcome == "priors corrected"
+    assert "class frequencies alone" in fitted.reason
+    model = given(classifier, fitted)
+    before = accuracy(nn.Identity(), classifier, target)
+    assert accuracy(model.extractor, model.classifier, target) > before + 1.0
+    expected = classifier(target.images) + torch.log(fitted.class_weights.clamp(min=1e-3))
+    torch.testing.assert_close(model.classifier(target.images), expected)
+
+
+def test_no_shift_keeps_the_model_to_the_bit(classifier):
+    fitted = found(table(2000, 2).images, epsilon=1.0)
+    assert fitted.outcome == "kept"
+    assert "fits the source as it is" in fitted.reason
+    model = given(classifier, fitted)
+    assert torch.equal(model.classifier(SOURCE.images), classifier(SOURCE.images))
+
+
+def test_thin_evidence_keeps_the_model():
+    fitted = found(table(60, 3, (0.7, 0.3, 0.0)).images, epsilon=0.3)
+    assert fitted.outcome == "kept"
+    assert "says too little" in fitted.reason
+
+
+def test_what_no_view_explains_is_said_beside_the_noise_floor():
+    """Columns that change places: gains and biases cannot follow, and priors must not be bent to it."""
+    fitted = found(table(3000, 4).images[:, [3, 4, 5, 0, 1, 2]], epsilon=3.0)
+    assert fitted.outcome == "kept"
+    assert "does not fit what is known of shifts" in fitted.reason
+    assert "where the noise alone gives 1" in fitted.reason
+    assert torch.equal(fitted.class_weights, torch.ones(CLASSES))
+
+
+def test_a_view_that_would_gain_nothing_is_not_used(classifier):
+    """The identity as a view: tuning on it cannot gain, so the source's own model is given."""
+    still = Fitted(FeatureView(torch.ones(D)), torch.ones(CLASSES), 0.0, "adapted by a view", "made for this test")
+    model = given(classifier, still)
+    assert model.outcome == "kept"
+    assert "no clear gain" in model.reason
+    assert torch.equal(model.classifier(SOURCE.images), classifier(SOURCE.images))
+
+
+def test_sites_that_share_a_training_keep_their_own_outcomes(classifier):
+    tilted = found(table(2000, 1, (0.7, 0.3, 0.0)).images, epsilon=1.0)
+    alike = found(table(2000, 2).images, epsilon=1.0)
+    with reporting("", 1, shown=False) as bar:
+        models = delivery.deliver(
+            nn.Identity(), classifier, {"a": tilted, "b": alike, "c": alike}, {"a": 0.5, "b": 0.25, "c": 0.25}, SOURCE,
+            steps=5, seed=0, generator=torch.Generator().manual_seed(0), bar=bar,
+        )  # fmt: skip
+    assert [model.outcome for model in models.values()] == ["priors corrected", "kept", "kept"]
+    assert models["b"].classifier is models["c"].classifier
+    assert not torch.equal(models["a"].classifier(SOURCE.images), models["b"].classifier(SOURCE.images))
+
+
+def test_an_expected_gain_is_that_of_held_out_records():
+    right, wrong = nn.Identity(), nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        wrong.weight.copy_(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+    held = Labelled(torch.eye(2).repeat(20, 1), torch.tensor([0, 1]).repeat(20))
+    held.labels[:10] = 1 - held.labels[:10]
+    view = FeatureView(torch.ones(2))
+    gain, error = delivery.expected_gain([delivery.Trial((nn.Identity(), wrong), (nn.Identity(), right), held)], view)
+    assert gain == pytest.approx(50.0)
+    assert error == pytest.approx(100.0 * (0.75 * 40 / 39) ** 0.5 / 40**0.5)
+
+
+def test_images_may_be_seen_inverted_or_with_noise():
+    images = torch.rand(6, 1, 8, 8) * 1.8 - 0.9
+    views = ImageView(1).candidates(8, torch.Generator().manual_seed(0))
+    inverted = [view for view in views if isinstance(view, ImageView) and float(view.sign) < 0]
+    noisy = [view for view in views if isinstance(view, ImageView) and float(view.noise.detach()) > 0]
+    assert len(inverted) == 3
+    assert len(noisy) == 2
+    flat = nn.Flatten()
+    torch.testing.assert_close(inverted[-1](flat, images), flat(-images), rtol=1e-4, atol=1e-4)
+    assert float((noisy[-1](flat, images) - flat(images)).detach().abs().mean()) > 0.1
+    assert float(inverted[-1].penalty().detach()) > 4.0
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Digits as scikit-learn ships them, without the demo's shift, and a network that is trained on every other one."""
+    from sklearn.datasets import load_digits
+
+    bundle = load_digits()
+    images = torch.from_numpy(bundle.images.astype("float32") / 8.0 - 1.0).unsqueeze(1)[1::2].contiguous()
+    target = Labelled(images, torch.from_numpy(bundle.target[1::2].astype("int64")))
+    source = load_task("digits").source
+    torch.manual_seed(0)
+    extractor, classifier = digits_network((1, 8, 8))
+    loader = source_loader(source, batch_size=64)
+    train_source(extractor, classifier, loader, epochs=10)
+    return extractor, classifier, loader, target
+
+
+def trained(digits, records: torch.Tensor) -> DomainAdaptation:
+    """The default through the mock curator, which holds these records; tuned for a moment only."""
+    extractor, classifier, loader, _ = digits
+    described = mock_description(records=len(records), record_shape=(1, 8, 8), epsilon=8.0, delta=1e-5)
+    hospital = Hospital(MockCurator(described, records=lambda count: records[:count]))
+    plan = hospital.plan(Replay(tuning_steps=20), epsilon=8.0)
+    model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=0, device="cpu")
+    model.fit(loader, progress=False)
+    return model
+
+
+def test_half_of_the_classes_does_not_harm_and_gains(digits):
+    target = digits[3]
+    half = Labelled(target.images[target.labels < 5], target.labels[target.labels < 5])
+    model = trained(digits, half.images)
+    (report,) = model.reports
+    assert report["outcome"] == "priors corrected"
+    before = accuracy(digits[0], digits[1], half)
+    assert accuracy(model.model().extractor, model.model().classifier, half) > before
+
+
+def test_pixels_that_change_places_keep_the_model_and_say_so(digits, caplog):
+    images = digits[3].images
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    shuffled = images.flatten(1)[:, order].reshape(images.shape)
+    with caplog.at_level(logging.WARNING):
+        model = trained(digits, shuffled)
+    (report,) = model.reports
+    assert report["outcome"] == "kept"
+    assert "does not fit what is known of shifts" in report["finding"]
+    assert "does not fit what is known of shifts" in caplog.text
+    scores = model.model().classifier(model.model().extractor(images))
+    torch.testing.assert_close(scores, digits[1](digits[0](images)), rtol=1e-4, atol=1e-4)
