@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import grpc
 import numpy as np
@@ -35,7 +35,7 @@ from private_curator.steps.release import ReleasePipeline
 from private_curator.storage.incidents import IncidentBook
 from private_curator.storage.uploads import Kind, UploadStore
 from private_curator.worker.sessions import ExtractorSource
-from shared.errors import AccountantsDisagree, DpswdError
+from shared.errors import AccountantsDisagree, DpswdError, GrantNotHeld
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, PublicArrays
 from shared.privacy.events import RunEvent
 from shared.protocol import arrays, limits, status
@@ -145,6 +145,26 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             return reply, None, caller, OK
         return None, refusal, caller, outcome
 
+    def ask(self, operation: str, request: Message, *, client: str) -> Any:
+        """Answers a registered client's request without a transport: what a hospital that serves nobody publishes.
+
+        Args:
+            operation: the RPC's name.
+            request: of that RPC's type.
+            client: the name under which the ledger knows who asks.
+
+        Returns:
+            The RPC's reply.
+
+        Raises:
+            GrantNotHeld: no such client, or it is shut out.
+            Exception: what the handler met, untranslated: the caller is the operator.
+        """
+        known = next((one for one in self.ledger.clients() if one.name == client and not one.revoked), None)
+        if known is None:
+            raise GrantNotHeld(f"no client named {client!r} may be charged; `dpswd-curator client add` registers one")
+        return self.HANDLERS[operation](self, known, request)
+
     # -- handlers -------------------------------------------------------------------------------------------------
 
     def _describe(self, client: Client, request: pb.DescribeRequest) -> pb.DescribeResponse:  # noqa: ARG002
@@ -189,7 +209,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         parameters = RunParameters.from_message(request.parameters)
         run_id, receipt = "", None
         if request.validate_only:
-            event = self._admitted(client, parameters)[0].event
+            event = self.admitted(client, parameters)[0].event
         else:
             run = self._opened(client, request.request_id, parameters)
             run_id, receipt, event = run.run_id, _receipt(run), run.event
@@ -212,7 +232,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         known = self.ledger.opened_run(request)
         if known is not None:
             return known
-        run, extractor = self._admitted(client, parameters)
+        run, extractor = self.admitted(client, parameters)
         self.crosscheck(run.event)
         if self.ledger.price_run(client=client.name, event=run.event).fits:  # else the ledger refuses, with figures
             self.pipeline.trial(run, extractor)
@@ -228,7 +248,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         # First of all: a reply that was paid for is sent again whatever the operator has decided since.
         stored = self.ledger.stored_reply(request, run_id=run_id)
         if stored is None:
-            run, extractor = self._admitted(client, _declared(charged.parameters))
+            run, extractor = self.admitted(client, _declared(charged.parameters))
             if run.event != charged.event:
                 # The charge and the computation must describe one and the same release, or the price is not its price.
                 raise RuntimeError("a run's charged event differs from what its declaration means now")
@@ -237,8 +257,12 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             stored = self.pipeline.answer(run, step, extractor, request=request, run_id=run_id)
         return pb.DrawStepResponse(step_release=stored.reply, receipt=_receipt(stored))
 
-    def _admitted(self, client: Client, parameters: RunParameters) -> tuple[AdmittedRun, ExtractorSource]:
-        """The checked run, and the extractor that it declares."""
+    def admitted(self, client: Client, parameters: RunParameters) -> tuple[AdmittedRun, ExtractorSource]:
+        """The checked run, and the extractor that it declares.
+
+        Raises:
+            RequestInvalid, ExtractorUnknown, ExtractorNotApproved: it may not be opened; nothing was spent.
+        """
         self.extractors.check_approved(parameters.graph_digest)
         extractor = self.extractors.get(parameters, client=client.name)
         offer, data = self.mechanisms, self.data_set
@@ -271,6 +295,15 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
     UploadSource = _rpc("UploadSource", _upload_source)
     OpenRun = _rpc("OpenRun", _open_run)
     DrawStep = _rpc(_STEP, _draw_step)
+
+    HANDLERS: ClassVar[Mapping[str, Callable[..., Message]]] = {
+        "Describe": _describe,
+        "UploadExtractor": _upload_extractor,
+        "UploadSource": _upload_source,
+        "OpenRun": _open_run,
+        _STEP: _draw_step,
+    }
+    """What answers each RPC once its caller is known."""
 
 
 @functools.lru_cache(maxsize=64)
