@@ -15,7 +15,7 @@ from public_client.experiments.approaches import method_of
 from public_client.experiments.connect import descriptions
 from public_client.experiments.file import Experiment
 from public_client.experiments.start import load_data, train_source_model
-from public_client.methods.sliced_method import SlicedMethod
+from public_client.methods.sliced_method import GradientMethod, SlicedMethod
 from public_client.plans.declarable import quoted
 from public_client.plans.plan import make_plan
 from public_client.testing.mock import MockCurator
@@ -52,7 +52,7 @@ def prepare(
         InvalidValue: the method needs more than one release, or the curator does not offer it.
         ExtractorUnsupported: the module cannot travel as data.
     """
-    if not isinstance(method, SlicedMethod) or method.names(extractor):
+    if not isinstance(method, SlicedMethod) or isinstance(method, GradientMethod):
         raise InvalidValue(
             f"a run of {method.name} asks step by step, and a publication is one release; prepare with replay"
         )

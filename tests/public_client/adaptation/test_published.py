@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +29,8 @@ from shared.files import write_private
 from shared.protocol.messages import RunParameters
 from shared.protocol.publications import PUBLICATION, Publication
 from shared.protocol.v1 import curator_pb2 as pb
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "ml-team" / "guide.md"
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +189,18 @@ def test_whoever_has_the_file_has_the_extractor(sites):
     assert Declarable.of(fresh, (6,)).weights == hospital.release.proposal.weights
     with pytest.raises(errors.InvalidValue, match="has other layers"):
         hospital.load_extractor(nn.Sequential(nn.Linear(6, 4), nn.ReLU()))
+
+
+def test_the_guides_lines_run(tmp_path, monkeypatch):
+    site = Site(tmp_path / "page")
+    site.publish(site.proposal(replace(Replay(), tuning_steps=30)), tmp_path / "spring.dpswd")
+    shutil.copy(site.key_file, tmp_path / "ledger.pub")
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?PublishedHospital.*?)```", GUIDE.read_text(), re.DOTALL)[-1:]
+    extractor, classifier = network()
+    names = {"extractor": extractor, "classifier": classifier, "source_loader": loader()}
+    exec(compile(code, str(GUIDE), "exec"), names)
+    assert names["model"].reports[0]["state"] == "finished"
 
 
 # -- refusing ---------------------------------------------------------------------------------------------------------
