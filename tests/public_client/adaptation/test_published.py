@@ -196,7 +196,8 @@ def test_the_guides_lines_run(tmp_path, monkeypatch):
     site.publish(site.proposal(replace(Replay(), tuning_steps=30)), tmp_path / "spring.dpswd")
     shutil.copy(site.key_file, tmp_path / "ledger.pub")
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?PublishedHospital.*?)```", GUIDE.read_text(), re.DOTALL)[-1:]
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (code,) = (block for block in blocks if "PublishedHospital" in block)
     extractor, classifier = network()
     names = {"extractor": extractor, "classifier": classifier, "source_loader": loader()}
     exec(compile(code, str(GUIDE), "exec"), names)
