@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Extra arguments for the tests, for example: make test ARGS="-k ledger"
 ARGS ?=
-# Test processes; the container tests are all in one of them, and so are those on PostgreSQL.
-WORKERS ?= 3
+# Test processes. The two sites' container tests are all in one of them, which mostly waits, and so are those on PostgreSQL.
+WORKERS ?= 4
 # Where each demo makes a folder of its own, for example: make demo OUTPUT=/tmp/demo
 OUTPUT ?= demo-output
 
@@ -14,12 +14,13 @@ OUTPUT ?= demo-output
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-containers set-up lint types format proto lock docs settings-page accountant-table clean
+.PHONY: help demo test test-quick test-containers test-exhaustive set-up lint types format proto lock docs settings-page accountant-table clean
 
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
 	@echo "make test              lint, types, import directions and all tests, those in containers too"
-	@echo "make test-quick        the same without the containers"
+	@echo "make test-quick        the same without containers and without other stories of several processes"
+	@echo "make test-exhaustive   random kills, long timing runs, ten times the examples, all with new seeds (hours)"
 	@echo "make test-containers   the two sites in containers, on an engine of its own if none is given"
 	@echo "make docs              build the documentation site into .build/site"
 	@echo "make accountant-table  write docs/privacy/accountant.md"
@@ -44,10 +45,14 @@ test: set-up lint types
 	$(BIN)/pytest --numprocesses $(WORKERS) $(ARGS)
 
 test-quick: set-up lint types
-	$(BIN)/pytest --numprocesses $(WORKERS) -m "not containers" $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) -m "not containers and not end_to_end and not exhaustive" $(ARGS)
 
 test-containers: set-up
 	$(BIN)/pytest -m containers $(ARGS)
+
+# What was found is printed with its seed or its example; put it into the test as a case of its own.
+test-exhaustive: set-up
+	HYPOTHESIS_PROFILE=explore $(BIN)/pytest --numprocesses $(WORKERS) -m "exhaustive or hypothesis" --timeout 7200 $(ARGS)
 
 lint: set-up
 	$(BIN)/ruff check .

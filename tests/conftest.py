@@ -10,8 +10,8 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
-# The suite must give one commit one answer, so examples are drawn from the test's own source. To look for new ones:
-# HYPOTHESIS_PROFILE=explore make test
+# One commit has one answer: examples are drawn from the test's own source. `make test-exhaustive` looks for new ones; a
+# test says how many it tries by `exploring.tried`.
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
@@ -57,6 +57,32 @@ def no_noise():
     return NoNoise()
 
 
+LONGEST = (
+    "containers",
+    "end_to_end/test_operator_pages.py",
+    "end_to_end/test_run_again.py",
+    "end_to_end/test_curator_process.py",
+    "postgres",
+    "end_to_end/test_training.py",
+    "public_client/adaptation/test_domain_adaptation.py",
+    "end_to_end/test_air_gap.py",
+    "public_client/adaptation/test_federation.py",
+    "public_client/training/test_distributed.py",
+    "end_to_end/test_federation.py",
+    "end_to_end/test_worker.py",
+    "end_to_end/test_readme.py",
+)
+"""What takes longest, so that no process ends with it alone while the others are done. The air gap needs the images
+that the sites' tests make meanwhile."""
+
+
+def pytest_collection_modifyitems(items):
+    """In several processes: the longest first, and within a file as written."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        places = {name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(_together(item.nodeid).removeprefix("tests/"), len(LONGEST)))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """With several workers: a file's tests run in one of them, in order; so do all that share an engine or a server."""
@@ -64,13 +90,18 @@ def pytest_xdist_make_scheduler(config, log):
 
     class OneOfEach(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            if _is_about_containers(file):
-                return "containers"
-            return "postgres" if "postgres" in nodeid else file
+            return _together(nodeid)
 
-    config.option.loadscopereorder = False  # the containers take longest, and they come early
+    config.option.loadscopereorder = False  # the order is LONGEST's
     return OneOfEach(config, log)
+
+
+def _together(nodeid: str) -> str:
+    """Tests of the same name here run in one process. The air gap's have an engine of their own, beside the sites'."""
+    file = nodeid.partition("::")[0]
+    if _is_about_containers(file) and not file.endswith("test_air_gap.py"):
+        return "containers"
+    return "postgres" if "postgres" in nodeid else file
 
 
 @functools.cache

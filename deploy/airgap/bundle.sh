@@ -20,9 +20,12 @@ trap 'rm -rf "$stage"' EXIT
 
 docker image inspect "$base" >/dev/null 2>&1 || bash deploy/images/base.sh "$base" >/dev/null
 compgen -G "deploy/wheelhouse/*.whl" >/dev/null || bash deploy/airgap/wheelhouse.sh
+# With Python in the base, the wheelhouse is all that a build may use: what it lacks shows here, not at the other site.
+network=default
+docker run --rm --network none --entrypoint python3 "$base" -c "import venv, ensurepip" 2>/dev/null && network=none
 for site in curator client; do
   say "building dpswd-$site"
-  docker build --quiet --file deploy/images/Dockerfile --target "$site" --build-arg BASE_IMAGE="$base" \
+  docker build --quiet --network "$network" --file deploy/images/Dockerfile --target "$site" --build-arg BASE_IMAGE="$base" \
     --tag "dpswd-$site:latest" . >/dev/null
 done
 

@@ -66,7 +66,9 @@ case $1 in
       --no-deps hatchling packaging pathspec pluggy trove-classifiers
     site=$(echo "$venv"/lib/python3*/site-packages)
     # Headers, compilers' inputs and test suites: 200 MB that nothing imports at run time.
-    rm -rf "$site"/torch/include "$site"/torch/test "$site"/torch/share "$site"/torch/utils/model_dump
+    rm -rf "$site"/torch/{include,test,share,utils/model_dump}
+    rm -rf "$site"/torch/testing/_internal/{opinfo,generated,optests,common_methods_invocations.py,distributed/rpc}
+    rm -f "$site"/torch/lib/lib{torchbind_test,aoti_custom_ops,jitbackend_test,backend_with_compiler}.so
     find "$site/torch/bin" -type f -not -name torch_shm_manager -delete
     trim
     # Arrow's parts that talk to other machines, and copies of a library under names that nothing loads.
@@ -97,7 +99,7 @@ case $1 in
     touch mark
     locked client.lock
     trim
-    bytecode matplotlib.pyplot sklearn.datasets yaml
+    bytecode matplotlib.pyplot sklearn.datasets yaml torch._dynamo # an optimizer's first use imports it
     stage mark
     ;;
   *)

@@ -13,15 +13,23 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
 
-@pytest.fixture(scope="session")
-def address() -> Iterator[str]:
-    """An engine that holds the base image and both sites' images."""
-    pytest.importorskip("docker", reason="NO CONTAINER TEST RAN: the Python package docker is not installed")
-    from engine import NoEngine, build_images, engine
+@pytest.fixture(scope="module")
+def extractors_in_process() -> Iterator[None]:
+    """For curators whose workers are not what a module tests: they start in a third of the time without them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPSWD_CURATOR_COMPUTE__ISOLATION", "in-process")
+        yield
 
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory) -> Iterator[str]:
+    """An engine that holds the base image and both sites' images; all processes of a test run share it."""
+    pytest.importorskip("docker", reason="NO CONTAINER TEST RAN: the Python package docker is not installed")
+    from engine import NoEngine, shared
+
+    base = tmp_path_factory.getbasetemp()
     try:
-        with _ahead(), engine() as found:
-            build_images(found)
+        with _ahead(), shared(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as found:
             yield found
     except NoEngine as reason:
         pytest.skip(f"NO CONTAINER TEST RAN: no Docker engine here and none can be started. {reason}")

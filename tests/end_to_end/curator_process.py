@@ -1,4 +1,8 @@
-"""A curator as a real process, driven through its command line, for the tests of this directory."""
+"""A curator as a real process, for the tests of this directory.
+
+The operator's other commands run in the test's own process, by click's runner: `test_operator_pages` types them all at
+a shell, and starting an interpreter for each would be most of their time.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from click.testing import CliRunner
 from torch import nn
 
+from private_curator.cli.main import main
 from private_curator.storage.home_directory import HomeDirectory
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
@@ -40,6 +46,8 @@ class CuratorProcess:
         delta: the budget's.
         init: further arguments of `init`.
         program: what serves in the place of the product's command; called with the home and what `stop_at` says.
+        isolation: where extractors are computed. A worker's process takes longer to start than all else together; tests
+            of the ledger and of what is sent do without it.
     """
 
     def __init__(
@@ -51,8 +59,10 @@ class CuratorProcess:
         delta: float = 1e-5,
         init: Sequence[object] = (),
         program: Path | None = None,
+        isolation: Literal["process", "in-process"] = "process",
     ) -> None:
         self.directory = directory
+        self.isolation = isolation
         self.program = program
         self.home = HomeDirectory(directory / "home")
         self.log = directory / "curator.log"
@@ -67,15 +77,10 @@ class CuratorProcess:
     def credentials(self, name: str) -> Path:
         return self.directory / f"credentials-{name}"
 
-    def run_command(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "DPSWD_CURATOR_HOME": str(self.home.path)}
-        return subprocess.run(
-            [*COMMAND, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-        )
-
     def command(self, *arguments: object) -> str:
-        done = self.run_command(*arguments)
-        assert done.returncode == 0, done.stderr
+        """One of the operator's commands, which must succeed; what it printed."""
+        done = CliRunner().invoke(main, list(map(str, arguments)), env={"DPSWD_CURATOR_HOME": str(self.home.path)})
+        assert done.exit_code == 0, done.output
         return done.stdout
 
     def json(self, *arguments: object) -> Any:
@@ -88,7 +93,11 @@ class CuratorProcess:
         serve = [*COMMAND, "serve", "--home", str(self.home.path), "--address", "localhost:0"]
         if self.program is not None or stop_at is not None:
             serve = [sys.executable, str(self.program or STOPS), str(self.home.path), *(stop_at or ())]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "DPSWD_CURATOR_COMPUTE__ISOLATION": self.isolation,
+        }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(serve, cwd=ROOT, env=environment, stdout=log, stderr=log)
         deadline = time.monotonic() + START_S

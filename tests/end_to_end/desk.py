@@ -28,16 +28,14 @@ from click.testing import CliRunner
 from declarations import quantiles
 from drawn_steps import new_step, parameters
 from free_ports import own_port
-from pages import Command, Meanwhile, Session, compare, steps
+from pages import PROGRAMS, Command, Meanwhile, Session, compare, steps
 from torch import nn
 
-from private_curator.cli.main import main as curator
 from private_curator.ledger.sqlite import file_lock, write_lock
 from private_curator.operator import preflight
 from private_curator.serving import server
 from private_curator.settings.tree import CuratorSettings
 from private_curator.storage.home_directory import HomeDirectory
-from public_client.cli.main import main as client
 from public_client.curator.stub import Curator
 from public_client.curator.values import new_request_id
 from shared.extractor.tracing import trace
@@ -45,7 +43,6 @@ from shared.extractor.weights import module_weights, weights_to_bytes
 
 torch.set_num_threads(1)
 
-PROGRAMS = {"dpswd-curator": curator, "dpswd-client": client}
 ALLOWED = ("dpswd-curator", "dpswd-client", "cp", "df", "ls")
 RECORDS, SHAPE = 300, (1, 8, 8)
 PATIENCE_S = 0.0  # a curator that is meant to refuse is asked once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import docker
@@ -43,6 +44,60 @@ said: list[str] = []
 
 def say(text: str) -> None:
     said.append(text)
+
+
+@contextmanager
+def shared(directory: Path) -> Iterator[str]:
+    """One engine with its images for all processes of a test run: the first that asks makes it, and ends after all.
+
+    Args:
+        directory: seen by all of them and by no other run.
+
+    Yields:
+        The engine's address.
+
+    Raises:
+        NoEngine: there can be none.
+    """
+    found, none = directory / "engine-address", directory / "no-engine"
+    users = directory / "engine-users"
+    users.mkdir(exist_ok=True)
+    mine = users / str(os.getpid())
+    with ExitStack() as own:
+        with _one_at_a_time(directory):
+            if none.exists():
+                raise NoEngine(none.read_text())
+            if not found.exists():
+                try:
+                    address = own.enter_context(engine())
+                    build_images(address)
+                except NoEngine as reason:
+                    none.write_text(str(reason))
+                    raise
+                found.write_text(address)
+                own.callback(_wait_for_others, directory, users, found)
+            address = found.read_text()
+            mine.touch()
+        try:
+            yield address
+        finally:
+            mine.unlink()
+
+
+@contextmanager
+def _one_at_a_time(directory: Path) -> Iterator[None]:
+    with (directory / "engine-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _wait_for_others(directory: Path, users: Path, found: Path) -> None:
+    while True:
+        with _one_at_a_time(directory):
+            if not any(Path(f"/proc/{user.name}").exists() for user in users.iterdir()):
+                found.unlink()  # whoever comes now makes another one
+                return
+        time.sleep(0.5)
 
 
 @contextmanager

@@ -205,7 +205,7 @@ def test_freezing_stops_releases_at_once_and_unfreezing_resumes_them(hospital, c
 
 
 def test_the_budget_holds_also_across_a_restart(tmp_path):
-    hospital = CuratorProcess(tmp_path, RECORDS, epsilon=1.0)
+    hospital = CuratorProcess(tmp_path, RECORDS, epsilon=1.0, isolation="in-process")
     hospital.start()
     with hospital.connect() as curator:
         plan = _declare(curator, quantiles(2, 5.0, directions=30))
@@ -249,8 +249,9 @@ POINTS = [
 ]
 
 
-def test_one_request_survives_the_curators_death_at_every_point(tmp_path):
-    hospital = CuratorProcess(tmp_path, RECORDS, epsilon=EPSILON)
+@pytest.mark.parametrize("isolation", ["in-process", pytest.param("process", marks=pytest.mark.exhaustive)])
+def test_one_request_survives_the_curators_death_at_every_point(tmp_path, isolation):
+    hospital = CuratorProcess(tmp_path, RECORDS, epsilon=EPSILON, isolation=isolation)
     hospital.start()
     with hospital.connect() as curator:
         run = curator.open_run(_declare(curator))
@@ -313,7 +314,7 @@ def test_records_cannot_be_read_off_the_gradients_row_space(tmp_path, release):
     source = (generator.normal(size=(40, features)) + 1).astype(np.float32)
     torch.manual_seed(9)
     module = nn.Linear(width, features, bias=False)
-    hospital = CuratorProcess(tmp_path, records, epsilon=10.0)
+    hospital = CuratorProcess(tmp_path, records, epsilon=10.0, isolation="in-process")
     hospital.start()
     with hospital.connect() as curator:
         uploaded = upload(curator, module)

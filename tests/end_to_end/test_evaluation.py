@@ -25,7 +25,7 @@ from shared.errors import BudgetExhausted, InvalidValue, RequestIdReused, Reques
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.models.adapted import read_adapted
 
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.usefixtures("extractors_in_process")]
 torch.set_num_threads(1)
 
 N, WIDTH, CLASSES = 400, 6, 3

@@ -15,7 +15,7 @@ from public_client.data.source import source_loader, train_source
 from public_client.testing.local_hospital import LocalHospital
 from shared.errors import PrivacyError, SettingsError
 
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.usefixtures("extractors_in_process")]
 torch.set_num_threads(1)
 
 STEPS, EPSILON = 8, 2.0

@@ -1,6 +1,7 @@
 """A fixed corpus of mutated requests, to a whole curator in this process and to a real one over mutual TLS.
 
-The corpus is drawn from fixed seeds; `python -m benchmarks.fuzz` sends a million of the same kind.
+The corpus is drawn from fixed seeds; `make test-exhaustive` draws a larger one anew, and `python -m benchmarks.fuzz`
+sends a million of the same kind.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from curator_process import CLIENT, CuratorProcess
+from exploring import EXPLORING, seeded
 from raw_client import RawClient
 
 from benchmarks.fuzz import seeds
@@ -21,14 +23,19 @@ from shared.errors import CuratorUnavailable
 from shared.protocol.status import REASONS, from_rpc_error
 from shared.protocol.v1 import curator_pb2 as pb
 
-CORPUS = {"in-process": (20261121, 1200), "process": (7, 150)}
 
-
-@pytest.mark.parametrize("isolation", CORPUS)
-def test_the_corpus_breaks_no_promise(isolation, tmp_path):
-    seed, inputs = CORPUS[isolation]
+@pytest.mark.parametrize(
+    ("isolation", "seed", "inputs"),
+    [
+        ("in-process", 20261121, 1200),
+        ("process", 7, 150),
+        pytest.param("in-process", 20261121, 100_000, marks=pytest.mark.exhaustive),
+        pytest.param("process", 7, 5_000, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_corpus_breaks_no_promise(isolation, seed, inputs, tmp_path):
     with Site(tmp_path, isolation=isolation) as site:
-        campaign = Campaign(site, seed)
+        campaign = Campaign(site, seeded(seed).getrandbits(32) if EXPLORING else seed)
         campaign.run(inputs)
     assert campaign.findings == []
     # The corpus reaches what it is for: every RPC is both answered and refused, and for several reasons.

@@ -39,13 +39,16 @@ AGAIN = {
 
 
 def type_again(shell: Shell, page: list) -> None:
-    """Every command of a page once more, in the directory where all of it was typed before."""
+    """Every command of a page once more, in the directory where all of it was typed before.
+
+    What is there already is what counts, so these run in the test's own process.
+    """
     for step in page:
         if isinstance(step, Command):
             told = next((value for words, value in AGAIN.items() if words in step.line), (step.code, ""))
             if told is not None:
                 code, advice = told
-                shell.do(Command(step.line, [f"...{advice}..."], code), {}, where="typed again")
+                shell.do(Command(step.line, [f"...{advice}..."], code), {}, where="typed again", here=True)
 
 
 class Hour:
@@ -62,10 +65,11 @@ class Hour:
         return self.operator.directory / "hospital"
 
     def asks(self, line: str) -> list[dict]:
-        return json.loads(self.operator.do(Command(f"{line} --home hospital --format json"), {}, where="test"))
+        command = Command(f"{line} --home hospital --format json")
+        return json.loads(self.operator.do(command, {}, where="test", here=True))
 
     def train(self, run: str, credentials: str = "client") -> None:
-        self.team.do(Command(TRAIN.format(run=run, credentials=credentials)), {}, where="test")
+        self.team.do(Command(TRAIN.format(run=run, credentials=credentials)), {}, where="test", here=True)
 
     def hand_over(self, file: str, name: str) -> None:
         shutil.copy(self.team.directory / file, self.operator.directory / name)

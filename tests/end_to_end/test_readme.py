@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -19,6 +20,7 @@ from public_client.testing.local_hospital import LocalHospital
 from public_client.training.saved_model import load_adapted
 
 ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "ml-team" / "guide.md"
 
 
@@ -33,10 +35,19 @@ def test_the_calibration_of_the_guide_prints_the_published_row() -> None:
     assert json.loads(done.stdout)["sigma"] == pytest.approx(1.25, abs=0.005)  # M-U, d = 320, epsilon 10, Theorem 27
 
 
+def session_of(page: Path) -> str:
+    """The first Python block of a page."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0]
+
+
+def test_the_guides_session_is_the_readmes() -> None:
+    """But for its comments; so running one of them is enough."""
+    assert ast.dump(ast.parse(session_of(GUIDE))) == ast.dump(ast.parse(session_of(README)))
+
+
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("page", [ROOT / "README.md", GUIDE], ids=lambda page: page.name)
-def test_the_session_runs_as_written(page, tmp_path, monkeypatch) -> None:
-    session = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0]
+def test_the_session_runs_as_written(tmp_path, monkeypatch) -> None:
+    session = session_of(README)
     task = load_task("digits")
     torch.manual_seed(0)
     extractor, classifier = digits_network(task.image_shape)
@@ -50,7 +61,7 @@ def test_the_session_runs_as_written(page, tmp_path, monkeypatch) -> None:
             "classifier": classifier,
             "source_loader": source_loader(task.source, batch_size=64),
         }
-        exec(compile(session, page.name, "exec"), given)
+        exec(compile(session, README.name, "exec"), given)
         assert hospital.budget()["epsilon_spent"] == pytest.approx(1.0, rel=1e-3)
     adapted = load_adapted(tmp_path / "adapted.safetensors")
     assert adapted is not None

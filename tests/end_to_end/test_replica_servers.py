@@ -43,7 +43,7 @@ class Replica(CuratorProcess):
         self.home = HomeDirectory(directory / "home")
         self.log = directory / "curator.log"
         self.process = None
-        self.program = first.program
+        self.program, self.isolation = first.program, first.isolation
         leave = shutil.ignore_patterns("uploads", "address", "ledger.witness", "incidents.jsonl")
         shutil.copytree(first.home.path, self.home.path, ignore=leave)
         self.home.uploads.symlink_to(first.home.uploads)
@@ -58,7 +58,7 @@ def hospital(postgres, tmp_path_factory):
     url = postgres.url(tcp=True, sslmode="verify-full", sslrootcert=postgres.root_certificate)
     ledger = ["--ledger-url", url, "--ledger-schema", "hospital", "--ledger-password-file", secret]
     (tmp_path / "first").mkdir()
-    first = CuratorProcess(tmp_path / "first", RECORDS, epsilon=2.0, init=ledger)
+    first = CuratorProcess(tmp_path / "first", RECORDS, epsilon=2.0, init=ledger, isolation="in-process")
     first.home.uploads.mkdir(exist_ok=True)
     second = Replica(first, tmp_path / "second")
     first.start(stop_at=("sampled", "kill"))  # records were read, nothing was released

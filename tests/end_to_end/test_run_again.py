@@ -1,11 +1,12 @@
 """The main commands a second time, after Ctrl-C, without a place to write: they work, or say what to do.
 
-Real processes. What is typed in the first hours is typed twice in `test_operator_pages`, and `docker compose up` in
-`test_containers`.
+What is interrupted, or limited, is a process of its own; so are the curators. What is typed in the first hours is typed
+twice in `test_operator_pages`, and `docker compose up` in `test_containers`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import json
@@ -28,7 +29,7 @@ from public_client.testing.local_hospital import LocalHospital
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.saved_model import load_adapted
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900), pytest.mark.usefixtures("extractors_in_process")]
 
 DEMO = [sys.executable, str(Path(__file__).parent / "quick_demo.py")]
 CLIENT = [sys.executable, "-m", "public_client.cli.main"]
@@ -43,6 +44,13 @@ def finished(command, *, cwd, **options):
         stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}, **options,
     )  # fmt: skip
     return done.returncode, done.stdout
+
+
+def typed(command, *, cwd):
+    """The same of one of the client's commands, in this process: starting another one would take most of the time."""
+    with contextlib.chdir(cwd):
+        done = CliRunner().invoke(client, list(map(str, command[len(CLIENT) :])), env={"COLUMNS": "400"})
+    return done.exit_code, done.output
 
 
 def interrupted(command, *, cwd, when):
@@ -131,21 +139,21 @@ def test_a_demo_without_a_place_says_so_at_once(tmp_path, monkeypatch):
 def test_train_twice_with_the_same_outputs(hospital, source, tmp_path):
     before = hospital.budget()
     words = [*at(hospital), "--epsilon", 1, "--save", "model.safetensors", "--log-dir", "logs", "--checkpoint", "run"]
-    code, said = finished(train(source, *words), cwd=tmp_path)
+    code, said = typed(train(source, *words), cwd=tmp_path)
     assert code == 0, said
     first = load_adapted(tmp_path / "model.safetensors", device="cpu")
-    code, said = finished(train(source, *words), cwd=tmp_path)
+    code, said = typed(train(source, *words), cwd=tmp_path)
     assert (code, said) == (
         3,
         "dpswd-client: run holds a run already; continue it with --resume, or choose another directory\n",
     )
-    code, said = finished(train(source, *words, "--resume"), cwd=tmp_path)
+    code, said = typed(train(source, *words, "--resume"), cwd=tmp_path)
     assert code == 0, said
     again = load_adapted(tmp_path / "model.safetensors", device="cpu")
     torch.testing.assert_close(again.composed()[1], first.composed()[1], rtol=0.0, atol=0.0)
     assert hospital.budget()["runs"] == before["runs"] + 1
     words[-1] = "another-run"
-    code, said = finished(train(source, *words), cwd=tmp_path)
+    code, said = typed(train(source, *words), cwd=tmp_path)
     assert code == 0, said
     assert hospital.budget()["runs"] == before["runs"] + 2
     with (tmp_path / "logs" / "steps.csv").open() as file:
@@ -159,10 +167,10 @@ def test_ctrl_c_in_the_middle_of_a_training_and_again(source, tmp_path):
     code, said = interrupted(command, cwd=tmp_path, when=(tmp_path / "run" / "state.pt").exists)
     assert (code, said.splitlines()[-1]) == (130, "dpswd-client: interrupted"), said[-3000:]
     assert not (tmp_path / "model.safetensors").exists()
-    code, said = finished(command, cwd=tmp_path)
+    code, said = typed(command, cwd=tmp_path)
     assert code == 3
     assert "continue it with --resume" in said
-    code, said = finished([*command, "--resume", "--format", "json"], cwd=tmp_path)
+    code, said = typed([*command, "--resume", "--format", "json"], cwd=tmp_path)
     assert code == 0, said
     found = json.loads(said[said.index("{\n") :])
     assert found["spent"] == pytest.approx(1.0, abs=1e-3)

@@ -38,6 +38,12 @@ def trained(task):
     return extractor, classifier
 
 
+@pytest.fixture
+def without_workers(monkeypatch):
+    """For curators whose workers are not what a test is about; the first one here has them."""
+    monkeypatch.setenv("DPSWD_CURATOR_COMPUTE__ISOLATION", "in-process")
+
+
 def fresh(trained, task):
     extractor, classifier = digits_network(task.image_shape)
     extractor.load_state_dict(trained[0].state_dict())
@@ -87,6 +93,7 @@ def test_the_eight_line_session_adapts_and_the_spent_budget_refuses_also_after_a
     assert all(entry.signed_by(key) for entry in entries)
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_a_hospital_with_the_sources_own_records_is_at_distance_zero(task, trained):
     """Both parties read the public map, the directions and the coefficients alike: else the distance is not zero."""
     extractor, classifier = fresh(trained, task)
@@ -109,6 +116,7 @@ def test_a_hospital_with_the_sources_own_records_is_at_distance_zero(task, train
     del classifier
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_all_weights_row_by_row_runs_and_spends_what_was_planned(task, trained):
     extractor, classifier = fresh(trained, task)
     with (

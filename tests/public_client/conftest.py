@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 from grpc_status import rpc_status
 
+from public_client.replay import fit
 from shared import errors
 from shared.extractor.graph import ExtractorGraph
 from shared.kernels.noise import GridArray
@@ -40,6 +41,16 @@ from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as rpc
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def short_fits(request, monkeypatch) -> None:
+    """A fit of a view takes twelve of its steps, and not 564, but where the fit itself is tested, in `replay`.
+
+    Here the default method is one of many, held to the same as the others.
+    """
+    if "replay" not in request.path.parent.parts:
+        monkeypatch.setattr(fit, "_ROUNDS", (fit._Round(2, 6, 1.0),))
 
 
 @dataclass

@@ -103,7 +103,8 @@ def evaluated():
     pool.close()
 
 
-def test_an_evaluation_takes_no_longer_for_one_value_of_a_record_than_for_another(evaluated):
+@pytest.mark.parametrize("least", [200, pytest.param(30_000, marks=pytest.mark.exhaustive)])
+def test_an_evaluation_takes_no_longer_for_one_value_of_a_record_than_for_another(evaluated, least):
     """False alarm: 1e-6. Power: a delay of a quarter of an evaluation is found with as many pairs, or fewer."""
     rng = np.random.default_rng()
     ordinary = rng.normal(size=(BATCH, INPUTS)).astype(np.float32)
@@ -114,7 +115,7 @@ def test_an_evaluation_takes_no_longer_for_one_value_of_a_record_than_for_anothe
     evaluated(ordinary)
     delay = 0.25 * statistics.median(evaluated(ordinary) for _ in range(20))
     records, planted = Signs(), Signs()
-    while records.pairs < 3000 and (records.pairs < 200 or planted.pvalue > ALPHA):
+    while records.pairs < max(3000, least) and (records.pairs < least or planted.pvalue > ALPHA):
         for _ in range(40):
             neighbour = neighbours[records.pairs % len(neighbours)]
             records.add(*in_random_order(rng, lambda: evaluated(ordinary), lambda: evaluated(neighbour)))  # noqa: B023
@@ -220,10 +221,11 @@ def compared(sites, pairs, *, until=0.0):
     return signs
 
 
-def test_padding_hides_a_delay_and_the_records_with_it(sites):
+@pytest.mark.parametrize("pairs", [PAIRS, pytest.param(10 * PAIRS, marks=pytest.mark.exhaustive)])
+def test_padding_hides_a_delay_and_the_records_with_it(sites, pairs):
     """False alarm: 1e-6. A fifth of a quantum is hidden; the same delay is found at once where nothing is padded."""
     sites[1].delay = HIDDEN_S
-    hidden = compared(sites, PAIRS)
+    hidden = compared(sites, pairs)
     for site in sites:
         site.pad(0.0)
     open_to_see = compared(sites, 10 * PAIRS, until=ALPHA)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from exploring import seeded
 from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger.database import LedgerLocation
@@ -38,6 +38,9 @@ POINTS = [
     "finish_step:durable",
     "answer",
 ]
+
+MUCH = {"rounds": [("sqlite", 30), ("postgres", 10)], "lives": [("sqlite", 300), ("postgres", 100)]}
+"""In `make test-exhaustive`."""
 
 
 class World:
@@ -115,9 +118,13 @@ def world(request, location, memory, key):
     world.process.stdout.close()
 
 
-@pytest.mark.parametrize(("location", "rounds"), [("sqlite", 7), ("postgres", 2)], indirect=["location"])
+@pytest.mark.parametrize(
+    ("location", "rounds"),
+    [("sqlite", 3), ("postgres", 1), *(pytest.param(*much, marks=pytest.mark.exhaustive) for much in MUCH["rounds"])],
+    indirect=["location"],
+)
 def test_killed_at_every_point(world, rounds):
-    generator = random.Random(1)
+    generator = seeded(1)
     kills = dict.fromkeys(POINTS, 0)
     runs = 1
     for _ in range(rounds):
@@ -140,9 +147,13 @@ def test_killed_at_every_point(world, rounds):
     world.finish(runs)
 
 
-@pytest.mark.parametrize(("location", "lives"), [("sqlite", 60), ("postgres", 25)], indirect=["location"])
+@pytest.mark.parametrize(
+    ("location", "lives"),
+    [("sqlite", 20), ("postgres", 10), *(pytest.param(*much, marks=pytest.mark.exhaustive) for much in MUCH["lives"])],
+    indirect=["location"],
+)
 def test_killed_at_random_moments(world, lives):
-    generator = random.Random(2)
+    generator = seeded(2)
     killed, runs, reach_s = 0, 0, 0.08
     for _ in range(lives):
         runs += 2
@@ -164,7 +175,6 @@ sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!
 from toy_accounting import *
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.database import Place
 from private_curator.ledger.sqlite_file import SqliteFile
 die = lambda name: name == {point!r} and os.kill(os.getpid(), signal.SIGKILL)
 Ledger.create(Path({str(tmp_path / "ledger.sqlite")!r}), key=Ed25519PrivateKey.generate(), records=1,

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,7 +154,7 @@ def test_a_view_shows_nothing_of_others(story):
 
 class TestViews:
     @given(st.data())
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=tried(150))
     def test_any_changed_letter_is_found(self, story, data):
         text = "\n".join(story.view())
         place = data.draw(st.integers(0, len(text) - 1))
@@ -172,7 +173,7 @@ class TestViews:
             _found(story.receipts, [respelt, *lines[1:]])
 
     @given(st.data())
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=tried(100))
     def test_deleted_repeated_and_reordered_lines_are_found(self, story, data):
         lines = story.view()
         one = data.draw(st.integers(1, len(lines) - 1))
@@ -192,7 +193,7 @@ class TestViews:
         assert Tampering.EDITED in _found(story.receipts, changed)
 
     @given(st.data())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=tried(60))
     def test_the_holder_cannot_change_what_stands_before_the_last_receipt(self, story, data):
         """Edit, deletion, insertion or exchange, of anybody's entry, signed anew with the right key."""
         last = story.receipts[-1].seq
@@ -291,7 +292,7 @@ def _numbers(value):
 
 class TestReceipts:
     @given(st.data())
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=tried(150))
     def test_any_changed_letter_is_found(self, story, data):
         text = "\n".join(entry.to_json() for entry in story.receipts)
         place = data.draw(st.integers(0, len(text) - 1))
@@ -307,7 +308,7 @@ class TestReceipts:
         assert Tampering.FORGED in _found(read)
 
     @given(st.data())
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=tried(40))
     def test_a_deleted_receipt_is_found_with_a_view(self, story, data):
         kept = data.draw(st.lists(st.sampled_from(story.receipts), unique_by=id, max_size=len(story.receipts) - 1))
         assert _found(kept, story.view()) == {Tampering.UNRECEIPTED} or not kept
@@ -321,7 +322,7 @@ class TestReceipts:
         assert _found(story.receipts[:-1], story.view()) == {Tampering.UNRECEIPTED}
 
     @given(st.randoms(use_true_random=False))
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=tried(20))
     def test_order_and_repetition_mean_nothing(self, story, random):
         shuffled = [*story.receipts, *story.receipts[:2]]
         random.shuffle(shuffled)
@@ -355,7 +356,7 @@ class TestFile:
                 connection.execute(sql)
 
     @given(st.data())
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=tried(25))
     def test_a_strangers_edit_deletion_or_exchange_is_found_and_never_exported(self, story, tmp_path_factory, data):
         path = Path(shutil.copyfile(story.path, tmp_path_factory.mktemp("copy") / "ledger.db"))
         seq = data.draw(st.integers(1, len(story.entries) - 1))

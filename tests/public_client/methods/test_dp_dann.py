@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -139,7 +140,7 @@ def test_a_critic_computes_one_logit_and_trains_with_its_adapter(problem):
 
 
 @given(st.permutations(range(40)))
-@settings(max_examples=20)
+@settings(max_examples=tried(20))
 def test_the_order_of_the_source_does_not_choose_the_critics_axes(order):
     features = torch.randn(40, 5, generator=torch.Generator().manual_seed(3)) * torch.arange(1, 6)
     there = domain_critic(features, components=4, hidden=3, seed=1)

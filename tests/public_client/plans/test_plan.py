@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +53,7 @@ def planned(method, **wishes):
     return make_plan(HOSPITAL, method, **{"epsilon": 1.0} | wishes).for_model(**size)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=tried(6))
 @given(
     epsilon=st.floats(0.1, 8.0),
     steps=st.integers(1, 400),

@@ -1,6 +1,6 @@
-"""One rank of a training that the test starts with torchrun, or alone: writes weights, charges and what was refused.
+"""One rank of trainings that the test starts with torchrun, or alone: writes weights, charges and what was refused.
 
-python ddp_training.py OUT METHOD
+``python ddp_training.py OUT METHOD...``; each method has a folder of its own below OUT.
 """
 
 from __future__ import annotations
@@ -80,11 +80,23 @@ def uneven(model: DomainAdaptation, ranks: Ranks) -> str:
     return ""
 
 
-def main(out: Path, name: str) -> None:
+def main(out: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     ranks = Ranks.current()
+    for name in names:
+        train(out / name, name, ranks)
+    if ranks.size > 1:
+        dist.barrier()
+        threads = [gloo_threads()]
+        dist.destroy_process_group()
+        threads.append(gloo_threads_left())
+        (out / f"threads-{ranks.rank}.json").write_text(json.dumps(threads))
+
+
+def train(out: Path, name: str, ranks: Ranks) -> None:
+    out.mkdir(exist_ok=True)
     counter = itertools.count()
     mock = MockCurator(
         mock_description(records=300, record_shape=(D,), epsilon=4.0, delta=1e-5),
@@ -121,12 +133,8 @@ def main(out: Path, name: str) -> None:
         again = DomainAdaptation(extractor, classifier, hospital=hospital, plan=cheap, source_epochs=2, device="cpu")
         report["uneven"] = uneven(again, ranks)
         report["charges after uneven"] = len(mock.charges)
-        dist.barrier()
-        report["threads"] = [gloo_threads()]
-        dist.destroy_process_group()
-        report["threads"].append(gloo_threads_left())
     (out / f"report-{ranks.rank}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2:])

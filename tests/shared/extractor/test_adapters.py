@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -82,7 +83,7 @@ def test_gradients_of_the_functions_are_right_under_vmap():
     st.lists(st.floats(-2, 2, width=32), min_size=8, max_size=8),
     st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=12),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=tried(50))
 def test_column_maps_increase_whatever_their_parameters(log_slopes, points):
     layer = MonotoneColumns(KNOTS.double())
     with torch.no_grad():
@@ -240,7 +241,7 @@ def test_every_ready_adapter_travels_starts_as_the_identity_and_has_gradients(ki
     st.integers(2, 9),
     st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=1, max_size=30),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tried(40))
 def test_knots_increase_whatever_the_columns(count, rows):
     MonotoneColumns(source_knots(torch.tensor(rows), count))
 

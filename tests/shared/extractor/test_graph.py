@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from exploring import tried
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -88,7 +89,7 @@ def graphs(draw):
 
 
 @given(graphs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(60))
 def test_bytes_round_trip_and_the_digest_follows_them(graph):
     data = graph.to_bytes()
     again = ExtractorGraph.from_bytes(data)
@@ -109,7 +110,7 @@ def parsed_or_refused(data):
 
 
 @given(graphs(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(60))
 def test_bytes_with_a_change_are_refused_or_another_valid_graph(graph, data):
     raw = bytearray(graph.to_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
@@ -131,7 +132,7 @@ JUNK = st.recursive(
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tried(150), suppress_health_check=[HealthCheck.too_slow])
 def test_a_document_with_any_part_replaced_never_escapes_the_validation(data):
     document = json.loads(chain().to_bytes())
     where = data.draw(st.sampled_from(["top", "node", "attribute"]))

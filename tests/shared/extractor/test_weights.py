@@ -7,6 +7,7 @@ import json
 import pytest
 import safetensors.torch
 import torch
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,7 @@ def tensors(draw):
 
 
 @given(tensors())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(60))
 def test_round_trip_is_exact_and_the_bytes_are_canonical(weights):
     data = weights_to_bytes(weights)
     again = weights_from_bytes(data, {name: tuple(tensor.shape) for name, tensor in weights.items()})
@@ -58,7 +59,7 @@ GOOD = weights_to_bytes(WEIGHTS)
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tried(200))
 def test_changed_bytes_are_refused_or_other_finite_numbers(data):
     raw = bytearray(GOOD)
     for _ in range(data.draw(st.integers(1, 3))):

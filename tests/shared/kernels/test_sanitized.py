@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -44,7 +44,6 @@ def test_order_of_the_records_does_not_change_a_bit(generator: torch.Generator, 
 anything = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(deadline=None)
 @given(
     record=arrays(np.float32, 6, elements=anything),
     replacement=arrays(np.float32, 6, elements=anything),

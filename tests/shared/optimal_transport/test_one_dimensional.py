@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment, linprog
@@ -12,7 +13,7 @@ from shared.errors import InvalidValue
 from shared.optimal_transport.one_dimensional import resample_quantiles, wasserstein_1d
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=tried(50))
 @given(n=st.integers(1, 30), m=st.integers(1, 30), seed=st.integers(0, 10**6))
 def test_first_order_agrees_with_scipy(n: int, m: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -51,7 +52,7 @@ def test_columns_are_separate_and_differentiable(
         assert torch.allclose(alone[0], wasserstein_1d(x, y)[column])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=tried(50))
 @given(m=st.integers(1, 40), b=st.integers(1, 40))
 def test_resampling_is_averaging_over_equal_parts(m: int, b: int) -> None:
     generator = torch.Generator().manual_seed(m * 41 + b)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import gammaln
@@ -185,7 +186,7 @@ def test_reference_sigmas_give_the_reference_epsilons(case: tuple[str, int, int,
             assert epsilon(sigma - (slack if exact else 0.03 * sigma)) >= target
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tried(15))
 @given(
     st.integers(1, 2000),
     st.integers(1, 1000),

@@ -7,6 +7,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,7 +85,7 @@ def test_the_full_batch_is_the_exact_curve_and_nothing_is_above_it():
     ratio=st.floats(0.1, 100.0),
     gamma=st.floats(-8.0, -0.01).map(lambda x: 10.0**x),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=tried(12))
 def test_moments_are_finite_increasing_in_the_order_and_in_gamma(d, k, ratio, gamma):
     law = ShiftLaw(d, k, d / k / ratio**2)
     orders = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 9.0, 17.0, 65.0, 1000.0])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +41,7 @@ def test_calibration_returns_the_smallest_affordable_sigma(bound: Bound) -> None
         assert epsilon(run(sigma * (1 - 5e-5)), 1e-5, bound) > target
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tried(25))
 @given(
     st.integers(1, 10**4),
     st.integers(1, 1000),

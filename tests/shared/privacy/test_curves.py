@@ -7,6 +7,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ laws = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(60))
 @given(laws)
 def test_the_curve_lies_between_its_bounds_increases_and_is_convex(law: ShiftLaw) -> None:
     orders = 1.0 + np.geomspace(1e-6, 1e6, 61)
@@ -83,7 +84,7 @@ def test_the_curve_lies_between_its_bounds_increases_and_is_convex(law: ShiftLaw
     assert np.all(np.diff(slopes) >= -1e-7 * np.abs(slopes[1:]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tried(40))
 @given(laws, st.floats(1.01, 1e4), st.floats(1.0, 3.0))
 def test_more_noise_never_costs_more(law: ShiftLaw, order: float, factor: float) -> None:
     quieter = ShiftLaw(law.feature_dimension, law.directions, law.scale / factor**2, law.constant / factor**2)

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,7 +85,7 @@ steps = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tried(80))
 @given(steps, st.integers(1, 10**9))
 def test_every_run_survives_its_text(step: StepEvent, count: int) -> None:
     run = RunEvent(step=step, steps=count)

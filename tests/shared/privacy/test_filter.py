@@ -10,6 +10,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
@@ -87,7 +88,7 @@ EVENTS = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tried(40))
 @given(
     st.lists(st.sampled_from(EVENTS), min_size=1, max_size=60),
     st.sampled_from([0.3, 1.0, 4.0]),

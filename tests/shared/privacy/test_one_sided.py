@@ -7,6 +7,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
@@ -70,7 +71,7 @@ def test_a_plain_gaussian_agrees_with_direct_integration(s: float) -> None:
             assert -1e-9 <= bound[j] - truth <= 1e-3 if upper and j * s * s > 5 else abs(bound[j] - truth) <= 2e-7
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tried(30))
 @given(
     st.integers(1, 2000),
     st.integers(1, 2000),

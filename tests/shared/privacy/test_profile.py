@@ -7,6 +7,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_ndtr, ndtr
@@ -67,7 +68,7 @@ def test_profile_agrees_with_sampled_directions(d, k, sigma, eps):
     ratio=st.floats(0.2, 30.0),
     delta=st.floats(-40.0, -0.4).map(lambda x: 10.0**x),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tried(40))
 def test_epsilon_and_delta_are_inverse_and_monotone(d, k, ratio, delta):
     law = ShiftLaw(d, k, d / k / ratio**2)
     eps = profile.epsilon(law, delta)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -20,7 +21,7 @@ def gaussian_profile(eps: float, s: np.ndarray) -> np.ndarray:
 
 
 @given(eps=st.floats(0.0, 20.0), centre=st.floats(1e-3, 30.0), width=st.floats(1e-3, 0.5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tried(200))
 def test_profiles_are_convex_in_the_total_variation(eps, centre, width):
     # The lemma of slice_law.py, on three points: s1 < s2 < s3, chord in t above the middle.
     s = np.array([centre * (1 - width), centre, centre * (1 + width)])
@@ -89,7 +90,7 @@ def test_upper_tails_follow_the_chernoff_exponent(d, k, sigma):
     eps=st.floats(0.0, 10.0),
     constant=st.sampled_from([0.0, 0.3]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(60))
 def test_nodes_never_lower_a_profile_of_the_lattice(d, k, sigma, eps, constant):
     law = ShiftLaw(d, k, 1.0 / sigma**2, constant)
     nodes = shift_nodes(law, log_tail=-40.0)

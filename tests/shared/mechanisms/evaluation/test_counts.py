@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,7 +122,7 @@ def test_the_declared_sensitivities_are_attained_and_never_exceeded():
     assert joint == pytest.approx(total, rel=1e-5)  # one pair of records attains all three
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(60))
 @given(
     st.integers(2, 5),
     st.integers(1, 6),

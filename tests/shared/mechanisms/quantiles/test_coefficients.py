@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ def test_release_is_coefficients_plus_the_sources_noise(
     assert abs((released.values - alone) * step - expected).max() <= step / 2 + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(60))
 @given(seed=st.integers(0, 10**6), batch=st.integers(1, 40), data=st.data())
 def test_one_replaced_record_moves_the_release_by_at_most_what_is_charged(
     seed: int, batch: int, data: st.DataObject

@@ -1,4 +1,4 @@
-"""A mechanism that only a test defines, and a curator that offers it: ``own_mechanism.py HOME [POINT ACTION]``.
+"""A mechanism that only tests define: the noised sum of clipped features.
 
 It shows what a mechanism must bring, and that admission, price, trial, release, receipts and repeats need no more. Its
 payloads are not even protobuf messages.
@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import math
 import struct
-import sys
 from dataclasses import dataclass
 
-import serve_with_stops
-import torch
-
-from shared.kernels.clipping import RECORD_NORM, clip_records
-from shared.kernels.noise import GridArray, grid_step, narrowest_integer, release_steps
-from shared.mechanisms import MECHANISMS
+from shared.kernels.noise import GridArray, grid_step
+from shared.kernels.sanitized import release_gradient
 from shared.mechanisms.interface import Facts, Limits, Mechanism, RunSize, Step
 from shared.privacy.events import BoundedSum, Part
 from shared.protocol import arrays
@@ -32,21 +27,23 @@ class MeanDeclaration:
     """What a run declares.
 
     Attributes:
+        clip_norm: C, the largest norm of one record's features.
         sigma: standard deviation of the noise on each coordinate of the sum over the sample.
     """
 
+    clip_norm: float
     sigma: float
 
     def to_bytes(self) -> bytes:
-        """Eight bytes."""
-        return struct.pack("<d", self.sigma)
+        """Sixteen bytes."""
+        return struct.pack("<dd", self.clip_norm, self.sigma)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MeanDeclaration:
         """The inverse of `to_bytes`."""
-        if len(data) != 8:
-            raise invalid("parameters.declaration", f"has {len(data)} bytes; a mean's sigma takes 8")
-        return cls(*struct.unpack("<d", data))
+        if len(data) != 16:
+            raise invalid("parameters.declaration", f"has {len(data)} bytes; a mean's two numbers take 16")
+        return cls(*struct.unpack("<dd", data))
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class MeanReply:
 
 
 class ClippedMean(Mechanism[MeanDeclaration, MeanRequest, MeanReply]):
-    """The sum over the sample of features clipped to norm 1/2."""
+    """The sum over the sample of features clipped to norm C."""
 
     name = "test-clipped-mean"
     declaration = MeanDeclaration
@@ -104,17 +101,17 @@ class ClippedMean(Mechanism[MeanDeclaration, MeanRequest, MeanReply]):
 
     def violations(self, declared: MeanDeclaration, run: RunSize, facts: Facts, limits: Limits) -> list[Violation]:
         """Refuses a noise that is none, and a sum that does not fit in 32 bits."""
-        broken = positive("declaration.sigma", declared.sigma)
-        if not broken and run.batch * RECORD_NORM > 2.0**19 * declared.sigma:
+        broken = positive("declaration.clip_norm", declared.clip_norm) + positive("declaration.sigma", declared.sigma)
+        if not broken and run.batch * declared.clip_norm > 2.0**19 * declared.sigma:
             broken.append(("declaration.sigma", f"is {declared.sigma}; the sum would not fit in 32 bits"))
         if facts.model.feature_dimension > MAX_FEATURES:
             broken.append(("parameters.graph_digest", f"has more than {MAX_FEATURES} features"))
         return broken
 
     def parts(self, declared: MeanDeclaration, run: RunSize, facts: Facts) -> tuple[Part, ...]:
-        """One bounded sum: two vectors of norm 1/2 are at most 1 apart."""
-        d, sigma = facts.model.feature_dimension, declared.sigma
-        return (BoundedSum(values=d, sensitivity=1.0, changed=d, sigma=sigma, grid_step=grid_step(sigma)),)
+        """One bounded sum: two vectors of norm C are at most 2 C apart."""
+        d, sigma, moved = facts.model.feature_dimension, declared.sigma, 2.0 * declared.clip_norm
+        return (BoundedSum(values=d, sensitivity=moved, changed=d, sigma=sigma, grid_step=grid_step(sigma)),)
 
     def synthetic(self, declared: MeanDeclaration, run: RunSize, facts: Facts) -> MeanRequest:
         """Every request costs the same."""
@@ -123,11 +120,10 @@ class ClippedMean(Mechanism[MeanDeclaration, MeanRequest, MeanReply]):
     def compute(self, declared: MeanDeclaration, request: MeanRequest, step: Step) -> MeanReply:
         """Clips, rounds each record to the grid, sums exactly, adds noise."""
         records, _ = step.sample.take(0, step.sample.count)
-        clipped = clip_records(step.model.features(records).to(step.device))
+        features = step.model.features(records).to(step.device)
         step.reached("averaged")
-        steps = torch.round(clipped.to(torch.float64) / grid_step(declared.sigma)).sum(dim=0)
-        integer = narrowest_integer(RECORD_NORM * step.run.batch, sigma=declared.sigma)
-        return MeanReply(request.tag, release_steps(steps, sigma=declared.sigma, noise=step.noise, integer=integer))
+        total = release_gradient(features, clip_norm=declared.clip_norm, sigma=declared.sigma, noise=step.noise)
+        return MeanReply(request.tag, total)
 
     def summary(self, declared: MeanDeclaration, facts: Facts) -> str:
         """In words."""
@@ -136,6 +132,3 @@ class ClippedMean(Mechanism[MeanDeclaration, MeanRequest, MeanReply]):
 
 
 CLIPPED_MEAN = ClippedMean()
-
-if __name__ == "__main__":
-    serve_with_stops.main(sys.argv[1:], mechanisms={**MECHANISMS, CLIPPED_MEAN.name: CLIPPED_MEAN})
