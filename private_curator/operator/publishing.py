@@ -60,7 +60,7 @@ class Publishing:
         client: registered; the release is charged to this name.
 
     Raises:
-        SettingsError: the client's name is none.
+        InvalidValue: the client's name is none.
     """
 
     home: HomeDirectory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,15 +13,21 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from declarations import critic, gradient, quantiles, rows
 from hospital import NoNoise
 from published_site import CLIENT, METHOD, PURPOSE, Site, network, source, with_parameters
 from torch import nn
 
 from private_curator.cli.main import main
 from private_curator.operator.publishing import Publishing
+from public_client.curator.description import Description
 from public_client.methods import Adapter
 from shared import errors
 from shared.mechanisms import MECHANISMS
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.critic.mechanism import CriticRequest
+from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from shared.mechanisms.gradient.mechanism import GradientRequest
 from shared.protocol.publications import Proposal, Publication
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,6 +132,51 @@ def test_the_operators_list_and_budget_hold(tmp_path):
         poor.publish(listed.proposal(epsilon=2.0), tmp_path / "never")
     assert poor.spent() == (0.0, 0)
     assert not (tmp_path / "never").exists()
+
+
+SLICED = quantiles(2, 3.0, directions=4)
+ONE_STEP = {
+    "rows": (rows(30.0, directions=4), b""),
+    "gradient": (gradient(SLICED, ClippedSum(("0.bias",), 0.5, 8.0)), GradientRequest(source(20)[0][:, :5].numpy())),
+    "critic": (critic(ClippedSum(("0.bias",), 0.5, 8.0)), CriticRequest()),
+}
+
+
+@pytest.mark.parametrize("name", ONE_STEP)
+def test_any_mechanism_is_published_by_its_own_bytes(site, tmp_path, name):
+    """The hospital knows no mechanism by name: what a step brings stands in the proposal."""
+    (mechanism, declared), payload = ONE_STEP[name]
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), *([nn.Linear(5, 1)] if name == "critic" else [])).eval()
+    base = site.proposal(extractor=module)
+    declared = replace(
+        with_parameters(base, mechanism=mechanism, declaration=declared.to_bytes()),
+        payload=payload if isinstance(payload, bytes) else payload.to_bytes(),
+    )
+    assert site.publish(declared, tmp_path / "out")
+    made = Publication.read(tmp_path / "out")
+    assert made.problems(site.key) == []
+    MECHANISMS[name].reply.from_bytes(made.release.payload)
+    assert site.spent()[0] == pytest.approx(made.message.run.epsilon)
+
+
+def test_what_needs_labels_is_refused_where_there_are_none(site, tmp_path):
+    declared = EvaluationDeclaration(classes=3, bins=0, correct_sigma=5.0)
+    asked = with_parameters(site.proposal(), mechanism="evaluation", declaration=declared.to_bytes())
+    with pytest.raises(errors.RequestInvalid, match="'evaluation' is not offered"):
+        site.publish(asked, tmp_path / "out")
+
+
+def test_the_operators_description_is_what_a_client_would_be_told(site):
+    told = site.description()
+    assert (told.records, told.record_shape, told.data_set, told.client_name) == (120, (6,), "north", CLIENT)
+    assert (told.remaining, told.data_set_budget.delta, told.ledger_public_key) == (3.0, 1e-5, site.key.hex())
+    out = site.directory / "hospital.json"
+    words = ["describe", "--home", site.home.path, "--client", CLIENT, "--out", out]
+    assert CliRunner().invoke(main, [*map(str, words)]).exit_code == 0
+    assert Description.from_json(json.loads(out.read_text())) == told
+    assert "nothing is ever overwritten" in CliRunner().invoke(main, [*map(str, words)]).output
+    words[4] = "autumn"
+    assert "`dpswd-curator client add` registers one" in CliRunner().invoke(main, [*map(str, words[:5])]).output
 
 
 def test_another_proposal_is_another_charge(site, tmp_path):
