@@ -76,8 +76,12 @@ class _Environment(EnvSettingsSource):
         prefix = self.env_prefix.lower()
         assert issubclass(self.settings_cls, SettingsTree)
         known = {row.environment.lower() for row in settings_of(self.settings_cls)}
+        meant = {name.replace(_BETWEEN, "_"): name for name in known}
         for name in list(given):
-            # A single underscore is left alone: Kubernetes puts variables of its own there, made from services' names.
+            if name in meant and name not in known:
+                text = f"write {meant[name].upper()}, with two underscores between section and field"
+                raise SettingsError(f"the environment's {name.upper()} names no setting; {text}")
+            # Other single underscores are left alone: Kubernetes makes variables of its own there, of services' names.
             if not name.startswith(prefix) or _BETWEEN not in name or name in known:
                 continue
             target = name.removesuffix(_FROM_FILE)

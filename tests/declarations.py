@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.critic.mechanism import CriticDeclaration
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
@@ -36,3 +37,7 @@ def critic(summed: ClippedSum) -> Declared:
 
 def evaluation(declared: EvaluationDeclaration) -> Declared:
     return "evaluation", declared
+
+
+def class_statistics(declared: StatisticsDeclaration) -> Declared:
+    return "class_statistics", declared

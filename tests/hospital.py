@@ -35,7 +35,7 @@ from shared.steps.admission import AdmittedRun, admit_run, admit_step
 from shared.steps.computing import Laboratory
 
 CLIENT = "ml-team"
-LIMITS = Limits()
+LIMITS = Limits(min_batch_size=1)  # tests count on few records
 
 
 class NoNoise:

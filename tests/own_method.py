@@ -43,7 +43,7 @@ class MatchMeans(Method):
     def usual_size(self, description):
         return RunSize(batch=BATCH, steps=STEPS)
 
-    def declaration(self, *, noise, batch, dimension, names, feature_map):
+    def declaration(self, *, noise, batch, dimension, classes, names, feature_map):
         return MeanDeclaration(self.clip_norm, 2.0 * self.clip_norm * noise)
 
     def declarable(self, extractor, record_shape, own):

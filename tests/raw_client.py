@@ -54,6 +54,11 @@ class RawClient:
     def describe(self) -> pb.DescribeResponse:
         return _called(self._stub.Describe, pb.DescribeRequest())
 
+    def send_bytes(self, method: str, data: bytes) -> bytes:
+        """Sends bytes that need be no message, and returns the reply's."""
+        path = f"/{pb.DESCRIPTOR.services_by_name['CuratorService'].full_name}/{method}"
+        return _called(self._channel.unary_unary(path), data)
+
     def upload_extractor(self, graph: bytes, weights: bytes) -> pb.UploadExtractorResponse:
         return _called(self._stub.UploadExtractor, pb.UploadExtractorRequest(graph=graph, weights=weights))
 

@@ -38,6 +38,7 @@ _OVERRIDES = {
     "compute.torch_threads": "1",
     "compute.isolation": "in-process",
     "limits.reply_quantum_ms": "0",
+    "limits.min_batch_size": "1",  # attacks know the sample best where it is one record
 }
 _crosscheck = functools.cache(check_with_autodp)  # each curator of this process would do it anew
 

@@ -32,9 +32,12 @@ _TEXTS = ("", " ", "\x00", "0" * 64, "f" * 64, "é", "𝕏" * 20, "../../etc/pas
 _INTO = 0.7  # of the mutations go into the bytes that a mechanism reads, which have most of the fields
 _FLOATS = tuple(struct.pack("<f", value) for value in (0.0, -0.0, math.nan, math.inf, 1e38, 1e-45, 1.0))
 _INSIDE: dict[str, tuple[type[Message], ...]] = {
-    "declaration": (pb.SlicedDeclaration, pb.GradientDeclaration, pb.CriticDeclaration, pb.EvaluationDeclaration),
+    "declaration": (
+        pb.SlicedDeclaration, pb.GradientDeclaration, pb.CriticDeclaration, pb.EvaluationDeclaration,
+        pb.ClassStatisticsDeclaration,
+    ),
     "payload": (pb.SlicedRequest, pb.GradientRequest, pb.CriticRequest, pb.EvaluationRequest),
-}
+}  # fmt: skip
 """Messages that travel as bytes of other messages, by the field's name."""
 
 

@@ -14,6 +14,7 @@ from benchmarks.fuzz.site import CLASSES, RECORD_SHAPE, RECORDS, Site
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsRequest
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.critic.mechanism import CriticDeclaration, CriticRequest
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
@@ -37,7 +38,7 @@ def make(site: Site) -> Seeds:
     pixels = RECORD_SHAPE[1] * RECORD_SHAPE[2]
     dense = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 5), nn.ReLU())
     convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 4))
-    seeds: Seeds = {"Describe": [pb.DescribeRequest()]}
+    seeds: Seeds = {"Describe": [pb.DescribeRequest(), site.describe_with_receipt()]}
     extractor, _, model, critic = (
         _upload(site, seeds, module)
         for module in (dense, convolution, nn.Sequential(nn.Flatten(), nn.Linear(pixels, CLASSES)),
@@ -71,6 +72,11 @@ def make(site: Site) -> Seeds:
             [GradientRequest(features, flat)],
         ),
         "evaluation": (model | {"batch_size": RECORDS, "steps": 1000}, evaluated, [EvaluationRequest()]),
+        "class_statistics": (
+            extractor | {"batch_size": RECORDS, "steps": 1000},
+            StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 4e3, public_map),
+            [StatisticsRequest()],
+        ),
         "critic": (
             critic | common, CriticDeclaration(summed), [CriticRequest(np.zeros(pixels + 1, dtype=np.float32))],
         ),

@@ -123,6 +123,11 @@ class Site:
     def _state(self) -> tuple[object, ...]:
         return self._ledger.budget_of(CLIENT)
 
+    def describe_with_receipt(self) -> pb.DescribeRequest:
+        """A description asked for by a client that holds a receipt of this ledger."""
+        held = self._ledger.head()
+        return pb.DescribeRequest(newest_receipt=pb.SignedStatement(statement=held.statement, signature=held.signature))
+
     def call(self, method: str, message: Message) -> Message:
         """A valid request's reply.
 
@@ -130,7 +135,7 @@ class Site:
             Finding: it was refused.
         """
         try:
-            reply: Message = getattr(self._service, method)(message, self._context)
+            reply: Message = getattr(self._service, method)(message.SerializeToString(), self._context)
         except _Aborted as aborted:
             text = _status(aborted).message
             raise Finding(f"a valid {method} was refused: {text}") from aborted
@@ -160,15 +165,19 @@ class Site:
     def _reason(self, method: str, data: bytes) -> str:
         descriptor = SERVICE.methods_by_name[method]
         try:
-            message = getattr(pb, descriptor.input_type.name).FromString(data)
+            getattr(pb, descriptor.input_type.name).FromString(data)
+            decodable = True
         except DecodeError:
-            return UNDECODABLE
+            decodable = False
         try:
-            reply = getattr(self._service, method)(message, self._context)
+            reply = getattr(self._service, method)(data, self._context)
         except _Aborted as aborted:
-            return _refusal(method, aborted)
+            reason = _refusal(method, aborted)
+            return reason if decodable else UNDECODABLE
         except Exception as error:
             raise Finding(f"{method} raised {type(error).__name__}: {error}") from error
+        if not decodable:
+            raise Finding(f"{method} answered what is no request")
         if type(reply).DESCRIPTOR is not descriptor.output_type:
             raise Finding(f"{method} answered with a {type(reply).__name__}")
         return "OK"

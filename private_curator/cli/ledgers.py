@@ -87,8 +87,23 @@ def restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accep
         receipts=_read_receipts(receipts, home),
         accept_loss=accept_loss,
     )
-    home.ledger_witness.unlink(missing_ok=True)  # what it noted is in the ledger, or was accepted as forgotten
+    # What was noted is in the ledger now, or was accepted as forgotten.
+    with home.open_ledger(witnessed=False) as books:
+        Witness(home.ledger_witness()).note(books.head())
     click.echo("restored; nothing was forgotten" if loss is None else f"restored with a loss: {loss}")
+
+
+@ledger.command("accept")
+@home_option
+@reason_option
+def accept(home: HomeDirectory, reason: str) -> None:
+    """Serves the ledger as it is although it may be an older state: what was written before and is lost is forgotten.
+
+    Look for a newer backup first, and ask the clients for their receipts: what they prove was spent, and a budget that
+    is lowered by that much keeps the promise.
+    """
+    home.accept_ledger(reason=reason)
+    click.echo("accepted, in writing; lower the budget by what the lost charges may have spent")
 
 
 @ledger.command("move")
@@ -225,7 +240,7 @@ def client_view(home: HomeDirectory, books: Ledger, name: str) -> Sequence[str]:
 
 def _read_receipts(path: Path | None, home: HomeDirectory) -> list[SignedEntry]:
     """What somebody kept, and what this curator noted itself."""
-    noted = Witness(home.ledger_witness).entry()
+    noted = Witness(home.ledger_witness()).entry()
     own = [] if noted is None else [noted]
     if path is None:
         return own

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import click
 
 from private_curator.cli import common
+from private_curator.observability import logs
 from private_curator.settings import tree as configuration
 from private_curator.settings.groups import LogSettings
 from private_curator.settings.tree import CuratorSettings
 from private_curator.storage.home_directory import HomeDirectory
 from shared.configuration import explained, help_lines, markdown
 from shared.errors import SettingsError
+
+_log = logging.getLogger(__name__)
 
 set_option = click.option(
     "--set", "assignments", multiple=True, metavar="SECTION.FIELD=VALUE", help="Overrides any setting; repeat."
@@ -40,6 +44,7 @@ def serve(
     home: HomeDirectory, address: str | None, device: str | None, log_level: str | None, assignments: tuple[str, ...]
 ) -> None:
     """Serves until SIGTERM or Ctrl-C; prints one line, "listening on host:port", once it is ready."""
+    from private_curator.operator.preflight import check_before_serving
     from private_curator.serving import server
 
     overrides = _assigned(assignments)
@@ -48,7 +53,11 @@ def serve(
         overrides["compute.device"] = device
     if log_level is not None:
         overrides["log.level"] = log_level
-    server.serve(home, configuration.load(home.path, overrides))
+    chosen = configuration.load(home.path, overrides)
+    logs.configure(chosen.log)
+    for finding in check_before_serving(home, overrides):
+        _log.warning("%s: %s", finding.check, finding.text)
+    server.serve(home, chosen)
 
 
 @click.command()

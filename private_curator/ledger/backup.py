@@ -20,14 +20,12 @@ from private_curator.ledger.audit import verify_file
 from private_curator.ledger.database import LOCK_TIMEOUT_S, Database, LedgerLocation
 from private_curator.ledger.sqlite import sync
 from private_curator.ledger.sqlite_file import SqliteFile, as_location, new_file, remove
-from private_curator.ledger.statements import Kind
+from private_curator.ledger.statements import MIN_ACCEPTANCE_LENGTH, Kind
 from private_curator.ledger.store import Clock, append_entry, read_entries, utc_now
 from shared.errors import InvalidValue, LedgerCorrupt, LedgerError, LedgerUnavailable, RestoreRefused
 from shared.ledger.chain_checks import check_chain
 from shared.ledger.receipts import SignedEntry
 
-# Short enough for a sentence, too long for a "yes".
-MIN_ACCEPTANCE_LENGTH = 30
 _LISTED = 1000  # forgotten entries that the acceptance lists one by one; beyond, their number says enough
 
 

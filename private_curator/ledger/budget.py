@@ -199,18 +199,20 @@ class Books:
         Raises:
             BudgetExhausted: the account named by its ``scope`` does not, with the number of steps that still fit.
         """
+        if self.closed:  # said first: what it would cost and what would fit is beside the point
+            charge = charges[0]
+            requested = charge.filter.alone(charge.price)
+            spent = charge.filter.epsilon(self._ready(client, charge).spent)
+            raise BudgetExhausted(requested, spent, 0.0, scope=f"{self.state.value} {DATA_SET}")
         for charge in charges:
             account = self._ready(client, charge)
             try:
                 account.admit(charge.price)
             except BudgetExhausted as error:
-                fits = 0 if self.closed else self._steps_that_fit(client, event, charges)
+                fits = self._steps_that_fit(client, event, charges)
                 raise BudgetExhausted(
                     error.requested, error.spent, error.remaining, steps_that_fit=fits, scope=charge.scope
                 ) from error
-            if self.closed:
-                requested, spent = charge.filter.alone(charge.price), charge.filter.epsilon(account.spent)
-                raise BudgetExhausted(requested, spent, 0.0, scope=f"{self.state.value} {DATA_SET}")
 
     def quote(self, client: str, event: RunEvent, charges: tuple[Charge, ...]) -> Quote:
         """What `admit` would say, as figures."""

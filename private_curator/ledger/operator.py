@@ -9,7 +9,14 @@ from __future__ import annotations
 import re
 
 from private_curator.ledger.requests import load_run
-from private_curator.ledger.statements import Client, DataSetState, Kind, budget_payload, hex_256
+from private_curator.ledger.statements import (
+    MIN_ACCEPTANCE_LENGTH,
+    Client,
+    DataSetState,
+    Kind,
+    budget_payload,
+    hex_256,
+)
 from private_curator.ledger.store import Store, Transaction
 from shared.errors import InvalidValue
 from shared.privacy.budget import PrivacyBudget
@@ -64,6 +71,20 @@ class OperatorActs(Store):
             InvalidValue: the fingerprint is taken or malformed.
         """
         self._certify(Kind.CERTIFICATE_ADDED, name, certificate_fingerprint)
+
+    def accept_state(self, *, reason: str) -> None:
+        """Takes the ledger as it is: whatever was written before, and is not there, is forgotten.
+
+        Args:
+            reason: a sentence of at least `MIN_ACCEPTANCE_LENGTH` characters; it stands in the ledger for good.
+
+        Raises:
+            InvalidValue: the reason is too short to be one.
+        """
+        if len(reason.strip()) < MIN_ACCEPTANCE_LENGTH:
+            raise InvalidValue(f"accepting a state takes a sentence of at least {MIN_ACCEPTANCE_LENGTH} characters")
+        with self._transaction("accept_state") as transaction:
+            transaction.append(Kind.STATE_ACCEPTED, {"reason": reason.strip()})
 
     def revoke_certificate(self, name: str, certificate_fingerprint: str, *, reason: str) -> None:
         """Withdraws one certificate of a client; its others go on.

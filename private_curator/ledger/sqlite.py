@@ -51,8 +51,13 @@ _RECONNECT = {
 }
 
 
-def translate(error: sqlite3.Error, path: Path) -> DpswdError:
+def translate(error: sqlite3.Error, path: Path, *, asked: bool = False) -> DpswdError:
     """The ledger's own error for one of SQLite's.
+
+    Args:
+        error: SQLite's.
+        path: of the ledger.
+        asked: whether a request may have been under way, and not an opening or a reading.
 
     Returns:
         `LedgerUnavailable` for what passes when its cause does, `LedgerCorrupt` for everything else: a constraint
@@ -64,7 +69,7 @@ def translate(error: sqlite3.Error, path: Path) -> DpswdError:
     reason = _TRANSIENT.get(code & 0xFF)
     if reason is not None:
         # A write that fails on the disk may still have reached it: only the repeat of the request can tell.
-        spent = "repeat the request with its id" if code & 0xFF in _RECONNECT else "nothing was spent"
+        spent = "repeat the request with its id" if asked and code & 0xFF in _RECONNECT else "nothing was spent"
         return LedgerUnavailable(f"the ledger {path} cannot be used: {reason} ({error}); {spent}")
     return LedgerCorrupt(f"the ledger {path} is damaged: {error} ({error.sqlite_errorname})")
 
@@ -136,8 +141,10 @@ class SqliteDatabase:
         self._closed = False
         self._claimed = contextlib.ExitStack()
         self._claims = False
+        self._in_use = False
         with self._guard(), self._files():
             self._connected()
+        self._in_use = True
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -213,7 +220,7 @@ class SqliteDatabase:
                 code = getattr(error, "sqlite_errorcode", 0) & 0xFF
                 if code in _RECONNECT:
                     self._disconnect()
-                raise translate(error, self.path) from error
+                raise translate(error, self.path, asked=self._in_use) from error
 
     def _files(self) -> contextlib.AbstractContextManager[None]:
         return file_lock(write_lock(self.path), timeout_s=self._lock_timeout_s, held_by="another program")

@@ -37,6 +37,10 @@ def hex_256(digest: str, what: str) -> str:
     return digest
 
 
+MIN_ACCEPTANCE_LENGTH = 30
+"""Characters of an acceptance: short enough for a sentence, too long for a "yes"."""
+
+
 class Kind(enum.StrEnum):
     """The kinds of entries. docs/reference/ledger.md lists the fields of each payload."""
 
@@ -61,6 +65,7 @@ class Kind(enum.StrEnum):
     STEP_ANSWERED = STEP_ANSWERED
     REPLIES_PRUNED = "replies-pruned"
     RESTORED = "restored"
+    STATE_ACCEPTED = "state-accepted"
 
 
 class DataSetState(enum.StrEnum):

@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_curator.ledger.accounting import RENYI, Accounting
 from private_curator.ledger.budget import Books
 from private_curator.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session, by_seq
+from private_curator.ledger.heads import Heads
 from private_curator.ledger.statements import Kind
-from private_curator.ledger.witness import Witness
+from private_curator.ledger.witness import Witness, lacks
 from shared.errors import InvalidValue, LedgerCorrupt
 from shared.ledger.receipts import GENESIS, SignedEntry
 
@@ -51,6 +52,7 @@ class LedgerOptions(TypedDict, total=False):
         clock: tells the time that entries state.
         checkpoint: called at named points; tests kill the process there.
         lock_timeout_s: how long to wait for another program, in seconds.
+        heads: is told the last entry after each charge and each answer.
         witness: a file, kept elsewhere than the ledger, in which the last entry seen is noted: a ledger that lacks
             it was put back to an older state. None to notice that only while the ledger is open.
     """
@@ -60,6 +62,7 @@ class LedgerOptions(TypedDict, total=False):
     checkpoint: Checkpoint
     lock_timeout_s: float
     witness: Path | None
+    heads: Heads | None
 
 
 @dataclass
@@ -100,12 +103,14 @@ class Store:
         self.location = location
         witness = options.get("witness")
         self._witness = None if witness is None else Witness(witness)
+        self._heads = options.get("heads")
         self.accounting = options.get("accounting", RENYI)
         self._key = key
         self._clock = options.get("clock", utc_now)
         self._checkpoint = options.get("checkpoint", no_checkpoint)
         self._books = Books(self.accounting)
         self._last_seen: tuple[int, bytes] = (0, b"")
+        self._stopped = ""
         self._database = location.open(lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
         try:
             with self._database.read() as connection:
@@ -126,12 +131,36 @@ class Store:
     def close(self) -> None:
         """Releases the file. Idempotent."""
         self._database.close()
+        if self._heads is not None:
+            self._heads.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def hold_to(self, receipt: SignedEntry) -> None:
+        """Holds the ledger to a receipt that somebody presents; one that this ledger's key did not sign says nothing.
+
+        Raises:
+            LedgerCorrupt: the ledger lacks it: it was put back to an older state. From now on nothing is read or
+                written, here or after a restart, until the operator has decided.
+        """
+        if not receipt.signed_by(self.public_key):
+            return
+        with self._reading() as session:
+            if not lacks(session, receipt):
+                return
+        self._stopped = (
+            f"{self.location} lacks entry {receipt.seq} of {receipt.time}, whose signed receipt a client holds: it "
+            "was put back to an older state, and what was spent since then would be spent again. Nothing is charged or "
+            "released any more. Stop the curator and restore a newer backup, or accept this state in writing "
+            "(docs/operator/incidents.md)"
+        )
+        if self._witness is not None:
+            self._witness.keep(receipt)
+        raise LedgerCorrupt(self._stopped)
 
     def history(self, *, after: int = 0) -> Iterator[SignedEntry]:
         """Every entry behind ``after``, in order; reads page by page, so that writers need not wait."""
@@ -158,6 +187,8 @@ class Store:
             reached("written")
         if self._witness is not None and transaction.last is not None:
             self._witness.note(transaction.last)
+        if self._heads is not None and transaction.last is not None and transaction.last.kind != Kind.STEP_CONSUMED:
+            self._heads.tell(transaction.last)
         reached("durable")
 
     @contextlib.contextmanager
@@ -169,6 +200,8 @@ class Store:
 
     def _refresh(self, connection: Session) -> None:
         """Brings the books up to the last committed entry."""
+        if self._stopped:
+            raise LedgerCorrupt(self._stopped)
         seen, signature = self._last_seen
         length, present, newest = connection.execute(
             "SELECT coalesce(max(seq), 0), (SELECT signature FROM entries WHERE seq = ?), "

@@ -1,8 +1,10 @@
 """What a curator remembers of its ledger outside of it: the last entry that it has seen.
 
 Whoever puts a database back to an older state, from its own backups and past `restore`, makes the ledger forget
-charges, and nothing inside the ledger can show that. A receipt can: so a curator keeps one, in a file of its own,
-and does not serve a ledger that lacks it.
+charges, and nothing inside the ledger can show that. A receipt can: so a curator keeps one, in a file of its own, best
+on another volume, and does not serve a ledger that lacks it, or one with charges whose note is gone. A snapshot of both
+together shows in the receipts of the clients, who present their newest when they connect, and in the heads that were
+told elsewhere (`heads.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import logging
 import os
 import secrets
+import sys
 import threading
 from pathlib import Path
 
@@ -66,22 +69,59 @@ class Witness:
         """Holds the ledger to what was noted.
 
         Raises:
-            LedgerCorrupt: it lacks the noted entry, and no restore has said in writing that it is forgotten.
+            LedgerCorrupt: it lacks the noted entry, or holds charges while nothing intact is noted, and the operator
+                has not accepted that in writing.
         """
         noted = self.entry()
         if noted is None:
+            if session.execute(_CHARGED, (Kind.RUN_OPENED.value,)).fetchone() is not None:
+                raise LedgerCorrupt(
+                    f"{location} holds charges, but {self.path}, where its last entry was noted, is missing or "
+                    "damaged: a snapshot of an older state would look like this, and what was spent since then would "
+                    f"be spent again. {_REMEDY}"
+                )
             return
-        row = session.execute("SELECT statement FROM entries WHERE seq = ?", (noted.seq,)).fetchone()
-        if row is not None and row[0] == noted.statement:
-            return
-        for _, statement, signature in by_seq(session, _RESTORED):
-            if noted.hash in SignedEntry.parse(statement, signature).payload["forgotten"]:
-                return
-        raise LedgerCorrupt(
-            f"{location} lacks entry {noted.seq}, which {self.path} proves: the database was put back to an older "
-            "state, and what was spent since then would be spent again. Restore a newer backup with `dpswd-curator "
-            "ledger restore`; where there is none, back this state up and restore it, with the loss accepted in writing"
-        )
+        if lacks(session, noted):
+            raise LedgerCorrupt(
+                f"{location} lacks entry {noted.seq}, which {self.path} proves: the database was put back to an older "
+                f"state, and what was spent since then would be spent again. {_REMEDY}"
+            )
+
+    def keep(self, receipt: SignedEntry) -> None:
+        """Notes a receipt of somebody else's that the ledger lacks, for good: the ledger is not opened again."""
+        self._newest = 0
+        self.note(receipt)
+        self._newest = sys.maxsize
 
 
-_RESTORED = f"SELECT seq, statement, signature FROM (SELECT * FROM entries WHERE kind = '{Kind.RESTORED}') AS restored"  # noqa: S608
+_REMEDY = (
+    "Restore a newer backup with `dpswd-curator ledger restore`; where there is none, ask the clients for their "
+    "receipts (receipts.jsonl), and accept this state in writing with `dpswd-curator ledger accept --reason ...`"
+)
+
+
+def lacks(session: Session, receipt: SignedEntry) -> bool:
+    """Whether an entry that this ledger's key signed is missing, and was not accepted as forgotten.
+
+    Whoever accepted a state in writing accepted that all is forgotten which was written before and is not there.
+    """
+    row = session.execute("SELECT statement FROM entries WHERE seq = ?", (receipt.seq,)).fetchone()
+    if row is not None and row[0] == receipt.statement:
+        return False
+    for _, statement, signature in by_seq(session, _ACCEPTED):
+        entry = SignedEntry.parse(statement, signature)
+        if entry.kind == Kind.RESTORED:
+            if receipt.hash in entry.payload["forgotten"]:
+                return False
+            if entry.payload["accepted"] is None:  # nothing was known to be lost
+                continue
+        if receipt.time <= entry.time:
+            return False
+    return True
+
+
+_CHARGED = "SELECT 1 FROM entries WHERE kind = ? LIMIT 1"
+_ACCEPTED = (
+    "SELECT seq, statement, signature FROM (SELECT * FROM entries WHERE kind IN "  # noqa: S608 constants
+    f"('{Kind.RESTORED}', '{Kind.STATE_ACCEPTED}')) AS accepted"
+)

@@ -14,7 +14,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from cryptography import x509
@@ -25,12 +25,16 @@ from private_curator.records import target
 from private_curator.records.labels import class_count, load_labels
 from private_curator.records.problems import RecordsRefused
 from private_curator.settings import tree as configuration
+from private_curator.settings.permissions import check_permissions
 from private_curator.settings.tree import CuratorSettings
 from private_curator.storage.certificates import CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY
 from private_curator.storage.home_directory import HomeDirectory
 from shared.certificates import belong_together
 from shared.configuration import settings_of
 from shared.errors import DpswdError, SettingsError
+from shared.ledger.chain_checks import Tampering
+from shared.mechanisms import MECHANISMS
+from shared.protocol import limits
 
 MIN_FREE_BYTES = 1 << 30  # stored replies grow by about 50 kB a step: room for some 20,000 steps
 RENEW_BEFORE = dt.timedelta(days=30)
@@ -61,13 +65,40 @@ def check(home: HomeDirectory, overrides: Mapping[str, str] | None = None) -> li
         overrides: settings from the command line, as `settings.load` takes them.
     """
     site = _Site(home, dict(overrides or {}))
-    findings = []
-    for name, run in CHECKS.items():
-        try:
-            findings.append(Finding(check=name, ok=True, text=run(site)))
-        except (DpswdError, OSError, ValueError) as error:
-            findings.append(Finding(check=name, ok=False, text=_explained(error)))
-    return findings
+    return [_found(name, site) for name in CHECKS]
+
+
+def check_before_serving(home: HomeDirectory, overrides: Mapping[str, str] | None = None) -> list[Finding]:
+    """What `serve` asks before it starts: whether keys, certificates, clock and ledger may be trusted.
+
+    Args:
+        home: the curator's directory.
+        overrides: settings from the command line.
+
+    Returns:
+        What the operator should know although serving can go on.
+
+    Raises:
+        SettingsError: with everything for which this curator must not serve.
+    """
+    site = _Site(home, dict(overrides or {}))
+    now = replace(site, certificates_last=dt.timedelta(0))
+    refused = [found for name in _NEEDED_TO_SERVE if not (found := _found(name, now)).ok]
+    if refused:
+        listed = "".join(f"\n  {found.check}: {found.text}" for found in refused)
+        raise SettingsError(f"this curator must not serve like this (`dpswd-curator preflight` checks more):{listed}")
+    soon = _found("certificates", site)
+    return [] if soon.ok else [soon]
+
+
+_NEEDED_TO_SERVE = ("permissions", "keys", "key files", "certificates", "clock", "ledger")
+
+
+def _found(name: str, site: _Site) -> Finding:
+    try:
+        return Finding(check=name, ok=True, text=CHECKS[name](site))
+    except (DpswdError, OSError, ValueError) as error:
+        return Finding(check=name, ok=False, text=_explained(error))
 
 
 @dataclass(frozen=True)
@@ -75,6 +106,7 @@ class _Site:
     home: HomeDirectory
     overrides: dict[str, str]
     now: Callable[[], dt.datetime] = field(default=lambda: dt.datetime.now(dt.UTC))
+    certificates_last: dt.timedelta = RENEW_BEFORE
 
     @cached_property
     def settings(self) -> CuratorSettings:
@@ -94,7 +126,7 @@ def _explained(error: Exception) -> str:
 
 
 def _settings(site: _Site) -> str:
-    assert site.settings
+    check_permissions(site.settings.clients, MECHANISMS)
     return f"{len(settings_of(CuratorSettings))} settings are in order"
 
 
@@ -111,9 +143,12 @@ def _records(site: _Site) -> str:
 def _ledger(site: _Site) -> str:
     with site.home.open_ledger() as ledger:
         report = ledger.verify()
-    if not report.ok:
-        raise SettingsError(f"the ledger does not verify: {report.findings[0].text}; restore a backup")
-    return f"{report.entries} entries verify"
+    # A clock that was once wrong leaves its mark for ever; what was spent stands all the same.
+    grave = [finding for finding in report.findings if finding.tampering is not Tampering.MISDATED]
+    if grave:
+        raise SettingsError(f"the ledger does not verify: {grave[0].text}; restore a backup")
+    misdated = "".join(f"; {finding.text}" for finding in report.findings[:1])
+    return f"{report.entries} entries verify{misdated}"
 
 
 _REMEDIES = {
@@ -127,7 +162,7 @@ _REMEDIES = {
 def _certificates(site: _Site) -> str:
     server, authority = (site.home.authority.read(name) for name in (SERVER_CERTIFICATE, CA_CERTIFICATE))
     for name, certificate in ((SERVER_CERTIFICATE, server), (CA_CERTIFICATE, authority)):
-        if certificate.not_valid_after_utc < site.now() + RENEW_BEFORE:
+        if certificate.not_valid_after_utc < site.now() + site.certificates_last:
             raise SettingsError(f"{name} expires at {certificate.not_valid_after_utc:%Y-%m-%d}; {_REMEDIES[name]}")
     try:
         server.verify_directly_issued_by(authority)
@@ -138,7 +173,17 @@ def _certificates(site: _Site) -> str:
         ) from error
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     shown = ", ".join(str(entry.value) for entry in names)
-    return f"valid for at least {RENEW_BEFORE.days} days; clients connect to {shown}"
+    return f"valid for at least {site.certificates_last.days} days; clients connect to {shown}"
+
+
+def _limits(site: _Site) -> str:
+    least = site.settings.limits.min_batch_size
+    if least < limits.MIN_BATCH_SIZE:
+        text = f"samples of {least} records are allowed, fewer than {limits.MIN_BATCH_SIZE}"
+        return (
+            f"{text}: a step's time depends more on each record; set limits.min_batch_size unless clients are trusted"
+        )
+    return f"samples have at least {least} records"
 
 
 def _keys(site: _Site) -> str:
@@ -312,6 +357,7 @@ CHECKS: dict[str, Callable[[_Site], str]] = {
     "clock": _clock,
     "ledger": _ledger,
     "records": _records,
+    "limits": _limits,
     "device": _device,
     "extraction worker": _worker,
     "disk": _disk,

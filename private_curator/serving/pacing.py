@@ -2,8 +2,9 @@
 
 A client chooses the extractor, hence which operations meet a record. What little the time of those still depends on
 their numbers disappears in the wait for the next multiple, unless it carries the reply over one. The quantum is
-therefore longer than a step takes, by a measure made of public values: the time of a rehearsal on synthetic records
-(private_curator/steps/trial_run.py). Refusals and errors of the same requests wait as well.
+therefore longer than the slowest step that the run allows takes on any records: the time of a rehearsal on made records
+(private_curator/steps/trial_run.py), times what each operation of a graph may take longer for some numbers than for
+others, and with room for a busy machine. Refusals and errors of the same requests wait as well.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+from shared.extractor.steady import LARGEST_RATIO
+
 SHORTEST_QUANTUM_S = 0.05
 """Of automatic quanta; below it the ledger's own writing shows."""
 _SLACK = 1.5
-"""Automatic quanta are so much longer than the rehearsal took."""
+"""Automatic quanta are so much longer than the slowest records take on a quiet machine."""
 
 
 class Pacer:
@@ -45,7 +48,9 @@ class Pacer:
     def expect(self, seconds: float) -> None:
         """Tells, inside `paced`, how long this request's step takes by its rehearsal."""
         if self._quantum_s == "auto":
-            self._own.quantum_s = SHORTEST_QUANTUM_S * max(1, math.ceil(_SLACK * seconds / SHORTEST_QUANTUM_S))
+            self._own.quantum_s = SHORTEST_QUANTUM_S * max(
+                1, math.ceil(_SLACK * LARGEST_RATIO * seconds / SHORTEST_QUANTUM_S)
+            )
 
     @contextmanager
     def paced(self) -> Iterator[None]:

@@ -28,6 +28,7 @@ from private_curator.records.labels import class_count, class_names, load_labels
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.service import CuratorService
 from private_curator.serving.turns import Turns
+from private_curator.settings.permissions import check_permissions
 from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
 from private_curator.steps.randomness import SystemNoise, fresh_seed
@@ -44,7 +45,6 @@ from shared.mechanisms import MECHANISMS
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts
 from shared.privacy.crosscheck import check_with_autodp
 from shared.protocol.v1 import curator_pb2 as pb
-from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
 from shared.steps.computing import Laboratory
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["CuratorService"].full_name
@@ -79,6 +79,7 @@ class CuratorServer:
         mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
     ) -> None:
         _check_imports()
+        check_permissions(settings.clients, mechanisms)
         device = resolve_device(settings.compute.device)
         if settings.compute.torch_threads:
             torch.set_num_threads(settings.compute.torch_threads)
@@ -127,7 +128,10 @@ class CuratorServer:
                 pipeline=self._pipeline,
                 incidents=IncidentBook(home.incidents),
                 pacer=Pacer(pace if pace == "auto" else pace / 1000.0),
-                turns=Turns(min(limits.client_requests, max(1, settings.compute.request_threads // 2))),
+                turns=Turns(
+                    min(limits.client_requests, max(1, settings.compute.request_threads // 2)),
+                    most_bytes=limits.client_message_bytes,
+                ),
                 # A client that prices many plans repeats events; autodp takes about half a second for each.
                 crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
             )
@@ -184,6 +188,14 @@ class CuratorServer:
         write_public(self._home.address, f"{address}\n".encode())
         return address
 
+    def announcement(self, address: str) -> str:
+        """The line that says where it listens, in the log's format."""
+        text = f"listening on {address}"
+        if self._settings.log.format == "text":
+            return text
+        record = logging.LogRecord(__name__, logging.INFO, __file__, 0, text, (), None)
+        return logs.Lines(self._settings.log).format(record)
+
     def stop(self) -> bool:
         """Refuses new requests, lets running ones finish for a while, and closes the ledger.
 
@@ -219,7 +231,7 @@ class CuratorServer:
                 ("grpc.so_reuseport", 0),
             ],
         )
-        pb_grpc.add_CuratorServiceServicer_to_server(service, server)
+        server.add_generic_rpc_handlers((service.rpcs(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         return server
 
@@ -256,7 +268,7 @@ def run_until_signal(server: CuratorServer) -> None:
         signal.signal(number, on_signal)
     os.umask(SAFE_UMASK)
     address = server.start()
-    sys.stdout.write(f"listening on {address}\n")
+    sys.stdout.write(f"{server.announcement(address)}\n")
     sys.stdout.flush()
     stopping.wait()
     if not server.stop():

@@ -12,14 +12,15 @@ import dataclasses
 import datetime as dt
 import functools
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import grpc
 import numpy as np
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
@@ -29,13 +30,15 @@ from private_curator.observability.requests import OK
 from private_curator.serving.authentication import authenticate
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.turns import Turns
+from private_curator.settings.permissions import permitted, require_permitted
 from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
 from private_curator.steps.release import ReleasePipeline
 from private_curator.storage.incidents import IncidentBook
 from private_curator.storage.uploads import Kind, UploadStore
 from private_curator.worker.sessions import ExtractorSource
-from shared.errors import AccountantsDisagree, DpswdError, GrantNotHeld
+from shared.errors import AccountantsDisagree, DpswdError, GrantNotHeld, InvalidValue, LedgerCorrupt, LedgerUnavailable
+from shared.ledger.receipts import MAX_STATEMENT_BYTES, SignedEntry
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, PublicArrays
 from shared.privacy.events import RunEvent
 from shared.protocol import arrays, limits, status
@@ -52,17 +55,43 @@ _Reply = TypeVar("_Reply", bound=Message)
 
 _log = logging.getLogger(__name__)
 
-_STEP = "DrawStep"
-"""The RPC whose replies are made from records: it is paced, refusals and errors included."""
+
+_MOST_BYTES: Mapping[str, int] = {"Describe": MAX_STATEMENT_BYTES + 1024, "OpenRun": 4 * 2**20}
+"""Of one request, by RPC: a receipt; a declaration with the map of 65,536 features. The others bring arrays."""
 
 
-def _rpc(operation: str, handler: Callable[[CuratorService, Client, _Asked], _Reply]) -> Any:
-    """The RPC that a handler answers, behind the one boundary; gRPC calls it by position."""
+def _rpc(operation: str, message: type[_Asked], handler: Callable[[CuratorService, Client, _Asked], _Reply]) -> Any:
+    """The RPC that a handler answers, behind the one boundary; gRPC calls it by position, with the request's bytes."""
 
-    def rpc(service: CuratorService, request: _Asked, context: grpc.ServicerContext) -> _Reply:
-        return service.answer(operation, lambda client: handler(service, client, request), context)
+    def rpc(service: CuratorService, data: bytes, context: grpc.ServicerContext) -> _Reply:
+        asked = _Asking(operation, data, message, lambda client, request: handler(service, client, request))
+        return service.answer(asked, context)
 
     return rpc
+
+
+@dataclass(frozen=True)
+class _Asking(Generic[_Asked, _Reply]):
+    """One request as it came: who sent it, and how much one may, is decided before it is parsed."""
+
+    operation: str
+    data: bytes
+    message: type[_Asked]
+    handler: Callable[[Client, _Asked], _Reply]
+
+    def parsed(self) -> _Asked:
+        """The message.
+
+        Raises:
+            RequestInvalid: it is larger than such a request may be, or no such message.
+        """
+        most = _MOST_BYTES.get(self.operation, limits.MAX_MESSAGE_BYTES)
+        if len(self.data) > most:
+            raise invalid("request", f"has {len(self.data)} bytes; {self.operation} takes at most {most}")
+        try:
+            return self.message.FromString(self.data)
+        except DecodeError as error:
+            raise invalid("request", f"cannot be decoded as a {self.message.DESCRIPTOR.name}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,16 +131,16 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         """The operator's bounds on requests."""
         own = self.settings.limits
         told = {field.name: getattr(own, field.name) for field in dataclasses.fields(Limits)}
-        return Limits(**told | {"max_batch_size": min(own.max_batch_size, self.data_set.records)})
+        most = min(own.max_batch_size, self.data_set.records)
+        return Limits(**told | {"max_batch_size": most, "min_batch_size": min(own.min_batch_size, most)})
 
     # -- the boundary ---------------------------------------------------------------------------------------------
 
-    def answer(self, operation: str, handler: Callable[[Client], _Reply], context: grpc.ServicerContext) -> _Reply:
+    def answer(self, asked: _Asking[_Asked, _Reply], context: grpc.ServicerContext) -> _Reply:
         """Runs one handler for the authenticated caller; every error leaves through here and only here."""
-        paced = self.pacer.paced() if operation == _STEP else contextlib.nullcontext()
-        with paced:
-            reply, refusal, caller, outcome = self._outcome(operation, handler, context)
+        reply, refusal, caller, outcome = self._outcome(asked, context)
         # After the wait: the time of a line in the log tells no more than that of the reply.
+        operation = asked.operation
         fields = {"operation": operation, "client": caller, "outcome": outcome}
         _log.info("%s for %s: %s", operation, caller or "nobody", outcome, extra=fields)
         if refusal is None:
@@ -122,39 +151,31 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         raise AssertionError("abort_with_status raises")
 
     def _outcome(
-        self, operation: str, handler: Callable[[Client], _Reply], context: grpc.ServicerContext
+        self, asked: _Asking[_Asked, _Reply], context: grpc.ServicerContext
     ) -> tuple[_Reply | None, status_pb2.Status | None, str, str]:
         """The handler's reply or the refusal that it comes to, the caller's name, and OK or the refusal's reason."""
-        caller = ""
+        caller, operation = "", asked.operation
         try:
             # grpc-stubs states one value for each key; gRPC gives a list of them.
             peer = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
             client = authenticate(peer, find=self.ledger.client_by_fingerprint, now=self.now())
             caller = client.name
-            with self.turns.taken(caller):
-                reply = handler(client)
-        except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
-            if isinstance(error, DpswdError) and (reason := status.reason_for(error)) is not None:
-                refusal, outcome = status.to_status(error), reason.reason
-                if isinstance(error, AccountantsDisagree):  # a defect, made of public values: the operator must know
-                    _log.error("%s for %s: %s", operation, caller, error)
-            else:
-                number = self.incidents.record(error, operation=operation, client=caller)
-                refusal, outcome = status.incident(number), "INTERNAL"
-        else:
-            return reply, None, caller, OK
+            # Who may not ask is told so at once, and holds no thread for a quantum. A turn ends with the pause behind
+            # the reply: when the next one may begin must not tell when this step was computed.
+            with self.turns.taken(caller, size=len(asked.data)):
+                request = asked.parsed()
+                step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
+                with self.turns.alone(caller, step), self._paced(step):
+                    try:
+                        return asked.handler(client, request), None, caller, OK
+                    except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
+                        refusal, outcome = self._translated(error, operation=operation, caller=caller)
+        except Exception as error:  # noqa: BLE001 - the same, of what comes before the pause
+            refusal, outcome = self._translated(error, operation=operation, caller=caller)
         return None, refusal, caller, outcome
 
     def ask(self, operation: str, request: Message, *, client: str) -> Any:
-        """Answers a registered client's request without a transport: what a hospital that serves nobody publishes.
-
-        Args:
-            operation: the RPC's name.
-            request: of that RPC's type.
-            client: the name under which the ledger knows who asks.
-
-        Returns:
-            The RPC's reply.
+        """The reply to a registered client's request, without a transport: for a hospital that serves nobody.
 
         Raises:
             GrantNotHeld: no such client, or it is shut out.
@@ -165,10 +186,29 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             raise GrantNotHeld(f"no client named {client!r} may be charged; `dpswd-curator client add` registers one")
         return self.HANDLERS[operation](self, known, request)
 
+    def _paced(self, step: str | None) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if step is None else self.pacer.paced()
+
+    def _translated(self, error: Exception, *, operation: str, caller: str) -> tuple[status_pb2.Status, str]:
+        """What an error becomes for the client, and the refusal's reason."""
+        if isinstance(error, AccountantsDisagree | LedgerCorrupt):
+            # Made of public values, entries, paths and times: the operator must know, and what to do.
+            _log.error("%s for %s: %s", operation, caller, error)
+        if isinstance(error, LedgerUnavailable):
+            _log.warning("%s for %s: %s", operation, caller, error)
+            error = LedgerUnavailable(_without_places(str(error), self.ledger.location))
+        if isinstance(error, DpswdError) and (reason := status.reason_for(error)) is not None:
+            return status.to_status(error), reason.reason
+        number = self.incidents.record(error, operation=operation, client=caller)
+        return status.incident(number), "INTERNAL"
+
     # -- handlers -------------------------------------------------------------------------------------------------
 
-    def _describe(self, client: Client, request: pb.DescribeRequest) -> pb.DescribeResponse:  # noqa: ARG002
+    def _describe(self, client: Client, request: pb.DescribeRequest) -> pb.DescribeResponse:
+        if request.HasField("newest_receipt"):
+            self.ledger.hold_to(_presented(request.newest_receipt))
         data_set_budget, client_budget = self._budgets(*self.ledger.budget_of(client.name))
+        offer = permitted(self.settings.clients, self.mechanisms, client=client.name)
         return pb.DescribeResponse(
             data_set=self.settings.records.name,
             records=self.data_set.records,
@@ -176,7 +216,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             data_set_budget=data_set_budget,
             client_budget=client_budget,
             neighbouring_relation=self.ledger.status().data_set.relation,
-            mechanisms=offered(self.mechanisms, self.data_set),
+            mechanisms=offered(offer, self.data_set),
             limits=pb.Limits(**dataclasses.asdict(self.limits)),
             grid_exponent=limits.GRID_EXPONENT,
             ledger_public_key=self.ledger.public_key,
@@ -263,6 +303,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         Raises:
             RequestInvalid, ExtractorUnknown, ExtractorNotApproved: it may not be opened; nothing was spent.
         """
+        require_permitted(self.settings.clients, self.mechanisms, parameters.mechanism, client=client.name)
         self.extractors.check_approved(parameters.graph_digest)
         extractor = self.extractors.get(parameters, client=client.name)
         offer, data = self.mechanisms, self.data_set
@@ -290,18 +331,29 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
 
     # -- the RPCs of curator.proto --------------------------------------------------------------------------------
 
-    Describe = _rpc("Describe", _describe)
-    UploadExtractor = _rpc("UploadExtractor", _upload_extractor)
-    UploadSource = _rpc("UploadSource", _upload_source)
-    OpenRun = _rpc("OpenRun", _open_run)
-    DrawStep = _rpc(_STEP, _draw_step)
+    Describe = _rpc("Describe", pb.DescribeRequest, _describe)
+    UploadExtractor = _rpc("UploadExtractor", pb.UploadExtractorRequest, _upload_extractor)
+    UploadSource = _rpc("UploadSource", pb.UploadSourceRequest, _upload_source)
+    OpenRun = _rpc("OpenRun", pb.OpenRunRequest, _open_run)
+    DrawStep = _rpc("DrawStep", pb.DrawStepRequest, _draw_step)
+
+    def rpcs(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """The RPCs for gRPC, which hands requests over as bytes."""
+        service = pb.DESCRIPTOR.services_by_name["CuratorService"]
+        handlers = {
+            method.name: grpc.unary_unary_rpc_method_handler(
+                getattr(self, method.name), response_serializer=lambda reply: reply.SerializeToString()
+            )
+            for method in service.methods
+        }
+        return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
     HANDLERS: ClassVar[Mapping[str, Callable[..., Message]]] = {
         "Describe": _describe,
         "UploadExtractor": _upload_extractor,
         "UploadSource": _upload_source,
         "OpenRun": _open_run,
-        _STEP: _draw_step,
+        "DrawStep": _draw_step,
     }
     """What answers each RPC once its caller is known."""
 
@@ -315,6 +367,28 @@ def _declared(parameters: bytes) -> RunParameters:
 def _budget(account: AccountStatus, *, closed: bool) -> pb.BudgetStatus:
     told = ("epsilon", "delta", "epsilon_spent", "epsilon_remaining")
     return pb.BudgetStatus(**{name: getattr(account, name) for name in told}, closed=closed)
+
+
+_PATH = re.compile(r"(?<![\w.])/[^\s;,()]+")
+
+
+def _without_places(text: str, location: object) -> str:
+    """An error's words without files and hosts of this site."""
+    return _PATH.sub("a file of the curator's", text.replace(str(location), "of the curator"))
+
+
+def _presented(message: pb.SignedStatement) -> SignedEntry:
+    """A receipt that a client presents.
+
+    Raises:
+        RequestInvalid: it is no statement of a ledger.
+    """
+    if len(message.statement) > MAX_STATEMENT_BYTES:
+        raise invalid("newest_receipt", f"has more than {MAX_STATEMENT_BYTES} bytes")
+    try:
+        return SignedEntry.parse(message.statement, message.signature)
+    except InvalidValue as error:
+        raise invalid("newest_receipt", str(error)) from error
 
 
 def _receipt(stored: StoredReply | Run) -> pb.Receipt:

@@ -137,6 +137,35 @@ class ExtractorSettings(SettingsGroup):
     )
 
 
+class ClientSettings(SettingsGroup):
+    """What each client may ask for. Who is a client, and how much each may spend, stands in the ledger."""
+
+    mechanisms: tuple[str, ...] = setting(
+        (),
+        "The mechanisms that a client may use, as NAME=mechanism,mechanism; the name * stands for every client that is "
+        "not named. A client of which nothing is said may use all. Names: docs/privacy/mechanisms.md.",
+        allowed='list such as ["ml-team=rows,quantiles", "*=evaluation"]',
+    )
+
+    @field_validator("mechanisms")
+    @classmethod
+    def _readable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        names = [entry.partition("=")[0] for entry in value]
+        for entry, name in zip(value, names, strict=True):
+            allowed = entry.partition("=")[2].split(",")
+            if not name or not all(allowed) or any(word != word.strip() for word in (name, *allowed)):
+                raise ValueError(f"{entry!r} must be NAME=mechanism,mechanism without spaces, at least one mechanism")
+        if len(set(names)) != len(names):
+            raise ValueError("a client is named twice; write all its mechanisms into one entry")
+        return value
+
+    def allowed_to(self, client: str) -> tuple[str, ...] | None:
+        """Names of the mechanisms that a client may use; None for all."""
+        said = {name: allowed.split(",") for name, _, allowed in (entry.partition("=") for entry in self.mechanisms)}
+        found = said.get(client, said.get("*"))
+        return None if found is None else tuple(found)
+
+
 def _at_most(most: int, meaning: str, *, unit: str, least: int = 1) -> int:
     """A bound that is at most the protocol's own, and the protocol's own by default."""
     bound: int = setting(most, meaning, unit=unit, ge=least, le=most)
@@ -150,6 +179,14 @@ class LimitSettings(SettingsGroup):
     max_directions: int = _at_most(limits.MAX_DIRECTIONS, "Directions k of a step.", unit="directions")
     max_coefficients: int = _at_most(limits.MAX_COEFFICIENTS, "Coefficients L of a direction.", unit="coefficients")
     max_batch_size: int = _at_most(limits.MAX_BATCH_SIZE, "Records b in one sample.", unit="records")
+    min_batch_size: int = setting(
+        limits.MIN_BATCH_SIZE,
+        "Fewest records b in one sample: the time of a smaller step depends more on each record. A data set of fewer "
+        "records is sampled whole.",
+        unit="records",
+        ge=1,
+        le=limits.MAX_BATCH_SIZE,
+    )
     max_adapted_parameters: int = _at_most(limits.MAX_ADAPTED_PARAMETERS, "Adapted parameters p.", unit="values")
     max_source_features: int = _at_most(limits.MAX_SOURCE_FEATURES, "Source features m of a step.", unit="features")
     max_gradient_values: int = setting(
@@ -177,10 +214,16 @@ class LimitSettings(SettingsGroup):
         unit="requests",
         ge=1,
     )
+    client_message_bytes: int = setting(
+        160 * _MEBIBYTE,
+        "Bytes of the requests that one client may have under way together; one request may always come.",
+        unit="bytes",
+        ge=_MEBIBYTE,
+    )
     reply_quantum_ms: Literal["auto"] | Annotated[float, Field(ge=0, le=600_000)] = setting(
         "auto",
         "Replies to charged requests leave at multiples of so many milliseconds after they came, so that their time "
-        "tells nothing of a record; auto: 50, or one and a half times a step on synthetic records; 0: at once.",
+        "tells nothing of a record; auto: 50, or one and a half times what the slowest made records take; 0: at once.",
         unit="milliseconds",
         allowed="auto, or 0 to 600000",
     )
@@ -209,6 +252,20 @@ class LedgerSettings(SettingsGroup):
     )
     password_file: Path | None = setting(
         None, "File whose first line is the database's password; else PGPASSFILE is looked at."
+    )
+    witness_file: Path | None = setting(
+        None,
+        "Where the ledger's last entry is noted, best on another volume than the ledger: only clients can see "
+        "that a snapshot put both back. By default HOME/ledger.witness.",
+    )
+    heads_file: Path | None = setting(
+        None, "A file, best on another machine's volume, to which the ledger's last entry is appended after each step."
+    )
+    heads_syslog: bool = setting(False, "Whether the system's log is told the ledger's last entry after each step.")
+    heads_command: tuple[str, ...] | None = setting(
+        None,
+        "A program with its arguments that gets the ledger's last entry on standard input after each step: a mail, a "
+        "store that only grows.",
     )
     lock_seconds: float = setting(
         10.0,

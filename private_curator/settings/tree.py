@@ -29,6 +29,7 @@ class CuratorSettings(SettingsTree):
     records: groups.RecordsSettings
     compute: groups.ComputeSettings = groups.ComputeSettings()
     extractors: groups.ExtractorSettings = groups.ExtractorSettings()
+    clients: groups.ClientSettings = groups.ClientSettings()
     limits: groups.LimitSettings = groups.LimitSettings()
     ledger: groups.LedgerSettings = groups.LedgerSettings()
     log: groups.LogSettings = groups.LogSettings()

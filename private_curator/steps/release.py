@@ -116,7 +116,7 @@ class ReleasePipeline:
         return taken == self._parallel_steps
 
     def trial(self, run: AdmittedRun, extractor: ExtractorSource) -> float:
-        """How long a step of this run takes on made records, in seconds: a public quantity.
+        """How long the largest step of this run takes on made records, in seconds: a public quantity.
 
         Reads no record and releases nothing. Remembered; known before a run is charged and before a step begins, so
         that a run whose steps would be stopped costs nothing, and limits are met by sizes and not by records.
@@ -124,13 +124,14 @@ class ReleasePipeline:
         Raises:
             RequestInvalid: a step would exceed the operator's limits of time or memory.
         """
+        sent = run.mechanism.synthetic(run.declared, run.size, run.facts).to_bytes()
 
-        def once() -> float:
-            records, labels, scale = MadeRecords.for_run(run)
+        def once(value: float | None) -> float:
+            records, labels, scale = MadeRecords.for_run(run, value=value)
             lab = replace(self._lab, records=records, labels=labels, reached=no_checkpoint)
-            request = run.mechanism.synthetic(run.declared, run.size, run.facts)
             with self._slots, flushed_denormals():
                 begun = time.monotonic()
+                request = run.mechanism.request.from_bytes(sent)
                 with self._engine.session(extractor) as session:
                     computed(run, request, session, lab)
                 return scale * (time.monotonic() - begun)

@@ -11,9 +11,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator.ledger.database import LedgerLocation
+from private_curator.ledger.heads import Heads
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.store import no_checkpoint
+from private_curator.ledger.witness import Witness
 from private_curator.records import target
 from private_curator.records.labels import load_labels
 from private_curator.settings import tree as configuration
@@ -36,7 +38,6 @@ class HomeDirectory:
         path: the directory.
         settings: curator.toml; written last, so that its presence means a complete curator.
         ledger: its file, where no ``ledger.url`` names a database.
-        ledger_witness: the last entry of the ledger that this curator has seen.
         ledger_key: the Ed25519 key that signs the ledger's entries, PEM, mode 0600.
         certificates: the certificate authority's directory.
         authority: the certificate authority.
@@ -50,7 +51,6 @@ class HomeDirectory:
         self.path = path
         self.settings = path / SETTINGS_FILE
         self.ledger = path / "ledger.db"
-        self.ledger_witness = path / "ledger.witness"
         self.ledger_key = path / "ledger.key"
         self.certificates = path / "certificates"
         self.authority = CertificateAuthority(self.certificates)
@@ -118,8 +118,28 @@ class HomeDirectory:
             key=self.read_ledger_key(),
             checkpoint=checkpoint,
             lock_timeout_s=chosen.lock_seconds,
-            witness=self.ledger_witness if witnessed else None,
+            witness=self.ledger_witness(chosen) if witnessed else None,
+            heads=Heads(
+                file=None if chosen.heads_file is None else self.path / chosen.heads_file,
+                syslog=chosen.heads_syslog,
+                command=chosen.heads_command,
+            ),
         )
+
+    def ledger_witness(self, chosen: LedgerSettings | None = None) -> Path:
+        """Where the last entry of the ledger that this curator has seen is noted."""
+        chosen = chosen or configuration.load(self.path).ledger
+        return self.path / (chosen.witness_file or "ledger.witness")
+
+    def accept_ledger(self, *, reason: str) -> None:
+        """Takes the ledger as it is, in writing, and notes its last entry.
+
+        Raises:
+            InvalidValue, LedgerUnavailable, LedgerCorrupt: see `OperatorActs.accept_state` and `Ledger.open`.
+        """
+        with self.open_ledger(witnessed=False) as ledger:
+            ledger.accept_state(reason=reason)
+            Witness(self.ledger_witness()).note(ledger.head())
 
 
 def create(
@@ -148,7 +168,8 @@ def create(
         LedgerUnavailable: the ledger's database cannot be used now; nothing was written.
     """
     home = HomeDirectory(path.resolve())
-    location = home.ledger_location(LedgerSettings.checked("ledger", (groups or {}).get("ledger", {})))
+    chosen = LedgerSettings.checked("ledger", (groups or {}).get("ledger", {}))
+    location, witness = home.ledger_location(chosen), home.ledger_witness(chosen)
     for present in (home.settings, home.ledger, home.ledger_key, home.certificates):
         if present.exists():
             raise SettingsError(
@@ -166,7 +187,7 @@ def create(
         home.authority.create(names=names, data_set=records.name)
         key = Ed25519PrivateKey.generate()
         write_private(home.ledger_key, private_pem(key))
-        Ledger.create(location, key=key, records=data.count, budget=budget, witness=home.ledger_witness).close()
+        Ledger.create(location, key=key, records=data.count, budget=budget, witness=witness).close()
         fingerprint.write(home.path)
         tree = {"records": records.model_dump(mode="json", exclude_defaults=True), **(groups or {})}
         write_private(home.settings, _toml(tree).encode())

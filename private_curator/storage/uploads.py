@@ -45,7 +45,7 @@ class UploadStore:
         self._max_bytes = max_bytes
         self._max_objects = max_objects
         self._lock = threading.Lock()
-        for path in (self._objects, self._clients):
+        for path in (directory, self._objects, self._clients):  # parents that mkdir makes take the umask's mode
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def put(self, kind: Kind, data: bytes, *, client: str, field: str) -> str:

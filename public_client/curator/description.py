@@ -132,7 +132,8 @@ class Description:
         bounds = self.limits
         limits = (
             f"{bounds.max_directions} directions, {bounds.max_coefficients} coefficients, batches of "
-            f"{min(bounds.max_batch_size, self.records)}, {bounds.max_adapted_parameters} adapted parameters"
+            f"{bounds.min_batch_size} to {min(bounds.max_batch_size, self.records)}, "
+            f"{bounds.max_adapted_parameters} adapted parameters"
         )
         lines = (
             ("data set's budget", str(self.data_set_budget)),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import ProtocolError, SettingsError
+from shared.ledger.chain_checks import read_export
 from shared.ledger.receipts import SignedEntry
 from shared.protocol.receipts import decode_receipt
 from shared.protocol.v1 import curator_pb2 as pb
@@ -79,6 +80,11 @@ class ReceiptFile:
                 file.flush()
                 os.fsync(file.fileno())
             self._known.add(line)
+
+    def newest(self) -> SignedEntry | None:
+        """The last of the ledger's entries that is proved here; None if there is none. Damaged lines are left out."""
+        entries, _ = read_export(_lines(self.path))
+        return max(entries, key=lambda entry: entry.seq, default=None)
 
     def pin(self, public_key: str) -> None:
         """Notes the ledger's key beside the receipts, or holds it against the one that stands there.

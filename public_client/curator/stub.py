@@ -19,6 +19,7 @@ from public_client.curator.receipts import LEDGER_KEY_FILE, RECEIPTS_FILE, Recei
 from public_client.curator.transport import Exchange, GrpcTransport, Transport
 from public_client.curator.values import PendingStep, Quote, Run, UploadedExtractor, new_request_id
 from shared.errors import CuratorUnavailable, ProtocolError
+from shared.ledger.receipts import SignedEntry
 from shared.protocol import arrays
 from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
 from shared.protocol.v1 import curator_pb2 as pb
@@ -75,7 +76,9 @@ class Curator(AbstractContextManager["Curator"]):
         curator = Curator(transport, receipts=receipts)
         try:
             first = Patience(timeout_s=min(timeout_s, _FIRST_CONTACT_S), total_s=min(patience_s, _FIRST_CONTACT_S))
-            told = curator.describe(patience=first).ledger_public_key
+            told = curator.describe(
+                patience=first, present=None if receipts is None else receipts.newest()
+            ).ledger_public_key
             pinned = Path(credentials) / LEDGER_KEY_FILE
             if pinned.is_file():
                 check_pinned(pinned, told)
@@ -100,11 +103,12 @@ class Curator(AbstractContextManager["Curator"]):
         """Closes the connection; runs stay as they are at the curator."""
         self.transport.close()
 
-    def describe(self, *, patience: Patience | None = None) -> Description:
+    def describe(self, *, patience: Patience | None = None, present: SignedEntry | None = None) -> Description:
         """The data set, the budgets and what is offered. Free, and always fresh.
 
         Args:
             patience: instead of the connection's own.
+            present: a receipt that the curator's ledger must hold; one that lost it stops.
 
         Returns:
             The curator's answer; budgets in epsilon.
@@ -112,7 +116,11 @@ class Curator(AbstractContextManager["Curator"]):
         Raises:
             CuratorUnavailable: nobody answers.
         """
-        sent = self.transport.exchange("Describe", pb.DescribeRequest(), patience=patience)
+        request = pb.DescribeRequest()
+        if present is not None:
+            request.newest_receipt.statement = present.statement
+            request.newest_receipt.signature = present.signature
+        sent = self.transport.exchange("Describe", request, patience=patience)
         told = Description.from_message(sent.reply)
         self._ledger_key = bytes.fromhex(told.ledger_public_key)
         return told

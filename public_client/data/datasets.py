@@ -64,7 +64,7 @@ class Task:
     Attributes:
         name: one of `TASKS`, with the geometry where there are two.
         source: public, labelled.
-        target: what the rehearsal hospital serves; the labels are for evaluation alone.
+        target: what the rehearsal hospital serves; its labels are for evaluation, and for methods that learn from them.
     """
 
     name: str
@@ -75,6 +75,11 @@ class Task:
     def image_shape(self) -> tuple[int, ...]:
         """Shape of one image."""
         return tuple(self.source.images.shape[1:])
+
+    @property
+    def classes(self) -> int:
+        """C of the source's labels."""
+        return int(self.source.labels.max()) + 1
 
 
 def load_task(name: str, *, geometry: Geometry = "stretched", data_dir: Path | None = None) -> Task:

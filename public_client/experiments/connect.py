@@ -13,7 +13,7 @@ from public_client.adaptation.hospital import Hospital
 from public_client.adaptation.published import PublishedHospital
 from public_client.curator.description import Description
 from public_client.data.datasets import Labelled, Task
-from public_client.experiments.approaches import approach
+from public_client.experiments.approaches import approach, method_of
 from public_client.experiments.file import Experiment, name_of
 from public_client.testing.local_hospital import LocalHospital
 from public_client.testing.mock import MockCurator, mock_description
@@ -94,6 +94,7 @@ def _remote(wanted: Experiment) -> Federation:
 
 def _local(wanted: Experiment, task: Task, stack: ExitStack) -> Mapping[str, Hospital]:
     found = {}
+    classes = _classes(wanted, task)
     for name, part in dealt(wanted, task.target).items():
         store = wanted.output.checkpoint
         if store is not None and name != ALONE:
@@ -106,6 +107,8 @@ def _local(wanted: Experiment, task: Task, stack: ExitStack) -> Mapping[str, Hos
                 name=wanted.data.task if name == ALONE else name,
                 device=wanted.device,
                 directory=None if store is None else store / "hospital",
+                labels=part.labels.numpy() if classes else None,
+                classes=classes or None,
             )
         )
         found[name] = hospital.connect(run_directory=store)
@@ -150,7 +153,12 @@ def descriptions(wanted: Experiment, task: Task) -> dict[str, Description]:
             found[name] = _described(files[index if len(files) > 1 else 0])
         else:
             found[name] = mock_description(
-                records=records, record_shape=task.image_shape, epsilon=budget, delta=delta, name=name
+                records=records,
+                record_shape=task.image_shape,
+                epsilon=budget,
+                delta=delta,
+                name=name,
+                classes=_classes(wanted, task),
             )
     return found
 
@@ -158,6 +166,12 @@ def descriptions(wanted: Experiment, task: Task) -> dict[str, Description]:
 def _mocks(wanted: Experiment, task: Task) -> Mapping[str, Hospital]:
     described = descriptions(wanted, task)
     return {name: Hospital(MockCurator(told, seed=index)) for index, (name, told) in enumerate(described.items())}
+
+
+def _classes(wanted: Experiment, task: Task) -> int:
+    """C where the method learns from the hospital's labels; 0 where they are nobody's business."""
+    labelled = method_of(wanted.method.name, wanted.method.settings).mechanism.needs_labels
+    return task.classes if labelled else 0
 
 
 def _described(path: Path) -> Description:

@@ -81,7 +81,14 @@ class DpDann(Method):
         return RunSize(batch=512, steps=200)
 
     def declaration(
-        self, *, noise: float, batch: int, dimension: int, names: tuple[str, ...], feature_map: FeatureMap | None
+        self,
+        *,
+        noise: float,
+        batch: int,
+        dimension: int,
+        classes: int,
+        names: tuple[str, ...],
+        feature_map: FeatureMap | None,
     ) -> Payload:
         """See `Recipe`; without a clip of its own it is that of C = 1, since the price is any clip's."""
         if dimension != 1:

@@ -68,9 +68,16 @@ class Evaluate(Recipe):
         return RunSize(batch=description.records, steps=1)
 
     def declaration(
-        self, *, noise: float, batch: int, dimension: int, names: tuple[str, ...], feature_map: FeatureMap | None
+        self,
+        *,
+        noise: float,
+        batch: int,
+        dimension: int,
+        classes: int,
+        names: tuple[str, ...],
+        feature_map: FeatureMap | None,
     ) -> Payload:
-        """See `Recipe`; `dimension` is the number of classes. At noise 1 the squared shifts are the shares."""
+        """See `Recipe`. At noise 1 the squared shifts are the shares."""
         confusion = self.confusion_share if self.confusion else 0.0
         calibration = self.calibration_share if self.bins else 0.0
         total = self.correct_share + confusion + calibration
@@ -79,7 +86,7 @@ class Evaluate(Recipe):
             return noise * sensitivity * math.sqrt(total / share) if share else 0.0
 
         return released.EvaluationDeclaration(
-            classes=dimension,
+            classes=classes,
             correct_sigma=sigma(released.CORRECT_SENSITIVITY, self.correct_share),
             confusion_sigma=sigma(released.CONFUSION_SENSITIVITY, confusion),
             bins=self.bins,

@@ -16,24 +16,22 @@ import torch
 
 from public_client.curator.description import Description
 from public_client.data.datasets import Labelled
-from public_client.data.progress import Reporter, reporting
+from public_client.data.progress import reporting
 from public_client.data.source import collect
-from public_client.methods.aligned_run import AlignedRun, Seen, run_of
+from public_client.methods.aligned_run import Seen, run_of
 from public_client.methods.sliced_method import SlicedMethod
 from public_client.plans.measured import modality_of
-from public_client.plans.plan import Plan
 from public_client.plans.recipe import not_counts
 from public_client.replay import fit
 from public_client.replay.residuals import Residuals
 from public_client.replay.views import MixedViews, View
-from public_client.training.checkpoint import Checkpoint
+from public_client.training.drawing import draw_all
 from public_client.training.loop import Training, status, write_histories
 from public_client.training.sites import Group, Model, Site
 from shared.mechanisms.interface import RunSize
 from shared.mechanisms.sliced import SlicedReply
 
 _log = logging.getLogger(__name__)
-_PRICED = 20  # steps of a run that are priced one by one for its progress bar
 _TUNED = {"images": "all weights", "sequences": "the classifier", "vectors": "the classifier"}
 
 
@@ -76,7 +74,7 @@ class Replay(SlicedMethod):
 
         def drawn(site: Site) -> list[SlicedReply]:
             with reporting(f"private releases of {site.name}", site.plan.steps, shown=training.progress) as bar:
-                return _draw_all(run_of(site), site.store, bar)
+                return draw_all(run_of(site), site.store, bar)
 
         releases = group.each(drawn)
         source = collect(training.source, most=fit.MOST_RECORDS // training.ranks.size).to(training.device)
@@ -134,29 +132,6 @@ class Replay(SlicedMethod):
                 site.convinced = False
             _install(group, training, Model(copy.deepcopy(extractor), copy.deepcopy(training.model.classifier)), left)
         write_histories(group)
-
-
-def _draw_all(run: AlignedRun, store: Checkpoint | None, bar: Reporter) -> list[SlicedReply]:
-    """Draws every step of a run without gradients; a resumed run keeps what it has."""
-    state = (store.read("state") if store is not None else None) or {"releases": []}
-    releases = [SlicedReply.from_bytes(bytes(kept.numpy())) for kept in state["releases"]]
-    for number in range(1, len(releases) + 1):
-        bar.advance(_spent(run.plan, number))
-    while len(releases) + run.steps_lost < run.plan.steps:
-        drawn = run.draw()
-        releases.append(run.sliced_reply(drawn))
-        if store is not None:
-            kept = [torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8) for reply in releases]
-            store.write("state", {"step": len(releases), "request_ids": [drawn.request_id], "releases": kept})
-        bar.advance(_spent(run.plan, len(releases)))
-    return releases
-
-
-def _spent(plan: Plan, steps: int) -> str:
-    """What so many steps would have cost alone, of what the run was planned for; a long run is not priced each time."""
-    if plan.steps > _PRICED and steps < plan.steps:
-        return f"step {steps}, epsilon {plan.epsilon:.3f} for all"
-    return f"epsilon {plan.epsilon_after(steps):.3f} of {plan.epsilon:.3f}"
 
 
 def _install(group: Group, training: Training, model: Model, left: Mapping[str, float]) -> None:

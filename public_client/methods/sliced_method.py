@@ -56,7 +56,14 @@ class SlicedMethod(Method):
         return SLICED[self.release]
 
     def declaration(
-        self, *, noise: float, batch: int, dimension: int, names: tuple[str, ...], feature_map: FeatureMap | None
+        self,
+        *,
+        noise: float,
+        batch: int,
+        dimension: int,
+        classes: int,
+        names: tuple[str, ...],
+        feature_map: FeatureMap | None,
     ) -> Payload:
         """See `Recipe`."""
         return self.sliced(noise, batch=batch, dimension=dimension, feature_map=feature_map)
@@ -135,7 +142,14 @@ class GradientMethod(SlicedMethod):
         return RunSize(batch=512, steps=60)
 
     def declaration(
-        self, *, noise: float, batch: int, dimension: int, names: tuple[str, ...], feature_map: FeatureMap | None
+        self,
+        *,
+        noise: float,
+        batch: int,
+        dimension: int,
+        classes: int,
+        names: tuple[str, ...],
+        feature_map: FeatureMap | None,
     ) -> Payload:
         """See `Recipe`."""
         if not names:

@@ -159,6 +159,7 @@ class Plan:
             noise=self.noise,
             batch=self.batch_size,
             dimension=facts.model.feature_dimension,
+            classes=facts.data.classes,
             names=names if self.gradient_parameters else (),
             feature_map=feature_map,
         )
@@ -251,16 +252,17 @@ def make_plan(
         method: a method with its settings.
         epsilon: what the run may cost.
         steps: T; the method's usual number by default.
-        batch_size: b; the method's usual number by default, at most what is allowed.
+        batch_size: b; by default the method's usual number, or the next that is allowed.
 
     Raises:
         InvalidValue: the curator does not offer it, or a number is out of range.
     """
     method.check_offered(description)
     usual = method.usual_size(description)
-    most = description.records
+    least = most = description.records
     if not method.mechanism.whole:
         most = min(most, description.limits.max_batch_size)
+        least = min(most, description.limits.min_batch_size)
     return Plan(
         method=method,
         epsilon=epsilon,
@@ -269,7 +271,7 @@ def make_plan(
         record_shape=description.record_shape,
         classes=description.classes,
         steps=usual.steps if steps is None else steps,
-        batch_size=min(usual.batch, most) if batch_size is None else batch_size,
+        batch_size=max(least, min(usual.batch, most)) if batch_size is None else batch_size,
         remaining=description.remaining,
         budget=min(description.data_set_budget.epsilon, description.client_budget.epsilon),
     )

@@ -35,7 +35,14 @@ class Recipe(abc.ABC):
 
     @abc.abstractmethod
     def declaration(
-        self, *, noise: float, batch: int, dimension: int, names: tuple[str, ...], feature_map: FeatureMap | None
+        self,
+        *,
+        noise: float,
+        batch: int,
+        dimension: int,
+        classes: int,
+        names: tuple[str, ...],
+        feature_map: FeatureMap | None,
     ) -> Payload:
         """What a run declares.
 
@@ -43,6 +50,7 @@ class Recipe(abc.ABC):
             noise: factor of all its noises; 1 where the mean squared shift of one step is about 1.
             batch: b.
             dimension: d of the uploaded graph.
+            classes: C of the records' labels; 0 where there are none.
             names: of the adapted parameters, in the order of the flat gradient; empty for none.
             feature_map: the public map of every step that brings none.
 
@@ -66,12 +74,15 @@ class Recipe(abc.ABC):
         """
         if self.mechanism.name in description.mechanisms:
             return
-        why = ""
-        if self.mechanism.needs_labels:
-            why = ": its operator declares no classes of the records' labels (records.classes); ask the operator"
+        why, after = "", "; if you need it, ask the operator to allow it to you (clients.mechanisms)"
+        if self.mechanism.needs_labels and not description.classes:
+            why, after = (
+                ": its operator declares no classes of the records' labels (records.classes); ask the operator",
+                "",
+            )
         raise InvalidValue(
             f"{description.data_set} does not offer {self.mechanism.name!r}{why}; it offers "
-            f"{', '.join(description.mechanisms)}"
+            f"{', '.join(description.mechanisms)}{after}"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from shared.extractor.weights import check_weights, weights_from_bytes
 from shared.kernels.noise import SeededNoise
 from shared.ledger import receipts as chain
 from shared.mechanisms import MECHANISMS
-from shared.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, ModelFacts
+from shared.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, LabelArray, Limits, ModelFacts
 from shared.privacy.budget import PrivacyBudget, Spent
 from shared.privacy.events import NeighbouringRelation
 from shared.privacy.filter import PrivacyFilter
@@ -98,7 +98,11 @@ def mock_description(
         client_budget=budget,
         neighbouring_relation=NeighbouringRelation.REPLACE_ONE.value,
         mechanisms=offered(MECHANISMS, DataSetFacts(records, tuple(record_shape), classes)),
-        limits=replace(Limits(), max_batch_size=min(protocol.MAX_BATCH_SIZE, records)),
+        limits=replace(
+            Limits(),
+            max_batch_size=min(protocol.MAX_BATCH_SIZE, records),
+            min_batch_size=min(protocol.MIN_BATCH_SIZE, records),
+        ),
         grid_exponent=protocol.GRID_EXPONENT,
         ledger_public_key="00" * 32,  # replaced by the mock's own
         client_name=_CLIENT,
@@ -135,6 +139,7 @@ class MockCurator(Curator):
         randomness: where seeds of directions and noise come from.
         mechanisms: what may be released.
         records: makes so many records (count, *record_shape), to imitate a data set better; by default random numbers.
+        labels: (n,) of the records; by default 0, 1, ... in turn.
 
     Attributes:
         charges: the runs that a real curator would have charged, in order.
@@ -148,6 +153,7 @@ class MockCurator(Curator):
         randomness: Callable[[int], bytes] = secrets.token_bytes,
         mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
         records: Callable[[int], Tensor] | None = None,
+        labels: LabelArray | None = None,
     ) -> None:
         super().__init__(self)
         if description.remaining <= 0.0:
@@ -174,6 +180,8 @@ class MockCurator(Curator):
         self._randomness = randomness
         self._generator = torch.Generator().manual_seed(seed)
         self._made = records or self._synthetic
+        in_turn = np.arange(description.records, dtype=np.int64) % max(1, description.classes)
+        self._labels = in_turn if labels is None else labels
         self._graphs: dict[str, ExtractorGraph] = {}
         self._weights: dict[str, bytes] = {}
         self._sources: dict[str, FloatArray] = {}
@@ -318,12 +326,9 @@ class MockCurator(Curator):
 
     def _computed(self, run: _Run, request: pb.DrawStepRequest, digest: str) -> tuple[str, bytes, chain.Receipt]:
         asked = admit_step(run.admitted, request.payload, public=self._uploaded, limits=self._described.limits)
-        labels = None
-        if self._data.classes:
-            labels = np.arange(self._data.records, dtype=np.int64) % self._data.classes
         lab = Laboratory(
             records=self,
-            labels=labels,
+            labels=self._labels if self._data.classes else None,
             noise=SeededNoise(self._randomness(32), purpose="mock release"),  # protects nothing: nothing is here
             device=torch.device("cpu"),
             fresh_seed=lambda: self._randomness(32),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shared.errors import InvalidValue
+from shared.extractor import steady
 
 
 def affine_warp2d_record(x: Tensor, theta: Tensor) -> Tensor:
@@ -59,9 +60,9 @@ def monotone_columns(x: Tensor, knots: Tensor, log_slope: Tensor, offset: Tensor
     """
     slope = torch.exp(log_slope)
     above = x.unsqueeze(-1) - knots  # (..., d, m), the way past each knot
-    inner = torch.clamp(above[..., :-1], min=0.0).minimum(knots[:, 1:] - knots[:, :-1])  # (..., d, m - 1)
-    left = torch.clamp(above[..., 0], max=0.0) * slope[:, 0]
-    right = torch.clamp(above[..., -1], min=0.0) * slope[:, -1]
+    inner = steady.between(above[..., :-1], knots[:, 1:] - knots[:, :-1])  # (..., d, m - 1)
+    left = -torch.relu(-above[..., 0]) * slope[:, 0]
+    right = torch.relu(above[..., -1]) * slope[:, -1]
     return knots[:, 0] + offset + left + (inner * slope[:, 1:-1]).sum(dim=-1) + right
 
 

@@ -2,7 +2,8 @@
 
 A name is looked up in `VOCABULARY`, a fixed table; nothing from the wire ever reaches `getattr`, an import or a class
 loader. The operations without weights stand here, those with weights in `layers.py`. Attributes have the names of
-torch's own arguments, so that most operations are one function of torch, called by name.
+torch's own arguments, so that most operations are one function of torch, called by name; where torch's takes longer for
+some numbers than for others, `steady.py` has a form that does not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.errors import InvalidValue
+from shared.extractor import steady
 from shared.extractor.attributes import MAX_CONSTANT, MAX_EXTENT, Attributes, Rule, flag, integers, real, window
 from shared.extractor.layers import LAYERS
 from shared.extractor.operations import Operation, Shape, need_rank, pooled, same, spatial
@@ -31,12 +33,22 @@ def _plain(function: Callable[..., Tensor]) -> Apply:
     return lambda x, at, _w: function(*x, **at)
 
 
-def _pool(function: Callable[..., Tensor], form: str, dimensions: int, other: str, rule: Rule) -> Operation:
+def _max_pool(x: Sequence[Tensor], at: Attributes, _w: Mapping[str, Tensor]) -> Tensor:
+    window = {key: at[key] for key in ("kernel_size", "stride", "padding", "dilation")}
+    return steady.max_pool(x[0], **window, sizes=spatial(tuple(x[0].shape), at, pooled, ceil_mode=at["ceil_mode"]))
+
+
+def _pool(apply: Apply, form: str, dimensions: int, other: str, rule: Rule) -> Operation:
     name = f"{form}_pool{dimensions}d"
 
     def shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
         need_rank(inputs[0], dimensions + 1, name)
         return (inputs[0][0], *spatial(inputs[0], at, pooled, ceil_mode=at["ceil_mode"]))
+
+    def workspace(out: Shape, at: Attributes) -> int:
+        # Every place of each window of maxima: along the first side while the others still have their whole length.
+        windows = math.prod(at["kernel_size"]) * math.prod(at["stride"]) * math.prod(out)
+        return windows if form == "max" else 0
 
     return Operation(
         name=name,
@@ -49,9 +61,9 @@ def _pool(function: Callable[..., Tensor], form: str, dimensions: int, other: st
             other: rule,
         },
         shape=shape,
-        apply=_plain(function),
+        apply=apply,
         work=lambda _i, out, at: math.prod(out) * math.prod(at["kernel_size"]),
-        workspace=lambda out, _: 2 * math.prod(out) if form == "max" else 0,  # 64-bit indices
+        workspace=workspace,
     )
 
 
@@ -115,14 +127,14 @@ def _activation(name: str, about: str, function: Callable[..., Tensor], **attrib
 
 
 _POOLS = (
-    _pool(functional.max_pool1d, "max", 1, "dilation", window(1)),
-    _pool(functional.max_pool2d, "max", 2, "dilation", window(2)),
-    _pool(functional.avg_pool1d, "avg", 1, "count_include_pad", flag),
-    _pool(functional.avg_pool2d, "avg", 2, "count_include_pad", flag),
+    _pool(_max_pool, "max", 1, "dilation", window(1)),
+    _pool(_max_pool, "max", 2, "dilation", window(2)),
+    _pool(_plain(functional.avg_pool1d), "avg", 1, "count_include_pad", flag),
+    _pool(_plain(functional.avg_pool2d), "avg", 2, "count_include_pad", flag),
     _adaptive_pool(functional.adaptive_avg_pool1d, "avg", 1),
     _adaptive_pool(functional.adaptive_avg_pool2d, "avg", 2),
-    _adaptive_pool(functional.adaptive_max_pool1d, "max", 1),
-    _adaptive_pool(functional.adaptive_max_pool2d, "max", 2),
+    _adaptive_pool(steady.adaptive_max_pool, "max", 1),
+    _adaptive_pool(steady.adaptive_max_pool, "max", 2),
 )
 
 _SLOPE = real(0.0, 1.0)
@@ -131,17 +143,15 @@ _CONSTANT = real(-MAX_CONSTANT, MAX_CONSTANT)
 _ACTIVATIONS = (
     _activation("relu", "nn.ReLU, F.relu, torch.relu, .relu()", functional.relu),
     _activation("leaky_relu", "nn.LeakyReLU, F.leaky_relu", functional.leaky_relu, negative_slope=_SLOPE),
-    _activation("elu", "nn.ELU, F.elu", functional.elu, alpha=real(1e-6, 100.0)),
-    _activation("selu", "nn.SELU, F.selu", functional.selu),
+    _activation("elu", "nn.ELU, F.elu", steady.elu, alpha=real(1e-6, 100.0)),
+    _activation("selu", "nn.SELU, F.selu", steady.selu),
     _activation("gelu", "nn.GELU, F.gelu", functional.gelu),
     _activation("gelu_tanh", "nn.GELU(approximate='tanh')", lambda x: functional.gelu(x, approximate="tanh")),
     _activation("silu", "nn.SiLU, F.silu", functional.silu),
-    _activation("mish", "nn.Mish, F.mish", functional.mish),
-    _activation("tanh", "nn.Tanh, torch.tanh, .tanh()", torch.tanh),
+    _activation("mish", "nn.Mish, F.mish", steady.mish),
+    _activation("tanh", "nn.Tanh, torch.tanh, .tanh()", steady.tanh),
     _activation("sigmoid", "nn.Sigmoid, torch.sigmoid, .sigmoid()", torch.sigmoid),
-    _activation(
-        "softplus", "nn.Softplus, F.softplus", functional.softplus, beta=real(1e-3, 1e3), threshold=real(1.0, 1e3)
-    ),
+    _activation("softplus", "nn.Softplus, F.softplus", steady.softplus, beta=real(1e-3, 1e3), threshold=real(1.0, 1e3)),
     _activation(
         "hardtanh", "nn.Hardtanh, nn.ReLU6, F.relu6", functional.hardtanh, min_val=_CONSTANT, max_val=_CONSTANT
     ),

@@ -120,5 +120,6 @@ class FeatureMap:
         squared = (finite * finite).sum(dim=1, keepdim=True)
         radial = (finite * pulled).sum(dim=1, keepdim=True) / torch.where(squared > 0.0, squared, 1.0)
         pulled = torch.where(factors < 1.0, pulled - radial * finite, pulled)
-        pulled = torch.where(torch.isfinite(mapped), pulled, 0.0) * self.scale
+        # A product, for `where` takes longer for some patterns than for others; what is multiplied is finite.
+        pulled = pulled * torch.isfinite(mapped) * self.scale
         return neutralise(pulled).to(features.dtype)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from shared.errors import InvalidValue
 from shared.ledger.receipts import GENESIS, SignedEntry
+
+CLOCKS_DIFFER_BY = timedelta(minutes=5)
+"""Replicas write one ledger by several clocks, and a clock is set right by small steps."""
 
 
 class Tampering(enum.Enum):
@@ -23,6 +27,7 @@ class Tampering(enum.Enum):
     FORGED = "forged"  # a receipt that the ledger's key did not sign
     UNLAWFUL = "unlawful"  # an entry that the ledger's rules do not allow at its position
     UNRECEIPTED = "unreceipted"  # the ledger charges or answers what no receipt of the client's is there for
+    MISDATED = "misdated"  # an entry is dated before the one before it
     INCONSISTENT = "inconsistent"  # tables, stored bytes or the file do not agree with the entries
 
 
@@ -65,8 +70,13 @@ def check_chain(entries: Iterable[SignedEntry], public_key: bytes) -> list[Findi
     A truncated tail leaves a valid chain: only receipts, or a head noted elsewhere, can show it.
     """
     findings: list[Finding] = []
-    expected, previous = 1, GENESIS
+    expected, previous, before = 1, GENESIS, None
     for entry in entries:
+        dated = _dated(entry)
+        if before and dated and dated < before - CLOCKS_DIFFER_BY:
+            text = f"it is dated {entry.time}, before the entry before it ({before.isoformat()}): a clock was wrong"
+            findings.append(finding_at(Tampering.MISDATED, entry, text))
+        before = dated or before
         if not entry.signed_by(public_key):
             findings.append(finding_at(Tampering.EDITED, entry, "its signature does not fit its content"))
         if entry.seq > expected:
@@ -77,6 +87,15 @@ def check_chain(entries: Iterable[SignedEntry], public_key: bytes) -> list[Findi
             findings.append(finding_at(Tampering.RELINKED, entry, "it does not name the entry before it"))
         expected, previous = max(expected, entry.seq) + 1, entry.hash
     return findings
+
+
+def _dated(entry: SignedEntry) -> datetime | None:
+    """When the entry says that it was written; None where it says something else, which its signature then shows."""
+    try:
+        moment = datetime.fromisoformat(entry.time)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else None
 
 
 def verify_receipts(

@@ -7,6 +7,7 @@ the mock curator know none by name. docs/privacy derives each one's price.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS
 from shared.mechanisms.critic.mechanism import CRITIC
 from shared.mechanisms.evaluation.mechanism import EVALUATION
 from shared.mechanisms.gradient.mechanism import GRADIENT
@@ -15,6 +16,6 @@ from shared.mechanisms.quantiles.mechanism import QUANTILES
 from shared.mechanisms.rows.mechanism import ROWS
 
 MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
-    {mechanism.name: mechanism for mechanism in (ROWS, QUANTILES, GRADIENT, CRITIC, EVALUATION)}
+    {mechanism.name: mechanism for mechanism in (ROWS, QUANTILES, GRADIENT, CRITIC, EVALUATION, CLASS_STATISTICS)}
 )
 """Every mechanism by its name; no plug-ins, nothing is registered at import."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 from torch import Tensor
 
 from shared.errors import InvalidValue
@@ -81,6 +82,10 @@ class ClippedSum(MessagePayload, message=pb.ClippedSumDeclaration, field="declar
         if adapted is None or adapted.size == size:
             return []
         return [("payload.adapted_parameters", f"holds {adapted.size} values; the run declares {size}")]
+
+    def made_values(self, facts: Facts) -> FloatArray:
+        """Adapted values that a step may bring, (p,), made up: small, and none of them zero."""
+        return np.random.default_rng(2).normal(0.0, 0.01, facts.model.size(self.parameters)).astype(np.float32)
 
     def released(self, per_record: Tensor, noise: NoiseSource) -> GridArray:
         """Clips gradients (b, p) record by record, sums them, and adds noise: (p,)."""

@@ -126,6 +126,7 @@ class Limits:
         max_source_features: m of one step.
         max_sample_values: values of all records of one sample together.
         max_gradient_values: values of all gradients of one sample together.
+        min_batch_size: b of a secret sample; all records of a smaller data set.
     """
 
     max_message_bytes: int = protocol.MAX_MESSAGE_BYTES
@@ -136,6 +137,7 @@ class Limits:
     max_source_features: int = protocol.MAX_SOURCE_FEATURES
     max_sample_values: int = protocol.MAX_SAMPLE_VALUES
     max_gradient_values: int = protocol.MAX_GRADIENT_VALUES
+    min_batch_size: int = protocol.MIN_BATCH_SIZE
 
 
 class Sample(Protocol):

@@ -154,6 +154,10 @@ class Sliced(Mechanism[SlicedDeclaration, SlicedRequest, SlicedReply]):
         """See `Mechanism`."""
         return map_violations(request.feature_map, facts, "payload.feature_map")
 
+    def synthetic(self, declared: SlicedDeclaration, run: RunSize, facts: Facts) -> SlicedRequest:
+        """See `Mechanism`."""
+        return SlicedRequest(FeatureMap.identity(facts.model.feature_dimension))
+
     def parts(self, declared: SlicedDeclaration, run: RunSize, facts: Facts) -> tuple[Part, ...]:
         """See `Mechanism`."""
         return (self.part(declared, facts),)

@@ -145,6 +145,13 @@ class PrivacyFilter:
             raise RelationMismatch(
                 f"the budget's relation is {self.budget.relation.value}, not {budget.relation.value}"
             )
+        if self.run_delta > self.infinity_share * budget.delta:
+            least = self.run_delta / self.infinity_share
+            raise InvalidValue(
+                f"delta {budget.delta:g} is too small: since the first charge every run is priced at delta "
+                f"{self.run_delta:g}, so delta can be lowered to {least:.4g} and no further; lower epsilon "
+                "instead, or end the data set"
+            )
         return replace(self, budget=budget)
 
     def price(self, event: RunEvent) -> Price:

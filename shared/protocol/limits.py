@@ -10,6 +10,9 @@ MAX_DIRECTIONS = 20_000
 MAX_COEFFICIENTS = 512
 # Records in one sample; bounds the curator's memory, not privacy.
 MAX_BATCH_SIZE = 65_536
+# Fewest records in one sample, unless the operator says otherwise: of the time that a step takes, one record's share is
+# then a sixteenth.
+MIN_BATCH_SIZE = 16
 # Records n of a data set that is evaluated as a whole; the largest number of this field on the wire.
 MAX_RECORDS = 2**32 - 1
 # Adapted parameters p; per-record gradients take batch * p floats, computed in chunks.

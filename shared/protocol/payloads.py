@@ -126,6 +126,26 @@ class MessagePayload:
         return cls.from_message(parsed(cls._message, data, field=cls._field))
 
 
+@dataclass(frozen=True)
+class NoPayload:
+    """What a step brings where it brings nothing."""
+
+    def to_bytes(self) -> bytes:
+        """No bytes."""
+        return b""
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The inverse of `to_bytes`.
+
+        Raises:
+            RequestInvalid: there are bytes.
+        """
+        if data:
+            raise invalid("payload", f"has {len(data)} bytes; a step of this run's mechanism brings none")
+        return cls()
+
+
 def _layout(payload: type[MessagePayload]) -> dict[str, tuple[Wire, tuple[Any, ...]]]:
     """How each attribute travels, with its field's name, and the types that it may have."""
     layout = {}

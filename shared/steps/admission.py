@@ -148,6 +148,10 @@ def _sizes(run: RunSize, data: DataSetFacts, limits: Limits, *, whole: bool) -> 
     if batch > most:
         text = f"is {batch}; the data set has {data.records} records, at most {most} are allowed"
         broken.append((field, text))
+    least = min(limits.min_batch_size, most)
+    if batch < least:
+        text = f"is {batch}; at least {least} are allowed, so that one record is a small part of what a step works on"
+        broken.append((field, text))
     record_values = math.prod(data.record_shape)
     if batch * record_values > limits.max_sample_values:
         fit = limits.max_sample_values // record_values

@@ -53,13 +53,13 @@ def test_a_defect_is_found(defect, tmp_path, monkeypatch):
     with Site(tmp_path) as site:
         valid = seeds.make(site)["OpenRun"][0]
         data = valid.SerializeToString()
-        service = site._service
+        service = type(site._service)
         if defect == "an escaping error":
-            monkeypatch.setattr(service, "_answer", lambda *_: 1 / 0)
+            monkeypatch.setattr(service, "answer", lambda *_: 1 / 0)
         elif defect == "an incident":
             monkeypatch.setattr(service, "_budgets", lambda *_: 1 / 0)
         elif defect == "a wrong reply":
-            monkeypatch.setattr(type(service), "OpenRun", lambda *_: pb.DescribeResponse())
+            monkeypatch.setattr(service, "OpenRun", lambda *_: pb.DescribeResponse())
         else:
             ask = service._opened
 

@@ -44,7 +44,7 @@ class Replica(CuratorProcess):
         self.log = directory / "curator.log"
         self.process = None
         self.program, self.isolation = first.program, first.isolation
-        leave = shutil.ignore_patterns("uploads", "address", "ledger.witness", "incidents.jsonl")
+        leave = shutil.ignore_patterns("uploads", "address", "incidents.jsonl")
         shutil.copytree(first.home.path, self.home.path, ignore=leave)
         self.home.uploads.symlink_to(first.home.uploads)
 

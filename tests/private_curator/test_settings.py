@@ -129,3 +129,10 @@ def test_lists_in_the_environment_are_json(home, monkeypatch):
     monkeypatch.setenv("DPSWD_CURATOR_RECORDS__RECORD_SHAPE", "1,28")
     with pytest.raises(SettingsError, match="record_shape"):
         settings.load(home)
+
+
+def test_one_underscore_in_the_place_of_two_is_refused_with_the_right_name(home, monkeypatch):
+    """Attack on an operator's belief: the page says that misspelt variables are refused, and this one was ignored."""
+    monkeypatch.setenv("DPSWD_CURATOR_LISTEN_PORT", "50052")
+    with pytest.raises(SettingsError, match="write DPSWD_CURATOR_LISTEN__PORT, with two underscores"):
+        settings.load(home)

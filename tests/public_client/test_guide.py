@@ -11,6 +11,7 @@ from torch import nn
 
 from public_client import Hospital
 from public_client.testing.mock import MockCurator, mock_description
+from public_client.training.saved_model import load_adapted
 from shared.errors import RunFinished
 
 GUIDE = Path(__file__).parents[2] / "docs" / "ml-team" / "guide.md"
@@ -19,6 +20,24 @@ GUIDE = Path(__file__).parents[2] / "docs" / "ml-team" / "guide.md"
 def snippet(section):
     part = GUIDE.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
     return re.search(r"```python\n(.*?)```", part, re.DOTALL)[1]
+
+
+def test_the_session_with_a_labelled_hospital(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    told = mock_description(records=600, record_shape=(6,), epsilon=3.0, delta=1e-5, classes=3)
+    hospital = Hospital(MockCurator(told))
+    source = torch.utils.data.TensorDataset(torch.randn(96, 6), torch.arange(96) % 3)
+    names = {
+        "hospital": hospital,
+        "extractor": nn.Sequential(nn.Linear(6, 5), nn.Tanh()),
+        "classifier": nn.Linear(5, 3),
+        "source_loader": torch.utils.data.DataLoader(source, batch_size=32),
+        "records": torch.randn(4, 6),
+    }
+    exec(compile(snippet("Labelled hospitals"), str(GUIDE), "exec"), names)
+    assert len(hospital.curator.charges) == 1
+    assert load_adapted("labelled.safetensors", device="cpu").classes == 3
 
 
 @pytest.mark.parametrize("adapters", [False, True], ids=["all weights", "an adapter"])

@@ -17,7 +17,7 @@ import pytest
 import torch
 from declarations import gradient, quantiles
 from raw_client import RawClient
-from scipy.stats import binomtest
+from signs import ALPHA, Signs, in_random_order
 from torch import nn
 
 from private_curator.serving import server
@@ -36,36 +36,9 @@ from shared.protocol.messages import RunParameters
 
 pytestmark = pytest.mark.statistical
 
-ALPHA = 1e-6
 INPUTS, BATCH = 48, 32
 HOSTILE = {"zero": 0.0, "denormal": 1e-41, "huge": 3e38, "tiny product": 1e-20}
 """Values of the one record in which two neighbouring data sets differ."""
-
-
-class Signs:
-    """How often the second of two took longer."""
-
-    def __init__(self):
-        self.longer = self.pairs = 0
-
-    def add(self, first, second):
-        self.pairs += 1
-        self.longer += second > first
-
-    @property
-    def pvalue(self):
-        return binomtest(self.longer, self.pairs).pvalue
-
-    def __str__(self):
-        return f"{self.longer} of {self.pairs} pairs, p = {self.pvalue:.2g}"
-
-
-def in_random_order(rng, first, second):
-    """Times both and returns (first's, second's) seconds."""
-    if rng.random() < 0.5:
-        return first(), second()
-    later = second()
-    return first(), later
 
 
 def extractor():

@@ -66,6 +66,10 @@ class Critic(Mechanism[CriticDeclaration, CriticRequest, CriticReply]):
             broken.append(("parameters.graph_digest", f"computes {d} values for each record; a critic one logit"))
         return broken
 
+    def synthetic(self, declared: CriticDeclaration, run: RunSize, facts: Facts) -> CriticRequest:
+        """See `Mechanism`."""
+        return CriticRequest(declared.sum.made_values(facts))
+
     def check(
         self, request: CriticRequest, declared: CriticDeclaration, facts: Facts, limits: Limits
     ) -> list[Violation]:

@@ -14,8 +14,8 @@ from shared.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT, EvaluationCou
 from shared.mechanisms.interface import Facts, Limits, Mechanism, RunSize, Step
 from shared.privacy.events import BoundedSum, Part
 from shared.protocol import limits as protocol
-from shared.protocol.checks import Violation, between, invalid, positive, positive_or_zero
-from shared.protocol.payloads import MessagePayload
+from shared.protocol.checks import Violation, between, positive, positive_or_zero
+from shared.protocol.payloads import MessagePayload, NoPayload
 from shared.protocol.v1 import curator_pb2 as pb
 
 CORRECT_SENSITIVITY = 1.0
@@ -50,20 +50,8 @@ class EvaluationDeclaration(MessagePayload, message=pb.EvaluationDeclaration, fi
     calibration_sigma: float = 0.0
 
 
-@dataclass(frozen=True)
-class EvaluationRequest:
+class EvaluationRequest(NoPayload):
     """What a step brings: nothing, the uploaded weights are what is evaluated."""
-
-    def to_bytes(self) -> bytes:
-        """No bytes."""
-        return b""
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> EvaluationRequest:
-        """The inverse of `to_bytes`; see `Payload`."""
-        if data:
-            raise invalid("payload", f"has {len(data)} bytes; an evaluation's step brings none")
-        return cls()
 
 
 class Evaluation(Mechanism[EvaluationDeclaration, EvaluationRequest, EvaluationReply]):

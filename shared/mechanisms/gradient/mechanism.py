@@ -124,7 +124,7 @@ class Gradient(Mechanism[GradientDeclaration, GradientRequest, GradientReply]):
         """See `Mechanism`."""
         shape = (declared.source_features, facts.model.feature_dimension)
         source = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
-        return GradientRequest(source)
+        return GradientRequest(source, declared.sum.made_values(facts), FeatureMap.identity(shape[1]))
 
     def work(self, declared: GradientDeclaration) -> tuple[object, ...]:
         """See `Mechanism`."""

@@ -180,6 +180,7 @@ class Limits(_message.Message):
     MAX_SOURCE_FEATURES_FIELD_NUMBER: _builtins.int
     MAX_SAMPLE_VALUES_FIELD_NUMBER: _builtins.int
     MAX_GRADIENT_VALUES_FIELD_NUMBER: _builtins.int
+    MIN_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     max_message_bytes: _builtins.int
     max_directions: _builtins.int
     max_coefficients: _builtins.int
@@ -190,6 +191,8 @@ class Limits(_message.Message):
     """Values of all records of one sample together."""
     max_gradient_values: _builtins.int
     """Values of all gradients of one sample together."""
+    min_batch_size: _builtins.int
+    """The smallest batch of a secret sample; a data set of fewer records is sampled whole."""
     def __init__(
         self,
         *,
@@ -201,10 +204,11 @@ class Limits(_message.Message):
         max_source_features: _builtins.int = ...,
         max_sample_values: _builtins.int = ...,
         max_gradient_values: _builtins.int = ...,
+        min_batch_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_adapted_parameters", b"max_adapted_parameters", "max_batch_size", b"max_batch_size", "max_coefficients", b"max_coefficients", "max_directions", b"max_directions", "max_gradient_values", b"max_gradient_values", "max_message_bytes", b"max_message_bytes", "max_sample_values", b"max_sample_values", "max_source_features", b"max_source_features"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_adapted_parameters", b"max_adapted_parameters", "max_batch_size", b"max_batch_size", "max_coefficients", b"max_coefficients", "max_directions", b"max_directions", "max_gradient_values", b"max_gradient_values", "max_message_bytes", b"max_message_bytes", "max_sample_values", b"max_sample_values", "max_source_features", b"max_source_features", "min_batch_size", b"min_batch_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -214,16 +218,49 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    NEWEST_RECEIPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def newest_receipt(self) -> Global___SignedStatement:
+        """The newest receipt that the client holds, or nothing: a curator whose ledger lacks it was put back to an older state
+        and stops, before anything is charged. What this ledger's key did not sign changes nothing.
+        """
+
     def __init__(
         self,
+        *,
+        newest_receipt: Global___SignedStatement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["newest_receipt", b"newest_receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["newest_receipt", b"newest_receipt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
+
+@_typing.final
+class SignedStatement(_message.Message):
+    """A statement of the ledger as it was signed: canonical JSON, and Ed25519 over it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    statement: _builtins.bytes
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        statement: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature", "statement", b"statement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignedStatement: _TypeAlias = SignedStatement  # noqa: Y015
 
 @_typing.final
 class DescribeResponse(_message.Message):
@@ -991,6 +1028,74 @@ class EvaluationReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluationReply: _TypeAlias = EvaluationReply  # noqa: Y015
+
+@_typing.final
+class ClassStatisticsDeclaration(_message.Message):
+    """Mechanism "class_statistics": one noised sum over all labelled records (docs/privacy/class-statistics.md). A record of
+    class y with mapped and clipped features u, |u| <= 1, adds t_y (x) (count_weight, u) and moment_weight times u u^T,
+    where t_y is 1 at y, less centring / C everywhere; batch_size is the number of records.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: _builtins.int
+    COUNT_WEIGHT_FIELD_NUMBER: _builtins.int
+    MOMENT_WEIGHT_FIELD_NUMBER: _builtins.int
+    CENTRING_FIELD_NUMBER: _builtins.int
+    SIGMA_FIELD_NUMBER: _builtins.int
+    FEATURE_MAP_FIELD_NUMBER: _builtins.int
+    classes: _builtins.int
+    """C, the number of classes."""
+    count_weight: _builtins.float
+    moment_weight: _builtins.float
+    """0: no second moments are released."""
+    centring: _builtins.float
+    """0 to 1: how much of what the classes have in common is taken off."""
+    sigma: _builtins.float
+    """N(0, sigma^2) on each coordinate of the sum."""
+    @_builtins.property
+    def feature_map(self) -> Global___FeatureMap: ...
+    def __init__(
+        self,
+        *,
+        classes: _builtins.int = ...,
+        count_weight: _builtins.float = ...,
+        moment_weight: _builtins.float = ...,
+        centring: _builtins.float = ...,
+        sigma: _builtins.float = ...,
+        feature_map: Global___FeatureMap | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["centring", b"centring", "classes", b"classes", "count_weight", b"count_weight", "feature_map", b"feature_map", "moment_weight", b"moment_weight", "sigma", b"sigma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassStatisticsDeclaration: _TypeAlias = ClassStatisticsDeclaration  # noqa: Y015
+
+@_typing.final
+class ClassStatisticsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sum(self) -> Global___GridArray:
+        """The noised sum: for each class its count and its features (classes, 1 + d), row by row, then the upper triangle of
+        the second moments (d (d + 1) / 2), row by row, entries off the diagonal times the root of 2.
+        """
+
+    def __init__(
+        self,
+        *,
+        sum: Global___GridArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassStatisticsReply: _TypeAlias = ClassStatisticsReply  # noqa: Y015
 
 @_typing.final
 class Proposal(_message.Message):

@@ -33,6 +33,7 @@ def test_every_kind_has_the_documented_fields(ledger, open_run, answer, path, ke
     ledger.extend_budget(ToyBudget(1.9), reason="x")
     ledger.approve_extractor("1" * 64)
     ledger.revoke_extractor("1" * 64)
+    ledger.accept_state(reason="accepted by the board of ethics on 3 May")
     ledger.freeze(reason="x")
     ledger.unfreeze(reason="x")
     ledger.end(reason="x")

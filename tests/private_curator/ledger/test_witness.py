@@ -6,13 +6,17 @@ import shutil
 import threading
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting
 
 from private_curator.ledger.backup import restore
+from private_curator.ledger.heads import Heads
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.witness import Witness
-from shared.errors import LedgerCorrupt, RestoreRefused
+from shared.errors import InvalidValue, LedgerCorrupt, RestoreRefused
+from shared.ledger.chain_checks import read_export
+from shared.ledger.receipts import SignedEntry
 
 DIGEST = "d" * 64
 ACCEPTANCE = "The disk of 3 May is lost; the ethics board has accepted this, minutes of 5 May."
@@ -110,12 +114,87 @@ def test_newer_states_are_served(serve, open_run, location, key, note):
         assert Witness(note).entry() == ledger.head()
 
 
-@pytest.mark.parametrize("content", ["", "{}", "\xff"])
-def test_a_note_in_pieces_is_not_used(serve, note, content):
+@pytest.mark.parametrize("content", [None, "", "{}", "\xff"])
+def test_without_an_intact_note_a_ledger_with_charges_is_refused_until_somebody_answers_for_it(
+    serve, note, content, open_run, location, key
+):
+    """Attack: a snapshot of a whole home, or a deleted note, brought spent epsilon back without a word."""
+
+    def spoil():
+        note.unlink() if content is None else note.write_text(content, encoding="latin-1")
+
     with serve():
-        note.write_text(content, encoding="latin-1")
-    with serve() as ledger:
+        spoil()
+    with serve() as ledger:  # nothing is charged: nothing can be forgotten
         assert Witness(note).entry() == ledger.head()
+        open_run(ledger)
+    spoil()
+    with pytest.raises(LedgerCorrupt, match=r"holds charges.*missing or damaged.*ledger accept"):
+        serve()
+    with Ledger.open(location, key=key, accounting=ToyAccounting()) as ledger:
+        with pytest.raises(InvalidValue, match="at least 30 characters"):
+            ledger.accept_state(reason="yes")
+        ledger.accept_state(reason=ACCEPTANCE)
+        Witness(note).note(ledger.head())
+    with serve() as ledger:
+        assert ledger.verify().ok
+        assert ledger.head().payload == {"reason": ACCEPTANCE}
+
+
+def test_a_client_s_receipt_stops_a_ledger_that_was_put_back_with_its_note(
+    serve, snapshot, note, open_run, answer, location, key
+):
+    """Attack: a snapshot of a home or a machine puts ledger and note back together, and spent epsilon falls."""
+    with serve() as ledger:
+        run = open_run(ledger)
+    kept = note.read_bytes()
+    put_back = snapshot()
+    with serve() as ledger:
+        receipt = answer(ledger, run, "step").receipt.entry
+    put_back()
+    note.write_bytes(kept)
+    with serve() as ledger:
+        open_run(ledger, request_id="more")  # nothing here can know
+        with pytest.raises(LedgerCorrupt, match=rf"lacks entry {receipt.seq} of .*incidents.md"):
+            ledger.hold_to(receipt)
+        for _ in range(2):
+            with pytest.raises(LedgerCorrupt, match="lacks entry"):
+                open_run(ledger, request_id="another")
+    with pytest.raises(LedgerCorrupt, match="lacks entry"):  # neither after a restart
+        serve()
+    with Ledger.open(location, key=key, accounting=ToyAccounting()) as ledger:
+        ledger.accept_state(reason=ACCEPTANCE)
+        Witness(note).note(ledger.head())
+    with serve() as ledger:
+        ledger.hold_to(receipt)  # forgotten, in writing
+        open_run(ledger, request_id="another")
+
+
+def test_a_forged_or_foreign_receipt_changes_nothing(serve, note, open_run, answer):
+    with serve() as ledger:
+        run = open_run(ledger)
+        entry = answer(ledger, run, "step").receipt.entry
+        ledger.hold_to(entry)
+        statement = entry.statement.replace(b'"seq":%d' % entry.seq, b'"seq":900')
+        foreign = Ed25519PrivateKey.generate()
+        for signature in (entry.signature, bytes(64), foreign.sign(statement)):
+            ledger.hold_to(SignedEntry.parse(statement, signature))
+        answer(ledger, run, "another")
+        assert Witness(note).entry() == ledger.head()
+
+
+def test_heads_are_told_elsewhere(location, key, ledger, tmp_path, open_run, answer):
+    """A file and a program get what `ledger verify --receipts` reads; one that fails stops nothing."""
+    ledger.close()
+    seen = tmp_path / "seen"
+    told = Heads(file=tmp_path / "heads", command=("sh", "-c", f"cat >> {seen}; exit 3"))
+    with Ledger.open(location, key=key, accounting=ToyAccounting(), heads=told) as ledger:
+        answer(ledger, open_run(ledger), "step")
+        last = ledger.head()
+    for file in (tmp_path / "heads", seen):
+        entries, findings = read_export(file.read_text().splitlines())
+        assert not findings
+        assert entries[-1] == last
 
 
 def test_a_note_that_cannot_be_written_stops_nothing(serve, note, open_run, answer):

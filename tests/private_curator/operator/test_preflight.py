@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import errno
@@ -10,6 +11,7 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 import tempfile
 from pathlib import Path
 
@@ -19,10 +21,13 @@ import torch
 from click.testing import CliRunner
 
 from private_curator.cli.main import main
+from private_curator.ledger.ledger import Ledger
 from private_curator.operator import preflight
 from private_curator.settings.groups import RecordsSettings
 from private_curator.storage import home_directory as home
-from private_curator.storage.certificates import CertificateAuthority
+from private_curator.storage.certificates import SERVER_CERTIFICATE, CertificateAuthority
+from shared.errors import SettingsError
+from shared.ledger.chain_checks import Tampering
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -209,3 +214,71 @@ def test_the_page_lists_every_check():
     page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     for name in (*preflight.CHECKS, "extraction worker"):
         assert f"\n| {name} |" in page, name
+
+
+def serving_refused(made) -> str:
+    with pytest.raises(SettingsError, match="must not serve like this") as caught:
+        preflight.check_before_serving(made)
+    return str(caught.value)
+
+
+def test_serve_starts_on_a_sound_curator(made):
+    assert preflight.check_before_serving(made) == []
+
+
+def test_serve_refuses_a_home_and_keys_that_others_can_touch(made):
+    """Attack: a home of mode 777 with a key of mode 0644 was served."""
+    made.path.chmod(0o777)
+    made.ledger_key.chmod(0o644)
+    refused = serving_refused(made)
+    assert "everybody can write" in refused
+    assert "ledger.key has mode 0644" in refused
+
+
+def test_serve_refuses_an_expired_certificate_and_warns_of_one_that_expires_soon(made, monkeypatch):
+    """Attack: an expired certificate was served, and every client saw a handshake that failed."""
+    ends = made.authority.read(SERVER_CERTIFICATE).not_valid_after_utc
+    for days, refused in ((-10, False), (1, True)):
+        at = ends + dt.timedelta(days=days)
+        site = dataclasses.replace(preflight._Site(made, {}), now=lambda at=at: at)
+        monkeypatch.setattr(preflight, "_Site", lambda *_, site=site: site)
+        if refused:
+            assert "expires at" in serving_refused(made)
+        else:
+            (soon,) = preflight.check_before_serving(made)
+            assert "expires at" in soon.text
+
+
+def test_serve_refuses_a_clock_behind_the_ledger(made, monkeypatch):
+    site = dataclasses.replace(preflight._Site(made, {}), now=lambda: dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+    monkeypatch.setattr(preflight, "_Site", lambda *_: site)
+    assert "the ledger ends at" in serving_refused(made)
+
+
+def test_serve_refuses_a_ledger_whose_guards_were_dropped(made):
+    """Attack: without its triggers the file lets entries be changed; `verify` said so and `serve` did not ask."""
+    with contextlib.closing(sqlite3.connect(made.ledger)) as database:
+        database.execute("DROP TRIGGER entries_are_never_changed")
+        database.commit()
+    assert "entries_are_never_changed" in serving_refused(made)
+
+
+def test_an_entry_that_is_dated_before_its_predecessor_is_a_finding_and_no_reason_not_to_serve(made):
+    """Attack: entries under a clock that was set back verified."""
+    key = made.read_ledger_key()
+    late, early = (lambda: dt.datetime(2031, 1, 2, tzinfo=dt.UTC)), (lambda: dt.datetime(2031, 1, 1, tzinfo=dt.UTC))
+    for clock, digest in ((late, "1" * 64), (early, "2" * 64)):
+        with Ledger.open(made.ledger, key=key, clock=clock, witness=made.ledger_witness()) as ledger:
+            ledger.approve_extractor(digest)
+    with made.open_ledger() as ledger:
+        (finding,) = ledger.verify().findings
+    assert finding.tampering is Tampering.MISDATED
+    assert "before the entry before it" in finding.text
+    (found,) = (found for found in preflight.check(made) if found.check == "ledger")
+    assert found.ok
+    assert "dated" in found.text
+
+
+def test_the_floor_under_samples_is_told(made):
+    told = {finding.check: finding.text for finding in preflight.check(made, {"limits.min_batch_size": "2"})}
+    assert "samples of 2 records are allowed" in told["limits"]

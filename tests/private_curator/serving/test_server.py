@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -14,10 +15,12 @@ import uuid
 import numpy as np
 import pytest
 import torch
-from declarations import gradient, quantiles
+from declarations import gradient, quantiles, rows
 from raw_client import RawClient, released
 from torch import nn
 
+from private_curator.ledger.sqlite import file_lock
+from private_curator.operator import preflight
 from private_curator.serving import server
 from private_curator.settings import tree as settings
 from private_curator.settings.groups import RecordsSettings
@@ -213,6 +216,44 @@ def test_settings_that_cannot_work_are_refused_at_start(directory):
     broken.stop()
 
 
+def test_a_client_may_use_what_the_operator_allows_it(serve, directory):
+    """Told in Describe, refused by name, nothing is charged; steps of a run that was charged before end too."""
+    client = serve()
+    run = _open(client)
+    paid = client.prepare_step(run)
+    first = client.send(paid)
+    assert set(client.describe().mechanisms) == {"rows", "quantiles", "gradient", "critic"}
+    before = client.describe().data_set_budget.epsilon_spent
+    client = serve(**{"clients.mechanisms": '["ml-team=rows,class_statistics", "*=quantiles"]'})
+    assert list(client.describe().mechanisms) == ["rows"]  # what needs labels is not offered without any
+    for declared in (QUANTILES, GRADIENT):
+        for validate_only in (True, False):
+            with pytest.raises(errors.RequestInvalid, match="not allowed to ml-team; the operator allows rows") as no:
+                client.open_run(_parameters(client, declared), validate_only=validate_only)
+            assert [field for field, _ in no.value.violations] == ["parameters.mechanism"]
+    with pytest.raises(errors.RequestInvalid, match="ask the operator"):
+        client.send(client.prepare_step(run))
+    assert client.send(paid).SerializeToString() == first.SerializeToString()  # what was paid for is sent again
+    assert client.describe().data_set_budget.epsilon_spent == before
+    assert client.step(_open(client, rows())).step == 1
+    client = serve(**{"clients.mechanisms": '["somebody-else=rows", "*=quantiles,gradient"]'})
+    assert list(client.describe().mechanisms) == ["quantiles", "gradient"]
+    client = serve(**{"clients.mechanisms": '["somebody-else=rows"]'})
+    assert _number(client.send(client.prepare_step(run))) == 2  # allowed again: the charged run goes on
+
+
+def test_permissions_for_what_is_unknown_are_refused_at_start(directory):
+    made = home.HomeDirectory(directory / "home")
+    with pytest.raises(errors.SettingsError, match="names labels, row; this curator knows rows, quantiles"):
+        server.CuratorServer(made, settings.load(made.path, {"clients.mechanisms": '["ml-team=row,labels,rows"]'}))
+    (finding,) = [one for one in preflight.check(made, {"clients.mechanisms": '["a=row"]'}) if one.check == "settings"]
+    assert not finding.ok
+    assert "names row" in finding.text
+    for wrong in ('["ml-team"]', '["=rows"]', '["ml-team="]', '["a=rows, critic"]', '["a=rows", "a=critic"]'):
+        with pytest.raises(errors.SettingsError, match=r"clients\.mechanisms"):
+            settings.load(made.path, {"clients.mechanisms": wrong})
+
+
 def test_a_port_in_use_is_said_so(directory):
     made = home.HomeDirectory(directory / "home")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -309,6 +350,91 @@ def test_one_client_cannot_take_all_threads(serve):
     assert sorted(answer.step for answer in answers) == [1, 2, 3, 4]
     assert client.describe().records == 60
     assert not turns  # nothing is remembered of a client that asks nothing
+
+
+def test_who_may_not_ask_is_told_at_once_and_holds_no_thread(serve, directory):
+    """Attack: eight requests a second of a revoked client held every thread for a quantum each."""
+    client = serve(**{"limits.reply_quantum_ms": "3000"})
+    run = _open(client)
+    with home.HomeDirectory(directory / "home").open_ledger() as ledger:
+        ledger.revoke_client("ml-team", reason="test")
+    begun = time.monotonic()
+    for _ in range(8):
+        with pytest.raises(errors.CredentialsInvalid):
+            client.step(run)
+    assert time.monotonic() - begun < 3.0
+
+
+def test_a_repeat_does_not_tell_when_a_reply_was_ready(serve):
+    """Attack: a reply waits for its quantum, but a repeat of its request was answered as soon as it was stored."""
+    stored = threading.Event()
+
+    def checkpoint(name):
+        if name == "stored":
+            stored.set()
+
+    client = serve(checkpoint=checkpoint, **{"limits.reply_quantum_ms": "4000"})
+    pending = client.prepare_step(_open(client))
+    first = threading.Thread(target=lambda: client.send(pending))
+    first.start()
+    assert stored.wait(timeout=60)
+    with pytest.raises(errors.RequestInProgress):  # the reply is there, and waits
+        client.send(pending)
+    first.join(timeout=60)
+    assert _number(client.send(pending)) == 1
+
+
+def test_a_request_is_measured_before_it_is_parsed(serve):
+    """Attack: 80 MiB of anything were parsed for a description; now the bytes are looked at first."""
+    client = serve()
+    with pytest.raises(errors.RequestInvalid, match=r"request: has \d+ bytes; Describe takes at most"):
+        client.send_bytes("Describe", b"\x00" * (1 << 21))
+    with pytest.raises(errors.RequestInvalid, match="cannot be decoded as a OpenRunRequest"):
+        client.send_bytes("OpenRun", b"\xff" * 100)
+    assert client.describe().records == 60
+
+
+def test_a_refusal_names_no_file_of_the_curator_s(serve, directory):
+    """Attack: a full disk or a held lock told the client where the curator's home is."""
+    client = serve(**{"ledger.lock_seconds": "0.1"})
+    parameters = _parameters(client)
+    lock = directory / "home" / "ledger.db.lock"
+    with (
+        file_lock(lock, timeout_s=1.0, held_by="the test"),
+        pytest.raises(errors.CuratorUnavailable, match="nothing was spent") as caught,
+    ):
+        client.open_run(parameters)
+    assert "/" not in str(caught.value)
+
+
+def test_a_client_of_a_frozen_data_set_is_told_so_and_no_price(serve, directory):
+    client = serve()
+    parameters = _parameters(client, quantiles(2, 0.01, directions=10), steps=1000)  # far beyond the budget
+    with home.HomeDirectory(directory / "home").open_ledger() as ledger:
+        ledger.freeze(reason="test")
+    with pytest.raises(errors.BudgetExhausted) as caught:
+        client.open_run(parameters)
+    assert caught.value.scope == "frozen data set"
+
+
+def test_the_first_line_is_in_the_log_s_format(serve):
+    serve(**{"log.format": "json"})
+    told = json.loads(serve.running.announcement("localhost:1"))
+    assert told["message"] == "listening on localhost:1"
+    assert told["level"] == "INFO"
+    serve()
+    assert serve.running.announcement("localhost:1") == "listening on localhost:1"
+
+
+def test_uploads_are_the_curator_s_alone(serve, directory):
+    shutil.rmtree(directory / "home" / "uploads", ignore_errors=True)
+    before = os.umask(0o022)
+    try:
+        serve()
+    finally:
+        os.umask(before)
+    for name in ("uploads", "uploads/objects", "uploads/clients"):
+        assert (directory / "home" / name).stat().st_mode & 0o777 == 0o700
 
 
 def start_turns(serve):

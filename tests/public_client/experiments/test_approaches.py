@@ -32,8 +32,9 @@ def table(seed, *, shifted=False):
     return Labelled(records + shift if shifted else records, labels)
 
 
-def hospital_of(*, records, epsilon=2.0, delta=1e-5):
-    return Hospital(MockCurator(mock_description(records=records, record_shape=(D,), epsilon=epsilon, delta=delta)))
+def hospital_of(*, records, classes=0, epsilon=2.0, delta=1e-5):
+    told = mock_description(records=records, record_shape=(D,), epsilon=epsilon, delta=delta, classes=classes)
+    return Hospital(MockCurator(told))
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +70,13 @@ def test_source_only_is_the_source_model(trained):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_and_is_charged(trained, name):
     extractor, classifier, loader = trained
-    hospital = hospital_of(records=300)
+    mechanism, alone = small(name).mechanism, name in ("replay", "statistics")
+    hospital = hospital_of(records=300, classes=3 if mechanism.needs_labels else 0)
     settings = small(name).to_json()
     del settings["name"]
     if "tuning_steps" in settings:
         settings["tuning_steps"] = 3
-    wishes = {"epsilon": 1.0} | ({} if name == "replay" else {"steps": 3, "batch_size": 50})
+    wishes = {"epsilon": 1.0} | ({} if alone else {"steps": 3, "batch_size": 50})
     problem = Problem(
         extractor, classifier, loader, hospital=hospital, settings=settings, wishes=wishes, device="cpu", progress=False
     )  # fmt: skip
@@ -83,7 +85,8 @@ def test_every_method_runs_and_is_charged(trained, name):
     assert set(made.models) == set(made.plans) == {ALONE}
     (charge,) = hospital.curator.charges
     assert charge.epsilon == pytest.approx(1.0, rel=1e-2)
-    assert (charge.run.mechanism.name == "quantiles") is (name == "replay")  # the others ask for gradients
+    assert charge.run.mechanism.name == mechanism.name
+    assert (mechanism.name in ("quantiles", "class_statistics")) is alone  # the others ask for gradients
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from public_client import (
 )
 from public_client.curator.description import Budget
 from public_client.curator.values import UploadedExtractor
-from public_client.methods import METHODS
+from public_client.methods import METHODS, Statistics
 from public_client.plans.plan import make_plan
 from public_client.training.method import plan_json
 from shared.errors import InvalidValue
@@ -48,9 +48,12 @@ MODEL = {"feature_dimension": 320, "gradient_parameters": 112}
 def planned(method, **wishes):
     """A plan of the hospital, for a model of the usual size."""
     size = {"feature_dimension": 1, "gradient_parameters": 29} if isinstance(method, DpDann) else MODEL
-    if isinstance(method, Replay):
+    if isinstance(method, Replay | Statistics):
         size = MODEL | {"gradient_parameters": 0}
-    return make_plan(HOSPITAL, method, **{"epsilon": 1.0} | wishes).for_model(**size)
+    told = HOSPITAL
+    if method.mechanism.needs_labels:
+        told = dataclasses.replace(HOSPITAL, classes=10, mechanisms=tuple(MECHANISMS))
+    return make_plan(told, method, **{"epsilon": 1.0} | wishes).for_model(**size)
 
 
 @settings(max_examples=tried(6))

@@ -51,8 +51,10 @@ def adaptation(curator, method="adapter", *, epsilon=1.0, **size):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_and_is_charged_what_was_planned(method):
-    curator, steps = mock(), 1 if method == "replay" else 3
-    fitted = adaptation(curator, method, steps=steps, batch_size=60).fit(data(), progress=False)
+    mechanism, steps = small(method).mechanism, 1 if method == "replay" else 3
+    curator = mock(classes=10 if mechanism.needs_labels else 0)
+    batch = 800 if mechanism.whole else 60
+    fitted = adaptation(curator, method, steps=steps, batch_size=batch).fit(data(), progress=False)
     (charge,) = curator.charges
     assert 0.97 * fitted.plan.epsilon < charge.epsilon <= fitted.plan.epsilon
     assert charge.run.size.steps == steps

@@ -1,13 +1,24 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 
+import mpmath
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare, norm
 
 from shared.errors import InvalidValue
-from shared.kernels.noise import GridArray, SeededNoise, grid_step, narrowest_integer, release_on_grid
+from shared.kernels.noise import (
+    GridArray,
+    SeededNoise,
+    finest_exponent,
+    grid_step,
+    narrowest_integer,
+    release_finely,
+    release_on_grid,
+)
 
 
 def test_step_is_an_exact_power_of_two_below_sigma() -> None:
@@ -85,3 +96,55 @@ def test_saturation_is_symmetric_at_every_width(integer, bits):
     signal = torch.tensor([1e12, -1e12])
     released = release_on_grid(signal, sigma=1.0, noise=SeededNoise(b"s" * 32), integer=integer)
     assert released.values.tolist() == [2 ** (bits - 1) - 1, 1 - 2 ** (bits - 1)]
+
+
+def test_the_finest_grid_is_chosen_by_public_numbers_and_holds_every_sum() -> None:
+    assert finest_exponent(10.0, sigma=1.0) == 20
+    assert finest_exponent(60_000.0, sigma=7.5) == 18
+    for bound in (1.0, 1e3, 1e6):
+        exponent = finest_exponent(bound, sigma=1.0)
+        assert (bound + 16.0) * 2.0**exponent < 2**31
+        assert exponent == 20 or (bound + 16.0) * 2.0 ** (exponent + 1) >= 2**31
+    with pytest.raises(InvalidValue, match="use more noise"):
+        finest_exponent(1e7, sigma=1.0)
+    for sigma in (0.0, -1.0, float("nan"), 5e-324):
+        with pytest.raises(InvalidValue):
+            finest_exponent(1.0, sigma=sigma)
+
+
+@pytest.mark.parametrize("exponent", [11, 15, 20])
+def test_fine_noise_has_the_law_of_the_proof(exponent: int) -> None:
+    """Goodness of fit to N(0, tau^2), and residues of the fine grid, each at 1e-8."""
+    drawn = release_finely(torch.zeros(2**18), sigma=3.0, exponent=exponent, noise=SeededNoise(secrets.token_bytes(32)))
+    assert drawn.step == 3.0 * 2.0**-exponent
+    edges = norm.ppf(np.linspace(0.0, 1.0, 257)[1:-1])
+    places = np.searchsorted(edges, drawn.to_numpy() / (3.0 * np.sqrt(1.0 + 16 * 2.0**-22)))
+    assert chisquare(np.bincount(places, minlength=256)).pvalue > 1e-8
+    assert chisquare(np.bincount(drawn.values % 64, minlength=64)).pvalue > 1e-8
+
+
+def test_fine_noise_without_its_small_part_would_be_found(silence: object) -> None:
+    coarse = SeededNoise(bytes(32)).grid_gaussian((4096,), sigma=1.0, step=grid_step(1.0))
+    assert chisquare(np.bincount((coarse << 9) % 64, minlength=64)).pvalue < 1e-8
+    assert release_finely(torch.tensor([0.3]), sigma=1.0, exponent=20, noise=silence).values == [round(0.3 * 2**20)]
+
+
+def test_two_grids_together_are_a_gaussian_but_for_what_the_proof_says() -> None:
+    """The sum over the coarse grid against the smooth density, with a blur so small that the gap can be seen."""
+    sigma, g = mpmath.mpf(8), mpmath.mpf(1)
+    with mpmath.workdps(60):
+        for blur in (mpmath.mpf("0.5"), mpmath.mpf(1)):
+            tau = mpmath.sqrt(sigma**2 + blur**2)
+            gap = mpmath.mpf(0)
+            for x in (mpmath.mpf("0.1"), mpmath.mpf("0.37"), mpmath.mpf("2.5"), mpmath.mpf("7.25")):
+                cells = (
+                    (mpmath.ncdf((n + 0.5) * g / sigma) - mpmath.ncdf((n - 0.5) * g / sigma))
+                    * mpmath.npdf(x - n * g, 0, blur)
+                    for n in range(-120, 121)
+                )
+                smooth = (mpmath.ncdf((x + g / 2) / tau) - mpmath.ncdf((x - g / 2) / tau)) / g
+                gap = max(gap, abs(mpmath.fsum(cells) - smooth))
+            v = blur**2 * sigma**2 / tau**2
+            decay = mpmath.fsum(mpmath.exp(-2 * (mpmath.pi * k) ** 2 * v) for k in range(1, 20))
+            bound = 2 * mpmath.npdf(0, 0, tau) * decay
+            assert bound * mpmath.mpf("1e-4") < gap <= bound

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from declarations import Declared, critic, evaluation, gradient, quantiles, rows
+from declarations import Declared, class_statistics, critic, evaluation, gradient, quantiles, rows
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
 
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray
+from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, StatisticsRequest
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.critic.mechanism import CriticDeclaration, CriticReply, CriticRequest
 from shared.mechanisms.evaluation.counts import EvaluationReply
@@ -137,6 +138,11 @@ EVALUATION_VALUES = (
         calibration=st.none() | _grids(dims=2, first=3),
     ),
 )
+STATISTICS_VALUES = (
+    st.builds(StatisticsDeclaration, COUNTS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, _MAPS),
+    st.just(StatisticsRequest()),
+    st.builds(StatisticsReply, _grids(dims=1)),
+)
 
 
 # ---- hostile declarations and requests -------------------------------------------------------------------------------
@@ -199,6 +205,33 @@ _ROWS = SlicedDeclaration(7, 1.5, feature_map=MAP)
 _QUANTILES = SlicedDeclaration(7, 0.9, 3, MAP)
 _SUM = ClippedSum(("weight",), clip_norm=0.02, sigma=0.05)
 _EVALUATED = EvaluationDeclaration(CLASSES, 2.0, confusion_sigma=3.0, bins=4, calibration_sigma=5.0)
+
+
+def _statistics(name: str, count_weight: float, moment_weight: float, centring: float = 0.0) -> Case:
+    declared = StatisticsDeclaration(CLASSES, count_weight, moment_weight, centring, 1.7, MAP)
+    return Case(
+        name=name,
+        declared=class_statistics(declared),
+        outputs=FEATURES,
+        request=StatisticsRequest(),
+        batch=RECORDS,
+        released=lambda reply: (reply.sum,),
+        seed=lambda _: None,
+        feature_map=MAP,
+        hostile=(
+            *((replace(declared, sigma=sigma), "declaration.sigma") for sigma in (*_NUMBERS, 0.0, 1e-300, 1e-9)),
+            (replace(declared, sigma=1e300), "parameters.declaration"),
+            *((replace(declared, count_weight=weight), "declaration.count_weight") for weight in _NUMBERS),
+            *((replace(declared, moment_weight=weight), "declaration.moment_weight") for weight in _NUMBERS),
+            *((replace(declared, centring=kappa), "declaration.centring") for kappa in (*_NUMBERS, 1.01)),
+            (replace(declared, count_weight=1e300), "declaration.sigma"),  # counts that do not fit in 32 bits
+            *((replace(declared, classes=count), "declaration.classes") for count in (0, 4, 2**32 - 1)),
+            (replace(declared, feature_map=OTHER_MAP), "declaration.feature_map"),
+            (replace(declared, feature_map=HUGE_MAP), "declaration.feature_map.scale"),
+        ),
+        hostile_requests=((b"x", "payload"), (b"\x00" * 1000, "payload")),
+        values=STATISTICS_VALUES,
+    )
 
 
 def _sliced(name: str, declared: Declared, *, coefficients: tuple[int, ...]) -> Case:
@@ -284,4 +317,8 @@ CASES = (
         hostile_requests=((b"x", "payload"), (b"\x00" * 1000, "payload")),
         values=EVALUATION_VALUES,
     ),
+    _statistics("class sums", 1.0, 0.0),
+    _statistics("class sums and moments", 0.5**0.5, 0.5**0.5),
+    _statistics("differences of classes", 0.3, 0.0, 1.0),
+    _statistics("moments above all", 0.3, 3.0, 0.5),
 )

@@ -316,6 +316,7 @@ def client(tmp_path_factory) -> Iterator[RawClient]:
         "compute.device": "cpu",
         "compute.isolation": "in-process",
         "limits.reply_quantum_ms": "0",
+        "limits.min_batch_size": "1",
     }
     with CuratorServer(made, tree.load(made.path, chosen)) as server:
         with RawClient(server.start(), credentials=directory / "credentials") as connected:

@@ -186,6 +186,15 @@ def test_a_lowered_delta_that_the_runs_have_used_up_admits_nothing() -> None:
         lowered.admit(spent, lowered.price(rows(1e6, 1)))
 
 
+def test_a_delta_that_runs_were_priced_at_is_told() -> None:
+    priced = PrivacyFilter(
+        PrivacyBudget(1.0, DELTA), orders=(4.0,), shares=(0.5,), infinity_share=0.5, run_delta=DELTA / 4
+    )
+    assert priced.with_budget(PrivacyBudget(1.0, DELTA / 2)).run_delta == DELTA / 4
+    with pytest.raises(InvalidValue, match=r"delta can be lowered to \S+ and no further; lower epsilon"):
+        priced.with_budget(PrivacyBudget(1.0, DELTA / 4))
+
+
 def test_with_budget_keeps_prices_and_admits_more() -> None:
     privacy = PrivacyFilter.for_budget(PrivacyBudget(1.0, DELTA), plan=rows(6.0))
     spent = privacy.zero()

@@ -23,7 +23,7 @@ from shared.steps.admission import admit_run, admit_step, check_request_id, offe
 
 DATA = DataSetFacts(records=1000, record_shape=(8,))
 MODEL = ModelFacts(input_shape=(8,), feature_dimension=4, parameter_shapes={"w": (4, 8), "b": (4,)})
-LIMITS = Limits()
+LIMITS = Limits(min_batch_size=1)
 MAP = FeatureMap(center=torch.zeros(4), scale=torch.ones(4))
 SUM = ClippedSum(parameters=("w", "b"), clip_norm=1.0, sigma=50.0)
 SLICED = quantiles(2, 1.0, directions=10, feature_map=MAP)
@@ -88,6 +88,15 @@ def test_a_sample_that_would_fill_the_memory_is_refused_from_public_sizes():
     with pytest.raises(RequestInvalid, match="at most 99 in one sample"):
         _run(limits=replace(LIMITS, max_sample_values=8 * 99))
     assert _run(limits=replace(LIMITS, max_sample_values=8 * 100)).event.step.batch == 100
+
+
+def test_a_sample_of_a_few_records_is_refused():
+    """Attack: a sample of one record gives a detector in the extractor the whole of a step's time."""
+    with pytest.raises(RequestInvalid, match="at least 16 are allowed"):
+        _run(batch_size=15, limits=Limits())
+    assert _run(batch_size=16, limits=Limits()).event.step.batch == 16
+    few = replace(DATA, records=9)  # all there are
+    assert _run(batch_size=9, data=few, limits=Limits()).event.step.batch == 9
 
 
 def test_all_violations_are_told_at_once():
@@ -157,7 +166,7 @@ def test_which_mechanism_takes_which_request():
 
 
 def test_what_is_offered_depends_on_labels():
-    assert set(MECHANISMS) - set(offered(MECHANISMS, DATA)) == {"evaluation"}
+    assert set(MECHANISMS) - set(offered(MECHANISMS, DATA)) == {"evaluation", "class_statistics"}
     assert offered(MECHANISMS, replace(DATA, classes=4)) == tuple(MECHANISMS)
     with pytest.raises(RequestInvalid, match="no classes of the records' labels"):
         _run(evaluation(EvaluationDeclaration(4, 5.0)), batch_size=1000)

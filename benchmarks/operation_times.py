@@ -1,0 +1,326 @@
+"""Does the time of any operation of the vocabulary depend on what numbers it meets?
+
+    python -m benchmarks.operation_times [--check] [--only elu tanh]
+
+Every operation is evaluated as an extraction worker evaluates it (under vmap, one thread, denormals flushed) on numbers
+of one kind at a time: constant, random, of one sign, huge, denormal, NaN and others. Forward passes, and forward and
+backward passes together, are timed apart; incoming gradients are of the same kind as the inputs. A kind's figure is the
+median ratio of its processor time to that of random numbers directly before or after it, in random order: other work
+on the machine slows both, and comes and goes more slowly than a pair takes. An operation's ratio is the largest figure
+over the smallest. The kinds at either end are measured on, until the ratio is within the limit or as good as certain.
+
+With --check the exit status is 1 if any ratio is above the limit. The worst stands last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from private_curator.worker.denormals import flushed_denormals
+from shared.extractor.attributes import Attributes
+from shared.extractor.operations import Operation, Shape
+from shared.extractor.steady import LARGEST_RATIO
+from shared.extractor.vocabulary import VOCABULARY
+
+RECORDS = 4
+_PAIRS = 20  # of each kind at first, and added at a time
+_MOST_PAIRS = 800  # of one kind; a median's deviation is then 2 % on a machine where a single ratio's is 50 %
+
+Fill = Callable[[Tensor], Tensor]
+"""Turns standard normal numbers into numbers of one kind, of the same shape."""
+
+
+def _alternating(value: float) -> Fill:
+    return lambda z: torch.where(z > 0, value, -value)
+
+
+KINDS: Mapping[str, Fill] = {
+    "random": lambda z: z,
+    "random, positive": torch.abs,
+    "random, negative": lambda z: -z.abs(),
+    "zero": torch.zeros_like,
+    "one": torch.ones_like,
+    "minus one": lambda z: -torch.ones_like(z),
+    "constant 0.3": lambda z: torch.full_like(z, 0.3),
+    "rising": lambda z: torch.linspace(-4, 4, z.numel()).reshape(z.shape),
+    "falling": lambda z: torch.linspace(4, -4, z.numel()).reshape(z.shape),
+    "saturating": lambda z: 60 * z,
+    "saturating, positive": lambda z: 60 + 60 * z.abs(),
+    "saturating, negative": lambda z: -60 - 60 * z.abs(),
+    "huge": _alternating(1e30),
+    "huge, positive": lambda z: torch.full_like(z, 3e38),
+    "huge, negative": lambda z: torch.full_like(z, -3e38),
+    "infinite": _alternating(float("inf")),
+    "tiny": lambda z: 1e-20 * z,
+    "smallest normal": lambda z: 1.2e-38 * (1 + z.abs()),
+    "denormal": lambda z: 1e-41 * z,
+    "denormal among others": lambda z: torch.where(z > 0.5, 1e-41, z),
+    "every magnitude": lambda z: z * 10 ** (25 * z.roll(1)).clamp(-42, 37),
+    "not a number": lambda z: torch.full_like(z, float("nan")),
+    "NaN among others": lambda z: torch.where(z > 0.5, float("nan"), z),
+}
+"""Kinds of numbers that a record, or what an extractor computes of it, may consist of."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to use an operation.
+
+    Attributes:
+        operation: its name.
+        shapes: of its inputs, for one record.
+        attributes: as in a graph.
+        label: tells several cases of one operation apart.
+    """
+
+    operation: str
+    shapes: tuple[Shape, ...]
+    attributes: Attributes = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """For a person."""
+        return f"{self.operation} {self.label}".strip()
+
+
+_VECTOR, _IMAGE, _SIGNAL = ((16384,),), ((16, 32, 32),), ((16, 1024),)
+
+
+def _window(dimensions: int, **attributes: object) -> Attributes:
+    sides = {"kernel_size": (3,) * dimensions, "stride": (2,) * dimensions, "padding": (1,) * dimensions}
+    return {**sides, **attributes}
+
+
+def _convolution(dimensions: int, shape: Shape, channels: int) -> Case:
+    at = {"in_channels": shape[0], "out_channels": channels, "groups": 1, "bias": True}
+    rest = _window(dimensions, stride=(1,) * dimensions, dilation=(1,) * dimensions)
+    return Case(f"conv{dimensions}d", (shape,), at | dict(rest), label=f"of {shape[0]} channels")
+
+
+_PLAIN = ("relu", "selu", "gelu", "gelu_tanh", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid")
+
+CASES: tuple[Case, ...] = (
+    *(Case(name, _VECTOR) for name in _PLAIN),
+    Case("leaky_relu", _VECTOR, {"negative_slope": 0.01}),
+    Case("elu", _VECTOR, {"alpha": 1.0}),
+    Case("softplus", _VECTOR, {"beta": 1.0, "threshold": 20.0}),
+    Case("hardtanh", _VECTOR, {"min_val": -1.0, "max_val": 1.0}),
+    *(Case(f"max_pool{n}d", s, _window(n, dilation=(1,) * n, ceil_mode=False)) for n, s in ((1, _SIGNAL), (2, _IMAGE))),
+    Case(
+        "max_pool2d",
+        ((1, 128, 128),),
+        {"kernel_size": (2, 2), "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1), "ceil_mode": True},
+        label="of one channel",
+    ),
+    *(
+        Case(f"avg_pool{n}d", s, _window(n, ceil_mode=False, count_include_pad=False))
+        for n, s in ((1, _SIGNAL), (2, _IMAGE))
+    ),
+    *(
+        Case(f"adaptive_{form}_pool{n}d", s, {"output_size": (5,) * n})
+        for form in ("avg", "max")
+        for n, s in ((1, _SIGNAL), (2, _IMAGE))
+    ),
+    Case("reshape", _IMAGE, {"shape": (16384,)}),
+    Case("add", _VECTOR * 2),
+    Case("multiply", _VECTOR * 2),
+    Case("multiply", ((16, 32, 32), (16, 1, 1)), label="by a gate"),
+    Case("concat", _VECTOR * 3),
+    Case("scale_shift", _VECTOR, {"gain": 0.5, "shift": 0.25}),
+    _convolution(1, (8, 512), 8),
+    _convolution(2, (1, 32, 32), 8),
+    _convolution(2, (8, 16, 16), 8),
+    Case("linear", ((512,),), {"in_features": 512, "out_features": 256, "bias": True}),
+    Case("batch_norm", _IMAGE, {"num_features": 16, "eps": 1e-5, "affine": True}),
+    Case("group_norm", _IMAGE, {"num_channels": 16, "num_groups": 4, "eps": 1e-5, "affine": True}),
+    Case("layer_norm", _VECTOR, {"normalized_shape": (16384,), "eps": 1e-5, "elementwise_affine": True, "bias": True}),
+    Case(
+        "group_norm", ((4096, 4),), {"num_channels": 4096, "num_groups": 4096, "eps": 1e-5, "affine": True}, "of fours"
+    ),
+    Case(
+        "layer_norm",
+        ((8192, 2),),
+        {"normalized_shape": (2,), "eps": 1e-5, "elementwise_affine": True, "bias": True},
+        label="of pairs",
+    ),
+    Case("affine_warp2d", _IMAGE),
+    Case("channel_affine", _IMAGE, {"channels": 16}),
+    Case("feature_affine", _VECTOR, {"features": 16384}),
+    Case("low_rank_affine", ((512,),), {"features": 512, "rank": 4}),
+    Case("monotone_columns", ((512,),), {"columns": 512, "knots": 16}),
+)
+"""Every operation at least once, at sizes of which a pass takes tenths of a millisecond and more."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What was measured of one case and pass.
+
+    Attributes:
+        name: of the case.
+        backward: whether gradients were computed as well.
+        relative: time with each kind of numbers over that with random ones.
+        seconds: that a pass over random numbers took.
+    """
+
+    name: str
+    backward: bool
+    relative: Mapping[str, float]
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Slowest kind over fastest."""
+        return max(self.relative.values()) / min(self.relative.values())
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        slow, fast = (pick(self.relative, key=self.relative.__getitem__) for pick in (max, min))
+        passes = "forward and backward" if self.backward else "forward"
+        return (
+            f"{self.name:26} {passes:22}{1e6 * self.seconds:6.0f} us  {self.ratio:5.2f}  "
+            f"slowest: {slow}, fastest: {fast}"
+        )
+
+
+def weights_of(case: Case, generator: torch.Generator, operation: Operation | None = None) -> dict[str, Tensor]:
+    """Plausible weights: increasing knots, positive variances, the identity warp, small numbers elsewhere."""
+    made = {}
+    operation = operation or VOCABULARY[case.operation]
+    for name, shape in operation.tensors(case.attributes).items():
+        made[name] = 0.1 * torch.randn(shape, generator=generator)
+        if name == "knots":
+            made[name] = torch.linspace(-2, 2, shape[1]).repeat(shape[0], 1)
+        elif name in ("running_var", "gain", "weight") and len(shape) == 1:
+            made[name] = 1 + made[name].abs()
+        elif name == "theta":
+            made[name] = torch.tensor([[1.0, 0.1, 0.0], [0.0, 0.9, 0.1]])
+    return made
+
+
+def passes(
+    case: Case, *, backward: bool, operation: Operation, records: int = RECORDS
+) -> dict[str, Callable[[], object]]:
+    """One pass over records of each kind of numbers, ready to be timed."""
+    generator = torch.Generator().manual_seed(0)
+    weights = weights_of(case, generator, operation)
+    trained = {name: weights[name] for name in operation.parameters(case.attributes)}
+    fixed = {name: tensor for name, tensor in weights.items() if name not in trained}
+    normal = [torch.randn(records, *shape, generator=generator) for shape in case.shapes]
+
+    def one(inputs: list[Tensor], own: dict[str, Tensor]) -> Tensor:
+        return operation.apply(inputs, case.attributes, {**fixed, **own})
+
+    def forward(inputs: list[Tensor]) -> Tensor:
+        return vmap(lambda values: one(values, trained))(inputs)
+
+    cotangent = torch.randn(forward(normal).shape, generator=generator)
+
+    def make(fill: Fill) -> Callable[[], object]:
+        inputs, incoming = [fill(z) for z in normal], fill(cotangent)
+        if not backward:
+            return torch.no_grad()(lambda: forward(inputs))
+
+        def both() -> object:
+            own = {
+                name: tensor.expand(records, *tensor.shape).detach().requires_grad_()
+                for name, tensor in trained.items()
+            }
+            leaves = [values.requires_grad_() for values in inputs]
+            out = vmap(one)(leaves, own)
+            return torch.autograd.grad(out, [*leaves, *own.values()], incoming)
+
+        return both
+
+    return {kind: make(fill) for kind, fill in KINDS.items()}
+
+
+def measured(case: Case, *, backward: bool, operation: Operation | None = None) -> Figure:
+    """Times a case until its ratio is within the limit, or as good as certain.
+
+    Args:
+        case: the operation and its sizes.
+        backward: whether gradients are computed as well.
+        operation: in the place of the vocabulary's.
+    """
+    ready = passes(case, backward=backward, operation=operation or VOCABULARY[case.operation])
+    usual, *others = ready
+    for run in ready.values():
+        run()
+    ratios: dict[str, list[float]] = {kind: [] for kind in others}
+    reference: list[float] = []
+
+    def pair(kind: str) -> None:
+        order = [usual, kind]
+        random.shuffle(order)
+        seconds = {name: _timed(ready[name]) for name in order}
+        reference.append(seconds[usual])
+        ratios[kind].append(seconds[kind] / seconds[usual])
+
+    for _ in range(_PAIRS):
+        for kind in random.sample(others, len(others)):
+            pair(kind)
+    while True:
+        relative = {usual: 1.0, **{kind: statistics.median(found) for kind, found in ratios.items()}}
+        figure = Figure(case.name, backward, relative, statistics.median(reference))
+        ends = {pick(relative, key=relative.__getitem__) for pick in (max, min)} - {usual}
+        open_ends = [kind for kind in ends if len(ratios[kind]) < _MOST_PAIRS]
+        if figure.ratio <= LARGEST_RATIO or not open_ends:
+            return figure
+        for _ in range(_PAIRS):
+            for kind in open_ends:
+                pair(kind)
+
+
+def _timed(run: Callable[[], object]) -> float:
+    """Processor time of this thread: all that a pass on one thread takes, and nothing while others had the machine."""
+    begun = time.thread_time()
+    run()
+    return time.thread_time() - begun
+
+
+def measure(cases: Iterable[Case], *, tell: Callable[[Figure], object] = lambda _: None) -> list[Figure]:
+    """Figures of all cases, forward and backward, the worst last."""
+    figures = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with flushed_denormals():
+            for case in cases:
+                for backward in (False, True):
+                    figures.append(measured(case, backward=backward))
+                    tell(figures[-1])
+    finally:
+        torch.set_num_threads(threads)
+    return sorted(figures, key=lambda figure: figure.ratio)
+
+
+def main() -> int:
+    """Measures and reports."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help=f"exit with 1 if a ratio is above {LARGEST_RATIO}")
+    parser.add_argument("--only", nargs="+", choices=sorted(VOCABULARY), help="some operations only")
+    arguments = parser.parse_args()
+    cases = [case for case in CASES if not arguments.only or case.operation in arguments.only]
+    figures = measure(cases, tell=lambda figure: print(figure, file=sys.stderr, flush=True))
+    sys.stdout.write("from best to worst:\n")
+    for figure in figures:
+        sys.stdout.write(f"{figure}\n")
+    bad = [figure for figure in figures if figure.ratio > LARGEST_RATIO]
+    sys.stdout.write(f"{len(bad)} of {len(figures)} above {LARGEST_RATIO}\n")
+    return 1 if arguments.check and bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The measure of operations' times covers the vocabulary, and sees what it is made to see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from benchmarks import operation_times
+from benchmarks.operation_times import CASES, measured
+from private_curator.worker.denormals import flushed_denormals
+from shared.extractor.steady import LARGEST_RATIO
+from shared.extractor.vocabulary import VOCABULARY
+
+BEFORE = {
+    "elu": lambda x, at, _w: functional.elu(*x, **at),
+    "selu": lambda x, _at, _w: functional.selu(*x),
+    "tanh": lambda x, _at, _w: torch.tanh(*x),
+    "softplus": lambda x, at, _w: functional.softplus(*x, **at),
+    "max_pool2d": lambda x, at, _w: functional.max_pool2d(*x, **at),
+    "adaptive_max_pool1d": lambda x, at, _w: functional.adaptive_max_pool1d(*x, **at),
+}
+"""Forms of the vocabulary whose time told records: torch's own."""
+
+
+def of(name):
+    return next(case for case in CASES if case.operation == name)
+
+
+def test_every_operation_is_measured():
+    assert {case.operation for case in CASES} == set(VOCABULARY)
+
+
+def test_the_case_s_shapes_are_those_of_the_vocabulary():
+    for case in CASES:
+        VOCABULARY[case.operation].check_attributes(case.attributes)
+        VOCABULARY[case.operation].shape(case.shapes, case.attributes)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", BEFORE)
+def test_torch_s_own_forms_are_found_and_ours_pass(name):
+    """Attack: each of these told by its time what numbers it met. Chance plays no part: the ratios are 1.4 to 4."""
+    with flushed_denormals():
+        before = measured(of(name), backward=False, operation=replace(VOCABULARY[name], apply=BEFORE[name]))
+        now = measured(of(name), backward=False)
+    print(f"\nbefore: {before}\nnow:    {now}")
+    assert before.ratio > 1.2
+    assert now.ratio <= LARGEST_RATIO
+
+
+def test_the_check_s_exit_status_follows_the_worst_ratio(monkeypatch, capsys):
+    good = operation_times.Figure("add", False, {"random": 1.0, "zero": 1.05}, 1e-4)
+    bad = replace(good, name="elu", relative={"random": 1.0, "zero": 3.0})
+    for figures, status in (([good], 0), ([good, bad], 1)):
+        monkeypatch.setattr(operation_times, "measure", lambda *_, found=figures, **__: found)
+        monkeypatch.setattr("sys.argv", ["operation_times", "--check"])
+        assert operation_times.main() == status
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[-2].startswith(figures[-1].name)

@@ -1,0 +1,88 @@
+"""A snapshot of a whole curator is put back: its clients' receipts notice before anything is charged again."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from declarations import quantiles
+from raw_client import RawClient
+from serving_here import serving
+from torch import nn
+
+from private_curator.settings.groups import RecordsSettings
+from private_curator.storage import home_directory as home
+from public_client.curator.stub import Curator
+from shared import errors
+from shared.protocol.messages import RunParameters
+
+ACCEPTED = "The snapshot of 3 May was put back by mistake; the budget was lowered, minutes of 5 May."
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A curator's home with a client's credentials."""
+    np.save(tmp_path / "records.npy", np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32))
+    made = home.create(
+        tmp_path / "home",
+        records=RecordsSettings(file=tmp_path / "records.npy"),
+        epsilon=50.0,
+        delta=1e-5,
+        names=["localhost"],
+    )
+    issued, key = made.authority.make_client(name="ml-team")
+    made.authority.write_credentials(issued, tmp_path / "credentials", key_pem=key)
+    with made.open_ledger() as ledger:
+        ledger.add_client("ml-team", issued.fingerprint)
+    return made
+
+
+def charged(address, credentials, runs):
+    """One run of one step; its receipts stay in `runs`."""
+    torch.manual_seed(1)
+    name, declaration = quantiles(2, 5.0, directions=10)
+    with RawClient(address, credentials=credentials) as raw:
+        uploaded = raw.upload(nn.Linear(5, 4))
+    parameters = RunParameters(**uploaded, mechanism=name, declaration=declaration.to_bytes(), batch_size=20, steps=1)
+    with Curator.connect(address, credentials=credentials, run_directory=runs) as curator:
+        curator.open_run(parameters)
+
+
+def test_a_client_s_receipts_stop_a_curator_that_was_put_back(site, tmp_path, caplog):
+    """Attack: home, ledger and witness of yesterday; epsilon spent fell from 2.387 to 1.294 without a word."""
+    credentials, runs = tmp_path / "credentials", tmp_path / "runs"
+    shutil.copytree(site.path, tmp_path / "snapshot")
+    with serving(site) as address:
+        charged(address, credentials, runs)
+    shutil.rmtree(site.path)
+    shutil.copytree(tmp_path / "snapshot", site.path)
+    with serving(site) as address:
+        with pytest.raises(errors.CuratorFault, match="incident"):
+            Curator.connect(address, credentials=credentials, run_directory=runs)
+        assert "put back to an older state" in caplog.text
+        assert "accept this state in writing" in caplog.text
+        with pytest.raises(errors.CuratorFault, match="incident"):  # nobody is charged, receipts or not
+            charged(address, credentials, tmp_path / "others")
+    with pytest.raises(errors.LedgerCorrupt, match="lacks entry 4"):
+        site.open_ledger()
+    site.accept_ledger(reason=ACCEPTED)
+    with serving(site) as address:
+        charged(address, credentials, runs)
+    with site.open_ledger() as ledger:
+        assert ledger.status().runs == 1
+
+
+def test_a_forged_or_foreign_receipt_changes_nothing(site, tmp_path):
+    credentials, runs = tmp_path / "credentials", tmp_path / "runs"
+    with serving(site) as address:
+        charged(address, credentials, runs)
+        file = runs / "receipts.jsonl"
+        genuine = file.read_text(encoding="ascii")
+        forged = genuine.replace('\\"seq\\":4', '\\"seq\\":900')
+        assert forged != genuine
+        file.write_text(forged, encoding="ascii")
+        with Curator.connect(address, credentials=credentials, run_directory=runs) as curator:
+            assert curator.describe().records == 60
+        charged(address, credentials, tmp_path / "others")

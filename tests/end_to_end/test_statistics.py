@@ -1,0 +1,148 @@
+"""Labelled statistics of real curator processes: two hospitals, one model; what is charged, refused and resumed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from public_client import Federation, Hospital, Statistics
+from public_client.cli.main import main
+from public_client.experiments.approaches import Problem, approach
+from public_client.testing.local_hospital import LocalHospital
+from public_client.training.saved_model import load_adapted
+from shared.errors import BudgetExhausted, InvalidValue, RequestInvalid
+from shared.ledger import chain_checks
+
+pytestmark = pytest.mark.end_to_end
+torch.set_num_threads(1)
+
+WIDTH, CLASSES = 6, 3
+MEANS = 1.2 * np.random.default_rng(21).normal(size=(CLASSES, WIDTH))
+SIZES = {"north": 900, "south": 500}
+
+
+def made(count, seed):
+    """The hospitals' classes are the public source's turned round."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(CLASSES, size=count)
+    return (MEANS[(labels + 1) % CLASSES] + rng.normal(size=(count, WIDTH))).astype(np.float32), labels
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory):
+    started = {}
+    for seed, (name, count) in enumerate(SIZES.items()):
+        records, labels = made(count, seed)
+        started[name] = LocalHospital(
+            records, epsilon=2.0, delta=1e-5, name=name, device="cpu", labels=labels, classes=CLASSES,
+            directory=tmp_path_factory.mktemp(name),
+        )  # fmt: skip
+    with started["north"], started["south"]:
+        yield started
+
+
+def problem(where, **options):
+    extractor = nn.Linear(WIDTH, WIDTH).eval()
+    with torch.no_grad():
+        extractor.weight.copy_(torch.eye(WIDTH))
+        extractor.bias.zero_()
+    rng = np.random.default_rng(5)
+    labels = rng.integers(CLASSES, size=600)
+    source = torch.from_numpy((MEANS[labels] + rng.normal(size=(600, WIDTH))).astype(np.float32))
+    data = torch.utils.data.TensorDataset(source, torch.from_numpy(labels))
+    return Problem(
+        extractor, nn.Linear(WIDTH, CLASSES), torch.utils.data.DataLoader(data, batch_size=100), hospital=where,
+        device="cpu", progress=False, wishes={"epsilon": 1.0}, **options,
+    )  # fmt: skip
+
+
+def test_two_hospitals_labels_make_one_model_at_one_charge_each(hospitals, tmp_path):
+    fresh, labels = made(3000, 9)
+    best = float((((fresh[:, None] - MEANS) ** 2).sum(axis=2).argmin(axis=1) == (labels + 1) % CLASSES).mean())
+    with Federation.connect(
+        {name: hospital.address for name, hospital in hospitals.items()},
+        credentials={name: hospital.credentials for name, hospital in hospitals.items()},
+        run_directory=tmp_path / "run",
+    ) as sites:
+        told = sites.describe()
+        assert all("class_statistics" in one.mechanisms for one in told.values())
+        asked = problem(sites, shared=True, checkpoint=tmp_path / "run")
+        trained = approach("statistics").train(asked)
+        assert [report["state"] for report in trained.reports] == ["finished", "finished"]
+        for report in trained.reports:
+            assert 0.95 < report["charged_epsilon"] <= 1.0
+        spent = {name: one.spent for name, one in sites.describe().items()}
+        again = approach("statistics").train(asked)  # from its directory: the same releases, no further charge
+        assert {name: one.spent for name, one in sites.describe().items()} == spent
+        for name in SIZES:
+            torch.testing.assert_close(again.models[name].classifier.weight, trained.models[name].classifier.weight)
+            lines = (tmp_path / "run" / "sites" / name / "receipts.jsonl").read_text().splitlines()
+            entries, findings = chain_checks.read_export(lines)
+            assert findings == []
+            assert len(entries) == 2  # the charge and the release; what is asked again is the same receipt
+        with pytest.raises(BudgetExhausted):
+            approach("statistics").train(replace(problem(sites, shared=True), wishes={"epsilon": 1.9}))
+        assert {name: one.spent for name, one in sites.describe().items()} == spent
+    # Nothing but the hospitals' labels says that their classes are turned round: the source is right on next to none.
+    assert trained.adaptation.score(torch.from_numpy(fresh), torch.from_numpy(labels)) > best - 0.05
+    (north,) = trained.adaptation.save(tmp_path / "north.safetensors", site="north")
+    loaded = load_adapted(north, device="cpu")
+    assert float((loaded.predict(torch.from_numpy(fresh)).numpy() == labels).mean()) > best - 0.05
+    applied = subprocess.run(
+        [sys.executable, "-m", "private_curator.cli", "apply", str(north), "--home", str(hospitals["north"].home),
+         "--out", str(tmp_path / "p.csv"), "--format", "json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert applied.returncode == 0, applied.stderr
+    assert json.loads(applied.stdout)["accuracy_on_own_labels"] > best - 0.1
+
+
+def test_the_operator_keeps_a_team_from_labels(hospitals):
+    """One word in the settings; the team sees it in `describe`, and its plan is refused before anything is charged."""
+    south = hospitals["south"]
+    settings = south.home / "curator.toml"
+    before = settings.read_text()
+    south.stop()
+    settings.write_text(before + '\n[clients]\nmechanisms = ["ml-team=rows,quantiles"]\n')
+    south.start()
+    try:
+        with Hospital.connect(south.address, credentials=south.credentials) as connected:
+            told = connected.describe()
+            assert told.mechanisms == ("rows", "quantiles")
+            with pytest.raises(InvalidValue, match=r"clients\.mechanisms"):
+                connected.plan(Statistics(), epsilon=0.5)
+            allowed = replace(told, mechanisms=("class_statistics",))
+            connected.describe, describe = (lambda: allowed), connected.describe  # a client that does not look
+            plan = connected.plan(Statistics(), epsilon=0.5)
+            connected.describe = describe
+            with pytest.raises(RequestInvalid, match="not allowed to ml-team; the operator allows rows, quantiles"):
+                connected.open(plan, nn.Linear(WIDTH, WIDTH).eval())
+            assert connected.describe().spent == told.spent
+    finally:
+        south.stop()
+        settings.write_text(before)
+        south.start()
+
+
+def test_the_command_rehearses_with_labels_and_saves_a_model(tmp_path):
+    """Digits behind a turn, whose labels the rehearsal's hospital has: the head beats the source-only classifier."""
+    path = tmp_path / "model.safetensors"
+    words = ["train", "--method", "statistics", "--data", "digits", "--epsilon", "4", "--device", "cpu"]
+    done = CliRunner().invoke(main, [*words, "--source-epochs", "10", "--save", str(path), "--format", "json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["method"], found["steps"]) == ("statistics", 1)
+    assert 3.9 < found["spent"] <= 4.0
+    assert found["adapted"] > found["source_only"] + 5.0
+    assert load_adapted(path, device="cpu").classes == 10
+    dry = CliRunner().invoke(main, [*words, "--dry-run", "--format", "json"])
+    assert dry.exit_code == 0, dry.output
+    assert "class" in json.dumps(json.loads(dry.stdout)["runs"][0]["charges"])

@@ -1,0 +1,147 @@
+"""A detector of one record, broadcast into many numbers, does not show in the time of any operation that follows.
+
+The attack: an extractor picks one person's record out of all others, turns the numbers of the next value from zero into
+numbers of every trouble (negative, saturating, huge, missing) for this record alone, and applies one operation to them
+many times. Where that takes longer than with zeros, a step takes longer whenever the person is in its sample. ELU took
+four times as long, and so did pools of maxima; in their present forms no operation does.
+
+Comparisons are sign tests on pairs (signs.py); all of them together fail by chance with probability at most 1e-6. What
+they can see is shown by planting a delay: what one record adds to a step of the smallest batch if everything that is
+computed of it takes four times as long.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest
+from signs import ALPHA, Signs, in_random_order
+
+from benchmarks.operation_times import CASES, weights_of
+from private_curator.worker.pool import WorkerPool
+from private_curator.worker.process import WorkerSettings
+from private_curator.worker.sessions import ExtractorSource
+from shared.extractor.graph import ExtractorGraph, Node
+from shared.extractor.vocabulary import VOCABULARY
+from shared.extractor.weights import weights_to_bytes
+from shared.mechanisms.interface import ModelFacts
+from shared.protocol.limits import MIN_BATCH_SIZE
+
+pytestmark = pytest.mark.statistical
+
+INPUTS = 8
+PLANTED = 3 / MIN_BATCH_SIZE
+TIMES = 8
+"""How often the operation is applied, to the same numbers."""
+
+
+def detector(case):
+    """Graph and weights: the record's first number, broadcast, then one operation many times, then four features."""
+    size = int(np.prod(case.shapes[0]))
+    generator = torch.Generator().manual_seed(1)
+    nodes = [Node("linear", (0,), "pick", {"in_features": INPUTS, "out_features": 1, "bias": False})]
+    nodes.append(Node("linear", (1,), "spread", {"in_features": 1, "out_features": size, "bias": False}))
+    inputs, sizes = [], [size] * len(case.shapes)
+    for shape in case.shapes:
+        if np.prod(shape) == size:
+            nodes.append(Node("reshape", (2,), "", {"shape": shape}))
+        else:  # a gate of one number for each channel
+            nodes.append(Node("linear", (1,), "gate", {"in_features": 1, "out_features": shape[0], "bias": False}))
+            nodes.append(Node("reshape", (len(nodes),), "", {"shape": shape}))
+            sizes[-1] = shape[0]
+        inputs.append(len(nodes))
+    path = "under" if VOCABULARY[case.operation].tensors(case.attributes) else ""
+    outputs = []
+    for _ in range(TIMES):
+        nodes.append(Node(case.operation, tuple(inputs), path, case.attributes))
+        outputs.append(len(nodes))
+    for output in outputs[1:]:
+        nodes.append(Node("add", (len(nodes) if output > outputs[1] else outputs[0], output)))
+    out = VOCABULARY[case.operation].shape(list(case.shapes), case.attributes)
+    width = int(np.prod(out))
+    nodes.append(Node("reshape", (len(nodes),), "", {"shape": (width,)}))
+    nodes.append(Node("linear", (len(nodes),), "last", {"in_features": width, "out_features": 4, "bias": False}))
+    graph = ExtractorGraph(tuple(nodes), (INPUTS,))
+    picks = torch.zeros(1, INPUTS)
+    picks[0, 0] = 1.0
+    trouble = torch.randn(size, 1, generator=generator)
+    trouble *= torch.tensor([1.0, 1.0, 100.0, -1e30, 3e38])[torch.randint(5, (size, 1), generator=generator)]
+    weights = {
+        "pick.weight": picks,
+        "spread.weight": trouble.clamp(-3e38, 3e38),
+        "gate.weight": trouble[: sizes[-1]].clamp(-3e38, 3e38),
+        "last.weight": 0.01 * torch.randn(4, width, generator=generator),
+        **{f"under.{name}": tensor for name, tensor in weights_of(case, generator).items()},
+    }
+    return graph, {name: weights[name] for name in graph.tensor_shapes}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    made = WorkerPool(WorkerSettings(device="cpu", threads=1, memory_bytes=1 << 30, seconds=120.0), workers=1)
+    yield made
+    made.close()
+
+
+def hunt(pool, case, *, pairs, targets=1):
+    """Signs of the presence of so many targets in a batch, and of a planted delay, in the time of their features."""
+    graph, weights = detector(case)
+    packed = weights_to_bytes(weights)
+    facts = ModelFacts(graph.input_shape, graph.feature_dimension, graph.parameter_shapes)
+    source = ExtractorSource(f"detector of {case.name}", facts, lambda: (graph.to_bytes(), packed))
+    rng = np.random.default_rng()
+    without = rng.normal(size=(MIN_BATCH_SIZE, INPUTS)).astype(np.float32)
+    without[:, 0] = 0.0
+    present = without.copy()
+    present[:targets, 0] = 10.0
+
+    def seconds(records, *, longer=0.0):
+        """Processor time of the worker: what a client would see on a machine with nothing else to do."""
+        begun = _worker_seconds(pool)
+        with pool.session(source) as session:
+            session.features(records)
+        return (_worker_seconds(pool) - begun) * (1.0 + longer)
+
+    for _ in range(3):
+        seconds(without), seconds(present)
+    record, planted = Signs(), Signs()
+    for _ in range(pairs):
+        record.add(*in_random_order(rng, lambda: seconds(without), lambda: seconds(present)))
+        planted.add(*in_random_order(rng, lambda: seconds(without), lambda: seconds(without, longer=PLANTED)))
+    return record, planted
+
+
+def _worker_seconds(pool):
+    (pid,) = pool.pids
+    return time.clock_gettime((~pid << 3) | 2)  # Linux: the processor clock of another process
+
+
+def test_no_operation_tells_one_record(pool):
+    """Every record of the batch is the target, so that few steps suffice.
+
+    False alarm: 1e-6 over all. Power: the planted delays are found, over all operations together.
+    """
+    longer = pairs = 0
+    for case in CASES:
+        record, planted = hunt(pool, case, pairs=28, targets=MIN_BATCH_SIZE)
+        print(f"{case.name}: {record}; planted: {planted}")
+        assert record.pvalue > ALPHA / len(CASES), case.name
+        longer, pairs = longer + planted.longer, pairs + planted.pairs
+    assert binomtest(longer, pairs).pvalue < ALPHA, "the machine is too unsteady for this test to see anything"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_operation_tells_one_record_in_many_steps(pool, case):
+    """One record of the smallest batch allowed is the target.
+
+    False alarm: 1e-6 over all. Power: the delay that is planted is found in each operation.
+    """
+    record, planted = hunt(pool, case, pairs=600)
+    print(f"{case.name}: {record}; planted: {planted}")
+    assert planted.pvalue < ALPHA, "the machine is too unsteady for this test to see anything"
+    assert record.pvalue > ALPHA / len(CASES)
