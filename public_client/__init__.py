@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from public_client.adaptation.domain_adaptation import DomainAdaptation
     from public_client.adaptation.federation import Federation
     from public_client.adaptation.hospital import Hospital
+    from public_client.adaptation.published import PublishedHospital
     from public_client.curator.stub import Curator
     from public_client.methods import Adapter, AllWeights, DpDann, Method, Replay, Rows, Statistics
     from public_client.methods.evaluation import Evaluate
@@ -41,6 +42,7 @@ _MODULES = {
     "public_client.adaptation.domain_adaptation": ("DomainAdaptation",),
     "public_client.adaptation.federation": ("Federation",),
     "public_client.adaptation.hospital": ("Hospital",),
+    "public_client.adaptation.published": ("PublishedHospital",),
     "public_client.curator.stub": ("Curator",),
     "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Method", "Replay", "Rows", "Statistics"),
     "public_client.methods.evaluation": ("Evaluate",),
@@ -74,6 +76,7 @@ __all__ = [
     "Plan",
     "PrivacyError",
     "ProtocolError",
+    "PublishedHospital",
     "Replay",
     "RequestInvalid",
     "Rows",

@@ -13,6 +13,7 @@ from private_curator.cli.budgets import budget
 from private_curator.cli.certs import cert
 from private_curator.cli.clients import client
 from private_curator.cli.ledgers import extractor, incidents, ledger, run
+from private_curator.cli.publishing import describe, publish
 from private_curator.cli.records import reading, reading_options, records, scaling_options
 from private_curator.cli.serving import parse_address, preflight, serve, settings
 from private_curator.records.opening import open_source
@@ -117,4 +118,6 @@ def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> 
 
 
 for command in (cert, client, budget, extractor, ledger, records, run, incidents, serve, settings, preflight, apply):
+    main.add_command(command)
+for command in (describe, publish):
     main.add_command(command)

@@ -145,6 +145,23 @@ class CuratorServer:
             self._server = self._make_server(self._service)
             self._opened = opened.pop_all()
 
+    @property
+    def service(self) -> CuratorService:
+        """What answers; `ready` before it charges or computes."""
+        return self._service
+
+    def ready(self) -> CuratorService:
+        """Claims the ledger and waits for the extraction worker; the service can then be asked, listening or not.
+
+        Raises:
+            SettingsError: the extraction worker does not start.
+            LedgerUnavailable: another process serves this ledger's file, or the ledger is being restored.
+        """
+        # A second curator on the same file fails here and not at its first charge.
+        self._ledger.serve()
+        report(self._engine)
+        return self._service
+
     def start(self) -> str:
         """Listens, and returns host:port; also written to the home's address file.
 
@@ -152,9 +169,7 @@ class CuratorServer:
             SettingsError: the address cannot be bound, or the extraction worker does not start.
             LedgerUnavailable: another process serves this ledger's file, or the ledger is being restored.
         """
-        # A second curator on the same file fails here and not at its first charge.
-        self._ledger.serve()
-        report(self._engine)
+        self.ready()
         host, port = self._settings.listen.host, self._settings.listen.port
         try:
             bound = self._server.add_secure_port(f"{_bracketed(host)}:{port}", self._credentials())

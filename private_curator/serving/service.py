@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import grpc
 import numpy as np
@@ -37,7 +37,7 @@ from private_curator.steps.release import ReleasePipeline
 from private_curator.storage.incidents import IncidentBook
 from private_curator.storage.uploads import Kind, UploadStore
 from private_curator.worker.sessions import ExtractorSource
-from shared.errors import AccountantsDisagree, DpswdError, InvalidValue, LedgerCorrupt, LedgerUnavailable
+from shared.errors import AccountantsDisagree, DpswdError, GrantNotHeld, InvalidValue, LedgerCorrupt, LedgerUnavailable
 from shared.ledger.receipts import MAX_STATEMENT_BYTES, SignedEntry
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, PublicArrays
 from shared.privacy.events import RunEvent
@@ -174,6 +174,18 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             refusal, outcome = self._translated(error, operation=operation, caller=caller)
         return None, refusal, caller, outcome
 
+    def ask(self, operation: str, request: Message, *, client: str) -> Any:
+        """The reply to a registered client's request, without a transport: for a hospital that serves nobody.
+
+        Raises:
+            GrantNotHeld: no such client, or it is shut out.
+            Exception: what the handler met, untranslated: the caller is the operator.
+        """
+        known = next((one for one in self.ledger.clients() if one.name == client and not one.revoked), None)
+        if known is None:
+            raise GrantNotHeld(f"no client named {client!r} may be charged; `dpswd-curator client add` registers one")
+        return self.HANDLERS[operation](self, known, request)
+
     def _paced(self, step: str | None) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if step is None else self.pacer.paced()
 
@@ -237,7 +249,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         parameters = RunParameters.from_message(request.parameters)
         run_id, receipt = "", None
         if request.validate_only:
-            event = self._admitted(client, parameters)[0].event
+            event = self.admitted(client, parameters)[0].event
         else:
             run = self._opened(client, request.request_id, parameters)
             run_id, receipt, event = run.run_id, _receipt(run), run.event
@@ -260,7 +272,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         known = self.ledger.opened_run(request)
         if known is not None:
             return known
-        run, extractor = self._admitted(client, parameters)
+        run, extractor = self.admitted(client, parameters)
         self.crosscheck(run.event)
         if self.ledger.price_run(client=client.name, event=run.event).fits:  # else the ledger refuses, with figures
             self.pipeline.trial(run, extractor)
@@ -276,7 +288,7 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         # First of all: a reply that was paid for is sent again whatever the operator has decided since.
         stored = self.ledger.stored_reply(request, run_id=run_id)
         if stored is None:
-            run, extractor = self._admitted(client, _declared(charged.parameters))
+            run, extractor = self.admitted(client, _declared(charged.parameters))
             if run.event != charged.event:
                 # The charge and the computation must describe one and the same release, or the price is not its price.
                 raise RuntimeError("a run's charged event differs from what its declaration means now")
@@ -285,8 +297,12 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             stored = self.pipeline.answer(run, step, extractor, request=request, run_id=run_id)
         return pb.DrawStepResponse(step_release=stored.reply, receipt=_receipt(stored))
 
-    def _admitted(self, client: Client, parameters: RunParameters) -> tuple[AdmittedRun, ExtractorSource]:
-        """The checked run, and the extractor that it declares."""
+    def admitted(self, client: Client, parameters: RunParameters) -> tuple[AdmittedRun, ExtractorSource]:
+        """The checked run, and the extractor that it declares.
+
+        Raises:
+            RequestInvalid, ExtractorUnknown, ExtractorNotApproved: it may not be opened; nothing was spent.
+        """
         require_permitted(self.settings.clients, self.mechanisms, parameters.mechanism, client=client.name)
         self.extractors.check_approved(parameters.graph_digest)
         extractor = self.extractors.get(parameters, client=client.name)
@@ -331,6 +347,15 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             for method in service.methods
         }
         return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+    HANDLERS: ClassVar[Mapping[str, Callable[..., Message]]] = {
+        "Describe": _describe,
+        "UploadExtractor": _upload_extractor,
+        "UploadSource": _upload_source,
+        "OpenRun": _open_run,
+        "DrawStep": _draw_step,
+    }
+    """What answers each RPC once its caller is known."""
 
 
 @functools.lru_cache(maxsize=64)

@@ -42,6 +42,7 @@ class HomeDirectory:
         certificates: the certificate authority's directory.
         authority: the certificate authority.
         uploads: what clients uploaded.
+        publications: a copy of what was published, by request.
         incidents: unexpected errors, for the operator.
         address: host:port of the serving process; there only while it serves.
     """
@@ -54,6 +55,7 @@ class HomeDirectory:
         self.certificates = path / "certificates"
         self.authority = CertificateAuthority(self.certificates)
         self.uploads = path / "uploads"
+        self.publications = path / "publications"
         self.incidents = path / "incidents.jsonl"
         self.address = path / "address"
 

@@ -20,6 +20,7 @@ _COMMANDS = {
     "calibrate": ("public_client.cli.accounting", "calibrate"),
     "epsilon": ("public_client.cli.accounting", "epsilon"),
     "verify": ("public_client.cli.verification", "verify"),
+    "prepare": ("public_client.cli.preparing", "prepare"),
     "train": ("public_client.cli.training", "train"),
     "evaluate": ("public_client.cli.evaluating", "evaluate"),
     "settings": ("public_client.cli.configuring", "settings"),

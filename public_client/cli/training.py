@@ -43,10 +43,26 @@ _KEYS = {
 """Options that stand for one key of the experiment; one that is not given leaves the file's value alone."""
 
 
-def _key_options(command: Callable[..., None]) -> Callable[..., None]:
-    """An option for each of `_KEYS`, as the experiment's schema describes it; its value is checked with the file's."""
+EXPERIMENT = click.option(
+    "--experiment", "file", type=FILE, help="TOML or YAML file; every other option replaces one of its keys."
+)
+CHANGES = click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Replaces any key, e.g. privacy.delta=1e-6."
+)
+SETTINGS = click.option(
+    "--setting", "settings", multiple=True, metavar="KEY=VALUE", help="One of the method's own, e.g. coefficients=4."
+)
+
+
+def key_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """These options of `_KEYS`, or all, in the words of the experiment's schema; values are checked with the file's."""
+    chosen = {name: _KEYS[name] for name in names or _KEYS}
+    return lambda command: _key_options(command, chosen)
+
+
+def _key_options(command: Callable[..., None], keys: dict[str, str]) -> Callable[..., None]:
     schema = Experiment.model_json_schema()
-    for option, key in reversed(_KEYS.items()):
+    for option, key in reversed(keys.items()):
         *section, name = key.split(".")
         owner = schema
         for part in section:
@@ -69,11 +85,9 @@ def _key_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
-@click.option("--experiment", "file", type=FILE, help="TOML or YAML file; every other option replaces one of its keys.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Replaces any key, e.g. privacy.delta=1e-6.")
-@click.option(
-    "--setting", "settings", multiple=True, metavar="KEY=VALUE", help="One of the method's own, e.g. coefficients=4."
-)
+@EXPERIMENT
+@CHANGES
+@SETTINGS
 @click.option("--print-experiment", is_flag=True, help="Prints the experiment with all its defaults as YAML, and ends.")
 @click.option("--print-schema", is_flag=True, help="Prints the file's JSON schema, and ends.")
 @click.option("--list-methods", is_flag=True, help="Prints the methods, and ends.")
@@ -90,8 +104,18 @@ def _key_options(command: Callable[..., None]) -> Callable[..., None]:
     type=DIRECTORY,
     help="Directory with ca.crt, client.crt, client.key; one for each --curator, in their order.",
 )
+@click.option(
+    "--release",
+    "releases",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="Instead of a curator: a release that a hospital published; give it several times for several hospitals.",
+)
+@click.option(
+    "--key", "keys", multiple=True, type=FILE, help="The ledger's public key; one for each --release, in their order."
+)
 @click.option("--non-private-steps", type=int, default=0, help="Also trains non-private SWD for so many steps.")
-@_key_options
+@key_options()
 @format_option
 def train(
     file: Path | None,
@@ -102,6 +126,8 @@ def train(
     list_methods: bool,
     curators: tuple[str, ...],
     credentials: tuple[Path, ...],
+    releases: tuple[str, ...],
+    keys: tuple[Path, ...],
     non_private_steps: int,
     output: str,
     **options: Any,
@@ -109,7 +135,8 @@ def train(
     """Adapts a model to private records: of curators, or of a hospital that is started on this machine.
 
     Without --curator the target's public original is given to a curator process that is started for this training,
-    and accuracies are known. With --curator the hospital's own records are used.
+    and accuracies are known. With --curator the hospital's own records are used; with --release what a hospital
+    published of them, without a network and at no price.
     """
     from public_client.experiments.approaches import approach, approach_names
 
@@ -120,14 +147,9 @@ def train(
     if print_schema:
         echo_json(Experiment.model_json_schema())
         return
-    given = {
-        name.replace("__", "."): list(value) if isinstance(value, tuple) else value
-        for name, value in options.items()
-        if value not in (None, False, ())
-    }
-    given |= _curators(curators, credentials, dry_run="dry_run.enabled" in given)
-    own = {f"method.settings.{key}": value for key, value in key_values("--setting", settings).items()}
-    wanted = read_experiment(file, given | key_values("--set", changes) | own)
+    given = given_keys(options)
+    given |= _curators(curators, credentials, dry_run="dry_run.enabled" in given) | _releases(releases, keys)
+    wanted = read_experiment(file, given | changed_keys(changes, settings))
     approach(wanted.method.name)  # an unknown name is refused before anything else happens
     if print_experiment:
         click.echo(wanted.to_yaml(), nl=False)
@@ -143,6 +165,35 @@ def train(
     results, *rest = run(*experiments, progress=output == "text")
     baselines = [accuracy for others in rest for result in others for accuracy in result.accuracies.values()]
     echo_json(_json(wanted, results, baselines)) if output == "json" else _text(wanted, results, baselines)
+
+
+def given_keys(options: dict[str, Any]) -> dict[str, Any]:
+    """The experiment's keys that `key_options` were given for."""
+    return {
+        name.replace("__", "."): list(value) if isinstance(value, tuple) else value
+        for name, value in options.items()
+        if value not in (None, False, ())
+    }
+
+
+def changed_keys(changes: tuple[str, ...], settings: tuple[str, ...]) -> dict[str, Any]:
+    """The experiment's keys that ``--set`` and ``--setting`` were given for."""
+    own = {f"method.settings.{key}": value for key, value in key_values("--setting", settings).items()}
+    return key_values("--set", changes) | own
+
+
+def _releases(files: tuple[str, ...], keys: tuple[Path, ...]) -> dict[str, Any]:
+    """The options' releases as the file's key; nothing where none are given."""
+    if len(files) != len(keys):
+        raise SettingsError(
+            f"--release is given {len(files)} times and --key {len(keys)} times; they belong together: a release is "
+            "worth what the key is, which the hospital hands over by another way"
+        )
+    found = []
+    for word, key in zip(files, keys, strict=True):
+        name, _, file = word.rpartition("=")
+        found.append({"file": Path(file).absolute(), "key": key.absolute()} | ({"name": name} if name else {}))
+    return {"releases": found} if found else {}
 
 
 def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_run: bool) -> dict[str, Any]:

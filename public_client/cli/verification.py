@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from public_client.cli.options import DIRECTORY, FILE, echo_json, format_option
-from shared.errors import SettingsError
+from shared.errors import SettingsError, rounded
 from shared.ledger.chain_checks import Finding
+from shared.protocol.publications import Publication, is_publication
 
 if TYPE_CHECKING:
     from public_client.curator.verify import VerifyReport
@@ -38,6 +39,8 @@ def verify(
 ) -> None:
     """Checks RECEIPTS (files or run directories) by themselves and against an export of the ledger. Offline.
 
+    A release that a hospital published is checked like them: its signature, its two receipts and all digests.
+
     Finds edits, deletions, reordering, truncation, a rollback to an older backup, and answers that nobody here
     received. Ends with exit code 13 when something is wrong.
     """
@@ -46,7 +49,13 @@ def verify(
     if earlier and ledger is None:
         raise SettingsError("--earlier needs --ledger: an earlier export is held against a later one")
     public_key = verification.pinned_key(given=key, credentials=credentials, receipts=receipts)
-    entries, unreadable = verification.read_receipts(receipts)
+    published = [path for path in receipts if is_publication(path)]
+    entries, unreadable = verification.read_receipts([path for path in receipts if path not in published])
+    for path in published:
+        own, wrong = verification.read_release(path, public_key)
+        entries, unreadable = entries + own, unreadable + wrong
+        if output == "text" and not wrong:
+            _tell_release(path)
     report = verification.verify(
         entries,
         public_key=public_key,
@@ -71,6 +80,15 @@ def _tell(report: VerifyReport, findings: tuple[Finding, ...]) -> None:
     for finding in findings:
         click.echo(f"{finding.tampering.value}: {finding.text}")
     click.echo(f"{len(findings)} FINDINGS; keep every file and tell the operator" if findings else "all of it verifies")
+
+
+def _tell_release(path: Path) -> None:
+    told = Publication.read(path).message
+    price = f"epsilon {rounded(told.run.epsilon, up=True)} at delta {told.description.data_set_budget.delta:g}"
+    click.echo(
+        f"{path}: one release of all {told.description.records} records of {told.description.data_set!r}, {price}"
+    )
+    click.echo(f"  asked for: {told.proposal.purpose}\n  published for: {told.purpose}")
 
 
 def _lines(path: Path) -> list[str]:

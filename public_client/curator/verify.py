@@ -24,6 +24,7 @@ from shared.ledger.chain_checks import Finding, Tampering, check_chain, finding_
 from shared.ledger.receipts import RUN_OPENED, STEP_ANSWERED, Receipt, SignedEntry
 from shared.ledger.view import STEP_CONSUMED, LedgerView
 from shared.privacy.budget import Price
+from shared.protocol.publications import Publication
 
 _OWN = (RUN_OPENED, STEP_CONSUMED, STEP_ANSWERED)
 
@@ -148,6 +149,21 @@ def read_receipts(paths: Iterable[Path]) -> tuple[list[SignedEntry], list[Findin
                 Finding(tampering=found.tampering, seq=found.seq, text=f"{file}: {found.text}") for found in wrong
             ]
     return entries, findings
+
+
+def read_release(path: Path, public_key: bytes) -> tuple[list[SignedEntry], list[Finding]]:
+    """The receipts of a published release, and a finding for all that does not hold together.
+
+    Args:
+        path: of the file.
+        public_key: see `verify`.
+
+    Raises:
+        DataInvalid: the file cannot be read, or is no publication at all.
+    """
+    read = Publication.read(path)
+    wrong = read.problems(public_key)
+    return read.entries(), [Finding(tampering=Tampering.FORGED, seq=0, text=f"{path}: {text}") for text in wrong]
 
 
 def receipt_files(path: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from public_client import settings
 from public_client.adaptation.federation import Federation
 from public_client.adaptation.hospital import Hospital
+from public_client.adaptation.published import PublishedHospital
 from public_client.curator.description import Description
 from public_client.data.datasets import Labelled, Task
 from public_client.experiments.approaches import approach, method_of
@@ -39,14 +40,16 @@ def connected_hospitals(wanted: Experiment, task: Task) -> Iterator[Federation |
             yield Federation(_mocks(wanted, task), weights=_weights(wanted))
         elif wanted.curators:
             yield stack.enter_context(_remote(wanted))
+        elif wanted.releases:
+            yield Federation(published(wanted), weights=_weights(wanted))
         else:
             yield stack.enter_context(Federation(_local(wanted, task, stack)))
 
 
 def site_names(wanted: Experiment) -> list[str]:
     """The curators' names, or the local hospitals'; one alone is `ALONE`."""
-    if wanted.curators:
-        names = [name_of(curator, index) for index, curator in enumerate(wanted.curators)]
+    if wanted.sites:
+        names = [name_of(site, index) for index, site in enumerate(wanted.sites)]
     else:
         names = [f"hospital-{i + 1}" for i in range(wanted.rehearsal.hospitals)]
     return names if len(names) > 1 else [ALONE]
@@ -61,7 +64,7 @@ def dealt(wanted: Experiment, target: Labelled) -> dict[str, Labelled]:
 
 
 def _weights(wanted: Experiment) -> dict[str, float]:
-    return {name: curator.weight for name, curator in zip(site_names(wanted), wanted.curators, strict=False)}
+    return {name: site.weight for name, site in zip(site_names(wanted), wanted.sites, strict=False)}
 
 
 def _budget(wanted: Experiment) -> float:
@@ -112,7 +115,34 @@ def _local(wanted: Experiment, task: Task, stack: ExitStack) -> Mapping[str, Hos
     return found
 
 
-def _mocks(wanted: Experiment, task: Task) -> Mapping[str, Hospital]:
+def published(wanted: Experiment) -> dict[str, PublishedHospital]:
+    """The experiment's releases, verified, by site.
+
+    Raises:
+        DataInvalid, SettingsError, ProtocolError: see `PublishedHospital.read`.
+        SettingsError: they were not made with one extractor.
+    """
+    found, store = {}, wanted.output.checkpoint
+    for name, group in zip(site_names(wanted), wanted.releases, strict=True):
+        directory = store if store is None or name == ALONE else store / "sites" / name
+        found[name] = PublishedHospital.read(group.file, key=group.key, run_directory=directory)
+    first = next(iter(found.values())).release
+    for name, hospital in found.items():
+        asked = hospital.release.proposal
+        if (asked.graph, asked.weights) != (first.proposal.graph, first.proposal.weights):
+            raise SettingsError(
+                f"the release of {name} was made with another extractor than {first.path}; train from each alone, or "
+                "have them prepared with one extractor (`dpswd-client prepare --extractor`)"
+            )
+    return found
+
+
+def descriptions(wanted: Experiment, task: Task) -> dict[str, Description]:
+    """What the hospitals of a dry run offer, by site.
+
+    Raises:
+        SettingsError: what is described does not suffice.
+    """
     names, files = site_names(wanted), wanted.dry_run.descriptions
     records = wanted.dry_run.records or len(task.target) // len(names)
     if not files and not records:
@@ -120,9 +150,9 @@ def _mocks(wanted: Experiment, task: Task) -> Mapping[str, Hospital]:
     found, budget, delta = {}, _budget(wanted), wanted.privacy.delta
     for index, name in enumerate(names):
         if files:
-            description = _described(files[index if len(files) > 1 else 0])
+            found[name] = _described(files[index if len(files) > 1 else 0])
         else:
-            description = mock_description(
+            found[name] = mock_description(
                 records=records,
                 record_shape=task.image_shape,
                 epsilon=budget,
@@ -130,8 +160,12 @@ def _mocks(wanted: Experiment, task: Task) -> Mapping[str, Hospital]:
                 name=name,
                 classes=_classes(wanted, task),
             )
-        found[name] = Hospital(MockCurator(description, seed=index))
     return found
+
+
+def _mocks(wanted: Experiment, task: Task) -> Mapping[str, Hospital]:
+    described = descriptions(wanted, task)
+    return {name: Hospital(MockCurator(told, seed=index)) for index, (name, told) in enumerate(described.items())}
 
 
 def _classes(wanted: Experiment, task: Task) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -104,6 +104,15 @@ class CuratorGroup(SettingsGroup):
     batch_size: Count | None = setting(None, "Instead of privacy.batch_size.")
 
 
+class ReleaseGroup(SettingsGroup):
+    """One hospital that published a release as a file."""
+
+    file: RelativePath = Field(description="As the hospital published it.")
+    key: RelativePath = Field(description="The ledger's public key, 64 hexadecimal digits, as the hospital gave it.")
+    name: str | None = setting(None, "The team's name for it; by default curator-1 and so on.", pattern=_NAME)
+    weight: Positive = setting(1.0, "In a model that several hospitals train together.")
+
+
 class Rehearsal(SettingsGroup):
     """Where there is no curator: hospitals on this machine, from public data."""
 
@@ -142,17 +151,18 @@ class Experiment(SettingsGroup):
     method: MethodGroup = MethodGroup()
     privacy: Privacy = Privacy()
     curators: list[CuratorGroup] = setting([], "The hospitals; none for a rehearsal.")
+    releases: list[ReleaseGroup] = setting([], "Instead of curators: hospitals that published a release as a file.")
     rehearsal: Rehearsal = Rehearsal()
     dry_run: DryRun = DryRun()
     output: Output = Output()
 
-    @field_validator("curators")
+    @field_validator("curators", "releases")
     @classmethod
-    def _distinct(cls, curators: list[CuratorGroup]) -> list[CuratorGroup]:
-        names = [name_of(curator, index) for index, curator in enumerate(curators)]
+    def _distinct(cls, sites: list[Any]) -> list[Any]:
+        names = [name_of(site, index) for index, site in enumerate(sites)]
         if len(set(names)) != len(names):
             raise ValueError(f"have the names {', '.join(names)}; each must be given once")
-        return curators
+        return sites
 
     @model_validator(mode="after")
     def _together(self) -> Experiment:
@@ -160,6 +170,8 @@ class Experiment(SettingsGroup):
             raise ValueError("output.resume needs output.checkpoint, the directory of the run")
         if self.output.checkpoint is not None and len(self.seeds) > 1:
             raise ValueError("output.checkpoint holds one training; give one seed, or leave the checkpoint out")
+        if self.releases and (self.curators or self.dry_run.enabled):
+            raise ValueError("releases are trained from by themselves; leave out curators and dry_run, or the releases")
         descriptions = self.dry_run.descriptions
         if len(descriptions) > 1 and len(descriptions) != max(1, len(self.curators)):
             raise ValueError(
@@ -170,7 +182,12 @@ class Experiment(SettingsGroup):
     @property
     def rehearsed(self) -> bool:
         """Whether the target is a public stand-in, served on this machine: its labels are at hand."""
-        return not self.curators and not self.dry_run.enabled
+        return not self.sites and not self.dry_run.enabled
+
+    @property
+    def sites(self) -> Sequence[CuratorGroup | ReleaseGroup]:
+        """The hospitals that are asked, or that were."""
+        return self.curators or self.releases
 
     def to_yaml(self) -> str:
         """The experiment with all its defaults, as a file that reads back to itself."""
@@ -180,9 +197,9 @@ class Experiment(SettingsGroup):
         return text
 
 
-def name_of(curator: CuratorGroup, index: int) -> str:
-    """The curator's name in reports, logs and file names."""
-    return curator.name or f"curator-{index + 1}"
+def name_of(site: CuratorGroup | ReleaseGroup, index: int) -> str:
+    """The hospital's name in reports, logs and file names."""
+    return site.name or f"curator-{index + 1}"
 
 
 def read_experiment(path: Path | None, changes: Mapping[str, Any] | None = None) -> Experiment:
@@ -263,5 +280,6 @@ def _keys_at(location: tuple[Any, ...]) -> list[str]:
     """The keys of the section at a place."""
     if not location:
         return list(Experiment.model_fields)
-    section = CuratorGroup if location[0] == "curators" else type(Experiment.model_fields[location[0]].default)
+    lists: dict[Any, type[SettingsGroup]] = {"curators": CuratorGroup, "releases": ReleaseGroup}
+    section = lists.get(location[0]) or type(Experiment.model_fields[location[0]].default)
     return list(section.model_fields)

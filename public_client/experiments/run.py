@@ -27,7 +27,7 @@ from public_client.data.accuracy import accuracy
 from public_client.data.datasets import Labelled, Task
 from public_client.experiments import plots
 from public_client.experiments.approaches import LOCAL, Problem, Trained, approach, method_of
-from public_client.experiments.connect import connected_hospitals, dealt, site_names
+from public_client.experiments.connect import connected_hospitals, dealt, published, site_names
 from public_client.experiments.file import Experiment
 from public_client.experiments.start import SourceModel, load_data, train_source_model
 from public_client.methods.aligned_run import AlignedRun
@@ -96,8 +96,9 @@ def run(*experiments: Experiment, progress: bool = True) -> list[list[Result]]:
         check(wanted)
     task = load_data(first)
     results: list[list[Result]] = [[] for _ in experiments]
+    prepared = next(iter(published(first).values())).load_extractor if first.releases else None
     for seed in first.seeds:
-        source = train_source_model(first, task, seed=seed, progress=progress)
+        source = train_source_model(first, task, seed=seed, prepared=prepared, progress=progress)
         for wanted, found in zip(experiments, results, strict=True):
             with connected_hospitals(wanted, task) as hospitals:
                 found.append(adapt(wanted, task, source, hospitals, seed=seed, progress=progress))
@@ -115,7 +116,7 @@ def check(wanted: Experiment) -> None:
         method_of(chosen.name, wanted.method.settings)
     elif wanted.method.settings:
         raise SettingsError(f"method.settings: {chosen.name} has none; leave them out")
-    if chosen.needs == "target" and wanted.curators:
+    if chosen.needs == "target" and wanted.sites:
         raise SettingsError(f"method {chosen.name} needs the target itself; it is for rehearsals without curators")
     if output.save is not None and chosen.needs != "hospital":
         raise SettingsError(

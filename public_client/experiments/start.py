@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from public_client.data.accuracy import accuracy
+from public_client.data.accuracy import accuracy, features
 from public_client.data.datasets import Labelled, Task, load_labelled, load_task
 from public_client.data.networks import ready_network
 from public_client.data.source import source_loader, train_source, usual_epochs
@@ -63,13 +64,21 @@ def load_data(wanted: Experiment) -> Task:
     return Task(name=data.source.stem, source=source, target=target or nothing)
 
 
-def train_source_model(wanted: Experiment, task: Task, *, seed: int, progress: bool = True) -> SourceModel:
+def train_source_model(
+    wanted: Experiment,
+    task: Task,
+    *,
+    seed: int,
+    prepared: Callable[[nn.Module], None] | None = None,
+    progress: bool = True,
+) -> SourceModel:
     """Source-only training, as the experiment says.
 
     Args:
         wanted: a checked experiment.
         task: its data.
         seed: of initial weights and batches.
+        prepared: gives the extractor weights that a hospital has answered to; then the classifier alone is trained.
         progress: shows a bar.
 
     Raises:
@@ -84,8 +93,15 @@ def train_source_model(wanted: Experiment, task: Task, *, seed: int, progress: b
     device = resolve_device(wanted.device)
     torch.manual_seed(seed)
     extractor, classifier = _network(wanted, task)
+    if prepared is not None:
+        prepared(extractor)
     extractor.to(device)
     classifier.to(device)
+    if prepared is not None:
+        seen = Labelled(features(extractor, task.source.images.to(device)), task.source.labels)
+        own = source_loader(seen, seed=seed, batch_size=batch_size)
+        train_source(nn.Identity(), classifier, own, epochs=epochs, device=device, progress=progress)
+        return SourceModel(extractor, classifier, loader, math.nan)
     train_source(extractor, classifier, loader, epochs=epochs, device=device, progress=progress)
     reached = accuracy(extractor, classifier, task.target.to(device)) if wanted.rehearsed else math.nan
     return SourceModel(extractor, classifier, loader, reached)

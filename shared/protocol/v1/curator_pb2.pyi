@@ -1096,3 +1096,102 @@ class ClassStatisticsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClassStatisticsReply: _TypeAlias = ClassStatisticsReply  # noqa: Y015
+
+@_typing.final
+class Proposal(_message.Message):
+    """---- Files of a hospital that serves nobody (docs/operator/publish.md) -----------------------------------------------
+
+    What a team asks of a hospital without a connection: one step on all records, complete.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    NOISE_FIELD_NUMBER: _builtins.int
+    graph: _builtins.bytes
+    """As UploadExtractor takes them."""
+    weights: _builtins.bytes
+    payload: _builtins.bytes
+    """The step's request, as DrawStep takes it."""
+    purpose: _builtins.str
+    """In the team's words."""
+    epsilon: _builtins.float
+    """What the team expects the release to cost, at this delta."""
+    delta: _builtins.float
+    noise: _builtins.float
+    """The team's own note: the factor of its method's noises."""
+    @_builtins.property
+    def parameters(self) -> Global___RunParameters:
+        """batch_size is the number of records, steps is 1."""
+
+    def __init__(
+        self,
+        *,
+        graph: _builtins.bytes = ...,
+        weights: _builtins.bytes = ...,
+        parameters: Global___RunParameters | None = ...,
+        payload: _builtins.bytes = ...,
+        purpose: _builtins.str = ...,
+        epsilon: _builtins.float = ...,
+        delta: _builtins.float = ...,
+        noise: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "epsilon", b"epsilon", "graph", b"graph", "noise", b"noise", "parameters", b"parameters", "payload", b"payload", "purpose", b"purpose", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Proposal: _TypeAlias = Proposal  # noqa: Y015
+
+@_typing.final
+class Publication(_message.Message):
+    """What the hospital answered, once and for any number of readers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PROPOSAL_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
+    RUN_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    STEP_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    purpose: _builtins.str
+    """In the operator's words."""
+    run_request_id: _builtins.str
+    step_request_id: _builtins.str
+    @_builtins.property
+    def description(self) -> Global___DescribeResponse:
+        """Its budgets are those of this release alone: what it cost is spent, nothing is left."""
+
+    @_builtins.property
+    def proposal(self) -> Global___Proposal: ...
+    @_builtins.property
+    def run(self) -> Global___OpenRunResponse: ...
+    @_builtins.property
+    def step(self) -> Global___DrawStepResponse: ...
+    def __init__(
+        self,
+        *,
+        description: Global___DescribeResponse | None = ...,
+        proposal: Global___Proposal | None = ...,
+        purpose: _builtins.str = ...,
+        run_request_id: _builtins.str = ...,
+        run: Global___OpenRunResponse | None = ...,
+        step_request_id: _builtins.str = ...,
+        step: Global___DrawStepResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "proposal", b"proposal", "run", b"run", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "proposal", b"proposal", "purpose", b"purpose", "run", b"run", "run_request_id", b"run_request_id", "step", b"step", "step_request_id", b"step_request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Publication: _TypeAlias = Publication  # noqa: Y015

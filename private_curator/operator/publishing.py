@@ -1,0 +1,243 @@
+"""One release for everybody, as a signed file: what a hospital does that lets nobody connect.
+
+A proposal is answered by the service that answers clients, asked without a transport: the same admission, trial run,
+confined worker, ledger and receipts. The ids of its two requests follow from the proposal and the client that it is
+charged to. So a repeat, after a crash at any moment too, meets the stored charge and the stored reply: it costs nothing
+and gives the same file.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from private_curator.ledger.statements import Request
+from private_curator.serving.service import CuratorService
+from private_curator.storage.certificates import check_client_name
+from private_curator.storage.home_directory import HomeDirectory
+from shared.errors import DataInvalid, SettingsError
+from shared.files import write_private, write_public
+from shared.protocol.checks import invalid
+from shared.protocol.messages import run_digest
+from shared.protocol.publications import Proposal, Publication
+from shared.protocol.v1 import curator_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a publication would release and cost, before anything is charged.
+
+    Attributes:
+        releases: what everybody will read, in the mechanism's words.
+        records: n; all of them are in it.
+        epsilon: of the release, at the data set's delta, as the ledger counts it.
+        expected: epsilon that the team expected.
+        delta: of the data set's budget.
+        spent: epsilon of the data set so far.
+        remaining: epsilon that is left to the client that is charged: of its share, or of the data set.
+        fits: whether the budgets admit it now.
+    """
+
+    releases: str
+    records: int
+    epsilon: float
+    expected: float
+    delta: float
+    spent: float
+    remaining: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Publishing:
+    """One proposal at one hospital.
+
+    Args:
+        home: the curator's directory.
+        proposal: from a team.
+        client: registered; the release is charged to this name.
+
+    Raises:
+        InvalidValue: the client's name is none.
+    """
+
+    home: HomeDirectory
+    proposal: Proposal
+    client: str
+
+    def __post_init__(self) -> None:
+        check_client_name(self.client)  # part of a file's name
+
+    def kept(self) -> Publication | None:
+        """What was published of this proposal before; a copy that is damaged counts as none, the ledger has it all."""
+        try:
+            copy = Publication.read(self._copy)
+        except DataInvalid:
+            return None
+        return None if copy.problems(self._ledger_key) else copy
+
+    def charged(self, service: CuratorService) -> bool:
+        """Whether this very publication is charged already, so that it costs nothing any more."""
+        digest = run_digest(self.proposal.parameters)
+        request = Request(client=self.client, request_id=self._request_id("run"), digest=digest)
+        return service.ledger.opened_run(request) is not None
+
+    def preview(self, service: CuratorService) -> Preview:
+        """What would be released and charged; spends nothing.
+
+        Raises:
+            RequestInvalid: the proposal breaks a rule, or was made for another data set.
+            ExtractorNotApproved: the operator lists extractors, and this one is not listed.
+            GrantNotHeld: the client is not registered, or shut out.
+        """
+        asked, records = self.proposal.parameters, service.data_set.records
+        if asked.batch_size != records:
+            text = f"is {asked.batch_size}; a publication is of all {records} records: prepare it for this data set"
+            raise invalid("proposal.parameters.batch_size", text)
+        upload = pb.UploadExtractorRequest(graph=self.proposal.graph, weights=self.proposal.weights)
+        service.ask("UploadExtractor", upload, client=self.client)
+        priced = service.ask("OpenRun", self._run_request(validate_only=True), client=self.client)
+        run, _ = service.admitted(self._known(service), asked)
+        return Preview(
+            releases=run.mechanism.summary(run.declared, run.facts),
+            records=records,
+            epsilon=priced.epsilon,
+            expected=self.proposal.epsilon,
+            delta=priced.data_set_budget.delta,
+            spent=priced.data_set_budget.epsilon_spent,
+            remaining=min(priced.data_set_budget.epsilon_remaining, priced.client_budget.epsilon_remaining),
+            fits=priced.fits,
+        )
+
+    def publish(self, service: CuratorService, *, purpose: str) -> Publication:
+        """Charges the run, computes its only step, signs all of it and keeps a copy; after `preview`, or `charged`.
+
+        Args:
+            service: that is ready.
+            purpose: why, in one line; it stands in the file.
+
+        Raises:
+            BudgetExhausted: the budgets do not admit it; nothing was spent.
+            DpswdError: what a client would have met. Once the run is charged, a repeat costs nothing.
+        """
+        if not purpose or not purpose.isprintable():
+            raise SettingsError("a publication needs its purpose, one line of text")
+        opened = service.ask("OpenRun", self._run_request(), client=self.client)
+        step_id = self._request_id("step")
+        step = pb.DrawStepRequest(run_id=opened.run_id, request_id=step_id, payload=self.proposal.payload)
+        drawn = service.ask("DrawStep", step, client=self.client)
+        description = service.ask("Describe", pb.DescribeRequest(), client=self.client)
+        # A file is of one release: what else was spent is no reader's business, and would differ at a repeat.
+        own = pb.BudgetStatus(
+            epsilon=opened.epsilon, delta=description.data_set_budget.delta, epsilon_spent=opened.epsilon
+        )
+        for told in (description, opened):
+            told.data_set_budget.CopyFrom(own)
+            told.client_budget.CopyFrom(own)
+        message = pb.Publication(
+            description=description,
+            proposal=self.proposal.to_message(),
+            purpose=purpose,
+            run_request_id=self._request_id("run"),
+            run=opened,
+            step_request_id=step_id,
+            step=drawn,
+        )
+        made = Publication.signed(message, sign=self.home.read_ledger_key().sign)
+        try:
+            self._copy.parent.mkdir(mode=0o700, exist_ok=True)
+            write_private(self._copy, made.to_file())
+        except OSError as error:
+            raise _unwritten(self._copy, error) from error
+        return made
+
+    @property
+    def _copy(self) -> Path:
+        return self.home.publications / f"{self.client}-{self.proposal.digest}.dpswd"
+
+    @property
+    def _ledger_key(self) -> bytes:
+        return self.home.read_ledger_key().public_key().public_bytes_raw()
+
+    def _known(self, service: CuratorService) -> Any:
+        return next(one for one in service.ledger.clients() if one.name == self.client)
+
+    def _run_request(self, *, validate_only: bool = False) -> pb.OpenRunRequest:
+        parameters = self.proposal.parameters.to_message()
+        request_id = self._request_id("run")
+        return pb.OpenRunRequest(request_id=request_id, parameters=parameters, validate_only=validate_only)
+
+    def _request_id(self, what: str) -> str:
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"dpswd publication {self.client} {self.proposal.digest} {what}"))
+
+
+def check_out(out: Path, kept: Publication | None, *, purpose: str) -> bool:
+    """Looks, before anything is charged, where a publication is to be written.
+
+    Args:
+        out: the file.
+        kept: what was published of the proposal before.
+        purpose: of the publication.
+
+    Returns:
+        Whether the file is there already, as it would be written.
+
+    Raises:
+        SettingsError: another file is there, its folder is not, or the publication was made for another purpose.
+    """
+    if kept is not None and kept.message.purpose != purpose:
+        raise SettingsError(
+            f"this proposal was published for the purpose {kept.message.purpose!r}; repeat it with these words, the "
+            "file is signed with them"
+        )
+    if not out.parent.is_dir():
+        raise SettingsError(f"{out.parent} is no folder; make it, or choose another file")
+    if not out.exists():
+        return False
+    if kept is not None and out.is_file() and out.read_bytes() == kept.to_file():
+        return True
+    raise SettingsError(f"{out} exists, and nothing is ever overwritten; choose another file")
+
+
+def write_out(out: Path, made: Publication) -> None:
+    """Writes the publication's file, whole or not at all.
+
+    Raises:
+        SettingsError: it cannot be written; the publication is kept, and a repeat costs nothing.
+    """
+    try:
+        write_public(out, made.to_file())
+    except OSError as error:
+        raise _unwritten(out, error) from error
+
+
+def description_json(message: pb.DescribeResponse) -> dict[str, Any]:
+    """What `dpswd-client describe --format json` prints of a curator's answer, for one that nobody can ask."""
+    plain = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    lists = {name: list(plain[name]) for name in ("record_shape", "mechanisms", "class_names")}
+    return {
+        **plain,
+        **lists,
+        **{name: _budget(plain[name]) for name in ("data_set_budget", "client_budget")},
+        "limits": {field.name: getattr(message.limits, field.name) for field in message.limits.DESCRIPTOR.fields},
+        "ledger_public_key": message.ledger_public_key.hex(),
+    }
+
+
+def _budget(told: pb.BudgetStatus) -> dict[str, Any]:
+    return {
+        "epsilon": told.epsilon,
+        "delta": told.delta,
+        "spent": told.epsilon_spent,
+        "remaining": told.epsilon_remaining,
+        "closed": told.closed,
+    }
+
+
+def _unwritten(path: Path, error: OSError) -> SettingsError:
+    return SettingsError(
+        f"{path} cannot be written ({error.strerror}). Nothing is lost: what is charged is charged once and kept in "
+        "the ledger; mend this and repeat the same command, which costs nothing"
+    )

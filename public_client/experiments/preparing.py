@@ -1,0 +1,113 @@
+"""What a team hands to a hospital that nobody can connect to: one whole release, prepared and priced beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from public_client.adaptation.published import with_weights
+from public_client.curator.description import Description
+from public_client.data.accuracy import features
+from public_client.data.source import collect
+from public_client.experiments.approaches import method_of
+from public_client.experiments.connect import descriptions
+from public_client.experiments.file import Experiment
+from public_client.experiments.start import load_data, train_source_model
+from public_client.methods.sliced_method import GradientMethod, SlicedMethod
+from public_client.plans.declarable import quoted
+from public_client.plans.plan import make_plan
+from public_client.testing.mock import MockCurator
+from public_client.training.method import Method
+from shared.devices import resolve_device
+from shared.errors import InvalidValue, SettingsError
+from shared.kernels.feature_map import FeatureMap
+from shared.protocol.publications import PROPOSAL, Proposal, Publication
+
+
+def prepare(
+    description: Description,
+    method: Method,
+    *,
+    extractor: nn.Module,
+    source_features: Tensor,
+    epsilon: float,
+    purpose: str,
+) -> Proposal:
+    """One step on all records of a described data set, complete and priced; asks nobody.
+
+    Args:
+        description: as the operator wrote it with `dpswd-curator describe`, or from `mock_description`.
+        method: whose run is one whole release, such as `Replay`.
+        extractor: source-trained, in evaluation mode.
+        source_features: (m, d) of public records; they make the public map.
+        epsilon: what the release may cost.
+        purpose: why, in one line, for the operator.
+
+    Returns:
+        The proposal, with the price of a fresh ledger of what is left; the hospital's own has the last word.
+
+    Raises:
+        InvalidValue: the method needs more than one release, or the curator does not offer it.
+        ExtractorUnsupported: the module cannot travel as data.
+    """
+    if not isinstance(method, SlicedMethod) or isinstance(method, GradientMethod):
+        raise InvalidValue(
+            f"a run of {method.name} asks step by step, and a publication is one release; prepare with replay"
+        )
+    wanted = make_plan(description, method, epsilon=epsilon, steps=1, batch_size=description.records)
+    ready = method.declarable(extractor, description.record_shape, None)
+    curator = MockCurator(description)
+    plan, quote = quoted(curator, ready, wanted)
+    feature_map = FeatureMap.from_source(source_features, target_norm=method.target_norm)
+    assert plan.noise is not None, "quoted with its noise"
+    return Proposal(
+        graph=ready.graph.to_bytes(),
+        weights=ready.weights,
+        parameters=plan.parameters(ready.uploaded(curator), feature_map=feature_map),
+        payload=method.mechanism.request().to_bytes(),
+        purpose=purpose,
+        epsilon=quote.epsilon,
+        delta=plan.delta,
+        noise=plan.noise,
+    )
+
+
+def prepared(wanted: Experiment, *, purpose: str, extractor: Path | None = None, progress: bool = True) -> Proposal:
+    """The proposal of an experiment: trains on its source as a training would, and asks nobody.
+
+    Args:
+        wanted: a dry run, with a description of the hospital or its number of records.
+        purpose: see `prepare`.
+        extractor: a proposal or a release whose extractor is taken, instead of training one.
+        progress: shows a bar.
+
+    Raises:
+        SettingsError: the experiment describes no hospital, or more than one.
+        DataInvalid: the file of the extractor is none.
+        InvalidValue: see `prepare`.
+    """
+    method = method_of(wanted.method.name, wanted.method.settings)
+    task = load_data(wanted)
+    told = descriptions(wanted, task)
+    if len(told) != 1:
+        raise SettingsError("a proposal is for one hospital; prepare the next one's with --extractor and this file")
+    loaded = None if extractor is None else _loader(extractor)
+    source = train_source_model(wanted, task, seed=wanted.seeds[0], prepared=loaded, progress=progress)
+    shown = collect(source.loader, most=method.source_records).images.to(resolve_device(wanted.device))
+    return prepare(
+        next(iter(told.values())),
+        method,
+        extractor=source.extractor.eval(),
+        source_features=features(source.extractor, shown),
+        epsilon=wanted.privacy.epsilon,
+        purpose=purpose,
+    )
+
+
+def _loader(path: Path) -> Callable[[nn.Module], None]:
+    """Gives a module the extractor's weights of a proposal's or a publication's file."""
+    begins = path.open("rb").read(len(PROPOSAL)) if path.is_file() else b""
+    held = Proposal.read(path) if begins == PROPOSAL else Publication.read(path).proposal
+    return lambda module: with_weights(module, held, path=path)
