@@ -30,6 +30,7 @@ from shared.extractor.graph import ExtractorGraph
 from shared.kernels.noise import GridArray
 from shared.ledger import receipts
 from shared.mechanisms import MECHANISMS
+from shared.mechanisms.class_statistics.mechanism import StatisticsReply
 from shared.mechanisms.critic.mechanism import CriticReply
 from shared.mechanisms.gradient.mechanism import GradientReply
 from shared.mechanisms.interface import ModelFacts
@@ -61,6 +62,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
     record_shape: tuple[int, ...] = (1, 8, 8)
     epsilon: float = 5.0
     price: float = 1.0
+    classes: int = 10
     feature_dimension: int = 6
     gradient_size: int = 0
     failures: dict[str, list[object]] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
             data_set_budget=self._budget(),
             client_budget=self._budget(),
             neighbouring_relation="replace-one",
-            mechanisms=["rows", "quantiles", "gradient", "critic"],
+            mechanisms=["rows", "quantiles", "gradient", "critic", "class_statistics"],
             limits=pb.Limits(
                 max_message_bytes=1 << 24, max_directions=2000, max_coefficients=64, max_batch_size=4096,
                 max_adapted_parameters=100_000, max_source_features=4096,
@@ -99,6 +101,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
             ledger_public_key=self.key.public_key().public_bytes_raw(),
             client_name="tester",
             software_version="0",
+            classes=self.classes,
         )  # fmt: skip
 
     def UploadExtractor(self, request, context):
@@ -193,6 +196,9 @@ class FakeCurator(rpc.CuratorServiceServicer):
             return CriticReply(self._sums())
         if self.mechanism.name == "gradient":
             return GradientReply(self._sliced(self.declared.sliced), self._sums(), 0.5)
+        if self.mechanism.name == "class_statistics":
+            size = self.declared.values(self.feature_dimension)
+            return StatisticsReply(GridArray(self.rng.integers(-300, 300, size=size).astype(np.int32), 1e-3))
         return self._sliced(self.declared)
 
     def _sliced(self, declared):
