@@ -44,7 +44,7 @@ ELSEWHERE = {
 POOLS = {"mnist": 50_000, "usps": 4298, "fashion": 50_000, "amazon": 479, "caltech10": 562, "cleveland": 153}
 POOLS |= {"adult": 38_842, "dslr": 157, "webcam": 295, "hungarian": 294, "switzerland": 123, "va": 200}
 """Records that targets are drawn from; real targets of vectors and tables are taken whole."""
-TUNED_ON = frozenset({"mnist", "amazon", "adult"})
+TUNED_ON = frozenset({"mnist", "amazon", "adult", "caltech10"})
 """Sources whose cells the thresholds of `public_client.replay.verdict` were looked at on; the others are held out."""
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks import digits, office, small_hospitals
 from benchmarks.records import read
+from benchmarks.shifts import __main__ as shifts
 from public_client import Adapter, AllWeights, Hospital, Plan, Replay
-from public_client.plans.measured import MEASURED, measured_alike
+from public_client.plans.measured import BATTERY, MEASURED, Battery, measured_alike
 from public_client.testing.mock import MockCurator, mock_description
 from public_client.training.method import plan_json
 
@@ -75,6 +76,13 @@ def test_the_figures_on_vectors_are_those_on_file():
         measured.after,
         measured.without,
     )
+
+
+def test_the_range_of_other_data_and_shifts_is_that_on_file():
+    runs = shifts.read(shifts.RESULTS)
+    changed = [round(run["adapted"] - run["source_only"], 1) for run in runs if run["outcome"] != "kept"]
+    assert Battery(len(runs), len(runs) - len(changed), min(changed), max(changed)) == BATTERY
+    assert "on other data and shifts" in str(plan((1, 8, 8), 898, epsilon=1.0))
 
 
 def test_the_pages_named_are_there():

@@ -99,12 +99,12 @@ def train(out: Path, name: str, ranks: Ranks) -> None:
     out.mkdir(exist_ok=True)
     counter = itertools.count()
     mock = MockCurator(
-        mock_description(records=300, record_shape=(D,), epsilon=4.0, delta=1e-5),
+        mock_description(records=300, record_shape=(D,), epsilon=4.0, delta=1e-5, classes=3),
         randomness=lambda size: next(counter).to_bytes(size, "big"),  # both runs see the same noise
     )
     hospital = Hospital(mock if ranks.size == 1 else shared_curator(lambda: mock))
     method = small(name, source_records=BATCH * BATCHES, **SETTINGS.get(name, {}))
-    size = {} if name == "replay" else {"steps": 5, "batch_size": 80}
+    size = {} if name in ("replay", "statistics") else {"steps": 5, "batch_size": 80}
     torch.manual_seed(ranks.rank)  # ranks begin with different weights; rank 0's count
     extractor, classifier = nn.Sequential(nn.Linear(D, 8), nn.Tanh()), nn.Linear(8, 3)
     plan = hospital.plan(method, epsilon=2.0, **size)
