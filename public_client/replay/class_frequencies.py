@@ -232,6 +232,8 @@ class _Noise:
 
     def at_most(self, left: Tensor, v: float) -> float:
         """The v above the most probable one at which the likelihood has fallen by `_SURE` nats."""
+        if float(self._values.max()) <= 0.0:  # features that do not vary tell nothing
+            return math.inf
         floor = float(self.log_likelihood(left, v)) - _SURE
         low, high = v, 2.0 * v + 1.0 / float(self._values.max())
         while float(self.log_likelihood(left, high)) > floor:

@@ -21,6 +21,7 @@ from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite import translate
 from private_curator.ledger.statements import Request, StepGranted
 from shared.errors import LedgerCorrupt, LedgerUnavailable
+from shared.ledger.chain_checks import Tampering
 
 DRIVER = Path(__file__).with_name("fault_driver.py")
 DIGEST = "d" * 64
@@ -113,7 +114,7 @@ class TestClock:
                     Request(client="alice", request_id=f"step-{number}", digest=DIGEST), run_id=run.run_id
                 )
                 assert again == stored
-            assert ledger.verify().ok
+            assert {found.tampering for found in ledger.verify().findings} == {Tampering.MISDATED}
             times = [entry.time for entry in ledger.history()]
             assert times != sorted(times)
             assert "2026-04-30T19:00:00.000000Z" in times  # written in UTC

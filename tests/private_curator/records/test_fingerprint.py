@@ -19,6 +19,7 @@ from private_curator.records.arrays import ArraySource
 from private_curator.records.fingerprint import FINGERPRINT_FILE
 from private_curator.records.mapped import MappedRecords, RecordsChanged
 from private_curator.settings import tree as settings
+from private_curator.settings.groups import RecordsSettings
 from private_curator.storage import home_directory as home
 from shared.errors import SettingsError
 
@@ -30,7 +31,7 @@ def made(tmp_path):
     np.save(tmp_path / "r.npy", VALUES)
     return home.create(
         tmp_path / "home",
-        records=settings.RecordsSettings(file=tmp_path / "r.npy"),
+        records=RecordsSettings(file=tmp_path / "r.npy"),
         epsilon=1.0,
         delta=1e-5,
         names=["localhost"],
@@ -175,7 +176,6 @@ from pathlib import Path
 import numpy as np
 from private_curator.records import target
 from private_curator.settings.groups import RecordsSettings
-from private_curator.settings.tree import RecordsSettings
 
 def peak():
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))

@@ -170,7 +170,7 @@ def test_a_step_that_brings_what_an_evaluation_does_not_use_is_refused(make_hosp
     hospital = _hospital(make_hospital)
     parameters = _declare(hospital, model)
     run = hospital.open_run(parameters)
-    with pytest.raises(RequestInvalid, match="an evaluation's step brings none") as refused:
+    with pytest.raises(RequestInvalid, match="a step of this run's mechanism brings none") as refused:
         hospital.step(run, parameters, b"1234")
     assert [field for field, _ in refused.value.violations] == ["payload"]
 
