@@ -135,7 +135,7 @@ class Site:
             Finding: it was refused.
         """
         try:
-            reply: Message = getattr(self._service, method)(message.SerializeToString(), self._context)
+            reply = self._service.answer(method, message.SerializeToString(), self._context)
         except _Aborted as aborted:
             text = _status(aborted).message
             raise Finding(f"a valid {method} was refused: {text}") from aborted
@@ -170,7 +170,7 @@ class Site:
         except DecodeError:
             decodable = False
         try:
-            reply = getattr(self._service, method)(data, self._context)
+            reply = self._service.answer(method, data, self._context)
         except _Aborted as aborted:
             reason = _refusal(method, aborted)
             return reason if decodable else UNDECODABLE

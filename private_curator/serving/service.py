@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, cast
 
 import grpc
 import numpy as np
@@ -47,11 +47,7 @@ from shared.protocol.messages import RunParameters, run_digest, step_digest
 from shared.protocol.payloads import float_bytes
 from shared.protocol.receipts import encode_receipt
 from shared.protocol.v1 import curator_pb2 as pb
-from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
 from shared.steps.admission import AdmittedRun, admit_run, admit_step, check_request_id, offered
-
-_Asked = TypeVar("_Asked", bound=Message)
-_Reply = TypeVar("_Reply", bound=Message)
 
 _log = logging.getLogger(__name__)
 
@@ -60,42 +56,8 @@ _MOST_BYTES: Mapping[str, int] = {"Describe": MAX_STATEMENT_BYTES + 1024, "OpenR
 """Of one request, by RPC: a receipt; a declaration with the map of 65,536 features. The others bring arrays."""
 
 
-def _rpc(operation: str, message: type[_Asked], handler: Callable[[CuratorService, Client, _Asked], _Reply]) -> Any:
-    """The RPC that a handler answers, behind the one boundary; gRPC calls it by position, with the request's bytes."""
-
-    def rpc(service: CuratorService, data: bytes, context: grpc.ServicerContext) -> _Reply:
-        asked = _Asking(operation, data, message, lambda client, request: handler(service, client, request))
-        return service.answer(asked, context)
-
-    return rpc
-
-
-@dataclass(frozen=True)
-class _Asking(Generic[_Asked, _Reply]):
-    """One request as it came: who sent it, and how much one may, is decided before it is parsed."""
-
-    operation: str
-    data: bytes
-    message: type[_Asked]
-    handler: Callable[[Client, _Asked], _Reply]
-
-    def parsed(self) -> _Asked:
-        """The message.
-
-        Raises:
-            RequestInvalid: it is larger than such a request may be, or no such message.
-        """
-        most = _MOST_BYTES.get(self.operation, limits.MAX_MESSAGE_BYTES)
-        if len(self.data) > most:
-            raise invalid("request", f"has {len(self.data)} bytes; {self.operation} takes at most {most}")
-        try:
-            return self.message.FromString(self.data)
-        except DecodeError as error:
-            raise invalid("request", f"cannot be decoded as a {self.message.DESCRIPTOR.name}") from error
-
-
 @dataclass(frozen=True, eq=False)
-class CuratorService(pb_grpc.CuratorServiceServicer):
+class CuratorService:
     """The servicer of dpswd.curator.v1.CuratorService.
 
     Attributes:
@@ -136,11 +98,16 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
 
     # -- the boundary ---------------------------------------------------------------------------------------------
 
-    def answer(self, asked: _Asking[_Asked, _Reply], context: grpc.ServicerContext) -> _Reply:
-        """Runs one handler for the authenticated caller; every error leaves through here and only here."""
-        reply, refusal, caller, outcome = self._outcome(asked, context)
+    def answer(self, operation: str, data: bytes, context: grpc.ServicerContext) -> Message:
+        """Runs one handler for the authenticated caller; every error leaves through here and only here.
+
+        Args:
+            operation: the RPC.
+            data: of the request, as it came.
+            context: gRPC's.
+        """
+        reply, refusal, caller, outcome = self._outcome(operation, data, context)
         # After the wait: the time of a line in the log tells no more than that of the reply.
-        operation = asked.operation
         fields = {"operation": operation, "client": caller, "outcome": outcome}
         _log.info("%s for %s: %s", operation, caller or "nobody", outcome, extra=fields)
         if refusal is None:
@@ -151,10 +118,10 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         raise AssertionError("abort_with_status raises")
 
     def _outcome(
-        self, asked: _Asking[_Asked, _Reply], context: grpc.ServicerContext
-    ) -> tuple[_Reply | None, status_pb2.Status | None, str, str]:
+        self, operation: str, data: bytes, context: grpc.ServicerContext
+    ) -> tuple[Message | None, status_pb2.Status | None, str, str]:
         """The handler's reply or the refusal that it comes to, the caller's name, and OK or the refusal's reason."""
-        caller, operation = "", asked.operation
+        caller = ""
         try:
             # grpc-stubs states one value for each key; gRPC gives a list of them.
             peer = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
@@ -162,12 +129,12 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
             caller = client.name
             # Who may not ask is told so at once, and holds no thread for a quantum. A turn ends with the pause behind
             # the reply: when the next one may begin must not tell when this step was computed.
-            with self.turns.taken(caller, size=len(asked.data)):
-                request = asked.parsed()
+            with self.turns.taken(caller, size=len(data)):
+                request = self._parsed(operation, data)
                 step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
                 with self.turns.alone(caller, step), self._paced(step):
                     try:
-                        return asked.handler(client, request), None, caller, OK
+                        return self._handled(operation, client, request), None, caller, OK
                     except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
                         refusal, outcome = self._translated(error, operation=operation, caller=caller)
         except Exception as error:  # noqa: BLE001 - the same, of what comes before the pause
@@ -184,7 +151,26 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
         known = next((one for one in self.ledger.clients() if one.name == client and not one.revoked), None)
         if known is None:
             raise GrantNotHeld(f"no client named {client!r} may be charged; `dpswd-curator client add` registers one")
-        return self.HANDLERS[operation](self, known, request)
+        return self._handled(operation, known, request)
+
+    def _parsed(self, operation: str, data: bytes) -> Message:
+        """A request; who sent it, and how much one may, is decided before.
+
+        Raises:
+            RequestInvalid: it is larger than such a request may be, or no such message.
+        """
+        message, _ = self.HANDLERS[operation]
+        most = _MOST_BYTES.get(operation, limits.MAX_MESSAGE_BYTES)
+        if len(data) > most:
+            raise invalid("request", f"has {len(data)} bytes; {operation} takes at most {most}")
+        try:
+            return message.FromString(data)
+        except DecodeError as error:
+            raise invalid("request", f"cannot be decoded as a {message.DESCRIPTOR.name}") from error
+
+    def _handled(self, operation: str, client: Client, request: Message) -> Message:
+        _, handler = self.HANDLERS[operation]
+        return handler(self, client, request)
 
     def _paced(self, step: str | None) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if step is None else self.pacer.paced()
@@ -331,31 +317,26 @@ class CuratorService(pb_grpc.CuratorServiceServicer):
 
     # -- the RPCs of curator.proto --------------------------------------------------------------------------------
 
-    Describe = _rpc("Describe", pb.DescribeRequest, _describe)
-    UploadExtractor = _rpc("UploadExtractor", pb.UploadExtractorRequest, _upload_extractor)
-    UploadSource = _rpc("UploadSource", pb.UploadSourceRequest, _upload_source)
-    OpenRun = _rpc("OpenRun", pb.OpenRunRequest, _open_run)
-    DrawStep = _rpc("DrawStep", pb.DrawStepRequest, _draw_step)
+    HANDLERS: ClassVar[Mapping[str, tuple[type[Message], Callable[..., Message]]]] = {
+        "Describe": (pb.DescribeRequest, _describe),
+        "UploadExtractor": (pb.UploadExtractorRequest, _upload_extractor),
+        "UploadSource": (pb.UploadSourceRequest, _upload_source),
+        "OpenRun": (pb.OpenRunRequest, _open_run),
+        "DrawStep": (pb.DrawStepRequest, _draw_step),
+    }
+    """What each RPC is sent, and what answers it once its caller is known."""
 
     def rpcs(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The RPCs for gRPC, which hands requests over as bytes."""
-        service = pb.DESCRIPTOR.services_by_name["CuratorService"]
         handlers = {
-            method.name: grpc.unary_unary_rpc_method_handler(
-                getattr(self, method.name), response_serializer=lambda reply: reply.SerializeToString()
+            operation: grpc.unary_unary_rpc_method_handler(
+                functools.partial(self.answer, operation), response_serializer=lambda reply: reply.SerializeToString()
             )
-            for method in service.methods
+            for operation in self.HANDLERS
         }
-        return grpc.method_handlers_generic_handler(service.full_name, handlers)
-
-    HANDLERS: ClassVar[Mapping[str, Callable[..., Message]]] = {
-        "Describe": _describe,
-        "UploadExtractor": _upload_extractor,
-        "UploadSource": _upload_source,
-        "OpenRun": _open_run,
-        "DrawStep": _draw_step,
-    }
-    """What answers each RPC once its caller is known."""
+        return grpc.method_handlers_generic_handler(
+            pb.DESCRIPTOR.services_by_name["CuratorService"].full_name, handlers
+        )
 
 
 @functools.lru_cache(maxsize=64)

@@ -11,6 +11,7 @@ A crash or an error anywhere before 4 releases nothing: the request may be repea
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 import time
@@ -124,14 +125,18 @@ class ReleasePipeline:
         Raises:
             RequestInvalid: a step would exceed the operator's limits of time or memory.
         """
-        sent = run.mechanism.synthetic(run.declared, run.size, run.facts).to_bytes()
+
+        @functools.cache
+        def sent() -> bytes:  # may be large, and is made where a time is not remembered
+            made: bytes = run.mechanism.synthetic(run.declared, run.size, run.facts).to_bytes()
+            return made
 
         def once(value: float | None) -> float:
             records, labels, scale = MadeRecords.for_run(run, value=value)
-            lab = replace(self._lab, records=records, labels=labels, reached=no_checkpoint)
+            lab, request_bytes = replace(self._lab, records=records, labels=labels, reached=no_checkpoint), sent()
             with self._slots, flushed_denormals():
                 begun = time.monotonic()
-                request = run.mechanism.request.from_bytes(sent)
+                request = run.mechanism.request.from_bytes(request_bytes)
                 with self._engine.session(extractor) as session:
                     computed(run, request, session, lab)
                 return scale * (time.monotonic() - begun)

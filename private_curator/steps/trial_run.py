@@ -10,10 +10,11 @@ which reply times are padded (private_curator/serving/pacing.py).
 
 from __future__ import annotations
 
-import functools
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -59,32 +60,26 @@ class MadeRecords:
         return cls(count, data.record_shape, value), labels, data.records / count
 
 
-@dataclass(frozen=True)
-class _StepWork:
-    """What a step's time depends on, and how it is measured."""
-
-    depends_on: tuple[object, ...]
-    once: Callable[[float | None], float] = field(compare=False)
-
-    def seconds(self) -> float:
-        """Of each kind of records the shortest time, of those the longest."""
-        spent = self.once(None)  # its time includes loading the extractor, and counts only as time that was spent
-        shortest = dict.fromkeys(KINDS, math.inf)
-        for _ in range(_MOST_REPEATS):
-            for kind, value in KINDS.items():
-                seconds = self.once(value)
-                shortest[kind] = min(shortest[kind], seconds)
-                spent += seconds
-            if spent > _REPEAT_FOR_S:
-                break
-        return max(shortest.values())
+def _measured(once: Callable[[float | None], float]) -> float:
+    """Of each kind of records the shortest time, of those the longest, in seconds."""
+    spent = once(None)  # its time includes loading the extractor, and counts only as time that was spent
+    shortest = dict.fromkeys(KINDS, math.inf)
+    for _ in range(_MOST_REPEATS):
+        for kind, value in KINDS.items():
+            seconds = once(value)
+            shortest[kind] = min(shortest[kind], seconds)
+            spent += seconds
+        if spent > _REPEAT_FOR_S:
+            break
+    return max(shortest.values())
 
 
 class TrialTimes:
-    """Remembers how long each kind of step took."""
+    """Remembers how long each kind of step took, and nothing else of it: a trial's request may be large."""
 
     def __init__(self) -> None:
-        self._seconds = functools.lru_cache(maxsize=MAX_REMEMBERED)(_StepWork.seconds)
+        self._seconds: OrderedDict[tuple[object, ...], float] = OrderedDict()
+        self._lock = threading.Lock()
 
     def seconds(self, run: AdmittedRun, once: Callable[[float | None], float]) -> float:
         """The remembered time of such a step, or a new measurement.
@@ -95,5 +90,14 @@ class TrialTimes:
         """
         declared = run.parameters
         extractor = declared.graph_digest, declared.weights_digest
-        work = run.mechanism.work(run.declared)
-        return self._seconds(_StepWork((*extractor, declared.batch_size, declared.mechanism, *work), once))
+        key = (*extractor, declared.batch_size, declared.mechanism, *run.mechanism.work(run.declared))
+        with self._lock:
+            if key in self._seconds:
+                self._seconds.move_to_end(key)
+                return self._seconds[key]
+        measured = _measured(once)
+        with self._lock:
+            self._seconds[key] = measured
+            while len(self._seconds) > MAX_REMEMBERED:
+                self._seconds.popitem(last=False)
+        return measured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -155,4 +156,29 @@ def test_the_memory_of_trials_is_bounded():
     known = TrialTimes()
     for batch in range(20, MAX_REMEMBERED + 70):
         known.seconds(_declared(batch_size=batch), lambda _: 2.0)
-    assert known._seconds.cache_info().currsize == MAX_REMEMBERED
+    assert len(known._seconds) == MAX_REMEMBERED
+
+
+def test_a_remembered_trial_keeps_nothing_of_its_request():
+    """A request may have tens of megabytes, and 256 trials are remembered."""
+    known = TrialTimes()
+
+    class Once:
+        def __call__(self, value):
+            return 2.0
+
+    once = Once()
+    alive = weakref.ref(once)
+    known.seconds(_declared(), once)
+    del once
+    assert alive() is None
+
+
+def test_a_step_whose_time_is_known_makes_no_request_for_a_trial(make_hospital, module, monkeypatch):
+    hospital = make_hospital(RECORDS)
+    parameters = hospital.declare(module, gradient(rows(), SUM), batch_size=20)
+    run, extractor = hospital.admit(parameters), hospital.extractor(parameters)
+    known, made = hospital.pipeline.trial(run, extractor), []
+    monkeypatch.setattr(type(MECHANISMS["gradient"]), "synthetic", lambda *given: made.append(given))
+    assert hospital.pipeline.trial(run, extractor) == known
+    assert made == []
