@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 from declarations import quantiles
+from made_home import made_home
 from raw_client import RawClient
 from serving_here import serving
 from torch import nn
 
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory as home
 from shared import errors
 from shared.protocol.messages import RunParameters
 
@@ -30,19 +29,9 @@ LEAST = 0.8
 @pytest.fixture
 def site(tmp_path):
     """A curator with a client that behaves, and one that was revoked."""
-    np.save(tmp_path / "records.npy", np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32))
-    made = home.create(
-        tmp_path / "home",
-        records=RecordsSettings(file=tmp_path / "records.npy"),
-        epsilon=1000.0,
-        delta=1e-5,
-        names=["localhost"],
-    )
+    records = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
+    made = made_home(tmp_path, records, epsilon=1000.0, clients={"good": "good", "revoked": "revoked"})
     with made.open_ledger() as ledger:
-        for name in ("good", "revoked"):
-            issued, key = made.authority.make_client(name=name)
-            made.authority.write_credentials(issued, tmp_path / name, key_pem=key)
-            ledger.add_client(name, issued.fingerprint)
         ledger.revoke_client("revoked", reason="test")
     return made
 

@@ -59,7 +59,7 @@ def test_a_defect_is_found(defect, tmp_path, monkeypatch):
         elif defect == "an incident":
             monkeypatch.setattr(service, "_budgets", lambda *_: 1 / 0)
         elif defect == "a wrong reply":
-            monkeypatch.setattr(service, "OpenRun", lambda *_: pb.DescribeResponse())
+            monkeypatch.setattr(service, "answer", lambda *_: pb.DescribeResponse())
         else:
             ask = service._opened
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from declarations import quantiles
+from made_home import made_home
 from raw_client import RawClient
 from serving_here import serving
 from torch import nn
 
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory as home
 from public_client.curator.stub import Curator
 from shared import errors
 from shared.protocol.messages import RunParameters
@@ -24,19 +23,7 @@ ACCEPTED = "The snapshot of 3 May was put back by mistake; the budget was lowere
 @pytest.fixture
 def site(tmp_path):
     """A curator's home with a client's credentials."""
-    np.save(tmp_path / "records.npy", np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32))
-    made = home.create(
-        tmp_path / "home",
-        records=RecordsSettings(file=tmp_path / "records.npy"),
-        epsilon=50.0,
-        delta=1e-5,
-        names=["localhost"],
-    )
-    issued, key = made.authority.make_client(name="ml-team")
-    made.authority.write_credentials(issued, tmp_path / "credentials", key_pem=key)
-    with made.open_ledger() as ledger:
-        ledger.add_client("ml-team", issued.fingerprint)
-    return made
+    return made_home(tmp_path, np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32))
 
 
 def charged(address, credentials, runs):

@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 import torch
 from declarations import gradient, quantiles
+from made_home import made_home
 from raw_client import RawClient
 from signs import ALPHA, Signs, in_random_order
 from torch import nn
 
 from private_curator.serving import server
 from private_curator.settings import tree as settings
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory as home
 from private_curator.worker.pool import WorkerPool
 from private_curator.worker.process import WorkerSettings
 from private_curator.worker.sessions import ExtractorSource
@@ -113,18 +112,7 @@ class Site:
 
     def __init__(self, directory, records):
         directory.mkdir()
-        np.save(directory / "records.npy", records)
-        made = home.create(
-            directory / "home",
-            records=RecordsSettings(file=directory / "records.npy"),
-            epsilon=1e4,
-            delta=1e-5,
-            names=["localhost"],
-        )
-        issued, key = made.authority.make_client(name="ml-team")
-        made.authority.write_credentials(issued, directory / "credentials", key_pem=key)
-        with made.open_ledger() as ledger:
-            ledger.add_client("ml-team", issued.fingerprint)
+        made = made_home(directory, records, epsilon=1e4)
         chosen = settings.load(
             made.path,
             {

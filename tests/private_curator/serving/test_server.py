@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from declarations import gradient, quantiles, rows
+from made_home import made_home
 from raw_client import RawClient, released
 from torch import nn
 
@@ -23,7 +24,6 @@ from private_curator.ledger.sqlite import file_lock
 from private_curator.operator import preflight
 from private_curator.serving import server
 from private_curator.settings import tree as settings
-from private_curator.settings.groups import RecordsSettings
 from private_curator.storage import home_directory as home
 from shared import errors
 from shared.extractor.tracing import trace
@@ -38,18 +38,7 @@ RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
 
 @pytest.fixture
 def directory(tmp_path):
-    np.save(tmp_path / "records.npy", RECORDS)
-    made = home.create(
-        tmp_path / "home",
-        records=RecordsSettings(file=tmp_path / "records.npy"),
-        epsilon=50.0,
-        delta=1e-5,
-        names=["localhost"],
-    )
-    issued, key = made.authority.make_client(name="ml-team")
-    made.authority.write_credentials(issued, tmp_path / "credentials", key_pem=key)
-    with made.open_ledger() as ledger:
-        ledger.add_client("ml-team", issued.fingerprint)
+    made_home(tmp_path, RECORDS)
     return tmp_path
 
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from made_home import made_home
 from torch import nn
 
 from private_curator.serving.server import CuratorServer
 from private_curator.settings import tree
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory as home
 from public_client import MockCurator
 from public_client.curator.stub import Curator
 from public_client.curator.values import PendingStep, new_request_id
@@ -37,18 +36,7 @@ NARROW_MAP, FLAT_MAP = (FeatureMap(torch.zeros(4), torch.full((4,), scale)) for 
 def both(tmp_path_factory):
     """The real curator's client, and a mock of what it describes, with the same model uploaded."""
     directory = tmp_path_factory.mktemp("curator")
-    np.save(directory / "records.npy", RECORDS)
-    made = home.create(
-        directory / "home",
-        records=RecordsSettings(file=directory / "records.npy"),
-        epsilon=50.0,
-        delta=1e-5,
-        names=["localhost"],
-    )
-    issued, key = made.authority.make_client(name="ml-team")
-    made.authority.write_credentials(issued, directory / "credentials", key_pem=key)
-    with made.open_ledger() as ledger:
-        ledger.add_client("ml-team", issued.fingerprint)
+    made = made_home(directory, RECORDS)
     settings = tree.load(
         made.path,
         {

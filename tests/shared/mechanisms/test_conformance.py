@@ -23,6 +23,7 @@ from exploring import tried
 from hospital import CLIENT, LIMITS, Hospital, NoNoise
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_home import made_home
 from raw_client import RawClient, released
 
 from private_curator.ledger.statements import Request, Run, StoredReply
@@ -30,7 +31,6 @@ from private_curator.serving.server import CuratorServer
 from private_curator.settings import tree
 from private_curator.settings.groups import RecordsSettings
 from private_curator.steps.randomness import SystemNoise
-from private_curator.storage import home_directory
 from shared.errors import BudgetExhausted, RequestIdReused, RequestInvalid, RunFinished
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray
@@ -297,19 +297,9 @@ def client(tmp_path_factory) -> Iterator[RawClient]:
     """A client of a serving curator that offers every mechanism."""
     directory = tmp_path_factory.mktemp("conformance")
     np.savez(directory / "records.npz", records=DATA.records, labels=DATA.labels)
-    made = home_directory.create(
-        directory / "home",
-        records=RecordsSettings(
-            file=directory / "records.npz", array="records", labels_array="labels", classes=CLASSES
-        ),
-        epsilon=BUDGET,
-        delta=1e-5,
-        names=["localhost"],
-    )
-    issued, key = made.authority.make_client(name="ml-team")
-    made.authority.write_credentials(issued, directory / "credentials", key_pem=key)
-    with made.open_ledger() as ledger:
-        ledger.add_client("ml-team", issued.fingerprint)
+    file = directory / "records.npz"
+    settings = RecordsSettings(file=file, array="records", labels_array="labels", classes=CLASSES)
+    made = made_home(directory, settings, epsilon=BUDGET)
     chosen = {
         "listen.host": "localhost",
         "listen.port": "0",

@@ -1,0 +1,43 @@
+"""A curator's home for a test: records, a budget, and clients with credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from private_curator.settings.groups import RecordsSettings
+from private_curator.storage import home_directory
+from private_curator.storage.home_directory import HomeDirectory
+
+ML_TEAM = MappingProxyType({"ml-team": "credentials"})
+
+
+def made_home(
+    directory: Path,
+    records: npt.NDArray[np.float32] | RecordsSettings,
+    *,
+    epsilon: float = 50.0,
+    clients: Mapping[str, str] = ML_TEAM,
+) -> HomeDirectory:
+    """Makes `directory`/home, delta 1e-5.
+
+    Args:
+        directory: exists.
+        records: an array, which is written to records.npy, or the settings of a file.
+        epsilon: the budget.
+        clients: for each client the folder of `directory` that gets its credentials.
+    """
+    if not isinstance(records, RecordsSettings):
+        np.save(directory / "records.npy", records)
+        records = RecordsSettings(file=directory / "records.npy")
+    made = home_directory.create(directory / "home", records=records, epsilon=epsilon, delta=1e-5, names=["localhost"])
+    with made.open_ledger() as ledger:
+        for name, folder in clients.items():
+            issued, key = made.authority.make_client(name=name)
+            made.authority.write_credentials(issued, directory / folder, key_pem=key)
+            ledger.add_client(name, issued.fingerprint)
+    return made
