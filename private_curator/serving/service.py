@@ -31,6 +31,7 @@ from private_curator.serving.authentication import authenticate
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.turns import Turns
 from private_curator.settings.permissions import permitted, require_permitted
+from private_curator.settings.groups import LimitSettings
 from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
 from private_curator.steps.release import ReleasePipeline
@@ -91,10 +92,7 @@ class CuratorService:
     @functools.cached_property
     def limits(self) -> Limits:
         """The operator's bounds on requests."""
-        own = self.settings.limits
-        told = {field.name: getattr(own, field.name) for field in dataclasses.fields(Limits)}
-        most = min(own.max_batch_size, self.data_set.records)
-        return Limits(**told | {"max_batch_size": most, "min_batch_size": min(own.min_batch_size, most)})
+        return limits_of(self.settings.limits, records=self.data_set.records)
 
     # -- the boundary ---------------------------------------------------------------------------------------------
 
@@ -337,6 +335,13 @@ class CuratorService:
         return grpc.method_handlers_generic_handler(
             pb.DESCRIPTOR.services_by_name["CuratorService"].full_name, handlers
         )
+
+
+def limits_of(own: LimitSettings, *, records: int) -> Limits:
+    """The operator's bounds on requests for a data set of so many records."""
+    told = {field.name: getattr(own, field.name) for field in dataclasses.fields(Limits)}
+    most = min(own.max_batch_size, records)
+    return Limits(**told | {"max_batch_size": most, "min_batch_size": min(own.min_batch_size, most)})
 
 
 @functools.lru_cache(maxsize=64)
