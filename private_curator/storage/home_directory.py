@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_curator.ledger.database import LedgerLocation
 from private_curator.ledger.heads import Heads
 from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.reading import LedgerReading, read_ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.store import no_checkpoint
 from private_curator.ledger.witness import Witness
@@ -21,12 +23,16 @@ from private_curator.records.labels import load_labels
 from private_curator.settings import tree as configuration
 from private_curator.settings.groups import LedgerSettings, RecordsSettings
 from private_curator.settings.tree import SETTINGS_FILE
+from private_curator.storage.asks import AskBook
 from private_curator.storage.certificates import CertificateAuthority
+from private_curator.storage.checks import CheckNotes
 from shared.certificates import private_pem
-from shared.errors import SettingsError
+from shared.errors import InvalidValue, SettingsError
 from shared.files import write_private
 from shared.privacy.budget import PrivacyBudget
 
+MAX_OPERATOR_LENGTH = 100
+"""Characters of an operator's name in the ledger."""
 SAFE_UMASK = 0o077
 """Whatever a curator's process makes belongs to its operator alone."""
 
@@ -44,11 +50,15 @@ class HomeDirectory:
         uploads: what clients uploaded.
         publications: a copy of what was published, by request.
         incidents: unexpected errors, for the operator.
+        asks: refusals, and when clients were last seen.
+        checks: when the ledger was last verified and backed up.
+        operator: who acts; each act states the name.
         address: host:port of the serving process; there only while it serves.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, operator: str | None = None) -> None:
         self.path = path
+        self.operator = system_user() if operator is None else checked_operator(operator)
         self.settings = path / SETTINGS_FILE
         self.ledger = path / "ledger.db"
         self.ledger_key = path / "ledger.key"
@@ -57,6 +67,8 @@ class HomeDirectory:
         self.uploads = path / "uploads"
         self.publications = path / "publications"
         self.incidents = path / "incidents.jsonl"
+        self.asks = AskBook(path / "asks.db")
+        self.checks = CheckNotes(path / "checks.json")
         self.address = path / "address"
 
     def read_ledger_key(self) -> Ed25519PrivateKey:
@@ -119,12 +131,22 @@ class HomeDirectory:
             checkpoint=checkpoint,
             lock_timeout_s=chosen.lock_seconds,
             witness=self.ledger_witness(chosen) if witnessed else None,
+            by=self.operator,
             heads=Heads(
                 file=None if chosen.heads_file is None else self.path / chosen.heads_file,
                 syslog=chosen.heads_syslog,
                 command=chosen.heads_command,
             ),
         )
+
+    def read_ledger(self) -> LedgerReading:
+        """The ledger as it is now, without its key and without writing: a read-only copy of the home will do.
+
+        Raises:
+            SettingsError: the home is none, or its settings cannot work.
+            LedgerUnavailable, LedgerCorrupt: see `private_curator.ledger.reading.read_ledger`.
+        """
+        return read_ledger(self.ledger_location())
 
     def ledger_witness(self, chosen: LedgerSettings | None = None) -> Path:
         """Where the last entry of the ledger that this curator has seen is noted."""
@@ -187,13 +209,32 @@ def create(
         home.authority.create(names=names, data_set=records.name)
         key = Ed25519PrivateKey.generate()
         write_private(home.ledger_key, private_pem(key))
-        Ledger.create(location, key=key, records=data.count, budget=budget, witness=witness).close()
+        Ledger.create(location, key=key, records=data.count, budget=budget, witness=witness, by=home.operator).close()
         fingerprint.write(home.path)
         tree = {"records": records.model_dump(mode="json", exclude_defaults=True), **(groups or {})}
         write_private(home.settings, _toml(tree).encode())
     finally:
         os.umask(previous)
     return home
+
+
+def system_user() -> str:
+    """The name of the user whose process this is; its number where the system has no name for it."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"user {os.geteuid()}"
+
+
+def checked_operator(name: str) -> str:
+    """An operator's name as acts state it.
+
+    Raises:
+        InvalidValue: it is not 1 to `MAX_OPERATOR_LENGTH` printable characters.
+    """
+    if not 1 <= len(name.strip()) <= MAX_OPERATOR_LENGTH or not name.isprintable():
+        raise InvalidValue(f"an operator's name has 1 to {MAX_OPERATOR_LENGTH} printable characters, not {name!r}")
+    return name.strip()
 
 
 def _toml(tree: Mapping[str, Mapping[str, object]]) -> str:
