@@ -29,11 +29,13 @@ DEFAULT_ADDRESS = "127.0.0.1:8466"
     help="What the browser shows where it comes through a tunnel, such as http://127.0.0.1:9000; repeat.",
 )
 @click.option("--operator", help="Whose name the acts bear.  [default: the account's]")
-def console(home: HomeDirectory, address: str, socket: Path | None, further: tuple[str, ...], operator: str | None) -> None:
+def console(
+    home: HomeDirectory, address: str, socket: Path | None, further: tuple[str, ...], operator: str | None
+) -> None:
     """Shows the operator's console in a browser on this machine, until SIGTERM or Ctrl-C.
 
-    Prints an address that signs in once. Looking needs neither the ledger's key nor the records; the few acts go through
-    the same functions as the command line. Nothing listens beyond this machine's loopback.
+    Prints an address that signs in once. Looking needs neither the ledger's key nor the records; the few acts go
+    through the same functions as the command line. Nothing listens beyond this machine's loopback.
     """
     try:
         from private_curator.console.application import console as made

@@ -5,6 +5,7 @@ Each act opens the ledger with its key, does one thing and closes it; looking at
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from urllib.parse import quote
 
@@ -18,7 +19,7 @@ from private_curator.ledger.witness import Witness
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import InvalidValue
 
-MAX_NUMBER_LENGTH = 32
+_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,12})?")
 
 
 class Acts:
@@ -75,12 +76,9 @@ class Acts:
         if decision == "approve" and granted <= 0.0:
             raise InvalidValue("a grant is more than 0; to grant nothing, deny the request")
         with self._home.open_ledger() as books:
-            decided = books.decide_request(
-                request.path_params["number"], granted=granted, reason=field(form, "reason")
-            )
+            decided = books.decide_request(request.path_params["number"], granted=granted, reason=field(form, "reason"))
         said = f"{decided.client}'s request is {decided.decision}"
         return _done(request, "/requests", f"{said}: epsilon {granted:g} is added." if granted else f"{said}.")
-
 
     def _verify(self, request: Request, _form: FormData) -> Response:
         """The key's public half is read from the operator's own file: the ledger's word for it would prove nothing."""
@@ -116,12 +114,9 @@ def number(form: FormData, name: str) -> float:
         InvalidValue: it is none.
     """
     text = field(form, name)
-    try:
-        if len(text) > MAX_NUMBER_LENGTH:
-            raise ValueError
-        return float(text)
-    except ValueError as error:
-        raise InvalidValue(f"{name} is {text[:MAX_NUMBER_LENGTH]!r}; write a number such as 0.5") from error
+    if not _NUMBER.fullmatch(text):
+        raise InvalidValue(f"{name} is {text[:20]!r}; write a number such as 0.5")
+    return float(text)
 
 
 def _done(request: Request, path: str, text: str) -> Response:

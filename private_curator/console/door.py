@@ -1,8 +1,8 @@
 """What every request must be before a page sees it, and what every reply carries.
 
-A browser on the operator's machine also runs other people's pages. They may send requests to a loopback address (CSRF),
-make a name of theirs lead to it (DNS rebinding), frame it, or load it as an image. So a request must name this console in
-`Host`, must not come from another origin, must be small, and must belong to somebody who signed in; what is
+A browser on the operator's machine also runs other people's pages. They may send requests to a loopback address
+(CSRF), make a name of theirs lead to it (DNS rebinding), frame it, or load it as an image. So a request must name this
+console in `Host`, must not come from another origin, must be small, and must belong to somebody who signed in; what is
 refused is refused here, in one place, before any page.
 """
 
@@ -94,7 +94,7 @@ class Door:
         return None
 
     def _at_home(self, headers: Headers, method: str) -> bool:
-        """Whether no other site's page has sent it; a link from elsewhere to a page is one that comes without a cookie."""
+        """Whether no other site's page has sent it; a link from elsewhere opens a page, without a cookie."""
         origins, sites = headers.getlist("origin"), headers.getlist("sec-fetch-site")
         if any(origin not in self.origins for origin in origins):
             return False

@@ -77,7 +77,7 @@ class Pages:
             request,
             record,
             told=told,
-            ahead=views.ahead(told, told.runs),
+            ahead=views.ahead(told),
             charts=views.charts(told, now=record.now),
             chart_text=views.chart_in_words(told),
             points=[
@@ -97,7 +97,7 @@ class Pages:
         found = [run for run in reversed(record.runs) if chosen in ("", run.client)]
         shown, paging = _paged(found, request)
         return self._show(
-            "runs", request, record, runs=shown, total=len(found), chosen=chosen, teams=_teams(record), **paging
+            "runs", request, record, runs=shown, total=len(found), chosen=chosen, teams=_teams(record), paging=paging
         )
 
     def _run(self, request: Request) -> Response:
@@ -142,7 +142,7 @@ class Pages:
             teams=_teams(record),
             tones=views.TONES,
             chosen={"kind": kind, "team": team, "since": since},
-            **paging,
+            paging=paging,
         )
 
     def _ledger(self, request: Request) -> Response:
@@ -175,7 +175,11 @@ class Pages:
             copy.flush()
             proposal = Proposal.read(Path(copy.name))
         told = priced(
-            proposal, client=team, books=record.reading.books, settings=record.settings, day=record.now.date().isoformat()
+            proposal,
+            client=team,
+            books=record.reading.books,
+            settings=record.settings,
+            day=record.now.date().isoformat(),
         )
         return self._show(
             "publication", request, record, teams=_teams(record), chosen=team, told=told, words=proposal.purpose
@@ -184,7 +188,9 @@ class Pages:
     def _record(self) -> Record:
         return Record(self._home)
 
-    def _show(self, template: str, request: Request, record: Record | None, *, status: int = 200, **values: Any) -> Response:
+    def _show(
+        self, template: str, request: Request, record: Record | None, *, status: int = 200, **values: Any
+    ) -> Response:
         """A page in its frame; without a record, as after an error, the frame says less."""
         session, path = request.state.session, request.url.path
         if record is None:

@@ -1,4 +1,4 @@
-"""Pages from templates: everything is escaped, foreign text can only ever be text, figures are rounded to the safe side."""
+"""Pages from templates: everything is escaped, foreign text is only ever text, figures are rounded to the safe side."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def listen_on_loopback(address: str) -> Listening:
     except OSError as error:
         bound.close()
         raise SettingsError(
-            f"--address {address} cannot be bound ({error.strerror}); free the port or choose another (0 takes a free one)"
+            f"--address {address} cannot be bound ({error.strerror}); free the port or choose another (0 takes a free "
+            "one)"
         ) from error
     shown = f"[{numeric}]" if numeric.version == 6 else str(numeric)
     return Listening(bound, f"{shown}:{bound.getsockname()[1]}")
@@ -93,10 +94,11 @@ def serve(application: ASGIApp, listening: Listening) -> None:
     """Serves until SIGTERM or SIGINT."""
     os.umask(SAFE_UMASK)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an act's process holds the ledger's key for a moment
-    uvicorn.Server(_config(application)).run(sockets=[listening.socket])
+    uvicorn.Server(configuration(application)).run(sockets=[listening.socket])
 
 
-def _config(application: ASGIApp) -> uvicorn.Config:
+def configuration(application: ASGIApp) -> uvicorn.Config:
+    """What is asked of uvicorn: plain HTTP/1.1 for one operator, and no line in a log."""
     return uvicorn.Config(
         application,
         http="h11",

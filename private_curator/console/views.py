@@ -35,7 +35,7 @@ def moment(text: str) -> dt.datetime:
     return dt.datetime.fromisoformat(text)
 
 
-def ahead(overview: Overview, runs: int) -> tuple[str, ...]:
+def ahead(overview: Overview) -> tuple[str, ...]:
     """Where spending leads, in sentences."""
     told = overview.forecast
     if told.next_spent is None:
@@ -47,7 +47,8 @@ def ahead(overview: Overview, runs: int) -> tuple[str, ...]:
     elif told.exhausted_on is None:
         first = "At this rate the budget lasts longer than any calendar."
     else:
-        first = f"At this rate, {runs} run{'s' if runs > 1 else ''} since the first, it is exhausted on {told.exhausted_on}."
+        since = "one run" if overview.runs == 1 else f"{overview.runs} runs"
+        first = f"At the rate so far ({since}) the budget is exhausted on {told.exhausted_on}."
     left = rounded(max(0.0, overview.epsilon - told.next_spent), up=False)
     second = (
         f"The next run like the last leaves epsilon {left}."
@@ -71,12 +72,12 @@ def charts(overview: Overview, *, now: dt.datetime) -> dict[str, SpentOverTime]:
 
 def chart_in_words(overview: Overview) -> str:
     """What the chart shows, for whoever does not see it."""
-    first, changes = overview.points[0], [what_of(point) for point in overview.points[1:] if not point.run]
-    changed = f" The budget was changed {len(changes)} times: {', '.join(changes)}." if changes else ""
-    return (
-        f"From {first.time[:10]} to now {overview.runs} runs spent epsilon {rounded(overview.spent, up=True)} of "
-        f"{overview.epsilon:g}.{changed} {ahead(overview, overview.runs)[0]}"
-    )
+    opened, *later = overview.points
+    acts = [f"{what_of(point)} on {point.time[:10]}" for point in later if not point.run]
+    begun = f"Opened on {opened.time[:10]} with a budget of epsilon {opened.epsilon:g}"
+    runs = "1 run" if overview.runs == 1 else f"{overview.runs} runs"
+    spent = f"{runs} spent epsilon {rounded(overview.spent, up=True)} of {overview.epsilon:g}."
+    return f"{'; '.join([begun, *acts])}. Until now {spent}"
 
 
 def what_of(point: Point) -> str:
@@ -99,9 +100,10 @@ def bar(client: ClientFacts, *, whole: float) -> tuple[float, str]:
 def effect(request: BudgetRequest, client: ClientFacts, overview: Overview) -> str:
     """What granting all of a request would do."""
     allowed = (client.spent if client.share is None else client.share) + request.epsilon
-    text = f"{client.name} may spend epsilon {allowed:.4g} in all; the data set has {rounded(overview.remaining, up=False)} left"
+    left = rounded(overview.remaining, up=False)
+    text = f"{client.name} may spend epsilon {allowed:.4g} in all; the data set has {left} left"
     if allowed > overview.epsilon:
-        return f"{text}. That is more than the data set's budget of {overview.epsilon:g}: grant less, or extend it first"
+        return f"{text}. That is more than its budget of {overview.epsilon:g}: grant less, or extend it first"
     return text
 
 

@@ -30,8 +30,8 @@ from private_curator.observability.requests import OK
 from private_curator.serving.authentication import authenticate
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.turns import Turns
-from private_curator.settings.permissions import permitted, require_permitted
 from private_curator.settings.groups import LimitSettings
+from private_curator.settings.permissions import permitted, require_permitted
 from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
 from private_curator.steps.release import ReleasePipeline

@@ -1,4 +1,4 @@
-"""What is refused before any page sees it: other people's pages in the operator's browser, and whoever did not sign in."""
+"""What is refused before any page sees it: other people's pages in the operator's browser, and strangers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def test_without_a_session_nothing_is_seen_and_nothing_is_done(client):
     assert client.get(SIGN_IN).text == "seen 0"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8466", "127.0.0.1", "127.0.0.1:80", "127.0.0.1.evil.example:8466", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8466", "127.0.0.1", "127.0.0.1:80", "127.0.0.1.evil.example:8466", ""]
+)
 def test_a_name_that_was_made_to_lead_here_is_refused(signed_in, host):
     """DNS rebinding: the browser sends the attacker's name, and its cookies would count as the attacker's own."""
     for path in ("/", SIGN_IN):
@@ -141,17 +143,22 @@ def test_every_reply_forbids_scripts_frames_and_copies(client, signed_in):
         assert {name: reply.headers[name] for name in HEADERS} == HEADERS
     policy = HEADERS["Content-Security-Policy"]
     assert "default-src 'none'" in policy
-    assert "script" not in policy and "unsafe" not in policy and "*" not in policy
+    assert "script" not in policy
+    assert "unsafe" not in policy
+    assert "*" not in policy
 
 
 def test_a_token_is_good_once_and_the_next_one_is_shown(sessions, tokens):
     first = tokens[-1]
-    assert sessions.sign_in("") is None and sessions.sign_in(first[:-1]) is None and sessions.sign_in("naïve") is None
+    assert sessions.sign_in("") is None
+    assert sessions.sign_in(first[:-1]) is None
+    assert sessions.sign_in("naïve") is None
     assert len(tokens) == 1
     cookie = sessions.sign_in(first)
     assert sessions.of(cookie) is not None
     assert sessions.sign_in(first) is None
-    assert len(tokens) == 2 and tokens[1] != first
+    assert len(tokens) == 2
+    assert tokens[1] != first
     assert sessions.of(cookie).csrf not in (cookie, first)
     sessions.sign_out(cookie)
     assert sessions.of(cookie) is None
@@ -178,7 +185,14 @@ def test_only_so_many_browsers_are_signed_in(sessions, tokens):
 
 @pytest.mark.parametrize(
     "origin",
-    ["http://evil.example:80", "https://127.0.0.1:80", "http://127.0.0.1", "http://127.0.0.1:80/", "http://a@localhost:80", "localhost:80"],
+    [
+        "http://evil.example:80",
+        "https://127.0.0.1:80",
+        "http://127.0.0.1",
+        "http://127.0.0.1:80/",
+        "http://a@localhost:80",
+        "localhost:80",
+    ],
 )
 def test_no_origin_off_the_loopback_is_taken(origin):
     with pytest.raises(SettingsError, match="--origin is"):
