@@ -6,16 +6,23 @@ import contextlib
 import re
 import socket
 import stat
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 import uvicorn
 from console_home import made_home_without_a_past
+from free_ports import own_port
 
 from private_curator.console import server
 from private_curator.console.application import console
 from private_curator.console.door import origins_of
 from shared.errors import SettingsError
+
+DOOR = Path(__file__).resolve().parents[3] / "deploy" / "images" / "console_door.py"
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +110,34 @@ def test_a_unix_socket_is_its_owners_alone(home, tmp_path):
     with pytest.raises(SettingsError, match="cannot be made"):
         server.listen_on_socket(file)
     assert file.read_text() == "kept"
+
+
+def test_the_door_of_the_containers_carries_bytes_to_the_socket(home, tmp_path):
+    """The program that docker-compose.yml publishes; it waits for a console that is not there yet."""
+    path, port = tmp_path / "console.sock", own_port()
+    door = subprocess.Popen([sys.executable, str(DOOR), f"127.0.0.1:{port}", str(path)])
+
+    def ask() -> str:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                where = socket.create_connection(("127.0.0.1", port))
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        return answered(where, "GET /sign-in HTTP/1.1\r\nHost: localhost:8466\r\nConnection: close\r\n\r\n")
+
+    try:
+        assert ask() == ""
+        with serving(home, server.listen_on_socket(path)):
+            assert ask().startswith("HTTP/1.1 200 OK")
+            # Another port than the console knows itself by: whoever publishes it elsewhere must say so with --origin.
+            where = socket.create_connection(("127.0.0.1", port))
+            assert " 421 " in answered(where, f"GET / HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n")
+    finally:
+        door.terminate()
+        assert door.wait(timeout=10) == 0
 
 
 @pytest.mark.parametrize(
