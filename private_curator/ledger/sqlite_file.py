@@ -106,8 +106,8 @@ class SqliteFile:
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         if not os.access(self.path.parent, os.W_OK):
             # SQLite cannot make its index of the log there; while a curator writes through another mount, it is there.
-            log = self.path.with_name(self.path.name + "-wal")
-            whole = not log.exists() or log.stat().st_size == 0
+            written = self.path.with_name(self.path.name + "-wal")
+            whole = not written.exists() or written.stat().st_size == 0
             return sqlite3.connect(uri + ("&immutable=1" if whole else ""), uri=True, isolation_level=None)
         with file_lock(write_lock(self.path), timeout_s=LOCK_TIMEOUT_S, held_by="another program"):
             connection = sqlite3.connect(uri, uri=True, isolation_level=None)

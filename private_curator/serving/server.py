@@ -25,6 +25,7 @@ from private_curator.observability.metrics import Metrics, MetricsServer
 from private_curator.observability.requests import RequestWatch, tracing_of
 from private_curator.records import target
 from private_curator.records.labels import class_count, class_names, load_labels
+from private_curator.serving.asking import AskLog
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.service import CuratorService
 from private_curator.serving.turns import Turns
@@ -132,9 +133,11 @@ class CuratorServer:
                     min(limits.client_requests, max(1, settings.compute.request_threads // 2)),
                     most_bytes=limits.client_message_bytes,
                 ),
+                asks=AskLog((home.asks.record,)),
                 # A client that prices many plans repeats events; autodp takes about half a second for each.
                 crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
             )
+            opened.callback(home.asks.close)
             tracing = tracing_of(settings.tracing)
             if tracing is not None:
                 opened.callback(tracing.close)

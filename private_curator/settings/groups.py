@@ -282,8 +282,10 @@ class LogSettings(SettingsGroup):
     format: Literal["text", "json"] = setting(
         "text", "text for people; json for programs, one object with fixed fields per line."
     )
-    level: Literal["info", "warning", "error"] = setting(
-        "info", "The least level that is written; info has a line for each request."
+    level: Literal["debug", "info", "warning", "error"] = setting(
+        "info",
+        "The least level that is written; info has a line for each charged run, for each refusal and for the first of "
+        "equal dry runs, debug one for each request.",
     )
 
 

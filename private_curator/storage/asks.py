@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ MOST_ROWS = 1000
 """Rows of one day; a row has at most about a kilobyte."""
 KEPT_DAYS = 400
 """A little more than a year: the report of a year has all of them."""
-SEEN_EVERY = dt.timedelta(minutes=1)
-"""A client that is seen again sooner is not noted again."""
+WRITTEN_EVERY_S = 1.0
+"""Seconds between two writings."""
 OTHERS = "(others)"
 """Stands for the client where a day has too many rows."""
 
@@ -39,8 +40,8 @@ CREATE TABLE IF NOT EXISTS seen (
 ) WITHOUT ROWID;
 """
 _REFUSED = """
-INSERT INTO refusals VALUES (?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET count = count + 1, last = excluded.last, peer = excluded.peer,
+INSERT INTO refusals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET count = count + excluded.count, last = excluded.last, peer = excluded.peer,
     mechanism = excluded.mechanism, epsilon = excluded.epsilon, purpose = excluded.purpose
 """
 _SEEN = """
@@ -125,7 +126,7 @@ class Seen:
         client: its name.
         peer: where it came from last.
         first: UTC, ISO 8601.
-        last: the same, to within `SEEN_EVERY`.
+        last: the same.
     """
 
     fingerprint: str
@@ -138,6 +139,9 @@ class Seen:
 class AskBook:
     """Keeps refusals and sightings in a file of SQLite, beside the ledger.
 
+    What is recorded is counted in memory and written by a thread of its own, every `WRITTEN_EVERY_S`: a flood of
+    refusals waits for no disk. A curator that dies may lose the counts of the last moment.
+
     Args:
         path: the file; made with the first ask.
     """
@@ -145,66 +149,83 @@ class AskBook:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._noted: dict[str, tuple[str, dt.datetime]] = {}
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._refused: dict[_Key, _Counted] = {}
+        self._seen: dict[str, Ask] = {}
         self._day = ""
-        self._made = False
 
     def record(self, ask: Ask) -> None:
-        """Counts a refusal, or notes that the client was seen; a disk that does not take it stops nothing."""
+        """Counts a refusal, or notes that the client was seen; returns at once."""
+        with self._lock:
+            if ask.outcome != "OK":
+                key = (_stamp(ask.time)[:10], ask.client, ask.fingerprint, ask.operation, ask.outcome, int(ask.dry_run))
+                if key not in self._refused and len(self._refused) >= MOST_ROWS:
+                    key = _anybody(key)
+                known = self._refused.get(key)
+                self._refused[key] = _Counted(1, ask, ask) if known is None else known.and_another(ask)
+            elif ask.fingerprint:
+                self._seen[ask.fingerprint] = ask
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="asks", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Writes what is counted. Idempotent."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.write()
+
+    def write(self) -> None:
+        """Writes what is counted now; a disk that does not take it stops nothing."""
+        with self._lock:
+            refused, self._refused = self._refused, {}
+            seen, self._seen = self._seen, {}
+        if not refused and not seen:
+            return
         try:
-            with self._lock:
-                if ask.outcome != "OK":
-                    self._refused(ask)
-                elif ask.fingerprint:
-                    self._seen(ask)
-        except sqlite3.Error as error:
-            _log.warning("a request could not be noted in %s: %s", self._path.name, type(error).__qualname__)
+            with self._writing() as connection:
+                self._forget(connection)
+                for key, counted in refused.items():
+                    _add(connection, key, counted)
+                for fingerprint, ask in seen.items():
+                    stamp = _stamp(ask.time)
+                    connection.execute(_SEEN, (fingerprint, ask.client, ask.peer, stamp, stamp))
+        except (sqlite3.Error, OSError) as error:
+            _log.warning("requests could not be noted in %s: %s", self._path.name, type(error).__qualname__)
 
     def refusals(self) -> list[Refusals]:
-        """All of them, the oldest first; reads a read-only file too."""
+        """All that are written, the oldest first; reads a read-only file too."""
         rows = self._read("refusals", Refusals)
         return [Refusals(**row | {"dry": bool(row["dry"])}) for row in rows]
 
     def seen(self) -> dict[str, Seen]:
-        """The last use of each certificate, by its fingerprint."""
+        """The last use of each certificate that is written, by its fingerprint."""
         return {row["fingerprint"]: Seen(**row) for row in self._read("seen", Seen)}
 
-    def _refused(self, ask: Ask) -> None:
-        stamp = _stamp(ask.time)
-        day = stamp[:10]
-        with self._writing() as connection:
-            if day != self._day:
-                oldest = (ask.time - dt.timedelta(days=KEPT_DAYS)).date().isoformat()
-                connection.execute("DELETE FROM refusals WHERE day < ?", (oldest,))
-                connection.execute("DELETE FROM seen WHERE last < ?", (oldest,))
-                self._day = day
-            key = (day, ask.client, ask.fingerprint, ask.operation, ask.outcome, int(ask.dry_run))
-            known = connection.execute(f"SELECT 1 FROM refusals WHERE {_KEY}", key).fetchone()  # noqa: S608 a constant
-            (rows,) = connection.execute("SELECT count(*) FROM refusals WHERE day = ?", (day,)).fetchone()
-            if known is None and rows >= MOST_ROWS:
-                ask = replace(ask, purpose="", mechanism="", peer="")
-                key = (day, OTHERS, "", ask.operation, ask.outcome, int(ask.dry_run))
-            connection.execute(_REFUSED, (*key, stamp, stamp, ask.peer, ask.mechanism, ask.epsilon, ask.purpose))
+    def _run(self) -> None:
+        while not self._closing.wait(WRITTEN_EVERY_S):
+            self.write()
 
-    def _seen(self, ask: Ask) -> None:
-        peer, last = self._noted.get(ask.fingerprint, ("", dt.datetime.min.replace(tzinfo=dt.UTC)))
-        if peer == ask.peer and ask.time - last < SEEN_EVERY:
-            return
-        stamp = _stamp(ask.time)
-        with self._writing() as connection:
-            connection.execute(_SEEN, (ask.fingerprint, ask.client, ask.peer, stamp, stamp))
-        self._noted[ask.fingerprint] = ask.peer, ask.time
+    def _forget(self, connection: sqlite3.Connection) -> None:
+        """Drops what is too old, once a day."""
+        today = dt.datetime.now(dt.UTC).date()
+        if self._day != today.isoformat():
+            oldest = (today - dt.timedelta(days=KEPT_DAYS)).isoformat()
+            connection.execute("DELETE FROM refusals WHERE day < ?", (oldest,))
+            connection.execute("DELETE FROM seen WHERE last < ?", (oldest,))
+            self._day = today.isoformat()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction; several curators of one home may write."""
-        with contextlib.closing(sqlite3.connect(self._path, timeout=_BUSY_S)) as connection, connection:
-            if not self._made:
-                self._path.chmod(0o600)
-                connection.executescript(_TABLES)
-                self._made = True
-            connection.execute("PRAGMA synchronous = NORMAL")
-            yield connection
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        with contextlib.closing(sqlite3.connect(self._path, timeout=_BUSY_S)) as connection:
+            connection.executescript(_TABLES)
+            with connection:
+                yield connection
 
     def _read(self, table: str, kind: type[Refusals | Seen]) -> list[dict[str, Any]]:
         """The rows of a table by the names of their columns, in the order in which they began."""
@@ -219,6 +240,36 @@ class AskBook:
         except sqlite3.Error as error:
             _log.warning("%s cannot be read: %s", self._path.name, type(error).__qualname__)
             return []
+
+
+_Key = tuple[str, str, str, str, str, int]
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """Refusals of one key that are not written yet."""
+
+    count: int
+    first: Ask
+    last: Ask
+
+    def and_another(self, ask: Ask) -> _Counted:
+        return replace(self, count=self.count + 1, last=ask)
+
+
+def _anybody(key: _Key) -> _Key:
+    day, _, _, operation, reason, dry = key
+    return day, OTHERS, "", operation, reason, dry
+
+
+def _add(connection: sqlite3.Connection, key: _Key, counted: _Counted) -> None:
+    known = connection.execute(f"SELECT 1 FROM refusals WHERE {_KEY}", key).fetchone()  # noqa: S608 a constant
+    (rows,) = connection.execute("SELECT count(*) FROM refusals WHERE day = ?", key[:1]).fetchone()
+    if known is None and rows >= MOST_ROWS:
+        key = _anybody(key)
+    last, stamps = counted.last, (_stamp(counted.first.time), _stamp(counted.last.time))
+    asked = (last.peer, last.mechanism, last.epsilon, last.purpose)
+    connection.execute(_REFUSED, (*key, counted.count, *stamps, *asked))
 
 
 _KEY = "day = ? AND client = ? AND fingerprint = ? AND operation = ? AND reason = ? AND dry = ?"

@@ -54,6 +54,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         patience_s: float = 180.0,
         run_directory: str | Path | None = None,
         server_name: str | None = None,
+        purpose: str = "",
     ) -> Hospital:
         """Connects with mutual TLS and proves the connection by one free request.
 
@@ -64,6 +65,7 @@ class Hospital(AbstractContextManager["Hospital"]):
             patience_s: how long a lost connection is tried again, in seconds.
             run_directory: where receipts.jsonl is written; nowhere by default.
             server_name: the name in the curator's certificate, where the address differs from it.
+            purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
 
         Returns:
             The hospital; close it, or use it in a ``with`` statement.
@@ -79,12 +81,13 @@ class Hospital(AbstractContextManager["Hospital"]):
                 patience_s=patience_s,
                 run_directory=run_directory,
                 server_name=server_name,
+                purpose=purpose,
             )
         )
 
     @classmethod
     def connect_from_rank_0(
-        cls, address: str, *, credentials: str | Path, run_directory: str | Path | None = None
+        cls, address: str, *, credentials: str | Path, run_directory: str | Path | None = None, purpose: str = ""
     ) -> Hospital:
         """One connection for all processes of torchrun (`public_client.training.distributed`).
 
@@ -92,6 +95,7 @@ class Hospital(AbstractContextManager["Hospital"]):
             address: ``host:port``.
             credentials: directory of them, on rank 0's machine.
             run_directory: where receipts.jsonl is written; nowhere by default.
+            purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
 
         Returns:
             The hospital, on every rank; rank 0 alone holds the connection, and all ranks are answered alike.
@@ -99,9 +103,11 @@ class Hospital(AbstractContextManager["Hospital"]):
         Raises:
             SettingsError, CredentialsInvalid, CuratorUnavailable, ProtocolError: on every rank what rank 0 met.
         """
-        return cls(
-            shared_curator(lambda: Curator.connect(address, credentials=credentials, run_directory=run_directory))
-        )
+
+        def connect() -> Curator:
+            return Curator.connect(address, credentials=credentials, run_directory=run_directory, purpose=purpose)
+
+        return cls(shared_curator(connect))
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -34,7 +34,7 @@ def curator_options(command: _Command) -> _Command:
     return click.option("--curator", "address", callback=_from_settings, help=told)(command)
 
 
-def connect(address: str, credentials: Path, *, run_directory: Path | None = None) -> Hospital:
+def connect(address: str, credentials: Path, *, run_directory: Path | None = None, purpose: str = "") -> Hospital:
     """A connection with the settings' patience and server name."""
     from public_client.adaptation.hospital import Hospital  # torch takes seconds to load
     from public_client.settings import load
@@ -47,6 +47,7 @@ def connect(address: str, credentials: Path, *, run_directory: Path | None = Non
         timeout_s=settings.connection.timeout_seconds,
         patience_s=settings.connection.patience_seconds,
         server_name=settings.curator.server_name,
+        purpose=purpose,
     )
 
 

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, fie
 
 from shared.configuration import SettingsGroup, setting
 from shared.errors import SettingsError
+from shared.protocol.limits import MAX_PURPOSE_LENGTH
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -143,6 +144,11 @@ class Experiment(SettingsGroup):
     """The whole file."""
 
     name: str = setting("experiment", "For titles and logs.")
+    purpose: str = setting(
+        "",
+        "Why, in one line of at most 200 characters: it stands in the hospital's ledger and in the receipts.",
+        max_length=MAX_PURPOSE_LENGTH,
+    )
     seeds: list[int] = setting([0], "One training for each.", min_length=1)
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "Where to compute.")
     data: Data = Data()

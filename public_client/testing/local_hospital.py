@@ -93,16 +93,19 @@ class LocalHospital:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def connect(self, *, run_directory: Path | None = None) -> Hospital:
+    def connect(self, *, run_directory: Path | None = None, purpose: str = "") -> Hospital:
         """Connects with the credentials that the operator handed out.
 
         Args:
             run_directory: where receipts.jsonl is written; nowhere by default.
+            purpose: why runs are opened, for the hospital's ledger.
 
         Returns:
             A client's hospital; close it.
         """
-        return Hospital.connect(self.address, credentials=self.credentials, run_directory=run_directory)
+        return Hospital.connect(
+            self.address, credentials=self.credentials, run_directory=run_directory, purpose=purpose
+        )
 
     def start(self) -> None:
         """Starts (or, after `stop`, restarts) the curator and waits until it listens.

@@ -21,6 +21,8 @@ MAX_ADAPTED_PARAMETERS = 4_000_000
 MAX_SOURCE_FEATURES = 65_536
 # Values of one release (rows * directions, or coefficients * directions).
 MAX_RELEASE_VALUES = 32_000_000
+# Characters of a run's purpose, and of the reason of a request for budget: a sentence for the hospital's board.
+MAX_PURPOSE_LENGTH = 200
 # Steps of one run.
 MAX_STEPS = 10_000_000
 # Values of all records of one sample together, and of all gradients, 4 bytes each: both bound the curator's memory.

@@ -44,6 +44,7 @@ def lived(tmp_path_factory):
         )  # fmt: skip
         made.asks.record(refused)
     made.asks.record(Ask(time=NOW, operation="Describe", client="ml-team", outcome="OK", fingerprint=fingerprint))
+    made.asks.close()
     made.checks.note("verify", ok=True, entries=9, by="Anna Weber")
     (made.ledger_key).unlink()
     (directory / "records.npy").unlink()
