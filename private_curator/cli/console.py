@@ -28,14 +28,12 @@ DEFAULT_ADDRESS = "127.0.0.1:8466"
     multiple=True,
     help="What the browser shows where it comes through a tunnel, such as http://127.0.0.1:9000; repeat.",
 )
-@click.option("--operator", help="Whose name the acts bear.  [default: the account's]")
-def console(
-    home: HomeDirectory, address: str, socket: Path | None, further: tuple[str, ...], operator: str | None
-) -> None:
+def console(home: HomeDirectory, address: str, socket: Path | None, further: tuple[str, ...]) -> None:
     """Shows the operator's console in a browser on this machine, until SIGTERM or Ctrl-C.
 
     Prints an address that signs in once. Looking needs neither the ledger's key nor the records; the few acts go
-    through the same functions as the command line. Nothing listens beyond this machine's loopback.
+    through the same functions as the command line. They bear the name of --as. Nothing listens
+    beyond this machine's loopback.
     """
     try:
         from private_curator.console.application import console as made
@@ -54,7 +52,7 @@ def console(
     click.echo(f"the console listens on {socket or listening.address}")
     serve(
         made(
-            home if operator is None else HomeDirectory(home.path, operator=operator),
+            home,
             origins=origins,
             announce=lambda token: click.echo(greeting(origins, token)),
         ),

@@ -13,9 +13,11 @@ from private_curator.cli.budgets import budget
 from private_curator.cli.certs import cert
 from private_curator.cli.clients import client
 from private_curator.cli.console import console
+from private_curator.cli.history import history, report
 from private_curator.cli.ledgers import extractor, incidents, ledger, run
 from private_curator.cli.publishing import describe, publish
 from private_curator.cli.records import reading, reading_options, records, scaling_options
+from private_curator.cli.requests import request
 from private_curator.cli.serving import parse_address, preflight, serve, settings
 from private_curator.records.opening import open_source
 from private_curator.settings.groups import ExtractorSettings, LedgerSettings, RecordsSettings
@@ -31,6 +33,7 @@ from shared.errors import SettingsError
     "7 no such client or run, 8 refused by the accountant, 9 wrong value, 10 any other refusal, 1 a defect. "
     "See docs/exit-codes.md.",
 )
+@common.operator_option
 @click.version_option(package_name="dpswd", prog_name="dpswd-curator")
 def main() -> None:
     """Keeps private records and releases only what the privacy budget has paid for."""
@@ -120,5 +123,5 @@ def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> 
 
 for command in (cert, client, budget, extractor, ledger, records, run, incidents, serve, settings, preflight, apply):
     main.add_command(command)
-for command in (describe, publish, console):
+for command in (describe, publish, history, report, request, console):
     main.add_command(command)

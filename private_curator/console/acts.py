@@ -13,9 +13,11 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from private_curator.console.pages import Pages
+from private_curator.console.pages import Pages, download
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.witness import Witness
+from private_curator.operator.record import Record
+from private_curator.operator.report import report_page, signed_page
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import InvalidValue
 
@@ -44,6 +46,7 @@ class Acts:
             "/requests/{number:int}": self._decide,
             "/ledger/verify": self._verify,
             "/publication": self._pages.price,
+            "/report": self._report,
         }
 
     def _freeze(self, request: Request, form: FormData) -> Response:
@@ -93,6 +96,14 @@ class Acts:
         home.checks.note("verify", ok=report.ok, entries=report.entries, by=home.operator, text=first)
         said = "verifies" if report.ok else f"DOES NOT VERIFY: {len(report.findings)} findings"
         return _done(request, "/ledger", f"The ledger {said}; {report.entries} entries were read.")
+
+    def _report(self, _request: Request, form: FormData) -> Response:
+        """The signed page, to be kept: a browser that showed it here would hold it to this console's policy."""
+        record = Record(self._home)
+        since, until = (field(form, name) if form.get(name) else None for name in ("since", "until"))
+        page = report_page(record, since=since, until=until)
+        signed = signed_page(page, sign=self._home.read_ledger_key().sign)
+        return download(signed, f"report-{record.now:%Y-%m-%d}.html", "text/html; charset=utf-8")
 
 
 def field(form: FormData, name: str) -> str:

@@ -53,6 +53,7 @@ class Pages:
             "/timeline": self._timeline,
             "/ledger": self._ledger,
             "/publication": self._publication,
+            "/report": self._report,
         }
 
     def refused(self, request: Request, error: Exception) -> Response:
@@ -109,7 +110,7 @@ class Pages:
 
     def _receipt(self, request: Request) -> Response:
         run = self._record().run(request.path_params["run_id"])
-        return _download(f"{run.receipt}\n".encode("ascii"), f"receipt-{run.run_id}.jsonl", "application/jsonl")
+        return download(f"{run.receipt}\n".encode("ascii"), f"receipt-{run.run_id}.jsonl", "application/jsonl")
 
     def _requests(self, request: Request) -> Response:
         record = self._record()
@@ -185,6 +186,9 @@ class Pages:
             "publication", request, record, teams=_teams(record), chosen=team, told=told, words=proposal.purpose
         )
 
+    def _report(self, request: Request) -> Response:
+        return self._show("report", request, self._record())
+
     def _record(self) -> Record:
         return Record(self._home)
 
@@ -230,5 +234,6 @@ def _paged(rows: Sequence[_Row], request: Request) -> tuple[Sequence[_Row], dict
     return rows[begin : begin + ROWS], {"newer": link(number - 1) if number else None, "older": older}
 
 
-def _download(data: bytes, name: str, kind: str) -> Response:
+def download(data: bytes, name: str, kind: str) -> Response:
+    """A file that a browser keeps and does not show."""
     return Response(data, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})

@@ -22,6 +22,7 @@ PLACES = (
     ("/timeline", "Timeline"),
     ("/ledger", "Ledger"),
     ("/publication", "Publication"),
+    ("/report", "Report"),
 )
 """The pages in order, with their paths."""
 

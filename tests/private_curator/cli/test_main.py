@@ -112,7 +112,7 @@ def test_the_life_of_a_client(operator, tmp_path):
     operator.run("client", "renew", "ml-team", "--out", tmp_path / "b", status=3)
     operator.run("client", "revoke", "ml-team", "--reason", "left")
     (listed,) = operator.json("client", "list")
-    assert (listed["revoked"], listed["epsilon"], listed["fingerprint"]) == (True, 0.5, renewed["fingerprint"])
+    assert (listed["state"], listed["epsilon"], listed["fingerprint"]) == ("revoked", 0.5, renewed["fingerprint"])
     operator.run("client", "add", "ml-team", "--out", tmp_path / "c", status=9)
     assert not (tmp_path / "c").exists()
     operator.run("client", "revoke", "nobody", "--reason", "x", status=7)

@@ -16,6 +16,7 @@ from private_curator.console.door import origins_of
 from private_curator.console.rendering import PLACES, plain
 from private_curator.ledger.statements import Decision
 from private_curator.operator.record import Record
+from private_curator.operator.report import check_report
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import rounded
 
@@ -266,6 +267,16 @@ def test_an_operator_stops_decides_and_answers_for_it(home):
         ("frozen", OPERATOR, "the board meets"),
         ("unfrozen", OPERATOR, "approved"),
     ]
+
+
+def test_a_board_gets_a_report_that_the_ledgers_key_signed(past, looking, tmp_path):
+    made = send(looking, "/report", since="2026-01-01")
+    assert made.headers["content-disposition"].startswith('attachment; filename="report-')
+    file = tmp_path / "report.html"
+    file.write_bytes(made.content)
+    check_report(file, public_key=Record(past).health.public_key)
+    assert "Spring study" in made.text
+    assert send(looking, "/report", since="spring").status_code == 409
 
 
 def test_looking_needs_neither_the_key_nor_the_records(home):

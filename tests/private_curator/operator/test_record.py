@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import datetime as dt
+import html
+import re
 import shutil
+import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
 from charged_home import charged
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from declarations import quantiles, rows
 from made_home import made_home
 
+from private_curator.operator.facts import WHY_COUNTS_DIFFER
 from private_curator.operator.record import Record
+from private_curator.operator.report import check_report, print_pdf, report_page, signed_page
 from private_curator.operator.timeline import Category, selected
 from private_curator.storage.asks import Ask
 from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import GrantNotHeld, InvalidValue
+from shared.errors import DataInvalid, GrantNotHeld, InvalidValue, SettingsError
 from shared.privacy.budget import PrivacyBudget
 
 RECORDS = np.zeros((300, 4), np.float32)
@@ -31,7 +38,7 @@ def lived(tmp_path_factory):
     with anna.open_ledger() as ledger:
         first = charged(ledger, quantiles(8, 2.0), batch=300, purpose="sepsis model, spring")
         ledger.extend_budget(PrivacyBudget(8.0, 1e-5), reason="second study")
-        second = charged(ledger, rows(60.0), batch=50, steps=10)
+        second = charged(ledger, rows(60.0), batch=50, steps=10, purpose="<script>alert(1)</script>")
         ledger.set_share("ml-team", PrivacyBudget(4.0, 1e-5), reason="a share after all")
         third = charged(ledger, quantiles(8, 2.0), batch=300)
         ledger.pause_client("visitors", reason="on holiday")
@@ -46,7 +53,7 @@ def lived(tmp_path_factory):
     made.asks.record(Ask(time=NOW, operation="Describe", client="ml-team", outcome="OK", fingerprint=fingerprint))
     made.asks.close()
     made.checks.note("verify", ok=True, entries=9, by="Anna Weber")
-    (made.ledger_key).unlink()
+    made.ledger_key.rename(directory / "key.pem")  # nothing that is looked at here may need it
     (directory / "records.npy").unlink()
     return made, first, second, third
 
@@ -137,3 +144,65 @@ def test_a_witness_of_a_longer_ledger_is_seen(lived, tmp_path):
     health = Record(HomeDirectory(copy)).health
     assert health.witness_holds is False
     assert "LACKS" in health.witness
+
+
+@pytest.fixture(scope="module")
+def signed(lived, record, tmp_path_factory):
+    key = load_pem_private_key((lived[0].path.parent / "key.pem").read_bytes(), password=None)
+    file = tmp_path_factory.mktemp("report") / "report.html"
+    file.write_bytes(signed_page(report_page(record), sign=key.sign))
+    return file, key, key.public_key().public_bytes_raw().hex()
+
+
+def test_the_report_is_for_a_board_and_runs_nothing(signed, record):
+    text = signed[0].read_text()
+    for word in (record.overview.promise, "sepsis model, spring", "Anna Weber", "second study", "BUDGET_EXHAUSTED"):
+        assert html.escape(word) in text
+    for client in record.clients:
+        assert client.certificates[0].fingerprint in text
+    assert record.health.head in text
+    assert WHY_COUNTS_DIFFER in html.unescape(text)
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert not re.search(r"(src|href)=|https?:", text)  # self-contained
+    chart = ET.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
+    lines = {path.get("class"): path.get("d") for path in chart.iter("path")}
+    assert (lines["spent"].count("V"), lines["budget"].count("V")) == (3, 1)  # three charges, one extension
+
+
+def test_a_report_of_some_days_lists_those_alone(record):
+    text = report_page(record, since="2020-01-01", until="2020-12-31")
+    assert "sepsis model" not in text
+    assert f"epsilon {record.overview.epsilon:g}" in text  # what is promised is of the whole life
+
+
+def test_a_changed_report_is_found(signed, tmp_path):
+    file, _, public = signed
+    check_report(file, public_key=public)
+    for change in (b"Anna Weber", b"sepsis"):
+        changed = tmp_path / "changed.html"
+        changed.write_bytes(file.read_bytes().replace(change, change[::-1], 1))
+        with pytest.raises(DataInvalid, match="changed since it was signed"):
+            check_report(changed, public_key=public)
+    with pytest.raises(DataInvalid, match="another key"):
+        check_report(file, public_key=Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex())
+    (tmp_path / "bare.html").write_bytes(b"<p>nothing</p>\n")
+    with pytest.raises(DataInvalid, match="does not end"):
+        check_report(tmp_path / "bare.html", public_key=public)
+    with pytest.raises(SettingsError, match="hexadecimal"):
+        check_report(file, public_key="no key")
+
+
+def test_the_report_is_printed_where_there_is_a_browser(signed, tmp_path, monkeypatch):
+    file, key, public = signed
+    pdf = tmp_path / "report.pdf"
+    if shutil.which("chromium"):
+        print_pdf(file, pdf, sign=key.sign)
+        assert pdf.read_bytes().startswith(b"%PDF-")
+        check_report(pdf, public_key=public)
+        pdf.write_bytes(pdf.read_bytes() + b" ")
+        with pytest.raises(DataInvalid, match="changed since"):
+            check_report(pdf, public_key=public)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SettingsError, match="in any browser"):
+        print_pdf(file, tmp_path / "another.pdf", sign=key.sign)
