@@ -22,7 +22,7 @@ from private_curator.operator.record import Record
 from private_curator.operator.timeline import Category, selected
 from private_curator.settings import tree as configuration
 from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import DpswdError, GrantNotHeld, LedgerError
+from shared.errors import DataInvalid, DpswdError, GrantNotHeld, LedgerError
 
 ROWS = 100
 """Rows of one page of a table."""
@@ -174,7 +174,10 @@ class Pages:
             while part := upload.file.read(1 << 20):
                 copy.write(part)
             copy.flush()
-            proposal = Proposal.read(Path(copy.name))
+            try:
+                proposal = Proposal.read(Path(copy.name))
+            except DataInvalid as error:
+                raise DataInvalid(str(error).replace(copy.name, "the file")) from error
         told = priced(
             proposal,
             client=team,

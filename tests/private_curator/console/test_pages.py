@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from html.parser import HTMLParser
@@ -295,6 +296,17 @@ def test_looking_needs_neither_the_key_nor_the_records(home):
     assert "there is no ledger" in client.get("/").text
 
 
+def test_a_form_that_says_no_length_is_cut_off(looking):
+    def endless():
+        yield b"csrf=x&reason="
+        while True:
+            yield b"y" * 65536
+
+    headers = OWN | {"Content-Type": "application/x-www-form-urlencoded"}
+    cut = looking.post("/freeze", content=itertools.islice(endless(), 100), headers=headers)
+    assert cut.status_code == 413
+
+
 def test_a_defect_shows_nothing_of_itself(past, monkeypatch):
     client = browser(past)
 
@@ -326,6 +338,8 @@ def test_a_proposal_is_shown_with_its_price_and_nothing_is_charged(tmp_path):
     assert "sliced quantile coefficients (3 in each of 8 directions), of all 120 records" in shown.text
     assert shown.text.count(rounded(proposal.epsilon, up=True)) == 2  # the price, and what the team expected
     assert "fits the budget" in shown.text
-    assert look(b"no proposal").status_code == 409
+    wrong = look(b"no proposal")
+    assert wrong.status_code == 409
+    assert "<bdi>the file " in wrong.text
     assert look(proposal.to_file(), team="nobody").status_code == 404
     assert site.home.read_ledger().head.seq == before
