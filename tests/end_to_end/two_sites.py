@@ -111,7 +111,8 @@ class Sites:
         now = self.budget()
         wanted = now["epsilon_spent"] + epsilon
         change = "extend" if wanted > now["epsilon"] else "lower"
-        self.operator("budget", change, "--epsilon", str(wanted), "--reason", "next study")
+        confirmed = ("--confirm", f"epsilon {wanted:g}, delta {now['delta']:g}") if change == "extend" else ()
+        self.operator("budget", change, "--epsilon", str(wanted), "--reason", "next study", *confirmed)
 
     def health(self, service: str = "curator") -> str:
         return self.container(service).attrs["State"]["Health"]["Status"]
