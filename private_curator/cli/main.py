@@ -124,6 +124,8 @@ def init(
             },
             title="A new curator; next: dpswd-curator preflight, then dpswd-curator cert approve",
         )
+    for note in layout.notes:
+        common.explain(f"note: {note}")
 
 
 def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> dict[str, object]:

@@ -291,7 +291,7 @@ class OperatorSettings(SettingsGroup):
         "refused, an operator acted, or the ledger is odd: a mail, a message.",
     )
     low_share: float = setting(
-        0.1, "Of a budget: below it the budget is low, and told once.", allowed="0 to 1", ge=0, le=1
+        0.1, "Below this share of it a budget is low, and told once.", unit="of the budget", ge=0, le=1
     )
 
 

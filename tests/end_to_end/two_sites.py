@@ -119,8 +119,8 @@ class Sites:
 
     @property
     def answers(self) -> int:
-        """Steps with quantile coefficients that the first curator has answered, by its log."""
-        return self.words("curator").count("DrawStep for ml-team: OK")
+        """Steps that the first curator has begun, by its ledger."""
+        return self.budget()["steps_used"]
 
 
 def finish(container) -> str:
