@@ -9,13 +9,17 @@ import click
 
 from private_curator.cli.common import (
     chosen_format,
+    confirm_option,
+    confirmed,
     format_option,
+    home_option,
     ledger_command,
     reason_option,
     record_command,
     show,
 )
 from private_curator.ledger.ledger import Ledger
+from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -60,10 +64,21 @@ def lower(books: Ledger, epsilon: float, delta: float | None, reason: str) -> No
     click.echo(f"the budget is lowered to epsilon {epsilon}")
 
 
-@ledger_command(budget, "extend", epsilon_option, delta_option, reason_option)
-def extend(books: Ledger, epsilon: float, delta: float | None, reason: str) -> None:
-    """Raises the budget: weakens the promise made to the persons in the data set. Logged for good."""
-    books.extend_budget(budget_of(books, epsilon=epsilon, delta=delta), reason=reason)
+@budget.command("extend")
+@epsilon_option
+@delta_option
+@reason_option
+@confirm_option
+@home_option
+def extend(home: HomeDirectory, epsilon: float, delta: float | None, reason: str, typed: str | None) -> None:
+    """Raises the budget: weakens the promise made to the persons in the data set. Logged for good.
+
+    Shows what changes. More than double, an epsilon above 10 or a delta of 1/n and more have to be typed out.
+    """
+    from private_curator.operator import acts
+
+    typed = confirmed(acts.extension(home, epsilon=epsilon, delta=delta), typed)
+    acts.extend_budget(home, epsilon=epsilon, delta=delta, reason=reason, typed=typed)
     click.echo(f"the budget is extended to epsilon {epsilon}")
 
 

@@ -12,6 +12,7 @@ from private_curator.cli.budgets import budget_of, share_of
 from private_curator.cli.common import (
     FILE,
     explain,
+    fingerprint_option,
     format_option,
     home_option,
     ledger_command,
@@ -20,6 +21,7 @@ from private_curator.cli.common import (
     show,
 )
 from private_curator.ledger.ledger import Ledger
+from private_curator.operator.acts import check_told
 from private_curator.operator.facts import WHY_COUNTS_DIFFER
 from private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
 from private_curator.storage.home_directory import HomeDirectory
@@ -67,6 +69,7 @@ def client() -> None:
 @home_option
 @credentials_options
 @_request_option
+@fingerprint_option
 @share_options
 @format_option
 def add(
@@ -74,6 +77,7 @@ def add(
     home: HomeDirectory,
     out: Path,
     request: Path | None,
+    told: str | None,
     days: int,
     epsilon: float | None,
     delta: float | None,
@@ -82,6 +86,8 @@ def add(
 
     Writes ca.crt, client.crt, ledger.pub and, without --request, client.key into --out.
     """
+    if request is not None and request.is_file():
+        check_told(request.read_bytes(), told)
     with home.open_ledger() as ledger:
         share = share_of(ledger, epsilon=epsilon, delta=delta)
         issued, key = _issue(home, name=name, request=request, out=out, days=days)

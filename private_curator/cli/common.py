@@ -24,6 +24,7 @@ from shared import errors
 from shared.configuration import SettingsGroup
 
 if TYPE_CHECKING:
+    from private_curator.operator.guards import Effect
     from private_curator.operator.record import Record
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -204,6 +205,12 @@ def format_option_of(*formats: str, meaning: str) -> Callable[[_F], _F]:
 format_option = format_option_of("text", "json", meaning="text for people, json for programs.")
 device_option = field_option(ComputeSettings, "device", note="[default: the settings', or auto]")
 reason_option = click.option("--reason", required=True, help="Why; it stands in the ledger for good.")
+confirm_option = click.option(
+    "--confirm", "typed", help="The words that a doubtful act asks for, for scripts; else they are typed when asked."
+)
+fingerprint_option = click.option(
+    "--fingerprint", "told", help="The request's fingerprint, or its first digits, as the team told it another way."
+)
 san_option = click.option(
     "--san",
     "names",
@@ -216,8 +223,21 @@ san_option = click.option(
 
 def chosen_format() -> str:
     """What the command's ``--format`` says."""
-    chosen: str = click.get_current_context().meta[_FORMAT]
+    chosen: str = click.get_current_context().meta.get(_FORMAT, "text")
     return chosen
+
+
+def confirmed(effect: Effect, typed: str | None) -> str | None:
+    """Shows an act's effect, and asks for the words that it needs where somebody is there to type them."""
+    if chosen_format() == "text":
+        for line in effect.preview:
+            click.echo(f"  {line}", err=True)
+    if effect.doubts and typed is None and sys.stdin.isatty():
+        for line in effect.doubts:
+            click.echo(f"  {line}", err=True)
+        typed = str(click.prompt(f"Type {effect.words!r} to go on", err=True))
+    effect.confirm(typed)
+    return typed
 
 
 def explain(text: str) -> None:

@@ -27,11 +27,12 @@ from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.witness import Witness
 from private_curator.operator.facts import WHY_COUNTS_DIFFER
+from private_curator.operator.seconding import seconded
 from private_curator.storage.home_directory import HomeDirectory
 from private_curator.storage.incidents import IncidentBook
 from shared.errors import GrantNotHeld, SettingsError
 from shared.ledger.chain_checks import read_export
-from shared.ledger.receipts import SignedEntry
+from shared.ledger.receipts import SignedEntry, sha256
 from shared.ledger.view import write_view
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ def verify(context: click.Context, home: HomeDirectory, file: Path | None, recei
     )
     if file is None:
         first = report.findings[0].text if report.findings else ""
+        if not report.ok:
+            notices = home.notices()
+            notices.odd(first)
+            notices.close()
         home.checks.note("verify", ok=report.ok, entries=report.entries, by=home.operator, text=first)
     show(
         {
@@ -99,14 +104,16 @@ def backup(destination: Path, home: HomeDirectory) -> None:
 @click.option("--accept-loss", help="A sentence that accepts, in writing, the charges that are forgotten.")
 def restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accept_loss: str | None) -> None:
     """Puts a backup in the ledger's place; refused when charges would be forgotten."""
-    loss = restore_backup(
-        backup_file,
-        home.ledger_location(),
-        key=home.read_ledger_key(),
-        receipts=_read_receipts(receipts, home),
-        accept_loss=accept_loss,
-        by=home.operator,
-    )
+    arguments = {"backup": sha256(backup_file.read_bytes()), "accept_loss": accept_loss}
+    with seconded(home, "restore", arguments, reason=accept_loss or "restore a backup") as acting:
+        loss = restore_backup(
+            backup_file,
+            acting.ledger_location(),
+            key=acting.read_ledger_key(),
+            receipts=_read_receipts(receipts, home),
+            accept_loss=accept_loss,
+            by=acting.operator,
+        )
     # What was noted is in the ledger now, or was accepted as forgotten.
     with home.open_ledger(witnessed=False) as books:
         Witness(home.ledger_witness()).note(books.head())

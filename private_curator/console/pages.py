@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse, Response
 
 from private_curator.console import views
 from private_curator.console.rendering import PLACES, Frame, page
+from private_curator.operator import seconding
 from private_curator.operator.facts import WHY_COUNTS_DIFFER
 from private_curator.operator.record import Record
 from private_curator.operator.timeline import Category, selected
@@ -121,7 +122,9 @@ class Pages:
             if asked.decision is None
         ]
         decided = [asked for asked in reversed(record.requests) if asked.decision is not None]
-        return self._show("requests", request, record, waiting=waiting, decided=decided[:ROWS])
+        return self._show(
+            "requests", request, record, waiting=waiting, decided=decided[:ROWS], noted=seconding.waiting(self._home)
+        )
 
     def _timeline(self, request: Request) -> Response:
         record, asked = self._record(), request.query_params

@@ -56,6 +56,7 @@ class LedgerOptions(TypedDict, total=False):
         witness: a file, kept elsewhere than the ledger, in which the last entry seen is noted: a ledger that lacks
             it was put back to an older state. None to notice that only while the ledger is open.
         by: the name of whoever acts with it; each act of an operator states it.
+        listener: is called with the last entry of each transaction, once it is durable.
     """
 
     accounting: Accounting
@@ -65,6 +66,7 @@ class LedgerOptions(TypedDict, total=False):
     witness: Path | None
     heads: Heads | None
     by: str
+    listener: Callable[[SignedEntry], object]
 
 
 @dataclass
@@ -113,6 +115,7 @@ class Store:
         self._books = Books(self.accounting)
         self._last_seen: tuple[int, bytes] = (0, b"")
         self._by = options.get("by", "")
+        self._listener = options.get("listener")
         self._stopped = ""
         self._database = location.open(lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
         try:
@@ -192,6 +195,8 @@ class Store:
             self._witness.note(transaction.last)
         if self._heads is not None and transaction.last is not None and transaction.last.kind != Kind.STEP_CONSUMED:
             self._heads.tell(transaction.last)
+        if self._listener is not None and transaction.last is not None:
+            self._listener(transaction.last)
         reached("durable")
 
     @contextlib.contextmanager

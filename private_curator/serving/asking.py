@@ -88,9 +88,11 @@ class AskLog:
 
     Attributes:
         told: further listeners, called with each ask.
+        odd: called with the words for a ledger that is not as it should be.
     """
 
     told: tuple[Callable[[Ask], object], ...] = ()
+    odd: Callable[[str], object] = lambda _: None
     _dry: OrderedDict[tuple[str, str, float | None], None] = field(default_factory=OrderedDict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 

@@ -208,6 +208,7 @@ class CuratorService:
         if isinstance(error, AccountantsDisagree | LedgerCorrupt):
             # Made of public values, entries, paths and times: the operator must know, and what to do.
             _log.error("%s for %s: %s", operation, caller, error)
+            self.asks.odd(str(error))
         if isinstance(error, LedgerUnavailable):
             _log.warning("%s for %s: %s", operation, caller, error)
             error = LedgerUnavailable(wire.without_places(str(error), self.ledger.location))

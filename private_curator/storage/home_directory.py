@@ -22,13 +22,15 @@ from private_curator.records import target
 from private_curator.records.labels import load_labels
 from private_curator.settings import tree as configuration
 from private_curator.settings.groups import LedgerSettings, RecordsSettings
-from private_curator.settings.tree import SETTINGS_FILE
+from private_curator.settings.tree import SETTINGS_FILE, CuratorSettings
 from private_curator.storage.asks import AskBook
 from private_curator.storage.certificates import CertificateAuthority
 from private_curator.storage.checks import CheckNotes
+from private_curator.storage.notices import Notices
 from shared.certificates import private_pem
 from shared.errors import InvalidValue, SettingsError
 from shared.files import write_private
+from shared.ledger.receipts import SignedEntry
 from shared.privacy.budget import PrivacyBudget
 
 MAX_OPERATOR_LENGTH = 100
@@ -53,6 +55,7 @@ class HomeDirectory:
         asks: refusals, and when clients were last seen.
         checks: when the ledger was last verified and backed up.
         operator: who acts; each act states the name.
+        noted_acts: acts that wait for a second operator.
         address: host:port of the serving process; there only while it serves.
     """
 
@@ -69,6 +72,7 @@ class HomeDirectory:
         self.incidents = path / "incidents.jsonl"
         self.asks = AskBook(path / "asks.db")
         self.checks = CheckNotes(path / "checks.json")
+        self.noted_acts = path / "noted-acts"
         self.address = path / "address"
 
     def read_ledger_key(self) -> Ed25519PrivateKey:
@@ -112,6 +116,7 @@ class HomeDirectory:
         *,
         checkpoint: Callable[[str], None] = no_checkpoint,
         witnessed: bool = True,
+        listener: Callable[[SignedEntry], object] | None = None,
     ) -> Ledger:
         """Opens the ledger; close it with a ``with`` statement.
 
@@ -119,6 +124,7 @@ class HomeDirectory:
             chosen: the settings in force; by default those of the home.
             checkpoint: called at named points; tests stop the process there.
             witnessed: whether a ledger is refused that was put back to an older state.
+            listener: called with entries once they are durable; by default the operators' notices are told.
 
         Raises:
             SettingsError: the home is none, its settings cannot work, or its key is missing.
@@ -132,6 +138,7 @@ class HomeDirectory:
             lock_timeout_s=chosen.lock_seconds,
             witness=self.ledger_witness(chosen) if witnessed else None,
             by=self.operator,
+            listener=listener or self._tell,
             heads=Heads(
                 file=None if chosen.heads_file is None else self.path / chosen.heads_file,
                 syslog=chosen.heads_syslog,
@@ -147,6 +154,18 @@ class HomeDirectory:
             LedgerUnavailable, LedgerCorrupt: see `private_curator.ledger.reading.read_ledger`.
         """
         return read_ledger(self.ledger_location())
+
+    def notices(self, chosen: CuratorSettings | None = None) -> Notices:
+        """What tells the operators, by these settings or by those of the home; close it."""
+        chosen = chosen or configuration.load(self.path)
+        own = chosen.operators
+        return Notices(own.notify_command, data_set=chosen.records.name, low_share=own.low_share)
+
+    def _tell(self, entry: SignedEntry) -> None:
+        """Tells one entry, and waits until it is told: the program that acts ends soon."""
+        notices = self.notices()
+        notices.entry(entry)
+        notices.close()
 
     def ledger_witness(self, chosen: LedgerSettings | None = None) -> Path:
         """Where the last entry of the ledger that this curator has seen is noted."""
@@ -172,6 +191,7 @@ def create(
     delta: float,
     names: Sequence[str],
     groups: Mapping[str, Mapping[str, object]] | None = None,
+    agreed: Callable[[int, PrivacyBudget], object] = lambda _count, _budget: None,
 ) -> HomeDirectory:
     """Makes a curator: certificates, ledger with its budget, settings.
 
@@ -182,6 +202,7 @@ def create(
         delta: its delta.
         names: host names and addresses for the server's certificate.
         groups: further settings to write, by group.
+        agreed: called with the number of records and the budget before anything is written; raises to stop.
 
     Raises:
         SettingsError: the directory already holds a curator, or a part of one.
@@ -203,6 +224,7 @@ def create(
     data, fingerprint = target.load_for_the_first_time(records, home=home.path)
     load_labels(records, home=home.path, records=data.count)
     budget = PrivacyBudget(epsilon=epsilon, delta=delta)
+    agreed(data.count, budget)
     previous = os.umask(SAFE_UMASK)
     try:
         home.path.mkdir(parents=True, exist_ok=True)

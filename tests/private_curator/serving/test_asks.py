@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import json
 import logging
 import urllib.request
 
@@ -53,6 +54,9 @@ def declared(uploaded, *, sigma=4.0, steps=2):
 def test_what_a_team_asked_and_was_refused(tmp_path, log):
     made = made_home(tmp_path, RECORDS, epsilon=5.0, clients={"ml-team": "team", "stranger": "stranger"})
     anna = HomeDirectory(made.path, operator="anna")
+    append = ["sh", "-c", f"cat >> {tmp_path / 'notices'}"]
+    with made.settings.open("a") as file:
+        file.write(f"\n[operators]\nnotify_command = {json.dumps(append)}\nlow_share = 0.99\n")
     torch.manual_seed(1)
     with serving(made, **{"metrics.enabled": "true", "metrics.port": "0"}) as address:
         with RawClient(address, credentials=tmp_path / "team") as raw:
@@ -105,6 +109,17 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
     assert team_facts.last_seen is not None
     assert (team_facts.state, stranger.state) == ("paused", "revoked")
     assert team_facts.share == pytest.approx(record.overview.spent + 0.4)
+
+    notices = [json.loads(line) for line in (tmp_path / "notices").read_text().splitlines()]
+    told = [(one["kind"], one.get("act", one.get("reason", ""))) for one in notices]
+    assert told.count(("refused", "BUDGET_EXHAUSTED")) == 1  # the first of three
+    for wanted in (
+        ("budget-low", ""), ("request", "budget-requested"), ("act", "client-paused"), ("act", "request-decided"),
+        ("refused", "CREDENTIALS_INVALID"),
+    ):  # fmt: skip
+        assert wanted in told
+    (paused,) = [one for one in notices if one.get("act") == "client-paused"]
+    assert (paused["by"], paused["reason"], paused["client"]) == ("anna", "an inquiry", "ml-team")
 
     lines = log.getvalue().splitlines()
     charges = [line for line in lines if "charge charge" in line]
