@@ -21,7 +21,7 @@ from private_curator.console.rendering import page
 from private_curator.console.sessions import SESSION_S, Sessions
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import DpswdError
-from shared.protocol.publications import MAX_FILE_BYTES
+from shared.protocol.limits import MAX_FILE_BYTES
 
 _log = logging.getLogger(__name__)
 

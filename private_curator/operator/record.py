@@ -23,7 +23,7 @@ from private_curator.storage.home_directory import HomeDirectory
 from private_curator.storage.incidents import IncidentBook
 from shared.errors import GrantNotHeld
 from shared.privacy.events import Part
-from shared.protocol.messages import RunParameters
+from shared.protocol.v1 import curator_pb2 as pb
 
 
 class Record:
@@ -210,7 +210,7 @@ def promise(epsilon: float, delta: float) -> str:
 
 
 def _run_facts(run: Run, increase: float, client_increase: float | None) -> RunFacts:
-    declared = RunParameters.from_bytes(run.parameters)
+    declared = pb.RunParameters.FromString(run.parameters)  # as it was admitted
     step, entry = run.event.step, run.receipt.entry
     prices = entry.payload["prices"]
     return RunFacts(

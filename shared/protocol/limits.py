@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # One message: the weights of a 16-million-parameter extractor (64 MB in float32) plus framing.
 MAX_MESSAGE_BYTES = 80 * 1024 * 1024
+# A proposal's or publication's file: the largest extractor that may be uploaded, and the largest reply.
+MAX_FILE_BYTES = 2 * MAX_MESSAGE_BYTES
 # Directions k of one step; the papers use at most 2000.
 MAX_DIRECTIONS = 20_000
 # Coefficients L of one direction; beyond it rows are the better release.

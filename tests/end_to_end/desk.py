@@ -90,10 +90,8 @@ class Desk:
         np.savez("records.npz", records=records)
         self.type("dpswd-curator init --home hospital --records records.npz --epsilon 3 --delta 1e-5 --san localhost")
         self.type("dpswd-client init ml-team --out client")
-        told = request_fingerprint(Path("client/client.csr").read_bytes())
-        self.type(
-            f"dpswd-curator cert approve client/client.csr --fingerprint {told} --home hospital --out for-ml-team"
-        )
+        told = f"--fingerprint {request_fingerprint(Path('client/client.csr').read_bytes())}"
+        self.type(f"dpswd-curator cert approve client/client.csr {told} --home hospital --out for-ml-team")
         self.type("cp for-ml-team/ca.crt for-ml-team/client.crt for-ml-team/ledger.pub client")
 
     def serve(self, *settings: str) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 import sqlite3
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 

@@ -262,6 +262,24 @@ def test_chosen_acts_take_two_operators(operator, tmp_path):
     assert operator.json("history")[-1]["who"] == "anna, seconded by ben"
 
 
+def test_the_report_is_made_and_checked(operator, tmp_path):
+    out = tmp_path / "report.html"
+    operator.run("--as", "anna", "report", "make", "--out", out)
+    assert "by anna." in out.read_text()
+    operator.run("report", "make", "--out", out, status=3)
+    operator.run("client", "add", "ml-team", "--out", tmp_path / "team")
+    assert "is as it was signed" in operator.run("report", "check", out, "--key", tmp_path / "team" / "ledger.pub")
+    out.write_text(out.read_text().replace("by anna", "by ben"))
+    operator.run("report", "check", out, "--key", tmp_path / "team" / "ledger.pub", status=4)
+
+
+def test_requests_that_are_not_there(operator):
+    assert operator.json("request", "list") == []
+    assert "does not exist" in operator.run("request", "approve", 1, "--reason", "x", status=9)
+    assert "does not exist" in operator.run("request", "deny", 1, "--reason", "x", status=9)
+    operator.run("run", "show", "0" * 32, status=7)
+
+
 def test_looking_works_on_a_read_only_home_without_key_and_records(operator, tmp_path):
     operator.run("client", "add", "ml-team", "--out", tmp_path / "team")
     operator.run("ledger", "verify")

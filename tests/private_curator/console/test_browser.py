@@ -129,6 +129,8 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
     def press(*keys: str):
         browser.switch_to.active_element.send_keys(*keys)
 
+    mapped = Path(f"/proc/{running.pid}/maps").read_text()
+    assert "libtorch" not in mapped  # pages need no tensors: the process is small, and there at once
     browser.get(once)
     press(Keys.ENTER)  # the button has the focus
     assert found("h1").text == "Overview"

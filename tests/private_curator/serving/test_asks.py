@@ -11,6 +11,7 @@ import urllib.request
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from declarations import quantiles
 from made_home import made_home
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,6 +26,7 @@ from private_curator.serving.asking import host_of
 from private_curator.settings.groups import LogSettings
 from private_curator.storage.asks import KEPT_DAYS, MOST_ROWS, OTHERS, Ask, AskBook
 from private_curator.storage.home_directory import HomeDirectory
+from public_client.cli.main import main as client_main
 from public_client.curator.stub import Curator
 from shared import errors
 from shared.protocol.messages import RunParameters
@@ -78,6 +80,16 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
                 team.open_run(cheap)
             (heard,) = team.budget_requests()
             assert (heard.decision, heard.granted, heard.reason) == ("cut", 0.4, "less will do")
+            asking = ["--curator", address, "--credentials", str(tmp_path / "team")]
+            typed = CliRunner().invoke(client_main, ["budget", "requests", *asking])
+            assert "request 1 of " in typed.output
+            assert "epsilon 1 more (a second site): cut, epsilon 0.4000 granted: less will do" in typed.output
+            more = ["--epsilon", "2", "--because", "a third", "--format", "json"]
+            typed = CliRunner().invoke(client_main, ["budget", "request", *asking, *more])
+            assert json.loads(typed.stdout)[0] | {"time": ""} == {
+                "number": 2, "time": "", "epsilon": 2.0, "because": "a third", "decision": "", "granted": 0.0,
+                "reason": "",
+            }  # fmt: skip
             team.purpose = "two\nlines"
             with pytest.raises(errors.RequestInvalid, match="purpose"):
                 team.open_run(cheap)
