@@ -78,4 +78,5 @@ def home_with_a_past(directory: Path, *, operator: str = "Dr. Weiss") -> HomeDir
         refused = replace(seen, time=clock.now, operation="OpenRun", outcome="BUDGET_EXHAUSTED", mechanism="rows")
         for _ in range(3):
             home.asks.record(replace(refused, epsilon=4.2, purpose=SCRIPT, fingerprint="ee" * 32))
+    home.asks.close()
     return home
