@@ -243,12 +243,7 @@ class OperatorActs(Store):
             InvalidValue: it is smaller in epsilon or delta, changes the relation, or the data set has ended.
         """
         with self._transaction("extend_budget") as transaction:
-            old = transaction.books.account.budget
-            if budget.epsilon < old.epsilon or budget.delta < old.delta:
-                raise InvalidValue(
-                    f"({budget.epsilon}, {budget.delta}) does not extend ({old.epsilon}, {old.delta}); "
-                    "neither epsilon nor delta may shrink"
-                )
+            check_extends(transaction.books.account.budget, budget)
             self._set_budget(transaction, Kind.BUDGET_EXTENDED, budget, reason)
 
     def freeze(self, *, reason: str) -> None:
@@ -383,6 +378,19 @@ class OperatorActs(Store):
         bound = transaction.books.certified(fingerprint)
         if bound is not None:
             raise InvalidValue(f"this certificate is already bound to the client {bound.name!r}")
+
+
+def check_extends(old: PrivacyBudget, new: PrivacyBudget) -> None:
+    """Holds an extension to be none of the opposite.
+
+    Raises:
+        InvalidValue: epsilon or delta would shrink.
+    """
+    if new.epsilon < old.epsilon or new.delta < old.delta:
+        raise InvalidValue(
+            f"({new.epsilon}, {new.delta}) does not extend ({old.epsilon}, {old.delta}); neither epsilon nor delta may "
+            "shrink"
+        )
 
 
 def _reason(reason: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 
 from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.operator import check_extends
 from private_curator.operator import guards
 from private_curator.operator.seconding import seconded
 from private_curator.serving import renewals
@@ -26,11 +27,12 @@ def extension(home: HomeDirectory, *, epsilon: float, delta: float | None = None
     """What extending the budget would change; nothing is done.
 
     Raises:
-        InvalidValue: it is no budget.
+        InvalidValue: it is no budget, or no larger one.
     """
     status = home.read_ledger().status
     before = _budget(status.data_set.epsilon, status.data_set.delta)
     after = _budget(epsilon, before.delta if delta is None else delta)
+    check_extends(before, after)
     return guards.extending(records=status.records, before=before, after=after, spent=status.data_set.epsilon_spent)
 
 
