@@ -159,7 +159,9 @@ def test_backup_and_restore(hour):
         hour.hand_over("after-monday/receipts.jsonl", "receipts.jsonl")
 
     hour.operator.read(
-        OPERATOR / "backup.md", {"the team trains once more": train_and_stop, "the disk is lost": lose_the_disk}
+        OPERATOR / "backup.md",
+        {"the team trains once more": train_and_stop, "the disk is lost": lose_the_disk},
+        here=True,
     )
     status = hour.asks("dpswd-curator budget show")
     assert (status["runs"], status["epsilon"]) == (1, 2.0)
@@ -196,6 +198,7 @@ def test_incidents(hour):
             "TOLD": hour.told("new.csr"),
             "RUN": lambda: hour.asks("dpswd-curator run list")[-1]["run_id"],
         },
+        here=True,
     )
     assert hour.asks("dpswd-curator budget show")["state"] == "ended"
 
