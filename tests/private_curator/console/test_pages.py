@@ -242,6 +242,7 @@ def test_an_operator_stops_decides_and_answers_for_it(home):
     page = client.get("/requests").text
     assert "A last run before the paper" in page
     assert "may spend epsilon" in page
+    assert re.findall('name="decision" value="(.*?)"', page) == ["deny", "approve"]  # Enter presses the first
     too_much = send(client, f"/requests/{number}", decision="approve", epsilon="7", reason="x")
     assert too_much.status_code == 409
     assert "grant from 0 to that" in too_much.text
