@@ -25,8 +25,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
+from public_client.data.datasets import Labelled
+from public_client.data.source import source_loader
 from public_client.generation.procedural import procedural
 from public_client.generation.variation import varied
 from shared.devices import resolve_device
@@ -202,9 +204,7 @@ class Generator:
             batch_size: of each batch.
             seed: of the draw, and of the order.
         """
-        shuffled = torch.Generator().manual_seed(seed)
-        data = TensorDataset(*self.sample(rows, seed))
-        return DataLoader(data, batch_size=batch_size, shuffle=True, generator=shuffled)
+        return source_loader(Labelled(*self.sample(rows, seed)), batch_size=batch_size, seed=seed)
 
     def _drawn(self, rows: int, seed: int) -> tuple[Tensor, Tensor | None, Tensor]:
         if not 1 <= rows <= MAX_ROWS:

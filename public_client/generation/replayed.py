@@ -145,7 +145,7 @@ class Replayed(StatisticsGeneration):
         threshold = _SPREAD / math.sqrt(d) * torch.randn(self.hidden, generator=seeded, dtype=torch.float64)
         gram = torch.zeros((self.hidden + d + 1, self.hidden + d + 1), dtype=torch.float64)
         onto = torch.zeros((self.hidden + d + 1, math.prod(images.shape[1:])), dtype=torch.float64)
-        for some in images.split(_AT_A_TIME):
+        for some in torch.split(images, _AT_A_TIME):
             u = released(some).double()
             units = torch.relu(u @ turned + threshold)
             seen = torch.cat([units, u, torch.ones((len(u), 1), dtype=torch.float64)], dim=1).float()

@@ -113,7 +113,7 @@ def _picture(row: dict[str, Any]) -> str:
     reach = max(2.0 * _BAND * row["deviation"], 1.2 * abs(drawn - row["released"]), 1e-9)
 
     def at(value: float) -> float:
-        return _WIDTH / 2 * (1.0 + (value - row["released"]) / reach)
+        return _WIDTH / 2 * (1.0 + (value - float(row["released"])) / float(reach))
 
     band, middle = _WIDTH * _BAND * row["deviation"] / reach, _WIDTH / 2
     return (

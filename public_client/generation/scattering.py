@@ -127,7 +127,7 @@ def _principal(values: Tensor, kept: int) -> tuple[Tensor, Tensor]:
 def computed(module: nn.Module, records: Tensor) -> Tensor:
     """The module's output for many records (n, ...), without gradients, some at a time."""
     with torch.no_grad():
-        return torch.cat([module(part) for part in records.split(_AT_A_TIME)])
+        return torch.cat([module(part) for part in torch.split(records, _AT_A_TIME)])
 
 
 def _both_signs(x: Tensor) -> Tensor:
@@ -135,9 +135,9 @@ def _both_signs(x: Tensor) -> Tensor:
     return torch.cat([F.relu(x), F.relu(-x)], dim=1)
 
 
-def _fixed(weight: Tensor, **options: int) -> nn.Conv2d:
-    groups = options.get("groups", 1)
-    made = nn.Conv2d(weight.shape[1] * groups, weight.shape[0], weight.shape[2], bias=False, **options)
+def _fixed(weight: Tensor, *, padding: int = 0, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    inputs, outputs, side = weight.shape[1] * groups, weight.shape[0], weight.shape[2]
+    made = nn.Conv2d(inputs, outputs, side, stride=stride, padding=padding, groups=groups, bias=False)
     with torch.no_grad():
         made.weight.copy_(weight)
     return made.requires_grad_(False)
