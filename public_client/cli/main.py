@@ -23,6 +23,7 @@ _COMMANDS = {
     "prepare": ("public_client.cli.preparing", "prepare"),
     "train": ("public_client.cli.training", "train"),
     "budget": ("public_client.cli.budgets", "budget"),
+    "generate": ("public_client.cli.generating", "generate"),
     "evaluate": ("public_client.cli.evaluating", "evaluate"),
     "settings": ("public_client.cli.configuring", "settings"),
     "demo": ("public_client.cli.demonstration", "demo"),
