@@ -143,13 +143,9 @@ class BoundedSum:
 class ClippedVector:
     """Any function of the whole sample, clipped to norm C as one vector, with Gaussian noise on every coordinate.
 
-
     Squared shift: (2C + g sqrt(m))^2 / sigma^2. Besides the sample the vector may depend on public values and on the
-    Squared shift: (2C + g sqrt(m))^2 / sigma^2. Besides the sample the vector may depend on public values and on the
-    outputs of the earlier parts of the step, and on nothing else. Unlike a sum it may couple the records: two vectors of
     outputs of the earlier parts of the step, and on nothing else. Unlike a sum it may couple the records: two vectors
     of norm C are never further apart than 2C, and nothing else is used (docs/privacy/sinkhorn.md).
-    norm C are never further apart than 2C, and nothing else is used (docs/privacy/sinkhorn.md).
 
     Attributes:
         values: m, the number of coordinates.
