@@ -22,6 +22,7 @@ _COMMANDS = {
     "verify": ("public_client.cli.verification", "verify"),
     "prepare": ("public_client.cli.preparing", "prepare"),
     "train": ("public_client.cli.training", "train"),
+    "generate": ("public_client.cli.generating", "generate"),
     "evaluate": ("public_client.cli.evaluating", "evaluate"),
     "settings": ("public_client.cli.configuring", "settings"),
     "demo": ("public_client.cli.demonstration", "demo"),

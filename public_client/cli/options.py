@@ -52,16 +52,22 @@ def connect(address: str, credentials: Path, *, run_directory: Path | None = Non
 
 def _from_settings(_context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """The option's value, or the setting's of the same name where it was left out."""
+    return from_settings(str(parameter.name), parameter.opts[0], value)
+
+
+def from_settings(name: str, option: str, value: Any) -> Any:
+    """The option's value, or the setting's of this name where it was left out.
+
+    Raises:
+        click.UsageError: there is neither.
+    """
     if value is not None:
         return value
     from public_client.settings import load
 
-    found = getattr(load().curator, str(parameter.name))
+    found = getattr(load().curator, name)
     if found is None:
-        option = parameter.opts[0]
-        raise click.UsageError(
-            f"Missing option '{option}'; give it, or set curator.{parameter.name} (`dpswd-client settings`)"
-        )
+        raise click.UsageError(f"Missing option '{option}'; give it, or set curator.{name} (`dpswd-client settings`)")
     return found
 
 
