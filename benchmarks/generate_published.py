@@ -143,11 +143,8 @@ def poisson_steps(factor: float, *, epsilon: float = 10.0) -> int:
 
 def prices() -> str:
     """The papers' settings, rigorously: in Markdown."""
-    lines = [
-        "| setting | noise / 2C, published | steps to a nominal 10 (Poisson, add or remove) | our epsilon of the same run "
-        "(without replacement, replace-one) | noise / 2C for epsilon 10 | 1 | 0.2 |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    head = "| setting | noise / 2C, published | steps to a nominal 10 by Poisson samples | our epsilon of the same run "
+    lines = [f"{head}| noise / 2C for epsilon 10 | 1 | 0.2 |", "|---|---|---|---|---|---|---|"]
     for name, factor in PAPER_STEPS.items():
         steps = poisson_steps(factor)
         needed = [

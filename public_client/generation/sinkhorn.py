@@ -4,9 +4,9 @@ Each step the network draws n + n' records; the curator returns the clipped, noi
 in the first n (docs/privacy/sinkhorn.md), which goes back through the network. The last n' are compared with generated
 records alone, so that their gradient is computed here.
 
-As in the released code: cost |.|_2^2 + m |.|_1 with one-hot labels times 15 appended, blur 0.05, p = n'/n = 0.2, batches
-of 50, classes drawn evenly, the whole gradient clipped to 0.5, its networks. Otherwise: normal latents in the place of
-uniform ones, and settings for short runs (width, rate, steps), which finish on a CPU.
+As in the released code: cost |.|_2^2 + m |.|_1 with one-hot labels times 15 appended, blur 0.05, p = n'/n = 0.2,
+batches of 50, classes drawn evenly, the whole gradient clipped to 0.5, its networks. Otherwise: normal latents in the
+place of uniform ones, and settings for short runs (width, rate, steps), which finish on a CPU.
 """
 
 from __future__ import annotations

@@ -125,7 +125,9 @@ class Sinkhorn(Mechanism[SinkhornDeclaration, SinkhornRequest, SinkhornReply]):
             text = f"is {declared.classes}; the data set's labels have {facts.data.classes}"
             broken.append(("declaration.classes", text))
         broken += between("declaration.iterations", declared.iterations, MAX_ITERATIONS)
-        broken += between("declaration.points", declared.points, min(protocol.MAX_BATCH_SIZE, limits.max_batch_size))
+        broken += between(
+            "declaration.points", declared.points, min(protocol.MAX_SOURCE_FEATURES, limits.max_source_features)
+        )
         broken += between("declaration.fresh", declared.fresh, declared.points, least=0)
         return broken + self._too_many(declared, run, facts, limits)
 
