@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from public_client.adaptation.hospital import Hospital
     from public_client.adaptation.published import PublishedHospital
     from public_client.curator.stub import Curator
+    from public_client.generation import Generator, Replayed, load_generator
     from public_client.methods import Adapter, AllWeights, DpDann, Method, Replay, Rows, Statistics
     from public_client.methods.evaluation import Evaluate
     from public_client.plans.plan import Plan
@@ -44,6 +45,7 @@ _MODULES = {
     "public_client.adaptation.hospital": ("Hospital",),
     "public_client.adaptation.published": ("PublishedHospital",),
     "public_client.curator.stub": ("Curator",),
+    "public_client.generation": ("Generator", "Replayed", "load_generator"),
     "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Method", "Replay", "Rows", "Statistics"),
     "public_client.methods.evaluation": ("Evaluate",),
     "public_client.plans.plan": ("Plan",),
@@ -68,6 +70,7 @@ __all__ = [
     "Evaluate",
     "ExtractorUnsupported",
     "Federation",
+    "Generator",
     "Hospital",
     "InvalidValue",
     "LocalHospital",
@@ -78,6 +81,7 @@ __all__ = [
     "ProtocolError",
     "PublishedHospital",
     "Replay",
+    "Replayed",
     "RequestInvalid",
     "Rows",
     "RunFinished",
@@ -86,6 +90,7 @@ __all__ = [
     "TableView",
     "__version__",
     "load_adapted",
+    "load_generator",
     "mock_description",
 ]
 

@@ -23,6 +23,8 @@ from torch import nn
 
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
+from public_client.generation import GenerationMethod, Generator, Replayed
+from public_client.generation.generating import generate, plan_generator
 from public_client.methods.evaluation import Evaluate, EvaluationIds, evaluate, quoted_for
 from public_client.methods.evaluation_report import Report
 from public_client.methods.replay import Replay
@@ -172,6 +174,63 @@ class Hospital(AbstractContextManager["Hospital"]):
         if not isinstance(plan.method, Method):
             raise InvalidValue(f"a plan of {plan.method.name} has no steps to train with; see `evaluate`")
         return plan.method.open(self.curator, plan, extractor)
+
+    def plan_generator(
+        self, method: GenerationMethod | None = None, *, epsilon: float, extractor: nn.Module | None = None
+    ) -> Plan:
+        """What fitting a generator of labelled records would release and cost; nothing is spent.
+
+        Args:
+            method: a value of `public_client.generation` with its settings; `Replayed()` by default.
+            epsilon: what the whole run may cost.
+            extractor: the team's own, in the place of the method's public features.
+
+        Returns:
+            The plan, with the curator's own answer whether it fits.
+
+        Raises:
+            InvalidValue: the curator does not offer the method, or it has no use for such records.
+        """
+        return plan_generator(self.curator, method or Replayed(), epsilon=epsilon, extractor=extractor)[0]
+
+    def generate(
+        self,
+        plan: Plan,
+        *,
+        extractor: nn.Module | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        directory: str | Path | None = None,
+        progress: bool = True,
+        purpose: str = "",
+    ) -> Generator:
+        """Opens the plan's run, **which charges all of it**, and fits a generator to what is released.
+
+        Args:
+            plan: from `plan_generator`.
+            extractor: as it was planned with.
+            seed: of the client's random choices.
+            device: "auto", "cpu" or "cuda".
+            directory: keeps requests and answers; repeated with the same directory, the run is not charged again.
+            progress: shows bars.
+            purpose: why, in one line; kept in the file.
+
+        Returns:
+            The generator: `sample` draws rows, free; `save` writes it, `batches` is a source for `DomainAdaptation`.
+
+        Raises:
+            BudgetExhausted: the plan does not fit; nothing was spent.
+        """
+        return generate(
+            self.curator,
+            plan,
+            extractor=extractor,
+            seed=seed,
+            device=device,
+            directory=directory,
+            progress=progress,
+            purpose=purpose,
+        )
 
     def plan_evaluation(self, evaluation: Evaluate | None = None, *, epsilon: float, model: Any = None) -> Plan:
         """What an evaluation on all labelled records would release and cost; nothing is spent.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from shared.errors import SettingsError, rounded
 
 if TYPE_CHECKING:
     from public_client.curator.stub import Curator
-    from public_client.generation import GenerationMethod
+    from public_client.generation import GenerationMethod, Generator
 
 
 @click.command()
@@ -48,7 +49,11 @@ if TYPE_CHECKING:
 )
 @click.option("--from", "given", type=FILE, help="Draws from this generator's file; asks nobody, costs nothing.")
 @click.option("--rows", type=int, default=0, help="Also draws so many labelled records; with --records.")
-@click.option("--records", type=FILE, help="Where the drawn records are written: an .npz with x and y.")
+@click.option(
+    "--records", type=FILE, help="Where they are written: .npz, .parquet, or a folder of images; with a card."
+)
+@click.option("--grid", type=FILE, help="A PNG with ten drawn images of each class; redrawn during the fit.")
+@click.option("--report", type=FILE, help="An HTML page: samples, what was released beside what is drawn, price.")
 @click.option("--out", type=FILE, help="The generator's file.")
 @click.option("--purpose", default="", help="Why, in one line; kept in the generator's file and its data card.")
 @click.option(
@@ -73,6 +78,8 @@ def generate(
     given: Path | None,
     rows: int,
     records: Path | None,
+    grid: Path | None,
+    report: Path | None,
     out: Path | None,
     purpose: str,
     directory: Path | None,
@@ -84,84 +91,111 @@ def generate(
 
     The run is charged once, when it opens. Rows are free: draw more from the file (--from) whenever they are needed.
     """
-    from public_client.generation.generating import generate as fitted
-    from public_client.generation.generating import plan_generator
-    from public_client.generation.generator import load_generator
-
     if list_methods:
         _list_methods()
         return
-    _check(rows, records, out, given)
-    written = []
-    if given is not None:
-        generator = load_generator(given)
-    else:
-        if epsilon is None:
-            raise click.UsageError("Missing option '--epsilon'; or draw from a file with '--from'")
-        if out is None and not only_plan:
-            raise click.UsageError("Missing option '--out', the generator's file; or only ask with '--plan'")
-        method = _method(name, settings)
-        with _curator(address, credentials, description, directory) as curator:
-            plan, quote = plan_generator(curator, method, epsilon=epsilon, steps=steps, batch_size=batch)
-            if only_plan:
-                counted = f"  {'ledger':<9} counts epsilon {rounded(quote.epsilon, up=True)} for it alone"
-                known = {"quote": {"epsilon": quote.epsilon, "fits": quote.fits}}
-                tell(output, plan.to_json() | known, f"{plan}\n{counted}")
-                return
-            if output == "text":
-                click.echo(plan, err=True)
-            generator = fitted(
-                curator,
-                plan,
-                seed=seed,
-                device=device,
-                directory=directory,
-                progress=output == "text",
-                purpose=purpose,
-            )
-        assert out is not None, "checked above"
-        generator.save(out)
-        written.append(out)
-    if records is not None:
-        import numpy as np
+    from public_client.generation.generating import generate as fitted
+    from public_client.generation.generating import plan_generator
+    from public_client.generation.generator import load_generator
+    from public_client.generation.pictures import write_sheet
 
-        x, y = generator.sample(rows, seed=seed)
-        np.savez_compressed(records, x=x.numpy(), y=y.numpy())
-        written.append(records)
-    if output == "json":
-        echo_json({"facts": dict(generator.facts), "files": [str(file) for file in written], "rows": rows})
+    files = _Files(rows, records, grid, report, seed)
+    files.check(out, given)
+    if given is not None:
+        _tell(load_generator(given), files, [], output)
         return
-    cost = generator.facts.get("guarantee", {})
-    if description is not None:
-        click.echo("DRY RUN: no server was asked and nothing was spent; the records were made, so it draws nonsense.")
-    if cost:
-        click.echo(
-            f"epsilon {rounded(cost['epsilon'], up=True)} at delta {cost['delta']:g}, {cost['neighbours']}: "
-            f"{generator.facts['releases']}"
+    if epsilon is None:
+        raise click.UsageError("Missing option '--epsilon'; or draw from a file with '--from'")
+    if out is None and not only_plan:
+        raise click.UsageError("Missing option '--out', the generator's file; or only ask with '--plan'")
+    method = _method(name, settings)
+    with _curator(address, credentials, description, directory) as curator:
+        plan, quote = plan_generator(curator, method, epsilon=epsilon, steps=steps, batch_size=batch)
+        if out is None or only_plan:
+            counted = f"  {'ledger':<9} counts epsilon {rounded(quote.epsilon, up=True)} for it alone"
+            known = {"quote": {"epsilon": quote.epsilon, "fits": quote.fits}}
+            tell(output, plan.to_json() | known, f"{plan}\n{counted}")
+            return
+        if output == "text":
+            click.echo(plan, err=True)
+        generator = fitted(
+            curator,
+            plan,
+            seed=seed,
+            device=device,
+            directory=directory,
+            progress=output == "text",
+            purpose=purpose,
+            preview=None if grid is None else lambda shown: write_sheet(shown, grid, seed=seed),
         )
+    generator.save(out)
+    if description is not None and output == "text":
+        click.echo("DRY RUN: no server was asked and nothing was spent; the records were made, so it draws nonsense.")
+    _tell(generator, files, [out], output)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What is drawn and written, besides the generator."""
+
+    rows: int
+    records: Path | None
+    grid: Path | None
+    report: Path | None
+    seed: int
+
+    def check(self, out: Path | None, given: Path | None) -> None:
+        """Finds what would end the command after the budget is spent.
+
+        Raises:
+            SettingsError: files cannot be written, or options do not belong together.
+        """
+        if (self.records is None) != (self.rows == 0):
+            raise SettingsError("--rows and --records belong together: how many records, and the file that gets them")
+        if self.rows < 0:
+            raise SettingsError(f"--rows is {self.rows}; give a positive number")
+        if given is not None and out is not None:
+            raise SettingsError("--from draws from a file that exists; leave out --out, which writes a new one")
+        if self.records is not None:
+            from public_client.generation.export import check_export
+
+            check_export(self.records)
+        for file in (out, self.records, self.grid, self.report):
+            if file is not None and file.exists():
+                raise SettingsError(f"{file} exists, and nothing is ever overwritten; choose another file")
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, generator: Generator) -> list[Path]:
+        """Writes what was asked for, and says which files."""
+        from public_client.generation.export import export
+        from public_client.generation.pictures import write_sheet
+        from public_client.generation.report import write_report
+
+        written = []
+        if self.records is not None:
+            written += export(generator, self.records, rows=self.rows, seed=self.seed)
+        if self.grid is not None:
+            write_sheet(generator, self.grid, seed=self.seed)
+            written.append(self.grid)
+        if self.report is not None:
+            write_report(generator, self.report, seed=self.seed)
+            written.append(self.report)
+        return written
+
+
+def _tell(generator: Generator, files: _Files, written: list[Path], output: str) -> None:
+    """Writes the files and says what there is."""
+    written = [*written, *files.write(generator)]
+    if output == "json":
+        known = {"facts": dict(generator.facts), "files": [str(file) for file in written], "rows": files.rows}
+        echo_json(known)
+        return
+    if cost := generator.facts.get("guarantee"):
+        told = f"epsilon {rounded(cost['epsilon'], up=True)} at delta {cost['delta']:g}, {cost['neighbours']}"
+        click.echo(f"{told}: {generator.facts['releases']}")
     for file in written:
         click.echo(f"wrote {file}")
-
-
-def _check(rows: int, records: Path | None, out: Path | None, given: Path | None) -> None:
-    """Finds what would end the command after the budget is spent.
-
-    Raises:
-        SettingsError: files cannot be written, or options do not belong together.
-    """
-    if (records is None) != (rows == 0):
-        raise SettingsError("--rows and --records belong together: how many records, and the file that gets them")
-    if rows < 0:
-        raise SettingsError(f"--rows is {rows}; give a positive number")
-    if given is not None and out is not None:
-        raise SettingsError("--from draws from a file that exists; leave out --out, which writes a new one")
-    if records is not None and records.suffix != ".npz":
-        raise SettingsError(f"{records} must end in .npz")
-    for file in (out, records):
-        if file is not None and file.exists():
-            raise SettingsError(f"{file} exists, and nothing is ever overwritten; choose another file")
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _method(name: str | None, settings: tuple[str, ...]) -> GenerationMethod:

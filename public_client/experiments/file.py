@@ -39,8 +39,11 @@ class Data(SettingsGroup):
     geometry: Literal["stretched", "framed"] = setting("stretched", "How USPS becomes 28 x 28.")
     folder: RelativePath | None = setting(None, "With mnist.npz and usps16.npz; by default OpenML's copies.")
     source: RelativePath | None = setting(
-        None, "Instead of a task: an .npz with x (n, ...) float32 and y (n,) labels, the public source."
+        None,
+        "Instead of a task: an .npz with x (n, ...) float32 and y (n,) labels, the public source; or a generator's "
+        ".safetensors, from which data.rows are drawn.",
     )
+    rows: Count = setting(10_000, "Records that are drawn where source is a generator.")
     target: RelativePath | None = setting(
         None, "Beside source: an .npz like it, a public stand-in for rehearsals and local baselines."
     )

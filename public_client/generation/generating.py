@@ -103,13 +103,21 @@ def generate(
                 "repeat it with its own, or choose another directory"
             )
     torch.manual_seed(seed)
+    if store is not None:  # the run is declared for these numbers: another machine's may differ in the last bit
+        if (kept := store.read("features")) is None:
+            store.write("features", module.state_dict())
+        else:
+            module.load_state_dict(kept)
     run = method.open(curator, plan, module, store)
     fitting = Fitting(seed, resolve_device(device), progress, store, preview)
-    return method.fit(run, module, fitting).with_facts(_facts(run, description, seed=seed, purpose=purpose))
+    fitted = method.fit(run, module, fitting)
+    return fitted.with_facts({**_facts(run, description, seed=seed, purpose=purpose), **fitted.facts})
 
 
 def _features(method: GenerationMethod, description: Description, extractor: nn.Module | None) -> nn.Module:
-    return (method.features(description) if extractor is None else extractor).eval()
+    if extractor is None:
+        return method.features(description).eval()
+    return method.wrapped(extractor.eval(), description).eval()
 
 
 def _facts(run: ChargedRun, description: Description, *, seed: int, purpose: str) -> Mapping[str, Any]:

@@ -25,7 +25,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
+from public_client.data.datasets import Labelled
+from public_client.data.source import source_loader
+from public_client.generation.procedural import procedural
+from public_client.generation.variation import varied
 from shared.devices import resolve_device
 from shared.errors import DataInvalid, InvalidValue
 from shared.extractor.building import Extractor
@@ -54,6 +59,9 @@ class Generator:
         labeller: records to C scores, by which a drawn record is labelled; None: by the class that it was drawn for.
         low: least value of a record; None: any.
         high: largest.
+        by_rule: share of the rows that are procedural images (`procedural`), labelled by the labeller.
+        varied: decoded images are changed by rule (`variation`) before they are labelled.
+        temperature: scores are divided by it before they become probabilities.
         facts: where it comes from: guarantee, neighbours, accountant, method, seeds, receipts; plain values.
     """
 
@@ -63,6 +71,9 @@ class Generator:
     labeller: Extractor | None = None
     low: float | None = None
     high: float | None = None
+    by_rule: float = 0.0
+    varied: bool = False
+    temperature: float = 1.0
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,6 +92,13 @@ class Generator:
                     f"the labeller takes {graph.input_shape} and gives {graph.feature_dimension} scores; needed are "
                     f"{self.record_shape} and {classes}"
                 )
+        if not 0.0 <= self.by_rule <= 1.0:
+            raise InvalidValue(f"by_rule is {self.by_rule}; allowed are 0 to 1")
+        if not (math.isfinite(self.temperature) and self.temperature > 0.0):
+            raise InvalidValue(f"the temperature is {self.temperature}; it must be positive and finite")
+        by_rule = self.by_rule or self.varied
+        if by_rule and (self.labeller is None or len(self.record_shape) != 3 or None in (self.low, self.high)):
+            raise InvalidValue("rows by rule need images (c, h, w) with a least and a largest value, and a labeller")
 
     @classmethod
     def of(
@@ -93,6 +111,9 @@ class Generator:
         labeller: nn.Module | None = None,
         low: float | None = None,
         high: float | None = None,
+        by_rule: float = 0.0,
+        varied: bool = False,
+        temperature: float = 1.0,
     ) -> Generator:
         """From modules in evaluation mode, which are traced.
 
@@ -104,6 +125,9 @@ class Generator:
             labeller: see `Generator`.
             low: see `Generator`.
             high: see `Generator`.
+            by_rule: see `Generator`.
+            varied: see `Generator`.
+            temperature: see `Generator`.
 
         Raises:
             ExtractorUnsupported: a module uses something outside of the closed vocabulary.
@@ -122,6 +146,9 @@ class Generator:
             labeller=None if labeller is None else rebuilt(labeller, tuple(record_shape)),
             low=low,
             high=high,
+            by_rule=by_rule,
+            varied=varied,
+            temperature=temperature,
         )
 
     @property
@@ -167,7 +194,17 @@ class Generator:
         records, scores, drawn = self._drawn(rows, seed)
         if scores is None:
             return records, functional.one_hot(drawn, self.classes).float()
-        return records, torch.softmax(scores, dim=1)
+        return records, torch.softmax(scores / self.temperature, dim=1)
+
+    def batches(self, rows: int, *, batch_size: int = 128, seed: int = 0) -> DataLoader[tuple[Tensor, Tensor]]:
+        """Labelled batches, shuffled anew in each pass: a source for `DomainAdaptation.fit`.
+
+        Args:
+            rows: records that are drawn, once.
+            batch_size: of each batch.
+            seed: of the draw, and of the order.
+        """
+        return source_loader(Labelled(*self.sample(rows, seed)), batch_size=batch_size, seed=seed)
 
     def _drawn(self, rows: int, seed: int) -> tuple[Tensor, Tensor | None, Tensor]:
         if not 1 <= rows <= MAX_ROWS:
@@ -182,6 +219,12 @@ class Generator:
                 z = torch.randn((_AT_A_TIME, self.latent), generator=own)
                 made = self.decoder.features(torch.cat([z, functional.one_hot(labels, self.classes).float()], dim=1))
                 made = made.reshape(_AT_A_TIME, *self.record_shape)
+                if self.varied:
+                    made = varied(made, low=self._low, high=self._high, generator=own)
+                ruled = round(self.by_rule * _AT_A_TIME)
+                if ruled:  # in places drawn at random, so that any number of rows holds about this share
+                    places = torch.randperm(_AT_A_TIME, generator=own)[:ruled]
+                    made[places] = self._ruled(ruled, own)
                 if self.low is not None or self.high is not None:
                     made = made.clamp(min=self.low, max=self.high)
                 kept = min(_AT_A_TIME, rows - start)
@@ -190,6 +233,20 @@ class Generator:
                 records.append(made[:kept])
                 classes.append(labels[:kept])
         return torch.cat(records), torch.cat(scores) if scores else None, torch.cat(classes)
+
+    @property
+    def _low(self) -> float:
+        assert self.low is not None, "checked when it was made"
+        return self.low
+
+    @property
+    def _high(self) -> float:
+        assert self.high is not None, "checked when it was made"
+        return self.high
+
+    def _ruled(self, count: int, own: torch.Generator) -> Tensor:
+        channels, height, width = self.record_shape
+        return procedural(count, (channels, height, width), low=self._low, high=self._high, generator=own)
 
     def save(self, path: str | Path) -> None:
         """Writes the generator to one file, whole or not at all.
@@ -209,6 +266,9 @@ class Generator:
                 "shares": self.shares,
                 "low": self.low,
                 "high": self.high,
+                "by_rule": self.by_rule,
+                "varied": self.varied,
+                "temperature": self.temperature,
             }
         )
         metadata["facts"] = json.dumps(dict(self.facts), sort_keys=True)
@@ -263,5 +323,8 @@ def _generator(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], devic
         labeller=rebuilt(_LABELLER) if _LABELLER in metadata else None,
         low=bound("low"),
         high=bound("high"),
+        by_rule=float(law["by_rule"]),
+        varied=bool(law["varied"]),
+        temperature=float(law["temperature"]),
         facts=facts,
     )

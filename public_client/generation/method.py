@@ -66,6 +66,15 @@ class GenerationMethod(Recipe):
             InvalidValue: the method has none for such records; the team's own extractor is needed, or another method.
         """
 
+    def wrapped(self, extractor: nn.Module, description: Description) -> nn.Module:
+        """What private records go through where the team brings its own extractor: by default that alone.
+
+        Args:
+            extractor: the team's, in evaluation mode.
+            description: of the data set.
+        """
+        return extractor
+
     @abc.abstractmethod
     def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> ChargedRun:
         """Opens, hence charges, the run, or continues the one in the store.
@@ -90,5 +99,5 @@ class GenerationMethod(Recipe):
             fitting: how.
 
         Returns:
-            The generator, without facts; `generating.generate` writes them.
+            The generator, with facts of the method's own at most; `generating.generate` adds the rest.
         """
