@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--records", type=FILE, help="Where they are written: .npz, .parquet, or a folder of images; with a card."
 )
-@click.option("--grid", type=FILE, help="A PNG with ten drawn images of each class; redrawn during the fit.")
+@click.option("--grid", type=FILE, help="A PNG with ten drawn images of each class; redrawn while a long fit goes on.")
 @click.option("--report", type=FILE, help="An HTML page: samples, what was released beside what is drawn, price.")
 @click.option("--out", type=FILE, help="The generator's file.")
 @click.option("--purpose", default="", help="Why, in one line; kept in the generator's file and its data card.")

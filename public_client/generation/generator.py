@@ -41,7 +41,7 @@ from shared.files import write_public
 
 FORMAT = "dpswd-generator-1"
 MAX_FILE_BYTES = 3 * 4 * MAX_PARAMETERS
-MAX_ROWS = 10_000_000
+MAX_ROWS = 1_000_000
 """Of one call: a number with too many zeros would otherwise fill the memory before anybody looks."""
 _MAX_FACTS_CHARACTERS = 1_000_000
 _AT_A_TIME = 1000  # records; what is drawn does not depend on it

@@ -18,6 +18,7 @@ No public image of the same kind is needed.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -91,7 +92,8 @@ class Replayed(StatisticsGeneration):
     def features(self, description: Description) -> nn.Module:
         """See `GenerationMethod`: a scattering on the axes of procedural images."""
         shape = _image(description.record_shape)
-        return scattering_features(shape, low=self.low, high=self.high, axes=self.axes, power=self.power)
+        # A copy: the numbers are shared by all calls of a process, and a resumed run may load others.
+        return copy.deepcopy(scattering_features(shape, low=self.low, high=self.high, axes=self.axes, power=self.power))
 
     def wrapped(self, extractor: nn.Module, description: Description) -> nn.Module:
         """See `GenerationMethod`: the team's features, brought to one norm."""

@@ -96,7 +96,13 @@ def test_the_file_holds_all_of_it_and_the_page_and_the_card_say_so(fitted, tmp_p
     assert len(list((tmp_path / "images").rglob("*.png"))) == 120
     for card in (tmp_path / "rows.npz.card.md", tmp_path / "images" / "card.md"):
         text = card.read_text()
-        for word in ("replace-one", "epsilon 19.9", "accountant", "seed of the fit 3, of this draw 0", "single people"):
+        for word in (
+            "replace-one",
+            "at delta 0.0001",
+            "accountant",
+            "seed of the fit 3, of this draw 0",
+            "single people",
+        ):
             assert word in text
     page = (tmp_path / "g.html").read_text()
     assert "data:image/png;base64," in page
