@@ -5,7 +5,8 @@
     python -m benchmarks.generate_published summary
 
 needs mnist.npz in the folder. A mock curator holds the 60,000 records and computes with the product's mechanisms. The
-settings of the short runs were chosen on USPS, their classifier's beforehand; test records are looked at once.
+settings of the short runs were tried once on USPS and not tuned, their classifier's fixed beforehand; test records are
+looked at once.
 """
 
 from __future__ import annotations
