@@ -108,7 +108,7 @@ def _convolution(dimensions: int, shape: Shape, channels: int) -> Case:
     return Case(f"conv{dimensions}d", (shape,), at | dict(rest), label=f"of {shape[0]} channels")
 
 
-_PLAIN = ("relu", "selu", "gelu", "gelu_tanh", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid")
+_PLAIN = ("relu", "selu", "gelu", "gelu_tanh", "silu", "mish", "tanh", "sigmoid", "cos", "hardswish", "hardsigmoid")
 
 CASES: tuple[Case, ...] = (
     *(Case(name, _VECTOR) for name in _PLAIN),

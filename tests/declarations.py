@@ -9,6 +9,7 @@ from shared.mechanisms.critic.mechanism import CriticDeclaration
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.mechanisms.gradient.mechanism import GradientDeclaration
 from shared.mechanisms.interface import Payload
+from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
 from shared.mechanisms.sliced import SlicedDeclaration
 
 Declared = tuple[str, Payload]
@@ -41,3 +42,7 @@ def evaluation(declared: EvaluationDeclaration) -> Declared:
 
 def class_statistics(declared: StatisticsDeclaration) -> Declared:
     return "class_statistics", declared
+
+
+def sinkhorn(declared: SinkhornDeclaration) -> Declared:
+    return "sinkhorn", declared

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,7 +29,9 @@ from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientRe
 from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from shared.mechanisms.quantiles.coefficients import cosine_basis
 from shared.mechanisms.quantiles.cotangents import QuantileCotangent
+from shared.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
 from shared.mechanisms.sliced import SlicedDeclaration, SlicedRequest
+from shared.optimal_transport.semi_debiased import labelled_points, semi_debiased
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.events import RunEvent
 from shared.protocol.messages import RunParameters, StepRelease
@@ -75,6 +78,7 @@ class Attack:
         clip_norm: C of the gradient.
         knows_directions: whether the extractor is made for the directions that the client would have asked for.
         epsilon: what one trial is to cost.
+        classes: C of the records' labels, which are all 0; 0 where there are none.
     """
 
     name: str
@@ -91,6 +95,7 @@ class Attack:
     clip_norm: float = 0.02
     knows_directions: bool = False
     epsilon: float = 1.5
+    classes: int = 0
 
     def data(self, *, neighbour: bool) -> NDArray[np.float32]:
         """The records of D or D', (n, 1)."""
@@ -131,7 +136,7 @@ class Attack:
     def _release(self) -> str:
         return "rows" if self.coefficients is None else "quantiles"
 
-    def declaration(self, sigma: float) -> SlicedDeclaration | GradientDeclaration:
+    def declaration(self, sigma: float) -> SlicedDeclaration | GradientDeclaration | SinkhornDeclaration:
         """The mechanism's own declaration."""
         noise = sigma if self.attacks_release else _FREE_SIGMA
         sliced = SlicedDeclaration(self.directions, noise, self.coefficients or 0)
@@ -160,9 +165,14 @@ class Attack:
 
     def event(self, sigma: float, *, steps: int | None = None) -> RunEvent:
         """What is priced for one trial."""
-        facts = Facts(DataSetFacts(self.records, (1,)), ModelFacts((1,), self.features, {"weight": (self.features, 1)}))
         size = RunSize(self.batch, steps or self.steps)
-        return run_event(MECHANISMS[self.mechanism], self.declaration(sigma), size, facts)
+        return run_event(MECHANISMS[self.mechanism], self.declaration(sigma), size, self.facts)
+
+    @property
+    def facts(self) -> Facts:
+        """What is public of data set and extractor."""
+        model = ModelFacts((1,), self.features, {"weight": (self.features, 1)})
+        return Facts(DataSetFacts(self.records, (1,), self.classes), model)
 
     def calibrated(self, *, epsilon: float, delta: float) -> float:
         """The sigma at which one trial costs epsilon."""
@@ -175,6 +185,65 @@ class Attack:
         shift = (self.directions / self.features) ** 0.5  # of one record, in the features' units
         weight = 1.0 if self.coefficients is None else ((2 * self.coefficients - 1) / self.batch) ** 0.5
         return sigma * 2.0 * self.clip_norm / (shift * weight)
+
+
+@dataclass(frozen=True)
+class PointsAttack(Attack):
+    """On the gradient in generated points: all of them lie at 0, so that D draws them to v, and the canary to -v."""
+
+    points: int = 16
+
+    @property
+    def request(self) -> bytes:
+        """The same points in every step."""
+        return self._request.to_bytes()
+
+    @property
+    def _request(self) -> SinkhornRequest:
+        return SinkhornRequest(np.zeros((self.points, self.features), np.float32), (0,) * self.points)
+
+    @property
+    def mechanism(self) -> str:
+        """The name of what every step releases."""
+        return SINKHORN.name
+
+    def declaration(self, sigma: float) -> SinkhornDeclaration:
+        """The mechanism's own declaration; a small blur, so that each point goes to one record."""
+        return SinkhornDeclaration(self.classes, self.points, 0, 1.0, 0.0, 0.01, 50, self.clip_norm, sigma)
+
+    def released(self, release: StepRelease) -> Released:
+        """What a step's reply says."""
+        reply = SINKHORN.reply.from_bytes(release.payload)
+        return Released(b"", torch.empty(0), reply.gradient.to_tensor(dtype=torch.float64))
+
+    def gradient_of(self, *, neighbour: bool) -> Tensor:
+        """The honest release without noise, (points, d): a full batch, so nothing of it is random."""
+        records = torch.from_numpy(self.data(neighbour=neighbour)).to(torch.float64)
+        declared = self.declaration(1.0)
+        points = torch.zeros((self.points, self.features), dtype=torch.float64, requires_grad=True)
+        label = partial(labelled_points, classes=self.classes, weight=declared.label_weight)
+        loss = semi_debiased(
+            label(points, torch.zeros(self.points, dtype=torch.int64)),
+            label(records * (_GAIN * self.v)[None, :], torch.zeros(self.records, dtype=torch.int64)),
+            fresh=0,
+            l1=declared.l1_weight,
+            blur=declared.blur,
+            iterations=declared.iterations,
+        )
+        (gradient,) = torch.autograd.grad(loss, points)
+        return clip_records(gradient.reshape(1, -1), self.clip_norm).reshape(gradient.shape)
+
+
+def of_points(attack: Attack, releases: Sequence[Released]) -> float:
+    """Sum over steps of the exact log-likelihood ratio of the gradients in generated points."""
+    assert isinstance(attack, PointsAttack)
+    sigma, _ = SIGMAS[attack.name]
+    means = [attack.gradient_of(neighbour=which) for which in (False, True)]
+    total = 0.0
+    for one in releases:
+        assert one.gradient is not None
+        total += float(((one.gradient - means[0]).square() - (one.gradient - means[1]).square()).sum())
+    return total / (2.0 * sigma**2)
 
 
 def of_coefficients(attack: Attack, releases: Sequence[Released]) -> float:
@@ -304,5 +373,11 @@ ATTACKS: tuple[Attack, ...] = (
         what="8 steps of rows, each from a sample of 1 of 8 records",
         records=8, batch=1, features=64, directions=64, steps=8, coefficients=None,
         scores={"fresh samples": of_fresh_samples, "one sample": of_one_sample},
+    ),
+    PointsAttack(
+        name="generated points",
+        what="one gradient in 16 generated points, full batch of 2 labelled records",
+        records=2, batch=2, features=8, directions=1, steps=1, coefficients=None,
+        scores={"likelihood ratio": of_points}, clip_norm=0.5, classes=2,
     ),
 )  # fmt: skip

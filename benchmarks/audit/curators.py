@@ -52,16 +52,26 @@ class LiveCurator:
         delta: of the ledger's budget, at which it quotes every price.
         fault_name: a key of `faults.FAULTS`.
         process: whether it runs as a process of its own.
+        classes: C of the records' labels, which are all 0; 0 for none.
     """
 
     def __init__(
-        self, directory: Path, records: np.ndarray, *, delta: float, fault_name: str, process: bool = True
+        self,
+        directory: Path,
+        records: np.ndarray,
+        *,
+        delta: float,
+        fault_name: str,
+        process: bool = True,
+        classes: int = 0,
     ) -> None:
         directory.mkdir(parents=True)
-        np.save(directory / "records.npy", records.astype(np.float32))
+        held = directory / "records.npz"
+        np.savez(held, records=records.astype(np.float32), labels=np.zeros(len(records), np.int64))
+        told = {"labels_array": "labels", "classes": classes} if classes else {}
         self._home = homes.create(
             directory / "home",
-            records=RecordsSettings(file=directory / "records.npy"),
+            records=RecordsSettings.model_validate({"file": held, "array": "records", **told}),
             epsilon=BUDGET,
             delta=delta,
             names=["localhost"],

@@ -18,10 +18,13 @@ from torch import Tensor
 
 from private_curator.steps import release
 from private_curator.steps.randomness import SystemNoise
-from shared.kernels.clipping import neutralise
+from shared.kernels.clipping import clip_records, neutralise
 from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray, grid_step
+from shared.kernels.noise import GridArray, grid_step, release_finely
 from shared.mechanisms import clipped_sum
+from shared.mechanisms.interface import Step
+from shared.mechanisms.sinkhorn import mechanism as sinkhorn
+from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
 from shared.steps import computing
 from shared.steps.sampling import sample_without_replacement
 
@@ -68,6 +71,18 @@ def _plain_gradient() -> Iterator[None]:
         yield
 
 
+def clipped_point_by_point(gradient: Tensor, declared: SinkhornDeclaration, step: Step) -> GridArray:
+    """Each generated point's gradient clipped to C by itself, with the noise of the sensitivity 2C."""
+    rows = clip_records(gradient, declared.clip_norm)
+    return release_finely(rows, sigma=declared.sigma, exponent=declared.exponent, noise=step.noise)
+
+
+@contextmanager
+def _points_clipped_one_by_one() -> Iterator[None]:
+    with mock.patch.object(sinkhorn, "sanitized", clipped_point_by_point):
+        yield
+
+
 @contextmanager
 def _directions_of_the_client() -> Iterator[None]:
     with mock.patch("private_curator.serving.server.fresh_seed", return_value=KNOWN_SEED):
@@ -109,6 +124,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "noise halved": _noise_halved,
     "batch maximum in the place of clipping": _batch_maximum,
     "target gradient unsanitized": _plain_gradient,
+    "generated points clipped one by one": _points_clipped_one_by_one,
     "directions chosen by the client": _directions_of_the_client,
     "sample reused across steps": _sample_reused,
 }

@@ -166,6 +166,7 @@ class Audit:
                 data,
                 delta=self.delta,
                 fault_name=fault,
+                classes=attack.classes,
                 process=self.process and fault == HONEST,
             ) as curator:
                 scores = _drive(attack, curator, sigma, trials)

@@ -9,11 +9,22 @@ from types import MappingProxyType
 from public_client.generation.gaussian import Gaussian
 from public_client.generation.generator import Generator, load_generator
 from public_client.generation.method import GenerationMethod
+from public_client.generation.random_features import DpMerf
 from public_client.generation.replayed import Replayed
+from public_client.generation.sinkhorn import DpSinkhorn
 
-__all__ = ["GENERATION_METHODS", "Gaussian", "GenerationMethod", "Generator", "Replayed", "load_generator"]
+__all__ = [
+    "GENERATION_METHODS",
+    "DpMerf",
+    "DpSinkhorn",
+    "Gaussian",
+    "GenerationMethod",
+    "Generator",
+    "Replayed",
+    "load_generator",
+]
 
 GENERATION_METHODS: Mapping[str, type[GenerationMethod]] = MappingProxyType(
-    {method.name: method for method in (Replayed, Gaussian)}
+    {method.name: method for method in (Replayed, Gaussian, DpMerf, DpSinkhorn)}
 )
 """Every method by its name on the command line; the first is the default."""

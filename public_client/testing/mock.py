@@ -138,7 +138,8 @@ class MockCurator(Curator):
         seed: of the synthetic records.
         randomness: where seeds of directions and noise come from.
         mechanisms: what may be released.
-        records: makes so many records (count, *record_shape), to imitate a data set better; by default random numbers.
+        records: makes so many records (count, *record_shape), to imitate a data set better; or holds records (n,
+            *record_shape) of one's own, from which samples are drawn with their labels; by default random numbers.
         labels: (n,) of the records; by default 0, 1, ... in turn.
 
     Attributes:
@@ -152,7 +153,7 @@ class MockCurator(Curator):
         seed: int = 0,
         randomness: Callable[[int], bytes] = secrets.token_bytes,
         mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
-        records: Callable[[int], Tensor] | None = None,
+        records: Callable[[int], Tensor] | FloatArray | None = None,
         labels: LabelArray | None = None,
     ) -> None:
         super().__init__(self)
@@ -179,7 +180,8 @@ class MockCurator(Curator):
         self._spent: Spent | None = None
         self._randomness = randomness
         self._generator = torch.Generator().manual_seed(seed)
-        self._made = records or self._synthetic
+        self._held = records if isinstance(records, np.ndarray) else None
+        self._made = records if callable(records) else self._synthetic
         in_turn = np.arange(description.records, dtype=np.int64) % max(1, description.classes)
         self._labels = in_turn if labels is None else labels
         self._graphs: dict[str, ExtractorGraph] = {}
@@ -207,7 +209,9 @@ class MockCurator(Curator):
         """Nothing is open."""
 
     def take(self, indices: npt.NDArray[np.int64]) -> FloatArray:
-        """See `shared.steps.computing.Records`: made anew at each call."""
+        """See `shared.steps.computing.Records`: made anew at each call, where they are not held."""
+        if self._held is not None:
+            return self._held[indices]
         values: FloatArray = self._made(len(indices)).numpy()
         return values
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from shared.extractor import functions as f
 from shared.extractor import views
 
-_PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid")
+_PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid", "cos")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv")
 
 FUNCTIONS: dict[Any, f.Function] = {
@@ -53,7 +53,7 @@ FUNCTIONS: dict[Any, f.Function] = {
 """How each function that a forward method may call is lowered."""
 
 METHODS: dict[str, f.Function] = {
-    **{name: FUNCTIONS[getattr(torch, name)] for name in ("relu", "tanh", "sigmoid", "clamp", "mean", "amax")},
+    **{name: FUNCTIONS[getattr(torch, name)] for name in ("relu", "tanh", "sigmoid", "cos", "clamp", "mean", "amax")},
     **{name: FUNCTIONS[getattr(torch, name)] for name in ("flatten", "reshape", "squeeze", "unsqueeze")},
     **{name: FUNCTIONS[getattr(torch, name)] for name in ("neg", "add", "sub", "mul", "div")},
     "relu_": f.activation("relu"),

@@ -151,6 +151,7 @@ _ACTIVATIONS = (
     _activation("mish", "nn.Mish, F.mish", steady.mish),
     _activation("tanh", "nn.Tanh, torch.tanh, .tanh()", steady.tanh),
     _activation("sigmoid", "nn.Sigmoid, torch.sigmoid, .sigmoid()", torch.sigmoid),
+    _activation("cos", "torch.cos, .cos(): random Fourier features", steady.cos),
     _activation("softplus", "nn.Softplus, F.softplus", steady.softplus, beta=real(1e-3, 1e3), threshold=real(1.0, 1e3)),
     _activation(
         "hardtanh", "nn.Hardtanh, nn.ReLU6, F.relu6", functional.hardtanh, min_val=_CONSTANT, max_val=_CONSTANT

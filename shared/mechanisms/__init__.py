@@ -14,8 +14,12 @@ from shared.mechanisms.gradient.mechanism import GRADIENT
 from shared.mechanisms.interface import AnyMechanism
 from shared.mechanisms.quantiles.mechanism import QUANTILES
 from shared.mechanisms.rows.mechanism import ROWS
+from shared.mechanisms.sinkhorn.mechanism import SINKHORN
 
 MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
-    {mechanism.name: mechanism for mechanism in (ROWS, QUANTILES, GRADIENT, CRITIC, EVALUATION, CLASS_STATISTICS)}
+    {
+        mechanism.name: mechanism
+        for mechanism in (ROWS, QUANTILES, GRADIENT, CRITIC, EVALUATION, CLASS_STATISTICS, SINKHORN)
+    }
 )
 """Every mechanism by its name; no plug-ins, nothing is registered at import."""

@@ -23,6 +23,7 @@ _PARTS: dict[str, type[events.Part]] = {
     "quantile-coefficients": events.QuantileCoefficients,
     "sanitized-gradient": events.SanitizedGradient,
     "bounded-sum": events.BoundedSum,
+    "clipped-vector": events.ClippedVector,
 }
 _RELATIONS = {relation.value: relation for relation in events.NeighbouringRelation}
 _PART_KINDS = {part: kind for kind, part in _PARTS.items()}

@@ -139,19 +139,45 @@ class BoundedSum:
         _check(self, values=MAX_PARAMETERS, changed=self.values)
 
 
+@dataclass(frozen=True)
+class ClippedVector:
+    """Any function of the whole sample, clipped to norm C as one vector, with Gaussian noise on every coordinate.
+
+    Squared shift: (2C + g sqrt(m))^2 / sigma^2. Besides the sample the vector may depend on public values and on the
+    outputs of the earlier parts of the step, and on nothing else. Unlike a sum it may couple the records: two vectors
+    of norm C are never further apart than 2C, and nothing else is used (docs/privacy/sinkhorn.md).
+
+    Attributes:
+        values: m, the number of coordinates.
+        clip_norm: C, absolute.
+        sigma: standard deviation of the noise on each coordinate, absolute.
+        grid_step: g, absolute; 0 for a continuous release.
+    """
+
+    values: int
+    clip_norm: float
+    sigma: float
+    grid_step: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_number(self, "clip_norm", MIN_SIGMA, MAX_SIGMA)
+        _check(self, values=MAX_PARAMETERS)
+
+
 SlicedPart: TypeAlias = RowProjections | QuantileCoefficients
-FixedPart: TypeAlias = SanitizedGradient | BoundedSum
+FixedPart: TypeAlias = SanitizedGradient | BoundedSum | ClippedVector
 Part: TypeAlias = SlicedPart | FixedPart
 
 _SLICED_PARTS = (RowProjections, QuantileCoefficients)
-_FIXED_PARTS = (SanitizedGradient, BoundedSum)
+_FIXED_PARTS = (SanitizedGradient, BoundedSum, ClippedVector)
 
 
 def fixed_shift(part: FixedPart) -> float:
     """Squared shift of a part of fixed sensitivity, in units of its noise variance."""
     if isinstance(part, BoundedSum):
         return ((part.sensitivity + part.grid_step * math.sqrt(part.changed)) / part.sigma) ** 2
-    return ((2.0 * part.clip_norm + part.grid_step * math.sqrt(part.parameters)) / part.sigma) ** 2
+    values = part.values if isinstance(part, ClippedVector) else part.parameters
+    return ((2.0 * part.clip_norm + part.grid_step * math.sqrt(values)) / part.sigma) ** 2
 
 
 class NeighbouringRelation(enum.Enum):
@@ -186,7 +212,7 @@ class StepEvent:
             if type(part) not in (*_SLICED_PARTS, *_FIXED_PARTS):
                 raise InvalidEvent(
                     f"parts holds a {type(part).__name__}; allowed are RowProjections, QuantileCoefficients, "
-                    "SanitizedGradient and BoundedSum, not nested"
+                    "SanitizedGradient, BoundedSum and ClippedVector, not nested"
                 )
         sliced = [part for part in self.parts if isinstance(part, _SLICED_PARTS)]
         if len(sliced) > 1:
@@ -214,7 +240,7 @@ class StepEvent:
 
     @property
     def fixed_parts(self) -> tuple[FixedPart, ...]:
-        """The parts of fixed sensitivity (gradients, sums), in order of release."""
+        """The parts of fixed sensitivity (gradients, sums, clipped vectors), in order of release."""
         return tuple(part for part in self.parts if isinstance(part, _FIXED_PARTS))
 
     @property

@@ -28,6 +28,7 @@ BY_NAME = {attack.name: attack for attack in ATTACKS}
 COEFFICIENTS = dataclasses.replace(BY_NAME["coefficients"], epsilon=6.0)
 GRADIENT = BY_NAME["gradient"]
 GUESSED = dataclasses.replace(BY_NAME["guessed directions"], epsilon=2.0)
+POINTS = dataclasses.replace(BY_NAME["generated points"], epsilon=4.0)
 SAMPLES = dataclasses.replace(BY_NAME["run of samples"], records=4, epsilon=6.0)
 
 
@@ -52,11 +53,16 @@ class TestLiveCurators:
             ("batch maximum in the place of clipping", COEFFICIENTS, 500),
             ("target gradient unsanitized", GRADIENT, 100),
             ("directions chosen by the client", GUESSED, 500),
+            pytest.param("generated points clipped one by one", POINTS, 200, marks=pytest.mark.exhaustive),
         ],
         ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
     )
     def test_a_broken_curator_is_caught(self, audit, fault, attack, trials):
         assert any(audit.audit(fault, [attack], trials=lambda _: trials)[0].caught for _ in range(3))
+
+    @pytest.mark.exhaustive
+    def test_no_bound_lies_above_the_claim_for_generated_points(self, audit):
+        honest(audit, [POINTS], 200)
 
     def test_a_reused_sample_is_caught_and_a_fresh_one_is_not(self, audit):
         reused = audit.audit("sample reused across steps", [SAMPLES], trials=lambda _: 70)
@@ -78,7 +84,7 @@ def test_every_fault_is_tested_here():
     tested = {HONEST, "sample reused across steps"}
     for mark in TestLiveCurators.test_a_broken_curator_is_caught.pytestmark:
         if mark.name == "parametrize":
-            tested |= {case[0] for case in mark.args[1]}
+            tested |= {getattr(case, "values", case)[0] for case in mark.args[1]}
     assert tested == set(FAULTS)
 
 

@@ -1194,6 +1194,117 @@ class ClassStatisticsReply(_message.Message):
 Global___ClassStatisticsReply: _TypeAlias = ClassStatisticsReply  # noqa: Y015
 
 @_typing.final
+class SinkhornDeclaration(_message.Message):
+    """Mechanism "sinkhorn": the gradient of the semi-debiased Sinkhorn loss between generated points and a sample of labelled
+    records, clipped as one vector, N(0, sigma^2) on each coordinate (docs/privacy/sinkhorn.md; Cao and others 2021). The
+    uploaded graph takes a record to d features.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: _builtins.int
+    POINTS_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
+    LABEL_WEIGHT_FIELD_NUMBER: _builtins.int
+    L1_WEIGHT_FIELD_NUMBER: _builtins.int
+    BLUR_FIELD_NUMBER: _builtins.int
+    ITERATIONS_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
+    SIGMA_FIELD_NUMBER: _builtins.int
+    CLIP_POINTS_FIELD_NUMBER: _builtins.int
+    classes: _builtins.int
+    """C, the number of classes."""
+    points: _builtins.int
+    """n, generated points with a gradient."""
+    fresh: _builtins.int
+    """n', further ones, with which the first are compared among themselves."""
+    label_weight: _builtins.float
+    """Of the one-hot labels that are appended to the features."""
+    l1_weight: _builtins.float
+    """Of the L1 distance, beside the squared L2 distance."""
+    blur: _builtins.float
+    """Weight of the entropy."""
+    iterations: _builtins.int
+    """Of each coupling."""
+    clip_norm: _builtins.float
+    """Of the whole gradient."""
+    sigma: _builtins.float
+    """N(0, sigma^2) on each coordinate of the gradient."""
+    clip_points: _builtins.bool
+    """Each point's gradient is first clipped to clip_norm over the root of n."""
+    def __init__(
+        self,
+        *,
+        classes: _builtins.int = ...,
+        points: _builtins.int = ...,
+        fresh: _builtins.int = ...,
+        label_weight: _builtins.float = ...,
+        l1_weight: _builtins.float = ...,
+        blur: _builtins.float = ...,
+        iterations: _builtins.int = ...,
+        clip_norm: _builtins.float = ...,
+        sigma: _builtins.float = ...,
+        clip_points: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blur", b"blur", "classes", b"classes", "clip_norm", b"clip_norm", "clip_points", b"clip_points", "fresh", b"fresh", "iterations", b"iterations", "l1_weight", b"l1_weight", "label_weight", b"label_weight", "points", b"points", "sigma", b"sigma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SinkhornDeclaration: _TypeAlias = SinkhornDeclaration  # noqa: Y015
+
+@_typing.final
+class SinkhornRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POINTS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def points(self) -> Global___FloatArray:
+        """Features of generated records (points + fresh, d)."""
+
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their classes."""
+
+    def __init__(
+        self,
+        *,
+        points: Global___FloatArray | None = ...,
+        labels: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["points", b"points"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "points", b"points"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SinkhornRequest: _TypeAlias = SinkhornRequest  # noqa: Y015
+
+@_typing.final
+class SinkhornReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRADIENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gradient(self) -> Global___GridArray:
+        """The noised gradient in the first points' features (points, d)."""
+
+    def __init__(
+        self,
+        *,
+        gradient: Global___GridArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SinkhornReply: _TypeAlias = SinkhornReply  # noqa: Y015
+
+@_typing.final
 class Proposal(_message.Message):
     """---- Files of a hospital that serves nobody (docs/operator/publish.md) -----------------------------------------------
 

@@ -22,7 +22,14 @@ from shared.kernels.directions import directions
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray, NoiseSource
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts, Facts, ModelFacts, RunSize, Step
-from shared.privacy.events import BoundedSum, Part, QuantileCoefficients, RowProjections, SanitizedGradient
+from shared.privacy.events import (
+    BoundedSum,
+    ClippedVector,
+    Part,
+    QuantileCoefficients,
+    RowProjections,
+    SanitizedGradient,
+)
 from shared.steps.computing import SecretSample
 
 CPU = torch.device("cpu")
@@ -148,7 +155,7 @@ def _weight(part: RowProjections | QuantileCoefficients, batch: int) -> float:
 
 
 def _sensitivity(part: Part) -> float:
-    if isinstance(part, SanitizedGradient):
+    if isinstance(part, SanitizedGradient | ClippedVector):
         return 2.0 * part.clip_norm
     assert isinstance(part, BoundedSum)
     return part.sensitivity
@@ -165,6 +172,8 @@ def _rounding(part: Part) -> float:
             values = part.parameters
         case BoundedSum():
             values = part.changed
+        case ClippedVector():
+            values = part.values
     return part.grid_step * math.sqrt(values)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from declarations import Declared, class_statistics, critic, evaluation, gradient, quantiles, rows
+from declarations import Declared, class_statistics, critic, evaluation, gradient, quantiles, rows, sinkhorn
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
@@ -25,6 +25,7 @@ from shared.mechanisms.evaluation.counts import EvaluationReply
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
 from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
 from shared.mechanisms.interface import Payload
+from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration, SinkhornReply, SinkhornRequest
 from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
 
 RECORDS, INPUTS, CLASSES, FEATURES = 24, 6, 3, 5
@@ -143,6 +144,19 @@ STATISTICS_VALUES = (
     st.just(StatisticsRequest()),
     st.builds(StatisticsReply, _grids(dims=1)),
 )
+SINKHORN_VALUES = (
+    st.builds(
+        SinkhornDeclaration,
+        *[COUNTS] * 3,
+        *[NUMBERS] * 3,
+        COUNTS,
+        clip_norm=NUMBERS,
+        sigma=NUMBERS,
+        clip_points=st.booleans(),
+    ),
+    st.builds(SinkhornRequest, _floats(dims=2), st.lists(COUNTS).map(tuple)),
+    st.builds(SinkhornReply, _grids(dims=2)),
+)
 
 
 # ---- hostile declarations and requests -------------------------------------------------------------------------------
@@ -234,6 +248,45 @@ def _statistics(name: str, count_weight: float, moment_weight: float, centring: 
     )
 
 
+def _sinkhorn(name: str, **changed: Any) -> Case:
+    declared = replace(SinkhornDeclaration(CLASSES, 4, 2, 1.5, 0.7, 0.5, 30, 0.2, 0.4), **changed)
+    points = SOURCE[: declared.points + declared.fresh]
+    labels = tuple(number % CLASSES for number in range(len(points)))
+    return Case(
+        name=name,
+        declared=sinkhorn(declared),
+        outputs=FEATURES,
+        request=SinkhornRequest(points, labels),
+        batch=8,
+        released=lambda reply: (reply.gradient,),
+        seed=lambda _: None,
+        feature_map=None,
+        hostile=(
+            *((replace(declared, sigma=sigma), "declaration.sigma") for sigma in (*_NUMBERS, 0.0, 1e-300)),
+            *((replace(declared, clip_norm=norm), "declaration.clip_norm") for norm in (*_NUMBERS, 0.0)),
+            (replace(declared, clip_norm=1e300), "declaration.sigma"),  # a gradient that does not fit in 32 bits
+            *((replace(declared, label_weight=weight), "declaration.label_weight") for weight in (*_NUMBERS, 1e7)),
+            *((replace(declared, l1_weight=weight), "declaration.l1_weight") for weight in (*_NUMBERS, 1e7)),
+            *((replace(declared, blur=blur), "declaration.blur") for blur in (*_NUMBERS, 0.0, 1e-7, 1e7)),
+            *((replace(declared, iterations=count), "declaration.iterations") for count in (0, 2**32 - 1)),
+            *((replace(declared, points=count), "declaration.points") for count in (0, 65_536, 2**32 - 1)),
+            *((replace(declared, fresh=count), "declaration.fresh") for count in (5, 2**32 - 1)),
+            *((replace(declared, classes=count), "declaration.classes") for count in (0, 4, 2**32 - 1)),
+        ),
+        hostile_requests=(
+            (SinkhornRequest(points[:, :4], labels), "payload.points"),
+            (SinkhornRequest(points[1:], labels), "payload.points"),
+            (SinkhornRequest(np.full_like(points, np.nan), labels), "payload.points"),
+            (SinkhornRequest(points, labels[1:]), "payload.labels"),
+            (SinkhornRequest(points, (CLASSES, *labels[1:])), "payload.labels"),
+            (SinkhornRequest(points, (2**32 - 1, *labels[1:])), "payload.labels"),
+            (b"", "payload.points"),
+            (b"\xff\xff", "payload"),
+        ),
+        values=SINKHORN_VALUES,
+    )
+
+
 def _sliced(name: str, declared: Declared, *, coefficients: tuple[int, ...]) -> Case:
     assert isinstance(declared[1], SlicedDeclaration)
     return Case(
@@ -317,6 +370,8 @@ CASES = (
         hostile_requests=((b"x", "payload"), (b"\x00" * 1000, "payload")),
         values=EVALUATION_VALUES,
     ),
+    _sinkhorn("sinkhorn"),
+    _sinkhorn("sinkhorn, without fresh points, clipped point by point", fresh=0, l1_weight=0.0, clip_points=True),
     _statistics("class sums", 1.0, 0.0),
     _statistics("class sums and moments", 0.5**0.5, 0.5**0.5),
     _statistics("differences of classes", 0.3, 0.0, 1.0),

@@ -15,6 +15,7 @@ from shared.errors import InvalidEvent
 from shared.privacy.event_json import event_from_json, event_to_json
 from shared.privacy.events import (
     BoundedSum,
+    ClippedVector,
     QuantileCoefficients,
     RowProjections,
     RunEvent,
@@ -35,6 +36,7 @@ def examples() -> list[tuple[RunEvent, tuple[int, int, float, float]]]:
         BoundedSum(values=1, sensitivity=1.0, changed=1, sigma=4.0, grid_step=0.01),
         BoundedSum(values=30, sensitivity=1.5, changed=4, sigma=2.0, grid_step=0.02),
     )
+    vector = ClippedVector(values=64, clip_norm=0.5, sigma=2.0, grid_step=0.01)
     # on_grid: t = g sqrt(m) / sqrt(k/d) = 0.01 * 5 / 0.5 = 0.1; scale (1+t)/4, constant (1+10) * 1e-4 * 25 / 4
     return [
         (RunEvent(step=StepEvent(records=7438, batch=128, parts=(rows,)), steps=5900), (320, 200, 0.04, 0.0)),
@@ -50,6 +52,8 @@ def examples() -> list[tuple[RunEvent, tuple[int, int, float, float]]]:
         (RunEvent(step=StepEvent(records=50, batch=5, parts=(gradient,)), steps=3), (1, 1, 0.0, 2.1**2 / 16)),
         # (1 + 0.01)^2 / 16 and (1.5 + 0.02 * sqrt 4)^2 / 4
         (RunEvent(step=StepEvent(records=90, batch=90, parts=sums), steps=1), (1, 1, 0.0, 1.01**2 / 16 + 1.54**2 / 4)),
+        # (2 * 0.5 + 0.01 * sqrt 64)^2 / 4
+        (RunEvent(step=StepEvent(records=600, batch=50, parts=(vector,)), steps=9), (1, 1, 0.0, 1.08**2 / 4)),
     ]
 
 
@@ -143,6 +147,8 @@ STEP = StepEvent(records=10, batch=5, parts=(ROWS,))
         (lambda: RowProjections(1, 1, 1.0, 2.0), "grid_step"),
         (lambda: SanitizedGradient(1, math.inf, 1.0), "clip_norm"),
         (lambda: QuantileCoefficients(1, 1, 0, 1.0), "coefficients"),
+        (lambda: ClippedVector(0, 1.0, 1.0), "values"),
+        (lambda: ClippedVector(1, 0.0, 1.0), "clip_norm"),
         (lambda: BoundedSum(0, 1.0, 1, 1.0), "values"),
         (lambda: BoundedSum(3, 0.0, 1, 1.0), "sensitivity"),
         (lambda: BoundedSum(3, 1.0, 4, 1.0), "changed"),

@@ -1,0 +1,166 @@
+"""DP-MERF (Harder, Adamczewski and Park, AISTATS 2021): a generator fitted to noised random Fourier means.
+
+phi(x) = (cos Wx, sin Wx) / sqrt(D) with D frequencies W ~ N(0, 1/s^2) approximates the Gaussian kernel of scale s, and
+|phi| = 1. The one release is the sum over all records of e_y (x) (1, phi(x)): the mechanism `class_statistics` without
+second moments. Its sensitivity is 2, of a record that keeps its class; the counts beside it cost nothing
+(docs/privacy/class-statistics.md). Anything that is fitted to it is post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from public_client.curator.description import Description
+from public_client.curator.stub import Curator
+from public_client.data.progress import reporting
+from public_client.generation.descent import Network
+from public_client.generation.generator import Generator
+from public_client.generation.method import Fitting
+from public_client.generation.networks import Centred
+from public_client.methods.statistics import StatisticsRun
+from public_client.methods.statistics_head import shares_of
+from public_client.plans.declarable import Declarable
+from public_client.plans.plan import Plan
+from public_client.plans.recipe import not_counts, not_positive
+from public_client.replay.fit import cosine
+from public_client.training.checkpoint import Checkpoint
+from public_client.training.run import ChargedRun
+from shared.kernels.clipping import RECORD_NORM
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.class_statistics.geometry import Weights
+from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
+
+_TOLD_EVERY = 50  # updates, on the progress bar
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpMerf(Network):
+    """One release of random Fourier means by class, and a network whose records have the same.
+
+    Attributes:
+        frequencies: D, each with a cosine and a sine.
+        scale: s of the kernel, in units of the root of the number of values (values between -1 and 1).
+        frequencies_seed: of W; public.
+        updates: of the network; they cost nothing.
+        draws: generated records of an update.
+    """
+
+    name = "dp-merf"
+
+    frequencies: int = 1000
+    scale: float = 0.4
+    frequencies_seed: int = 0
+    updates: int = 2000
+    draws: int = 200
+
+    def problems(self) -> list[str]:
+        """See `GenerationMethod`."""
+        return [
+            *super().problems(),
+            *not_counts(self, "frequencies", "updates", "draws"),
+            *not_positive(self, "scale"),
+        ]
+
+    @property
+    def mechanism(self) -> AnyMechanism:
+        """See `Recipe`."""
+        return CLASS_STATISTICS
+
+    def usual_size(self, description: Description) -> RunSize:
+        """See `Recipe`: one release of all records."""
+        return RunSize(batch=description.records, steps=1)
+
+    def declaration(
+        self,
+        *,
+        noise: float,
+        batch: int,
+        dimension: int,
+        classes: int,
+        names: tuple[str, ...],
+        feature_map: FeatureMap | None,
+    ) -> Payload:
+        """See `Recipe`."""
+        weights = Weights(classes, Weights(classes, 0.0, 0.0, 0.0).free_count(), 0.0, 0.0)
+        return StatisticsDeclaration(
+            classes=classes,
+            count_weight=weights.count,
+            moment_weight=0.0,
+            centring=0.0,
+            sigma=noise * weights.sensitivity(),
+            feature_map=feature_map,
+        )
+
+    def features(self, description: Description) -> nn.Module:
+        """See `GenerationMethod`: half of phi, on the scale of the clip."""
+        values = math.prod(description.record_shape)
+        scale = self.scale * math.sqrt(values)
+        fourier = FourierFeatures(values, self.frequencies, scale, seed=self.frequencies_seed)
+        return nn.Sequential(Centred(self.low, self.high), fourier).eval()
+
+    def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> ChargedRun:
+        """See `GenerationMethod`."""
+        return StatisticsRun(curator, Declarable.of(features, plan.record_shape), plan, checkpoint=store)
+
+    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
+        """See `GenerationMethod`."""
+        assert isinstance(run, StatisticsRun), "this method opened it"
+        with reporting("random Fourier means", run.plan.steps, shown=fitting.progress) as bar:
+            known = run.known(fitting.store, bar=bar)
+        shares, classes = shares_of(known), run.plan.classes
+        # (C, 2D) means over all records of e_y (x) phi, as released; |phi| = 1 where nothing was clipped.
+        target = torch.from_numpy((known.features + known.total / classes) / known.records).float().to(fitting.device)
+        trained, chance = self.made(run, fitting), torch.from_numpy(shares)
+        features, own = features.to(fitting.device), torch.Generator().manual_seed(fitting.seed)
+        optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(t / self.updates))
+        with reporting(f"{self.name}: fitting", self.updates, shown=fitting.progress) as bar:
+            for update in range(self.updates):
+                labels = torch.multinomial(chance, self.draws, replacement=True, generator=own).to(fitting.device)
+                made = trained(self.latents(labels, classes, own))
+                phi = run.feature_map.clipped(self._phi(features, made, run)) / RECORD_NORM
+                kinds = nn.functional.one_hot(labels, classes).to(phi)
+                loss = (kinds.T @ phi / self.draws - target).square().sum()
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+                bar.advance(f"loss {float(loss.detach()):.4f}" if update % _TOLD_EVERY == 0 else "")
+        trained.eval()
+        return self.finished(trained, run, tuple(float(share) for share in shares))
+
+    def _phi(self, features: nn.Module, made: Tensor, run: ChargedRun) -> Tensor:
+        """Of generated values between -1 and 1."""
+        if isinstance(features, nn.Sequential) and isinstance(features[0], Centred):
+            phi: Tensor = features[1](made)
+            return phi
+        return self.features_on(features, made, run)
+
+
+class FourierFeatures(nn.Module):
+    """(cos Wx, sin Wx) / (2 sqrt(D)), of norm 1/2; sin t = cos(t - pi/2).
+
+    Args:
+        values: of x.
+        frequencies: D.
+        scale: of the kernel, in x's units.
+        seed: of W.
+    """
+
+    def __init__(self, values: int, frequencies: int, scale: float, *, seed: int) -> None:
+        super().__init__()
+        own = torch.Generator().manual_seed(seed)
+        drawn = torch.randn((frequencies, values), generator=own) / scale
+        self.angles = nn.Linear(values, 2 * frequencies).requires_grad_(False)
+        self.gain = RECORD_NORM / math.sqrt(frequencies)
+        self.angles.weight.copy_(torch.cat([drawn, drawn]))
+        self.angles.bias.copy_(torch.tensor([0.0, -0.5 * math.pi]).repeat_interleave(frequencies))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, values) to (b, 2D)."""
+        return torch.cos(self.angles(x)) * self.gain

@@ -1,0 +1,1 @@
+"""The sanitized gradient of DP-Sinkhorn's loss in generated points."""
