@@ -131,6 +131,8 @@ class CuratorServer:
                 turns=Turns(
                     min(limits.client_requests, max(1, settings.compute.request_threads // 2)),
                     most_bytes=limits.client_message_bytes,
+                    largest=limits.max_message_bytes,
+                    most_in_all=limits.message_bytes,
                 ),
                 # A client that prices many plans repeats events; autodp takes about half a second for each.
                 crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
@@ -227,6 +229,10 @@ class CuratorServer:
             options=[
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),
+                # What is sent before the sender is known stays within a stream's first window, 64 KiB: a window that
+                # follows the connection's speed would grow to megabytes. A request that is being received has its own.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.max_concurrent_streams", threads),
                 # A second curator on the same port must fail loudly, not share the port's connections.
                 ("grpc.so_reuseport", 0),
             ],

@@ -13,7 +13,8 @@ import datetime as dt
 import functools
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, ClassVar, cast
@@ -26,7 +27,7 @@ from grpc_status import rpc_status
 
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.statements import AccountStatus, Client, DataSetState, Request, Run, StoredReply
-from private_curator.observability.requests import OK
+from private_curator.observability.requests import OK, UNKNOWN
 from private_curator.serving.authentication import authenticate
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.turns import Turns
@@ -98,27 +99,30 @@ class CuratorService:
 
     # -- the boundary ---------------------------------------------------------------------------------------------
 
-    def answer(self, operation: str, data: bytes, context: grpc.ServicerContext) -> Message:
+    def answer(self, operation: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Message:
         """Runs one handler for the authenticated caller; every error leaves through here and only here.
 
         Args:
             operation: the RPC.
-            data: of the request, as it came.
+            requests: the one request, received when it is asked for.
             context: gRPC's.
         """
-        reply, refusal, caller, outcome = self._outcome(operation, data, context)
+        reply, refusal, caller, outcome = self._outcome(operation, requests, context)
         # After the wait: the time of a line in the log tells no more than that of the reply.
         fields = {"operation": operation, "client": caller, "outcome": outcome}
         _log.info("%s for %s: %s", operation, caller or "nobody", outcome, extra=fields)
         if refusal is None:
             assert reply is not None
+            left = self.turns.replied(caller, reply.ByteSize())
+            if not context.add_callback(left):
+                left()  # the client has gone
             return reply
         # Outside of the handling of the error: gRPC logs the exception that abort raises together with its context.
         context.abort_with_status(rpc_status.to_status(refusal))
         raise AssertionError("abort_with_status raises")
 
     def _outcome(
-        self, operation: str, data: bytes, context: grpc.ServicerContext
+        self, operation: str, requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> tuple[Message | None, status_pb2.Status | None, str, str]:
         """The handler's reply or the refusal that it comes to, the caller's name, and OK or the refusal's reason."""
         caller = ""
@@ -127,16 +131,21 @@ class CuratorService:
             peer = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
             client = authenticate(peer, find=self.ledger.client_by_fingerprint, now=self.now())
             caller = client.name
-            # Who may not ask is told so at once, and holds no thread for a quantum. A turn ends with the pause behind
-            # the reply: when the next one may begin must not tell when this step was computed.
-            with self.turns.taken(caller, size=len(data)):
-                request = self._parsed(operation, data)
+            # Who may not ask is told so before a byte of the request is received, and holds no thread for a quantum. A
+            # turn ends with the pause behind the reply: when the next one may begin must not tell when this step was
+            # computed.
+            with self.turns.taken(caller) as received:
+                request = self._parsed(operation, self._received(requests, context, received))
                 step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
                 with self.turns.alone(caller, step), self._paced(step):
                     try:
                         return self._handled(operation, client, request), None, caller, OK
                     except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
                         refusal, outcome = self._translated(error, operation=operation, caller=caller)
+        except grpc.RpcError:
+            fields = {"operation": operation, "client": caller, "outcome": UNKNOWN}
+            _log.info("%s for %s: not received as a whole", operation, caller, extra=fields)
+            raise  # nobody waits for an answer; gRPC knows its own error
         except Exception as error:  # noqa: BLE001 - the same, of what comes before the pause
             refusal, outcome = self._translated(error, operation=operation, caller=caller)
         return None, refusal, caller, outcome
@@ -152,6 +161,27 @@ class CuratorService:
         if known is None:
             raise GrantNotHeld(f"no client named {client!r} may be charged; `dpswd-curator client add` registers one")
         return self._handled(operation, known, request)
+
+    def _received(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, received: Callable[[int], None]
+    ) -> bytes:
+        """The request's bytes, in so many seconds.
+
+        Raises:
+            RequestInvalid: the client sent none.
+            grpc.RpcError: the client has gone, or its bytes came too slowly.
+        """
+        too_slow = threading.Timer(self.settings.limits.receive_seconds, context.cancel)
+        too_slow.daemon = True
+        too_slow.start()
+        try:
+            data = next(requests, None)
+        finally:
+            too_slow.cancel()
+        if data is None:
+            raise invalid("request", "is missing")
+        received(len(data))
+        return data
 
     def _parsed(self, operation: str, data: bytes) -> Message:
         """A request; who sent it, and how much one may, is decided before.
@@ -327,9 +357,9 @@ class CuratorService:
     """What each RPC is sent, and what answers it once its caller is known."""
 
     def rpcs(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """The RPCs for gRPC, which hands requests over as bytes."""
+        """The RPCs for gRPC, as streams of one request: so a handler runs before the request is received."""
         handlers = {
-            operation: grpc.unary_unary_rpc_method_handler(
+            operation: grpc.stream_unary_rpc_method_handler(
                 functools.partial(self.answer, operation), response_serializer=lambda reply: reply.SerializeToString()
             )
             for operation in self.HANDLERS
