@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator.ledger.database import LedgerLocation
-from private_curator.ledger.heads import Heads
+from private_curator.ledger.heads import SYSTEM_LOG, Heads
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.store import no_checkpoint
@@ -121,7 +121,7 @@ class HomeDirectory:
             witness=self.ledger_witness(chosen) if witnessed else None,
             heads=Heads(
                 file=None if chosen.heads_file is None else self.path / chosen.heads_file,
-                syslog=chosen.heads_syslog,
+                syslog=SYSTEM_LOG if chosen.heads_syslog else None,
                 command=chosen.heads_command,
             ),
         )
