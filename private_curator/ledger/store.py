@@ -55,6 +55,8 @@ class LedgerOptions(TypedDict, total=False):
         heads: is told the last entry after each charge and each answer.
         witness: a file, kept elsewhere than the ledger, in which the last entry seen is noted: a ledger that lacks
             it was put back to an older state. None to notice that only while the ledger is open.
+        followed: whether the chain is followed at once. False for a caller that verifies the ledger before anything of
+            it is trusted: a large one is then read once.
     """
 
     accounting: Accounting
@@ -63,6 +65,7 @@ class LedgerOptions(TypedDict, total=False):
     lock_timeout_s: float
     witness: Path | None
     heads: Heads | None
+    followed: bool
 
 
 @dataclass
@@ -114,7 +117,7 @@ class Store:
         self._database = location.open(lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
         try:
             with self._database.read() as connection:
-                last = self._follow_the_chain(connection)
+                last = self._follow_the_chain(connection) if options.get("followed", True) else self._end(connection)
                 if self._witness is not None:
                     self._witness.check(connection, location)
                     self._witness.note(last)
@@ -232,15 +235,20 @@ class Store:
         Returns:
             The last entry.
         """
-        expected, previous, last = 1, GENESIS, None
+        expected, previous = 1, GENESIS
         for entry in read_entries(connection):
             if entry.seq != expected or entry.previous != previous:
                 raise LedgerCorrupt(f"{self.location}: entry {entry.seq} does not follow entry {expected - 1}")
-            expected, previous, last = expected + 1, entry.hash, entry
+            expected, previous = expected + 1, entry.hash
+        return self._end(connection)
+
+    def _end(self, connection: Session) -> SignedEntry:
+        """The last entry, signed by the ledger's key."""
+        last = head(connection)
         if last is None or not last.signed_by(self.public_key):
             raise LedgerCorrupt(
-                f"{self.location}: the last of {expected - 1} entries is not signed by the given key: use the ledger's "
-                "own key, and look at `dpswd-curator ledger verify`"
+                f"{self.location}: the last of {0 if last is None else last.seq} entries is not signed by the given "
+                "key: use the ledger's own key, and look at `dpswd-curator ledger verify`"
             )
         return last
 

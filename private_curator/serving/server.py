@@ -20,6 +20,7 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import shared
+from private_curator.ledger.ledger import Ledger
 from private_curator.observability import logs
 from private_curator.observability.metrics import Metrics, MetricsServer
 from private_curator.observability.requests import RequestWatch, tracing_of
@@ -63,6 +64,7 @@ class CuratorServer:
         settings: the operator's choices.
         checkpoint: called at named points of every step; tests stop the process there.
         mechanisms: what may be released.
+        ledger: open already, and closed with the server; by default it is opened here.
 
     Raises:
         SettingsError: something of the home or the settings cannot work.
@@ -77,6 +79,7 @@ class CuratorServer:
         *,
         checkpoint: Callable[[str], None] = no_checkpoint,
         mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
+        ledger: Ledger | None = None,
     ) -> None:
         _check_imports()
         check_permissions(settings.clients, mechanisms)
@@ -87,7 +90,7 @@ class CuratorServer:
         self._home = home
         self._settings = settings
         with contextlib.ExitStack() as opened:  # closes what is open already if something below fails
-            self._ledger = home.open_ledger(settings.ledger, checkpoint=checkpoint)
+            self._ledger = ledger or home.open_ledger(settings.ledger, checkpoint=checkpoint)
             opened.callback(self._ledger.close)
             data.check_count(self._ledger.records, settings.records_file)
             limits, pace = settings.limits, settings.limits.reply_quantum_ms
@@ -254,12 +257,12 @@ class CuratorServer:
         return grpc.ssl_server_credentials([(key, certificate)], root_certificates=authority, require_client_auth=True)
 
 
-def serve(home: HomeDirectory, settings: CuratorSettings) -> None:
-    """Serves until SIGTERM or SIGINT."""
+def serve(home: HomeDirectory, settings: CuratorSettings, *, ledger: Ledger) -> None:
+    """Serves until SIGTERM or SIGINT; `ledger` is open, verified, and closed in the end."""
     logs.configure(settings.log)
     logs.close_side_doors()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold records and keys
-    run_until_signal(CuratorServer(home, settings))
+    run_until_signal(CuratorServer(home, settings, ledger=ledger))
 
 
 def run_until_signal(server: CuratorServer) -> None:

@@ -223,7 +223,8 @@ class CuratorService:
     def _describe(self, client: Client, request: pb.DescribeRequest) -> pb.DescribeResponse:
         if request.HasField("newest_receipt"):
             self.ledger.hold_to(_presented(request.newest_receipt))
-        data_set_budget, client_budget = self._budgets(*self.ledger.budget_of(client.name))
+        data_set, share = self.ledger.budget_of(client.name)
+        data_set_budget, client_budget = self._budgets(data_set, share)
         offer = permitted(self.settings.clients, self.mechanisms, client=client.name)
         return pb.DescribeResponse(
             data_set=self.settings.records.name,
@@ -231,7 +232,7 @@ class CuratorService:
             record_shape=self.data_set.record_shape,
             data_set_budget=data_set_budget,
             client_budget=client_budget,
-            neighbouring_relation=self.ledger.status().data_set.relation,
+            neighbouring_relation=data_set.relation,
             mechanisms=offered(offer, self.data_set),
             limits=pb.Limits(**dataclasses.asdict(self.limits)),
             grid_exponent=limits.GRID_EXPONENT,
@@ -342,7 +343,7 @@ class CuratorService:
 
     def _budgets(self, data_set: AccountStatus, share: AccountStatus | None) -> tuple[pb.BudgetStatus, pb.BudgetStatus]:
         """The data set's budget, and what limits the client: its share, or the same."""
-        closed = self.ledger.status().state is not DataSetState.OPEN
+        closed = self.ledger.state is not DataSetState.OPEN
         return _budget(data_set, closed=closed), _budget(share or data_set, closed=closed)
 
     # -- the RPCs of curator.proto --------------------------------------------------------------------------------

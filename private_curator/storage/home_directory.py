@@ -100,6 +100,7 @@ class HomeDirectory:
         *,
         checkpoint: Callable[[str], None] = no_checkpoint,
         witnessed: bool = True,
+        followed: bool = True,
     ) -> Ledger:
         """Opens the ledger; close it with a ``with`` statement.
 
@@ -107,6 +108,7 @@ class HomeDirectory:
             chosen: the settings in force; by default those of the home.
             checkpoint: called at named points; tests stop the process there.
             witnessed: whether a ledger is refused that was put back to an older state.
+            followed: see `private_curator.ledger.store.LedgerOptions`.
 
         Raises:
             SettingsError: the home is none, its settings cannot work, or its key is missing.
@@ -118,6 +120,7 @@ class HomeDirectory:
             key=self.read_ledger_key(),
             checkpoint=checkpoint,
             lock_timeout_s=chosen.lock_seconds,
+            followed=followed,
             witness=self.ledger_witness(chosen) if witnessed else None,
             heads=Heads(
                 file=None if chosen.heads_file is None else self.path / chosen.heads_file,

@@ -181,7 +181,8 @@ def test_killed_ten_thousand_times(world):
         world.finish(len(points))
         world.begin_anew()
         ledgers += 1
-    print(f"{sum(kills.values())} kills of {ledgers} ledgers in {time.monotonic() - begun:.0f} s: {kills}")
+        seconds = time.monotonic() - begun
+        print(f"{sum(kills.values())} kills of {ledgers} ledgers in {seconds:.0f} s: {kills}", flush=True)
     assert all(kills.values()), kills
 
 
