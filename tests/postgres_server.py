@@ -69,7 +69,10 @@ class PostgresServer:
                 return
             self._run("initdb", "--pgdata", str(self.data), "--username", "postgres", "--no-sync", "--encoding", "UTF8",
                       "--locale", "C", "--auth", "trust")  # fmt: skip
-            self._write("pg_hba.conf", "local all all trust\nlocal replication all trust\nhostssl all all 127.0.0.1/32 scram-sha-256\n")
+            self._write(
+                "pg_hba.conf",
+                "local all all trust\nlocal replication all trust\nhostssl all all 127.0.0.1/32 scram-sha-256\n",
+            )
             key, certificate = _certificate()
             self._write("server.key", key)
             self._write("server.crt", certificate)
@@ -89,7 +92,7 @@ class PostgresServer:
         self.start()
         deadline = time.monotonic() + START_S
         with primary.administer() as connection:
-            while not connection.execute("SELECT FROM pg_stat_replication WHERE state = 'streaming'").fetchone():
+            while not connection.execute("SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'").fetchone():
                 assert time.monotonic() < deadline, "the standby does not follow"
                 time.sleep(0.02)
 

@@ -112,8 +112,8 @@ class PostgresSchema:
         row = connection.execute("SELECT current_setting('synchronous_standby_names')").fetchone()
         if "," in str(self._parameters().get("host", "")) and row == ("",):
             _log.warning(
-                "%s: commits wait for no standby (synchronous_standby_names is empty): one that takes over may lack the "
-                "last charges, and is then not served (docs/operator/replicas.md)",
+                "%s: commits wait for no standby (synchronous_standby_names is empty): one that takes over may lack "
+                "the last charges, and is then not served (docs/operator/replicas.md)",
                 self,
             )
 

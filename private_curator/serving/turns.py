@@ -30,9 +30,7 @@ class Turns:
         wait_s: how long to wait for room.
     """
 
-    def __init__(
-        self, most: int, *, most_bytes: int, largest: int, most_in_all: int, wait_s: float = _WAIT_S
-    ) -> None:
+    def __init__(self, most: int, *, most_bytes: int, largest: int, most_in_all: int, wait_s: float = _WAIT_S) -> None:
         self._most = most
         self._most_bytes = max(most_bytes, largest)
         self._largest = largest

@@ -84,7 +84,9 @@ class ChainCheck:
         findings: list[Finding] = []
         dated = _dated(entry)
         if self._before and dated and dated < self._before - CLOCKS_DIFFER_BY:
-            text = f"it is dated {entry.time}, before the entry before it ({self._before.isoformat()}): a clock was wrong"
+            text = (
+                f"it is dated {entry.time}, before the entry before it ({self._before.isoformat()}): a clock was wrong"
+            )
             findings.append(finding_at(Tampering.MISDATED, entry, text))
         self._before = dated or self._before
         if self._every_signature and not entry.signed_by(self._public_key):

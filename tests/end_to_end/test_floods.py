@@ -1,4 +1,4 @@
-"""A client that behaves keeps its rate beside floods of those who may not ask, of silent connections and slow clients."""
+"""A client that behaves keeps its rate beside floods: those who may not ask, silent connections, slow clients."""
 
 from __future__ import annotations
 

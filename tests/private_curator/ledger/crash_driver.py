@@ -1,11 +1,11 @@
 """A curator and its client that are killed over and over: the process behind test_crashes.py.
 
-Started once; reads one JSON line for each life, with the ledger (a file, or URL#SCHEMA) and the log, forks a curator for
-it (so that a life costs milliseconds), and prints how it ended. A life opens the ledger and goes on
+Started once; reads one JSON line for each life, with the ledger (a file, or URL#SCHEMA) and the log, forks a curator
+for it (so that a life costs milliseconds), and prints how it ended. A life opens the ledger and goes on
 with the client's work: open runs, and take their steps. It dies by SIGKILL at the named point, or when this process
 kills it after a delay.
 
-The log is what the world outside has seen; a line is written with one ``write``, so it survives the death of its writer:
+The log is what the world outside has seen; a line is written with one ``write`` and survives the death of its writer:
 
 - ``opened RUN REQUEST``: the client was told of its run
 - ``computing RUN STEP REQUEST``: a record is read now

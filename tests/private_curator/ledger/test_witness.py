@@ -199,7 +199,7 @@ def test_heads_are_told_elsewhere(location, key, ledger, tmp_path, open_run, ans
 
 
 def test_the_system_s_log_is_told_heads(location, key, ledger, tmp_path, open_run, answer, caplog):
-    """A datagram socket stands for /dev/log; a log that has gone, or takes nothing so long, stops nothing and is said."""
+    """A datagram socket stands for /dev/log; one that is gone, or takes nothing so long, stops nothing."""
     ledger.close()
     place = tmp_path / "log"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system_log:

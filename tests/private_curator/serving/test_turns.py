@@ -8,7 +8,6 @@ import pytest
 from private_curator.serving.turns import Turns
 from shared.errors import RequestInProgress, TooManyRequests
 
-
 LARGEST = 40
 
 
@@ -54,7 +53,10 @@ def test_a_step_that_is_being_answered_is_not_answered_twice():
 def test_a_request_counts_as_the_largest_until_its_size_is_known():
     turns = made(9, most_bytes=100)
     with turns.taken("one") as first, turns.taken("one"):
-        with pytest.raises(TooManyRequests, match="this client's requests .* 100 bytes.*for 40 more"), turns.taken("one"):
+        with (
+            pytest.raises(TooManyRequests, match=r"this client's requests .* 100 bytes.*for 40 more"),
+            turns.taken("one"),
+        ):
             pass
         first(20)
         with turns.taken("one"), turns.taken("two"):
