@@ -131,7 +131,7 @@ def test_a_run_goes_on_at_a_synchronous_standby(pair, location, key, open_run, t
 
 
 def test_an_asynchronous_standby_that_lacks_charges_is_not_served(pair, location, key, open_run, tmp_path, caplog):
-    """What it lacks would be spent again: the replica that saw it stops; its note and a client's receipt stop others."""
+    """What it lacks would be spent again: the replica that saw it stops; its note, or a client's receipt, others."""
     _, standby = pair
     options = {"key": key, "accounting": ToyAccounting(), "lock_timeout_s": 5.0}
     witness = tmp_path / "witness"
