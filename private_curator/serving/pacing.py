@@ -25,8 +25,8 @@ _SLACK = 1.5
 QUANTUM_OVER_TRIAL = _SLACK * LARGEST_RATIO
 """What an automatic quantum has room for, in times of the trial.
 
-Every operation of a graph takes at most `LARGEST_RATIO` of its time in the trial for any other numbers, so the sum over a
-graph does as well, whichever operations meet which numbers (benchmarks/operation_combinations.py measures it).
+Every operation of a graph takes at most `LARGEST_RATIO` of its time in the trial for any other numbers, so the sum over
+a graph does as well, whichever operations meet which numbers (benchmarks/operation_combinations.py measures it).
 """
 
 
