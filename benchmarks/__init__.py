@@ -1,1 +1,4 @@
-"""Commands that make the figures of the docs; a package, because opacus installs another one of this name."""
+"""What produces each figure of README and docs, a command each: ``python -m benchmarks.NAME --help``.
+
+A regular package, because one of the libraries that tests use installs a package of the same name.
+"""
