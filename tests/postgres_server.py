@@ -47,8 +47,11 @@ class PostgresServer:
     everybody does.
     """
 
-    def __init__(self, parent: Path | None = None) -> None:
-        """Makes the cluster in a new directory under `parent`, by default in memory, and starts its server."""
+    def __init__(self, parent: Path | None = None, *, of: PostgresServer | None = None) -> None:
+        """Makes the cluster in a new directory under `parent`, by default in memory, and starts its server.
+
+        With `of` it is a standby of that server, and gets the log of its writes.
+        """
         self._programs = _programs()
         self._user = _user()
         if parent is None:
@@ -61,9 +64,15 @@ class PostgresServer:
         try:
             if self._user is not None:
                 shutil.chown(self.directory, self._user)
+            if of is not None:
+                self._follow(of)
+                return
             self._run("initdb", "--pgdata", str(self.data), "--username", "postgres", "--no-sync", "--encoding", "UTF8",
                       "--locale", "C", "--auth", "trust")  # fmt: skip
-            self._write("pg_hba.conf", "local all all trust\nhostssl all all 127.0.0.1/32 scram-sha-256\n")
+            self._write(
+                "pg_hba.conf",
+                "local all all trust\nlocal replication all trust\nhostssl all all 127.0.0.1/32 scram-sha-256\n",
+            )
             key, certificate = _certificate()
             self._write("server.key", key)
             self._write("server.crt", certificate)
@@ -74,6 +83,23 @@ class PostgresServer:
         except BaseException:
             self.close()
             raise
+
+    def _follow(self, primary: PostgresServer) -> None:
+        place = ["--host", str(primary.directory), "--port", str(primary.port), "--username", "postgres"]
+        self._run("pg_basebackup", *place, "--pgdata", str(self.data), "--write-recovery-conf", "--checkpoint=fast",
+                  "--no-sync")  # fmt: skip
+        self.password = primary.password
+        self.start()
+        deadline = time.monotonic() + START_S
+        with primary.administer() as connection:
+            while not connection.execute("SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'").fetchone():
+                assert time.monotonic() < deadline, "the standby does not follow"
+                time.sleep(0.02)
+
+    def promote(self) -> None:
+        """The standby becomes the server that takes writes."""
+        with self.administer() as connection:
+            assert connection.execute("SELECT pg_promote(true, 60)").fetchone() == (True,)
 
     @property
     def root_certificate(self) -> Path:

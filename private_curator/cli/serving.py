@@ -56,9 +56,11 @@ def serve(
         overrides["log.level"] = log_level
     chosen = configuration.load(home.path, overrides)
     logs.configure(chosen.log)
-    for finding in check_before_serving(home, overrides):
-        _log.warning("%s: %s", finding.check, finding.text)
-    server.serve(home, chosen)
+    findings, ledger = check_before_serving(home, overrides)
+    with ledger:
+        for finding in findings:
+            _log.warning("%s: %s", finding.check, finding.text)
+        server.serve(home, chosen, ledger=ledger)
 
 
 @click.command()

@@ -14,10 +14,10 @@ Nothing here writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from private_curator.ledger.accounting import RENYI, Accounting
 from private_curator.ledger.accounts import DATA_SET
@@ -26,11 +26,20 @@ from private_curator.ledger.database import LedgerLocation, Session, by_seq
 from private_curator.ledger.sqlite_file import as_location
 from private_curator.ledger.statements import DataSetState, Kind
 from shared.errors import InvalidValue, LedgerCorrupt
-from shared.ledger.chain_checks import Finding, Tampering, finding_at, verify_receipts
+from shared.ledger.chain_checks import ChainCheck, Finding, Tampering, finding_at, hold_receipts
 from shared.ledger.receipts import SignedEntry, sha256
 
 # A stored price may differ from one computed anew by the last digits of another machine's library.
 PRICE_TOLERANCE = 1e-6
+PROGRESS_EACH = 20_000
+"""Entries between two calls of a `Progress`."""
+
+Progress = Callable[[int, int], object]
+"""Is told how many entries are done, and how many there are."""
+
+
+def _silent(done: int, total: int) -> None:
+    """Tells nobody."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +145,22 @@ class Derivation:
         return run
 
 
+class VerificationOptions(TypedDict, total=False):
+    """See `verify_file`."""
+
+    receipts: Iterable[SignedEntry]
+    every_signature: bool
+    progress: Progress
+
+
 def verify_file(
     where: LedgerLocation | Path,
     *,
     public_key: bytes,
     accounting: Accounting = RENYI,
     receipts: Iterable[SignedEntry] = (),
+    every_signature: bool = True,
+    progress: Progress = _silent,
 ) -> VerificationReport:
     """Answers the module's five questions for a ledger or a backup that need not be sound enough to open.
 
@@ -150,50 +169,64 @@ def verify_file(
         public_key: the ledger's raw Ed25519 key, 32 bytes.
         accounting: prices the runs anew.
         receipts: signed entries that somebody kept elsewhere.
+        every_signature: False for the last entry's alone, which vouches for what the chain of hashes before it states.
+        progress: called now and then.
 
     Raises:
         LedgerUnavailable: it cannot be read at all.
     """
     location = as_location(where)
+    kept = tuple(receipts)
     with location.reading() as connection:
         findings = [_inconsistent(text) for text in location.defects(connection)]
-        entries, unreadable = _read(connection)
-        findings += unreadable
-        findings += verify_receipts(entries, receipts, public_key)
-        books, derivation = Books(accounting), Derivation()
-        for entry in entries:
+        chain, wanted = ChainCheck(public_key, every_signature=every_signature), {receipt.seq for receipt in kept}
+        books, derivation, hashes = Books(accounting), Derivation(), {}
+        last, length, count = None, 0, 0
+        (total,) = connection.execute("SELECT count(*) FROM entries").fetchone()
+        for found in _read(connection):
+            if isinstance(found, Finding):
+                findings.append(found)
+                continue
+            last, length, count = found, max(length, found.seq), count + 1
+            if count % PROGRESS_EACH == 0:
+                progress(count, total)
+            findings += chain.follow(found)
+            if found.seq in wanted:
+                hashes[found.seq] = found.hash
             try:
-                if entry.kind == Kind.RUN_OPENED:
-                    findings += _check_price(books, entry)
-                derivation.apply(entry, books)
-                books.apply(entry)
+                if found.kind == Kind.RUN_OPENED:
+                    findings += _check_price(books, found)
+                derivation.apply(found, books)
+                books.apply(found)
             except (KeyError, TypeError, LedgerCorrupt) as error:
-                findings.append(finding_at(Tampering.UNLAWFUL, entry, f"it is not allowed where it stands: {error}"))
+                findings.append(finding_at(Tampering.UNLAWFUL, found, f"it is not allowed where it stands: {error}"))
+        if last is not None and not every_signature and not last.signed_by(public_key):
+            findings.append(finding_at(Tampering.EDITED, last, "its signature does not fit its content"))
+        findings += hold_receipts(kept, hashes, length, public_key)
         findings += _compare(connection, derivation)
     if books.public_key != public_key.hex():
         text = "the first entry does not name the public key that was given"
         findings.append(Finding(tampering=Tampering.FORGED, seq=1, text=text))
     return VerificationReport(
-        entries=len(entries),
-        head=entries[-1].hash if entries else "",
+        entries=count,
+        head="" if last is None else last.hash,
         epsilon_spent=0.0 if books.data_set is None else books.data_set.status(closed=False).epsilon_spent,
         findings=tuple(findings),
     )
 
 
-def _read(connection: Session) -> tuple[list[SignedEntry], list[Finding]]:
-    entries, findings = [], []
+def _read(connection: Session) -> Iterator[SignedEntry | Finding]:
+    """Entries, and what is wrong with how they are kept, one by one."""
     for seq, kind, statement, signature in by_seq(connection, "SELECT seq, kind, statement, signature FROM entries"):
         try:
             entry = SignedEntry.parse(statement, signature)
         except InvalidValue as error:
-            findings.append(Finding(tampering=Tampering.UNREADABLE, seq=seq, text=f"entry {seq}: {error}"))
+            yield Finding(tampering=Tampering.UNREADABLE, seq=seq, text=f"entry {seq}: {error}")
             continue
         if (entry.seq, entry.kind) != (seq, kind):
             text = f"entry {seq} ({kind}) states that it is entry {entry.seq} ({entry.kind})"
-            findings.append(Finding(tampering=Tampering.EDITED, seq=seq, text=text))
-        entries.append(entry)
-    return entries, findings
+            yield Finding(tampering=Tampering.EDITED, seq=seq, text=text)
+        yield entry
 
 
 def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from shared.ledger.receipts import SignedEntry
 
+SYSTEM_LOG = Path("/dev/log")
+"""The socket of the system's log, by POSIX systems' custom."""
 _COMMAND_S = 30.0  # that a program may take for one entry
 _log = logging.getLogger(__name__)
 
@@ -27,12 +29,12 @@ class Heads:
 
     Attributes:
         file: to append a line to.
-        syslog: whether the system's log is told.
+        syslog: the socket of the system's log, if that is told.
         command: a program and its arguments.
     """
 
     file: Path | None = None
-    syslog: bool = False
+    syslog: Path | None = None
     command: Sequence[str] | None = None
     _newest: SignedEntry | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
@@ -41,7 +43,7 @@ class Heads:
 
     def tell(self, entry: SignedEntry) -> None:
         """Lets an entry be told soon; returns at once."""
-        if self.file is None and not self.syslog and not self.command:
+        if self.file is None and self.syslog is None and not self.command:
             return
         with self._changed:
             self._newest = entry
@@ -81,11 +83,11 @@ class Heads:
             os.fsync(file.fileno())
 
     def _log_it(self, line: str) -> None:
-        if not self.syslog:
+        if self.syslog is None:
             return
-        handler = logging.handlers.SysLogHandler(address="/dev/log")
+        handler = _SystemLog(address=str(self.syslog))
         try:
-            handler.emit(logging.makeLogRecord({"msg": f"dpswd ledger head: {line}", "levelno": logging.INFO}))
+            handler.emit(logging.makeLogRecord({"msg": f"dpswd ledger head: {line}", "levelname": "INFO"}))
         finally:
             handler.close()
 
@@ -94,3 +96,11 @@ class Heads:
             data = f"{line}\n".encode("ascii")
             # The operator's own program.
             subprocess.run(self.command, input=data, check=True, timeout=_COMMAND_S, stdout=subprocess.DEVNULL)  # noqa: S603
+
+
+class _SystemLog(logging.handlers.SysLogHandler):
+    """Raises what its base would print: the log of this program says then that the entry was not told."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 the base's name
+        """Called where an error is being handled."""
+        raise

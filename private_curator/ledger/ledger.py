@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self, Unpack
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from private_curator.ledger.audit import VerificationReport, verify_file
+from private_curator.ledger.audit import VerificationOptions, VerificationReport, verify_file
 from private_curator.ledger.backup import write_backup
 from private_curator.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session
 from private_curator.ledger.operator import OperatorActs
 from private_curator.ledger.reading import account_status, status_of
 from private_curator.ledger.runs import RunActs
 from private_curator.ledger.sqlite_file import as_location
-from private_curator.ledger.statements import AccountStatus, Kind, LedgerStatus, budget_payload
+from private_curator.ledger.statements import AccountStatus, DataSetState, Kind, LedgerStatus, budget_payload
 from private_curator.ledger.store import LedgerOptions, append_entry, head, no_checkpoint, utc_now
 from shared.errors import InvalidValue, LedgerCorrupt
 from shared.ledger.receipts import SignedEntry
@@ -73,7 +73,7 @@ class Ledger(OperatorActs, RunActs):
 
     @classmethod
     def open(cls, location: LedgerLocation | Path, *, key: Ed25519PrivateKey, **options: Unpack[LedgerOptions]) -> Self:
-        """Opens a ledger; follows its chain of hashes first.
+        """Opens a ledger; follows its chain of hashes first, unless ``options`` leave that to `verify`.
 
         Args:
             location: as for `create`.
@@ -116,16 +116,22 @@ class Ledger(OperatorActs, RunActs):
         """The whole chain, one line for each entry, for `shared.ledger.chain_checks.read_export`."""
         return (entry.to_json() for entry in self.history())
 
-    def verify(self, *, receipts: Iterable[SignedEntry] = ()) -> VerificationReport:
+    def verify(self, **options: Unpack[VerificationOptions]) -> VerificationReport:
         """Derives everything anew from the entries as they are now and compares; nobody waits for it.
 
         Args:
-            receipts: signed entries that somebody kept elsewhere.
+            options: as for `private_curator.ledger.audit.verify_file`.
 
         Raises:
             LedgerUnavailable: the file cannot be read.
         """
-        return verify_file(self.location, public_key=self.public_key, accounting=self.accounting, receipts=receipts)
+        return verify_file(self.location, public_key=self.public_key, accounting=self.accounting, **options)
+
+    @property
+    def state(self) -> DataSetState:
+        """Whether the data set is open, frozen or ended."""
+        with self._reading():
+            return self._books.state
 
     def backup(self, destination: Path | str) -> None:
         """Copies the ledger to a new file while it is in use; the copy is complete or not there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import secrets
 from collections.abc import Callable, Iterator
@@ -46,6 +47,7 @@ _SESSION: dict[str, str] = {
     "client_encoding": "UTF8",
     "row_security": "off",  # an error instead of rows that a policy hides
 }
+_log = logging.getLogger(__name__)
 _HUNG = "30s"  # a replica that stops in the middle of a transaction keeps the others waiting no longer than this
 
 
@@ -96,6 +98,7 @@ class PostgresSchema:
             if not self._occupied(connection):
                 raise LedgerUnavailable(f"there is no ledger in {self}; `dpswd-curator init` makes one")
             postgres_tables.check(PostgresSession(connection))
+            self._tell_if_asynchronous(connection)
         return PostgresDatabase(
             self,
             schema_name=self.schema,
@@ -103,6 +106,16 @@ class PostgresSchema:
             reading=self.reading,
             lock_timeout_s=lock_timeout_s,
         )
+
+    def _tell_if_asynchronous(self, connection: Connection) -> None:
+        """Of several hosts, one is to take over; what it lacks then was charged and answered all the same."""
+        row = connection.execute("SELECT current_setting('synchronous_standby_names')").fetchone()
+        if "," in str(self._parameters().get("host", "")) and row == ("",):
+            _log.warning(
+                "%s: commits wait for no standby (synchronous_standby_names is empty): one that takes over may lack "
+                "the last charges, and is then not served (docs/operator/replicas.md)",
+                self,
+            )
 
     def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         """See `LedgerLocation.create`."""

@@ -57,6 +57,8 @@ class LedgerOptions(TypedDict, total=False):
             it was put back to an older state. None to notice that only while the ledger is open.
         by: the name of whoever acts with it; each act of an operator states it.
         listener: is called with the last entry of each transaction, once it is durable.
+        followed: whether the chain is followed at once. False for a caller that verifies the ledger before anything of
+            it is trusted: a large one is then read once.
     """
 
     accounting: Accounting
@@ -67,6 +69,7 @@ class LedgerOptions(TypedDict, total=False):
     heads: Heads | None
     by: str
     listener: Callable[[SignedEntry], object]
+    followed: bool
 
 
 @dataclass
@@ -115,12 +118,12 @@ class Store:
         self._books = Books(self.accounting)
         self._last_seen: tuple[int, bytes] = (0, b"")
         self._by = options.get("by", "")
-        self._listener = options.get("listener")
+        self.listener = options.get("listener")
         self._stopped = ""
         self._database = location.open(lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
         try:
             with self._database.read() as connection:
-                last = self._follow_the_chain(connection)
+                last = self._follow_the_chain(connection) if options.get("followed", True) else self._end(connection)
                 if self._witness is not None:
                     self._witness.check(connection, location)
                     self._witness.note(last)
@@ -195,8 +198,8 @@ class Store:
             self._witness.note(transaction.last)
         if self._heads is not None and transaction.last is not None and transaction.last.kind != Kind.STEP_CONSUMED:
             self._heads.tell(transaction.last)
-        if self._listener is not None and transaction.last is not None:
-            self._listener(transaction.last)
+        if self.listener is not None and transaction.last is not None:
+            self.listener(transaction.last)
         reached("durable")
 
     @contextlib.contextmanager
@@ -236,15 +239,20 @@ class Store:
         Returns:
             The last entry.
         """
-        expected, previous, last = 1, GENESIS, None
+        expected, previous = 1, GENESIS
         for entry in read_entries(connection):
             if entry.seq != expected or entry.previous != previous:
                 raise LedgerCorrupt(f"{self.location}: entry {entry.seq} does not follow entry {expected - 1}")
-            expected, previous, last = expected + 1, entry.hash, entry
+            expected, previous = expected + 1, entry.hash
+        return self._end(connection)
+
+    def _end(self, connection: Session) -> SignedEntry:
+        """The last entry, signed by the ledger's key."""
+        last = head(connection)
         if last is None or not last.signed_by(self.public_key):
             raise LedgerCorrupt(
-                f"{self.location}: the last of {expected - 1} entries is not signed by the given key: use the ledger's "
-                "own key, and look at `dpswd-curator ledger verify`"
+                f"{self.location}: the last of {0 if last is None else last.seq} entries is not signed by the given "
+                "key: use the ledger's own key, and look at `dpswd-curator ledger verify`"
             )
         return last
 

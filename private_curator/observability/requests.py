@@ -29,7 +29,7 @@ _DETAILS = "grpc-status-details-bin"
 
 
 class RequestWatch(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """Counts, times and traces the unary calls of one service.
+    """Counts, times and traces the calls of one service, which are streams of one request.
 
     Args:
         service: the full name of the gRPC service; calls of others pass unseen.
@@ -58,14 +58,14 @@ class RequestWatch(grpc.ServerInterceptor):  # type: ignore[type-arg]
         """Wraps the handler of one call."""
         handler = continuation(handler_call_details)
         service, _, operation = handler_call_details.method.lstrip("/").partition("/")
-        if handler is None or service != self._service or handler.unary_unary is None:
+        if handler is None or service != self._service or handler.stream_unary is None:
             return handler
 
-        def watched(request: Any, context: Any) -> Any:
+        def watched(requests: Any, context: Any) -> Any:
             begun, begun_ns = self._clock(), self._wall_clock_ns()
             outcome = UNKNOWN
             try:
-                reply = handler.unary_unary(request, context)
+                reply = handler.stream_unary(requests, context)
                 outcome = outcome_of_reply(reply)
             except BaseException:
                 outcome = outcome_of(context)
@@ -75,7 +75,7 @@ class RequestWatch(grpc.ServerInterceptor):  # type: ignore[type-arg]
             finally:
                 self._ended(operation, outcome, seconds=rounded_up(self._clock() - begun), begun_ns=begun_ns)
 
-        return grpc.unary_unary_rpc_method_handler(
+        return grpc.stream_unary_rpc_method_handler(
             watched, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
         )
 

@@ -6,13 +6,16 @@ fails.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime as dt
+import logging
 import os
 import shutil
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,6 +23,7 @@ from functools import cached_property
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from private_curator.ledger.ledger import Ledger
 from private_curator.observability.requests import tracing_of
 from private_curator.records import target
 from private_curator.records.labels import class_count, load_labels
@@ -40,6 +44,8 @@ from shared.protocol import limits
 MIN_FREE_BYTES = 1 << 30  # stored replies grow by about 50 kB a step: room for some 20,000 steps
 RENEW_BEFORE = dt.timedelta(days=30)
 MAX_CLOCK_SKEW = dt.timedelta(minutes=5)  # as much as certificates allow for
+_TELL_EACH_S = 5.0
+_log = logging.getLogger(__name__)
 _UNSYNCHRONISED = 5  # adjtimex(2): TIME_ERROR
 
 
@@ -65,11 +71,13 @@ def check(home: HomeDirectory, overrides: Mapping[str, str] | None = None) -> li
         home: the curator's directory.
         overrides: settings from the command line, as `settings.load` takes them.
     """
-    site = _Site(home, dict(overrides or {}))
-    return [_found(name, site) for name in CHECKS]
+    with _Site(home, dict(overrides or {})) as site:
+        return [_found(name, site) for name in CHECKS]
 
 
-def check_before_serving(home: HomeDirectory, overrides: Mapping[str, str] | None = None) -> list[Finding]:
+def check_before_serving(
+    home: HomeDirectory, overrides: Mapping[str, str] | None = None
+) -> tuple[list[Finding], Ledger]:
     """What `serve` asks before it starts: whether keys, certificates, clock and ledger may be trusted.
 
     Args:
@@ -77,19 +85,22 @@ def check_before_serving(home: HomeDirectory, overrides: Mapping[str, str] | Non
         overrides: settings from the command line.
 
     Returns:
-        What the operator should know although serving can go on.
+        What the operator should know although serving can go on, and the ledger, open and verified: a large one is
+        read once for both.
 
     Raises:
         SettingsError: with everything for which this curator must not serve.
     """
-    site = _Site(home, dict(overrides or {}))
-    now = replace(site, certificates_last=dt.timedelta(0))
-    refused = [found for name in _NEEDED_TO_SERVE if not (found := _found(name, now)).ok]
-    if refused:
-        listed = "".join(f"\n  {found.check}: {found.text}" for found in refused)
-        raise SettingsError(f"this curator must not serve like this (`dpswd-curator preflight` checks more):{listed}")
-    soon = _found("certificates", site)
-    return [] if soon.ok else [soon]
+    with _Site(home, dict(overrides or {})) as site:
+        now = replace(site, certificates_last=dt.timedelta(0))
+        refused = [found for name in _NEEDED_TO_SERVE if not (found := _found(name, now)).ok]
+        if refused:
+            listed = "".join(f"\n  {found.check}: {found.text}" for found in refused)
+            raise SettingsError(
+                f"this curator must not serve like this (`dpswd-curator preflight` checks more):{listed}"
+            )
+        soon = _found("certificates", site)
+        return [] if soon.ok else [soon], now.handed_over()
 
 
 _NEEDED_TO_SERVE = ("permissions", "keys", "key files", "certificates", "clock", "ledger")
@@ -109,9 +120,42 @@ class _Site:
     now: Callable[[], dt.datetime] = field(default=lambda: dt.datetime.now(dt.UTC))
     certificates_last: dt.timedelta = RENEW_BEFORE
 
+    opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
     @cached_property
     def settings(self) -> CuratorSettings:
         return configuration.load(self.home.path, self.overrides)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Opened once for all checks; "ledger" is the one that follows its chain."""
+        chosen = None
+        with contextlib.suppress(SettingsError):  # is a finding of its own
+            chosen = self.settings.ledger
+        return self.opened.enter_context(self.home.open_ledger(chosen, followed=False))
+
+    def handed_over(self) -> Ledger:
+        """The ledger, which is no longer closed here."""
+        self.opened.pop_all()
+        return self.ledger
+
+    def __enter__(self) -> _Site:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.opened.close()
+
+
+class _Told:
+    """Writes to the log how far a verification is, now and then."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _TELL_EACH_S
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() >= self._next:
+            _log.info("the ledger: %d of %d entries are verified", done, total)
+            self._next = time.monotonic() + _TELL_EACH_S
 
 
 def _explained(error: Exception) -> str:
@@ -136,8 +180,7 @@ def _settings(site: _Site) -> str:
 def _records(site: _Site) -> str:
     settings = site.settings.records
     data = target.load(settings, home=site.home.path)
-    with site.home.open_ledger() as ledger:
-        data.check_count(ledger.records, site.settings.records_file)
+    data.check_count(site.ledger.records, site.settings.records_file)
     load_labels(settings, home=site.home.path, records=data.count)
     labels = f", labels of {class_count(settings)} classes" if class_count(settings) else ""
     shape = " x ".join(map(str, data.record_shape)) or "one value"
@@ -146,8 +189,8 @@ def _records(site: _Site) -> str:
 
 
 def _ledger(site: _Site) -> str:
-    with site.home.open_ledger() as ledger:
-        report = ledger.verify()
+    # The last signature vouches for the chain of hashes before it; `ledger verify` looks at each.
+    report = site.ledger.verify(every_signature=False, progress=_Told())
     # A clock that was once wrong leaves its mark for ever; what was spent stands all the same.
     grave = [finding for finding in report.findings if finding.tampering is not Tampering.MISDATED]
     if grave:
@@ -231,8 +274,7 @@ def _permissions(site: _Site) -> str:
 
 def _clock(site: _Site) -> str:
     now = site.now()
-    with site.home.open_ledger() as ledger:
-        last = dt.datetime.fromisoformat(ledger.head().time)
+    last = dt.datetime.fromisoformat(site.ledger.head().time)
     if last > now + MAX_CLOCK_SKEW:
         raise SettingsError(
             f"the clock says {now:%Y-%m-%d %H:%M} UTC, but the ledger ends at {last:%Y-%m-%d %H:%M}; set the "

@@ -22,6 +22,12 @@ SHORTEST_QUANTUM_S = 0.05
 """Of automatic quanta; below it the ledger's own writing shows."""
 _SLACK = 1.5
 """Automatic quanta are so much longer than the slowest records take on a quiet machine."""
+QUANTUM_OVER_TRIAL = _SLACK * LARGEST_RATIO
+"""What an automatic quantum has room for, in times of the trial.
+
+Every operation of a graph takes at most `LARGEST_RATIO` of its time in the trial for any other numbers, so the sum over
+a graph does as well, whichever operations meet which numbers (benchmarks/operation_combinations.py measures it).
+"""
 
 
 class Pacer:
@@ -49,7 +55,7 @@ class Pacer:
         """Tells, inside `paced`, how long this request's step takes by its rehearsal."""
         if self._quantum_s == "auto":
             self._own.quantum_s = SHORTEST_QUANTUM_S * max(
-                1, math.ceil(_SLACK * LARGEST_RATIO * seconds / SHORTEST_QUANTUM_S)
+                1, math.ceil(QUANTUM_OVER_TRIAL * seconds / SHORTEST_QUANTUM_S)
             )
 
     @contextmanager

@@ -20,6 +20,7 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import shared
+from private_curator.ledger.ledger import Ledger
 from private_curator.observability import logs
 from private_curator.observability.metrics import Metrics, MetricsServer
 from private_curator.observability.requests import OK, RequestWatch, tracing_of
@@ -65,6 +66,7 @@ class CuratorServer:
         settings: the operator's choices.
         checkpoint: called at named points of every step; tests stop the process there.
         mechanisms: what may be released.
+        ledger: open already, and closed with the server; by default it is opened here.
 
     Raises:
         SettingsError: something of the home or the settings cannot work.
@@ -79,6 +81,7 @@ class CuratorServer:
         *,
         checkpoint: Callable[[str], None] = no_checkpoint,
         mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
+        ledger: Ledger | None = None,
     ) -> None:
         _check_imports()
         check_permissions(settings.clients, mechanisms)
@@ -91,7 +94,8 @@ class CuratorServer:
         with contextlib.ExitStack() as opened:  # closes what is open already if something below fails
             notices = home.notices(settings)
             opened.callback(notices.close)
-            self._ledger = home.open_ledger(settings.ledger, checkpoint=checkpoint, listener=notices.entry)
+            self._ledger = ledger or home.open_ledger(settings.ledger, checkpoint=checkpoint)
+            self._ledger.listener = notices.entry  # tells without waiting
             opened.callback(self._ledger.close)
 
             def notice(ask: Ask) -> None:
@@ -142,6 +146,8 @@ class CuratorServer:
                 turns=Turns(
                     min(limits.client_requests, max(1, settings.compute.request_threads // 2)),
                     most_bytes=limits.client_message_bytes,
+                    largest=limits.max_message_bytes,
+                    most_in_all=limits.message_bytes,
                 ),
                 asks=AskLog((home.asks.record, notice), odd=notices.odd),
                 # A client that prices many plans repeats events; autodp takes about half a second for each.
@@ -240,6 +246,10 @@ class CuratorServer:
             options=[
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),
+                # What is sent before the sender is known stays within a stream's first window, 64 KiB: a window that
+                # follows the connection's speed would grow to megabytes. A request that is being received has its own.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.max_concurrent_streams", threads),
                 # A second curator on the same port must fail loudly, not share the port's connections.
                 ("grpc.so_reuseport", 0),
             ],
@@ -261,12 +271,12 @@ class CuratorServer:
         return grpc.ssl_server_credentials([(key, certificate)], root_certificates=authority, require_client_auth=True)
 
 
-def serve(home: HomeDirectory, settings: CuratorSettings) -> None:
-    """Serves until SIGTERM or SIGINT."""
+def serve(home: HomeDirectory, settings: CuratorSettings, *, ledger: Ledger) -> None:
+    """Serves until SIGTERM or SIGINT; `ledger` is open, verified, and closed in the end."""
     logs.configure(settings.log)
     logs.close_side_doors()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold records and keys
-    run_until_signal(CuratorServer(home, settings))
+    run_until_signal(CuratorServer(home, settings, ledger=ledger))
 
 
 def run_until_signal(server: CuratorServer) -> None:

@@ -12,7 +12,8 @@ import dataclasses
 import datetime as dt
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, ClassVar, cast
@@ -25,7 +26,7 @@ from grpc_status import rpc_status
 
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.statements import AccountStatus, Client, DataSetState, Request, Run
-from private_curator.observability.requests import OK
+from private_curator.observability.requests import OK, UNKNOWN
 from private_curator.serving import wire
 from private_curator.serving.asking import AskLog, described
 from private_curator.serving.authentication import authenticate
@@ -69,6 +70,7 @@ _MOST_BYTES: Mapping[str, int] = {"Describe": MAX_STATEMENT_BYTES + 1024, "OpenR
 class _Ended:
     """How a request ended: a reply, or a refusal with its reason and what the handler met."""
 
+    caller: str
     request: Message | None
     reply: Message | None = None
     refusal: status_pb2.Status | None = None
@@ -117,15 +119,15 @@ class CuratorService:
 
     # -- the boundary ---------------------------------------------------------------------------------------------
 
-    def answer(self, operation: str, data: bytes, context: grpc.ServicerContext) -> Message:
+    def answer(self, operation: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Message:
         """Runs one handler for the authenticated caller; every error leaves through here and only here.
 
         Args:
             operation: the RPC.
-            data: of the request, as it came.
+            requests: the one request, received when it is asked for.
             context: gRPC's.
         """
-        ended = self._ended(operation, data, context)
+        ended = self._ended(operation, requests, context)
         # After the wait: the time of a line in the log tells no more than that of the reply.
         ask = described(
             operation,
@@ -141,12 +143,15 @@ class CuratorService:
         refusal = ended.refusal
         if refusal is None:
             assert ended.reply is not None
+            left = self.turns.replied(ended.caller, ended.reply.ByteSize())
+            if not context.add_callback(left):
+                left()  # the client has gone
             return ended.reply
         # Outside of the handling of the error: gRPC logs the exception that abort raises together with its context.
         context.abort_with_status(rpc_status.to_status(refusal))
         raise AssertionError("abort_with_status raises")
 
-    def _ended(self, operation: str, data: bytes, context: grpc.ServicerContext) -> _Ended:
+    def _ended(self, operation: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> _Ended:
         """Runs the handler, in its turn and its pace."""
         caller, request = "", None
         try:
@@ -154,20 +159,25 @@ class CuratorService:
             peer = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
             client = authenticate(peer, find=self.ledger.client_by_fingerprint, now=self.now())
             caller = client.name
-            # Who may not ask is told so at once, and holds no thread for a quantum. A turn ends with the pause behind
-            # the reply: when the next one may begin must not tell when this step was computed.
-            with self.turns.taken(caller, size=len(data)):
-                request = self._parsed(operation, data)
+            # Who may not ask is told so before a byte of the request is received, and holds no thread for a quantum. A
+            # turn ends with the pause behind the reply: when the next one may begin must not tell when this step was
+            # computed.
+            with self.turns.taken(caller) as received:
+                request = self._parsed(operation, self._received(requests, context, received))
                 step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
                 with self.turns.alone(caller, step), self._paced(step):
                     try:
-                        return _Ended(request, reply=self._handled(operation, client, request))
+                        return _Ended(caller, request, reply=self._handled(operation, client, request))
                     except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
                         refusal, outcome = self._translated(error, operation=operation, caller=caller)
-                        return _Ended(request, refusal=refusal, outcome=outcome, error=error)
+                        return _Ended(caller, request, refusal=refusal, outcome=outcome, error=error)
+        except grpc.RpcError:
+            fields = {"operation": operation, "client": caller, "outcome": UNKNOWN}
+            _log.info("%s for %s: not received as a whole", operation, caller, extra=fields)
+            raise  # nobody waits for an answer; gRPC knows its own error
         except Exception as error:  # noqa: BLE001 - the same, of what comes before the pause
             refusal, outcome = self._translated(error, operation=operation, caller=caller)
-            return _Ended(request, refusal=refusal, outcome=outcome, error=error)
+            return _Ended(caller, request, refusal=refusal, outcome=outcome, error=error)
 
     def ask(self, operation: str, request: Message, *, client: str) -> Any:
         """The reply to a registered client's request, without a transport: for a hospital that serves nobody.
@@ -180,6 +190,27 @@ class CuratorService:
         if known is None:
             raise GrantNotHeld(f"no client named {client!r} may be charged; `dpswd-curator client add` registers one")
         return self._handled(operation, known, request)
+
+    def _received(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, received: Callable[[int], None]
+    ) -> bytes:
+        """The request's bytes, in so many seconds.
+
+        Raises:
+            RequestInvalid: the client sent none.
+            grpc.RpcError: the client has gone, or its bytes came too slowly.
+        """
+        too_slow = threading.Timer(self.settings.limits.receive_seconds, context.cancel)
+        too_slow.daemon = True
+        too_slow.start()
+        try:
+            data = next(requests, None)
+        finally:
+            too_slow.cancel()
+        if data is None:
+            raise invalid("request", "is missing")
+        received(len(data))
+        return data
 
     def _parsed(self, operation: str, data: bytes) -> Message:
         """A request; who sent it, and how much one may, is decided before.
@@ -222,7 +253,8 @@ class CuratorService:
     def _describe(self, client: Client, request: pb.DescribeRequest) -> pb.DescribeResponse:
         if request.HasField("newest_receipt"):
             self.ledger.hold_to(wire.presented(request.newest_receipt))
-        data_set_budget, client_budget = self._budgets(*self.ledger.budget_of(client.name))
+        data_set, share = self.ledger.budget_of(client.name)
+        data_set_budget, client_budget = self._budgets(data_set, share)
         offer = permitted(self.settings.clients, self.mechanisms, client=client.name)
         return pb.DescribeResponse(
             data_set=self.settings.records.name,
@@ -230,7 +262,7 @@ class CuratorService:
             record_shape=self.data_set.record_shape,
             data_set_budget=data_set_budget,
             client_budget=client_budget,
-            neighbouring_relation=self.ledger.status().data_set.relation,
+            neighbouring_relation=data_set.relation,
             mechanisms=offered(offer, self.data_set),
             limits=pb.Limits(**dataclasses.asdict(self.limits)),
             grid_exponent=limits.GRID_EXPONENT,
@@ -356,7 +388,7 @@ class CuratorService:
 
     def _budgets(self, data_set: AccountStatus, share: AccountStatus | None) -> tuple[pb.BudgetStatus, pb.BudgetStatus]:
         """The data set's budget, and what limits the client: its share, or the same."""
-        closed = self.ledger.status().state is not DataSetState.OPEN
+        closed = self.ledger.state is not DataSetState.OPEN
         return wire.budget(data_set, closed=closed), wire.budget(share or data_set, closed=closed)
 
     # -- the RPCs of curator.proto --------------------------------------------------------------------------------
@@ -372,9 +404,9 @@ class CuratorService:
     """What each RPC is sent, and what answers it once its caller is known."""
 
     def rpcs(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """The RPCs for gRPC, which hands requests over as bytes."""
+        """The RPCs for gRPC, as streams of one request: so a handler runs before the request is received."""
         handlers = {
-            operation: grpc.unary_unary_rpc_method_handler(
+            operation: grpc.stream_unary_rpc_method_handler(
                 functools.partial(self.answer, operation), response_serializer=lambda reply: reply.SerializeToString()
             )
             for operation in self.HANDLERS

@@ -216,9 +216,20 @@ class LimitSettings(SettingsGroup):
     )
     client_message_bytes: int = setting(
         160 * _MEBIBYTE,
-        "Bytes of the requests that one client may have under way together; one request may always come.",
+        "Bytes of the requests that one client may have under way together, and of the replies that it has not read; "
+        "one request may always come.",
         unit="bytes",
         ge=_MEBIBYTE,
+    )
+    message_bytes: int = setting(
+        640 * _MEBIBYTE,
+        "Bytes of all clients' requests under way together. A request that is being received counts as "
+        "limits.max_message_bytes, whatever its size turns out to be; one may always come.",
+        unit="bytes",
+        ge=_MEBIBYTE,
+    )
+    receive_seconds: float = setting(
+        120.0, "How long a request may take to be received before it is cut off.", unit="seconds", gt=0, le=3600
     )
     reply_quantum_ms: Literal["auto"] | Annotated[float, Field(ge=0, le=600_000)] = setting(
         "auto",

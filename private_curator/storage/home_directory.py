@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator.ledger.database import LedgerLocation
-from private_curator.ledger.heads import Heads
+from private_curator.ledger.heads import SYSTEM_LOG, Heads
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.reading import LedgerReading, read_ledger
 from private_curator.ledger.sqlite_file import SqliteFile
@@ -116,15 +116,15 @@ class HomeDirectory:
         *,
         checkpoint: Callable[[str], None] = no_checkpoint,
         witnessed: bool = True,
-        listener: Callable[[SignedEntry], object] | None = None,
+        followed: bool = True,
     ) -> Ledger:
-        """Opens the ledger; close it with a ``with`` statement.
+        """Opens the ledger, whose entries the operators' notices are told; close it with a ``with`` statement.
 
         Args:
             chosen: the settings in force; by default those of the home.
             checkpoint: called at named points; tests stop the process there.
             witnessed: whether a ledger is refused that was put back to an older state.
-            listener: called with entries once they are durable; by default the operators' notices are told.
+            followed: see `private_curator.ledger.store.LedgerOptions`.
 
         Raises:
             SettingsError: the home is none, its settings cannot work, or its key is missing.
@@ -136,12 +136,13 @@ class HomeDirectory:
             key=self.read_ledger_key(),
             checkpoint=checkpoint,
             lock_timeout_s=chosen.lock_seconds,
+            followed=followed,
             witness=self.ledger_witness(chosen) if witnessed else None,
             by=self.operator,
-            listener=listener or self._tell,
+            listener=self._tell,
             heads=Heads(
                 file=None if chosen.heads_file is None else self.path / chosen.heads_file,
-                syslog=chosen.heads_syslog,
+                syslog=SYSTEM_LOG if chosen.heads_syslog else None,
                 command=chosen.heads_command,
             ),
         )

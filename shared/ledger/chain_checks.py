@@ -64,29 +64,51 @@ def read_export(lines: Iterable[str]) -> tuple[list[SignedEntry], list[Finding]]
     return entries, findings
 
 
+class ChainCheck:
+    """Follows a chain entry by entry.
+
+    Args:
+        public_key: the ledger's raw Ed25519 key, 32 bytes.
+        every_signature: whether each signature is checked. Each entry names the one before by its hash, so the last
+            one's signature vouches for what all of them state; it is the caller's to look at (`SignedEntry.signed_by`).
+    """
+
+    def __init__(self, public_key: bytes, *, every_signature: bool = True) -> None:
+        self._public_key = public_key
+        self._every_signature = every_signature
+        self._expected, self._previous = 1, GENESIS
+        self._before: datetime | None = None
+
+    def follow(self, entry: SignedEntry) -> list[Finding]:
+        """What is wrong with the next entry, by itself and where it stands."""
+        findings: list[Finding] = []
+        dated = _dated(entry)
+        if self._before and dated and dated < self._before - CLOCKS_DIFFER_BY:
+            text = (
+                f"it is dated {entry.time}, before the entry before it ({self._before.isoformat()}): a clock was wrong"
+            )
+            findings.append(finding_at(Tampering.MISDATED, entry, text))
+        self._before = dated or self._before
+        if self._every_signature and not entry.signed_by(self._public_key):
+            findings.append(finding_at(Tampering.EDITED, entry, "its signature does not fit its content"))
+        expected = self._expected
+        if entry.seq > expected:
+            findings.append(finding_at(Tampering.MISSING, entry, f"entries {expected} to {entry.seq - 1} are missing"))
+        elif entry.seq < expected:
+            findings.append(finding_at(Tampering.REORDERED, entry, f"it stands where entry {expected} belongs"))
+        elif entry.previous != self._previous:
+            findings.append(finding_at(Tampering.RELINKED, entry, "it does not name the entry before it"))
+        self._expected, self._previous = max(expected, entry.seq) + 1, entry.hash
+        return findings
+
+
 def check_chain(entries: Iterable[SignedEntry], public_key: bytes) -> list[Finding]:
     """Every signature, and that the entries are 1, 2, 3, ... each naming the one before.
 
     A truncated tail leaves a valid chain: only receipts, or a head noted elsewhere, can show it.
     """
-    findings: list[Finding] = []
-    expected, previous, before = 1, GENESIS, None
-    for entry in entries:
-        dated = _dated(entry)
-        if before and dated and dated < before - CLOCKS_DIFFER_BY:
-            text = f"it is dated {entry.time}, before the entry before it ({before.isoformat()}): a clock was wrong"
-            findings.append(finding_at(Tampering.MISDATED, entry, text))
-        before = dated or before
-        if not entry.signed_by(public_key):
-            findings.append(finding_at(Tampering.EDITED, entry, "its signature does not fit its content"))
-        if entry.seq > expected:
-            findings.append(finding_at(Tampering.MISSING, entry, f"entries {expected} to {entry.seq - 1} are missing"))
-        elif entry.seq < expected:
-            findings.append(finding_at(Tampering.REORDERED, entry, f"it stands where entry {expected} belongs"))
-        elif entry.previous != previous:
-            findings.append(finding_at(Tampering.RELINKED, entry, "it does not name the entry before it"))
-        expected, previous = max(expected, entry.seq) + 1, entry.hash
-    return findings
+    check = ChainCheck(public_key)
+    return [finding for entry in entries for finding in check.follow(entry)]
 
 
 def _dated(entry: SignedEntry) -> datetime | None:

@@ -16,67 +16,23 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import binomtest
 from signs import ALPHA, Signs, in_random_order
 
-from benchmarks.operation_times import CASES, weights_of
+from benchmarks.detectors import INPUTS, detector_for
+from benchmarks.operation_times import CASES
 from private_curator.worker.pool import WorkerPool
 from private_curator.worker.process import WorkerSettings
 from private_curator.worker.sessions import ExtractorSource
-from shared.extractor.graph import ExtractorGraph, Node
-from shared.extractor.vocabulary import VOCABULARY
 from shared.extractor.weights import weights_to_bytes
 from shared.mechanisms.interface import ModelFacts
 from shared.protocol.limits import MIN_BATCH_SIZE
 
 pytestmark = pytest.mark.statistical
 
-INPUTS = 8
 PLANTED = 3 / MIN_BATCH_SIZE
 TIMES = 8
 """How often the operation is applied, to the same numbers."""
-
-
-def detector(case):
-    """Graph and weights: the record's first number, broadcast, then one operation many times, then four features."""
-    size = int(np.prod(case.shapes[0]))
-    generator = torch.Generator().manual_seed(1)
-    nodes = [Node("linear", (0,), "pick", {"in_features": INPUTS, "out_features": 1, "bias": False})]
-    nodes.append(Node("linear", (1,), "spread", {"in_features": 1, "out_features": size, "bias": False}))
-    inputs, sizes = [], [size] * len(case.shapes)
-    for shape in case.shapes:
-        if np.prod(shape) == size:
-            nodes.append(Node("reshape", (2,), "", {"shape": shape}))
-        else:  # a gate of one number for each channel
-            nodes.append(Node("linear", (1,), "gate", {"in_features": 1, "out_features": shape[0], "bias": False}))
-            nodes.append(Node("reshape", (len(nodes),), "", {"shape": shape}))
-            sizes[-1] = shape[0]
-        inputs.append(len(nodes))
-    path = "under" if VOCABULARY[case.operation].tensors(case.attributes) else ""
-    outputs = []
-    for _ in range(TIMES):
-        nodes.append(Node(case.operation, tuple(inputs), path, case.attributes))
-        outputs.append(len(nodes))
-    for output in outputs[1:]:
-        nodes.append(Node("add", (len(nodes) if output > outputs[1] else outputs[0], output)))
-    out = VOCABULARY[case.operation].shape(list(case.shapes), case.attributes)
-    width = int(np.prod(out))
-    nodes.append(Node("reshape", (len(nodes),), "", {"shape": (width,)}))
-    nodes.append(Node("linear", (len(nodes),), "last", {"in_features": width, "out_features": 4, "bias": False}))
-    graph = ExtractorGraph(tuple(nodes), (INPUTS,))
-    picks = torch.zeros(1, INPUTS)
-    picks[0, 0] = 1.0
-    trouble = torch.randn(size, 1, generator=generator)
-    trouble *= torch.tensor([1.0, 1.0, 100.0, -1e30, 3e38])[torch.randint(5, (size, 1), generator=generator)]
-    weights = {
-        "pick.weight": picks,
-        "spread.weight": trouble.clamp(-3e38, 3e38),
-        "gate.weight": trouble[: sizes[-1]].clamp(-3e38, 3e38),
-        "last.weight": 0.01 * torch.randn(4, width, generator=generator),
-        **{f"under.{name}": tensor for name, tensor in weights_of(case, generator).items()},
-    }
-    return graph, {name: weights[name] for name in graph.tensor_shapes}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +44,8 @@ def pool():
 
 def hunt(pool, case, *, pairs, targets=1):
     """Signs of the presence of so many targets in a batch, and of a planted delay, in the time of their features."""
-    graph, weights = detector(case)
+    made = detector_for([case], times=TIMES)
+    graph, weights = made.graph, made.weights
     packed = weights_to_bytes(weights)
     facts = ModelFacts(graph.input_shape, graph.feature_dimension, graph.parameter_shapes)
     source = ExtractorSource(f"detector of {case.name}", facts, lambda: (graph.to_bytes(), packed))

@@ -1,11 +1,11 @@
 """A curator and its client that are killed over and over: the process behind test_crashes.py.
 
-Started once with ``crash_driver.py LEDGER LOG`` (LEDGER is a file, or URL#SCHEMA); reads one JSON line for each life,
-forks a curator for it (so that a life costs milliseconds), and prints how it ended. A life opens the ledger and goes on
+Started once; reads one JSON line for each life, with the ledger (a file, or URL#SCHEMA) and the log, forks a curator
+for it (so that a life costs milliseconds), and prints how it ended. A life opens the ledger and goes on
 with the client's work: open runs, and take their steps. It dies by SIGKILL at the named point, or when this process
 kills it after a delay.
 
-LOG is what the world outside has seen; a line is written with one ``write``, so it survives the death of its writer:
+The log is what the world outside has seen; a line is written with one ``write`` and survives the death of its writer:
 
 - ``opened RUN REQUEST``: the client was told of its run
 - ``computing RUN STEP REQUEST``: a record is read now
@@ -49,10 +49,10 @@ def place_of(text: str) -> LedgerLocation:
 class Life:
     """One life of the curator, and the client that talks to it."""
 
-    def __init__(self, location: LedgerLocation, log_path: str, order: dict[str, object]) -> None:
-        self.location = location
-        self.log_file = os.open(log_path, os.O_WRONLY | os.O_APPEND)
-        self.log_path = Path(log_path)
+    def __init__(self, order: dict[str, object]) -> None:
+        self.location = place_of(str(order["ledger"]))
+        self.log_path = Path(str(order["log"]))
+        self.log_file = os.open(self.log_path, os.O_WRONLY | os.O_APPEND)
         self.point, self.countdown = order.get("point"), int(order.get("occurrence", 1))
         self.goal = int(order["runs"])
 
@@ -108,13 +108,12 @@ class Life:
 
 
 def main() -> None:
-    location, log_path = place_of(sys.argv[1]), sys.argv[2]
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()
         if pid == 0:
             try:
-                Life(location, log_path, order).live()
+                Life(order).live()
             except BaseException as error:
                 sys.stderr.write(f"{error!r}\n")
                 os._exit(1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,29 +43,57 @@ POINTS = [
 
 MUCH = {"rounds": [("sqlite", 30), ("postgres", 10)], "lives": [("sqlite", 300), ("postgres", 100)]}
 """In `make test-exhaustive`."""
+TEN_THOUSAND = 10_000
 
 
 class World:
     """The driver, the log of what was seen outside, and the ledger after a death."""
 
     def __init__(self, location: LedgerLocation, directory: Path, key: Ed25519PrivateKey) -> None:
-        self.location, self.log_path, self.key = location, directory / "log", key
+        self.directory, self.key = directory, key
+        self.begin(location)
+        driver = Path(__file__).with_name("crash_driver.py")
+        self.process = subprocess.Popen(
+            [sys.executable, driver], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def begin(self, location: LedgerLocation) -> None:
+        """A new ledger, of which nothing has been seen."""
+        self.location, self.log_path = location, self.directory / "log"
         with Ledger.create(
-            location, key=key, records=100, budget=ToyBudget(10.0), accounting=ToyAccounting()
+            location, key=self.key, records=100, budget=ToyBudget(10.0), accounting=ToyAccounting()
         ) as ledger:
             ledger.add_client("alice", "f" * 64)
-        self.log_path.touch()
-        driver = Path(__file__).with_name("crash_driver.py")
-        where = str(location) if isinstance(location, SqliteFile) else f"{location.url}#{location.schema}"
-        self.process = subprocess.Popen(
-            [sys.executable, driver, where, self.log_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.log_path.write_text("")
+
+    def begin_anew(self) -> None:
+        """The same in the place of the present file, so that a life does not grow longer with the world's age."""
+        assert isinstance(self.location, SqliteFile)
+        for file in self.location.path.parent.glob(f"{self.location.path.name}*"):
+            file.unlink()
+        self.begin(self.location)
 
     def live(self, **order: object) -> int:
         """One life; returns its exit code, negative for a signal."""
-        self.process.stdin.write(json.dumps(order) + "\n")
+        place = self.location
+        where = str(place) if isinstance(place, SqliteFile) else f"{place.url}#{place.schema}"
+        self.process.stdin.write(json.dumps({"ledger": where, "log": str(self.log_path), **order}) + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
+
+    def kill(self, point: str, kills: dict[str, int], generator: random.Random, *, runs: int) -> None:
+        """A life that ends at a point, if it gets there; what it leaves is checked."""
+        # A filter is fixed once in a ledger's life, a resumption follows a death: the others come by themselves.
+        occurrence = 1 if point.endswith(("filter-fixed", "step-resumed")) else generator.randint(1, 3)
+        code = self.live(point=point, occurrence=occurrence, runs=runs)
+        assert code in (0, -signal.SIGKILL)
+        kills[point] += code == -signal.SIGKILL
+        self.check()
+        if point in ("begin_step:durable", "compute") and code:
+            # The step was consumed and not answered: the next life resumes it, and dies while it does.
+            assert self.live(point="begin_step:step-resumed", runs=runs) == -signal.SIGKILL
+            kills["begin_step:step-resumed"] += 1
+            self.check()
 
     def seen(self, kind: str) -> list[list[str]]:
         lines = self.log_path.read_text().splitlines()
@@ -129,22 +159,31 @@ def test_killed_at_every_point(world, rounds):
     runs = 1
     for _ in range(rounds):
         for point in POINTS:
-            # A filter is fixed once in a ledger's life, a resumption follows a death: the others come by themselves.
-            occurrence = 1 if point.endswith(("filter-fixed", "step-resumed")) else generator.randint(1, 3)
             runs += 1
-            code = world.live(point=point, occurrence=occurrence, runs=runs)
-            assert code in (0, -signal.SIGKILL)
-            kills[point] += code == -signal.SIGKILL
-            world.check()
-            if point in ("begin_step:durable", "compute") and code:
-                # The step was consumed and not answered: the next life resumes it, and dies while it does.
-                code = world.live(point="begin_step:step-resumed", runs=runs)
-                assert code == -signal.SIGKILL
-                kills["begin_step:step-resumed"] += 1
-                world.check()
+            world.kill(point, kills, generator, runs=runs)
+    print(f"{sum(kills.values())} kills: {kills}")
     assert all(kills[point] for point in POINTS), kills
     assert sum(kills.values()) >= 14 * rounds, kills
     world.finish(runs)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(7200)
+def test_killed_ten_thousand_times(world):
+    """A ledger for each round: everything is killed at every point, comes back, and is complete in the end."""
+    generator = seeded(3)
+    kills, ledgers, begun = dict.fromkeys(POINTS, 0), 0, time.monotonic()
+    while sum(kills.values()) < TEN_THOUSAND:
+        # The filter is fixed by the first run alone.
+        points = sorted(generator.sample(POINTS, len(POINTS)), key=lambda point: point != "open_run:filter-fixed")
+        for runs, point in enumerate(points, start=1):
+            world.kill(point, kills, generator, runs=runs)
+        world.finish(len(points))
+        world.begin_anew()
+        ledgers += 1
+        seconds = time.monotonic() - begun
+        print(f"{sum(kills.values())} kills of {ledgers} ledgers in {seconds:.0f} s: {kills}", flush=True)
+    assert all(kills.values()), kills
 
 
 @pytest.mark.parametrize(

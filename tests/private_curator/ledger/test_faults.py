@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -52,6 +53,22 @@ def test_disk(tmp_path, own_mounts, fault):
     if "mount: " in done.stderr and "permission denied" in done.stderr.lower():
         pytest.skip(f"no small disk here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_disk_that_fails_at_start(ledger, path, reopen):
+    """Attack on the operator's patience: he was told to repeat a request, and there was none."""
+    ledger.close()
+    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # SQLite's index of its log cannot get a size
+    try:
+        with pytest.raises(LedgerUnavailable) as caught:
+            reopen()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(caught.value) == (
+        f"the ledger {path} cannot be used: the disk does not read or write (disk I/O error); nothing was spent"
+    )
+    assert reopen().verify().ok
 
 
 class TestLocked:

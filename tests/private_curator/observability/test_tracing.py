@@ -67,8 +67,8 @@ class Clock:
 
 def _call(watch, method, behaviour):
     context = Context()
-    handler = watch.intercept_service(lambda _: grpc.unary_unary_rpc_method_handler(behaviour), Details(method))
-    return handler.unary_unary(b"", context)
+    handler = watch.intercept_service(lambda _: grpc.stream_unary_rpc_method_handler(behaviour), Details(method))
+    return handler.stream_unary(iter([b""]), context)
 
 
 def test_a_span_tells_the_rpc_and_its_outcome_and_nothing_else(made, tracing, exporter):

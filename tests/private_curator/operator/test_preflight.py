@@ -21,6 +21,7 @@ import torch
 from click.testing import CliRunner
 
 from private_curator.cli.main import main
+from private_curator.ledger import store
 from private_curator.ledger.ledger import Ledger
 from private_curator.operator import preflight
 from private_curator.settings.groups import RecordsSettings
@@ -28,6 +29,7 @@ from private_curator.storage import home_directory as home
 from private_curator.storage.certificates import SERVER_CERTIFICATE, CertificateAuthority
 from shared.errors import SettingsError
 from shared.ledger.chain_checks import Tampering
+from shared.ledger.receipts import SignedEntry
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -223,7 +225,10 @@ def serving_refused(made) -> str:
 
 
 def test_serve_starts_on_a_sound_curator(made):
-    assert preflight.check_before_serving(made) == []
+    findings, ledger = preflight.check_before_serving(made)
+    assert findings == []
+    with ledger:
+        assert ledger.verify().ok
 
 
 def test_serve_refuses_a_home_and_keys_that_others_can_touch(made):
@@ -245,7 +250,8 @@ def test_serve_refuses_an_expired_certificate_and_warns_of_one_that_expires_soon
         if refused:
             assert "expires at" in serving_refused(made)
         else:
-            (soon,) = preflight.check_before_serving(made)
+            (soon,), ledger = preflight.check_before_serving(made)
+            ledger.close()
             assert "expires at" in soon.text
 
 
@@ -253,6 +259,43 @@ def test_serve_refuses_a_clock_behind_the_ledger(made, monkeypatch):
     site = dataclasses.replace(preflight._Site(made, {}), now=lambda: dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
     monkeypatch.setattr(preflight, "_Site", lambda *_: site)
     assert "the ledger ends at" in serving_refused(made)
+
+
+def approved(made, count):
+    """Writes so many entries."""
+    with made.open_ledger() as ledger:
+        for number in range(count):
+            ledger.approve_extractor(f"{number:064x}")
+
+
+def test_serve_reads_a_ledger_once(made, monkeypatch):
+    """A large one was read four times: by two checks, by the verification of one of them, and to serve."""
+    approved(made, 40)
+    of_steps, parse = [], SignedEntry.parse
+    monkeypatch.setattr(store, "_BESIDE_STEPS", "seq > 1e9")  # as if all were of steps, which the books do not read
+    monkeypatch.setattr(SignedEntry, "parse", lambda *given: of_steps.append(0) or parse(*given))
+    with made.open_ledger(followed=False) as ledger:
+        at_least = ledger.head().seq
+    of_steps.clear()
+    findings, ledger = preflight.check_before_serving(made)
+    with ledger:
+        assert findings == []
+        assert at_least <= len(of_steps) < at_least + 8
+
+
+def test_serve_refuses_a_ledger_with_a_broken_link(made):
+    """One signature is looked at when a curator starts: the chain of hashes vouches for all else."""
+    approved(made, 3)
+    with contextlib.closing(sqlite3.connect(made.ledger)) as database:
+        guards = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in guards:
+            database.execute(f"DROP TRIGGER {name}")
+        ((statement,),) = database.execute("SELECT statement FROM entries WHERE seq = 3").fetchall()
+        database.execute("UPDATE entries SET statement = ? WHERE seq = 3", (statement.replace(b"0001", b"0002"),))
+        for _, sql in guards:
+            database.execute(sql)
+        database.commit()
+    assert "entry 4 (extractor-approved): it does not name the entry before it" in serving_refused(made)
 
 
 def test_serve_refuses_a_ledger_whose_guards_were_dropped(made):

@@ -1,0 +1,47 @@
+"""Every service in a container has a limit of memory, and a curator's holds what its settings allow it to take."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from private_curator.settings.groups import ComputeSettings, LimitSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = ("docker-compose.yml", "deploy/monitoring/compose.yml")
+UNITS = {"m": 1 << 20, "g": 1 << 30, "Mi": 1 << 20, "Gi": 1 << 30}
+OWN = 1 << 30
+"""Of a curator without requests: the interpreter, torch, tables of the noise, the ledger's books."""
+
+
+def needed():
+    """Bytes of a curator with the default settings: itself, a worker, requests that are received."""
+    return OWN + ComputeSettings().worker_memory_bytes + LimitSettings().message_bytes
+
+
+def size(text):
+    number, unit = re.fullmatch(r"(?:\$\{\w+:-)?(\d+)([a-zA-Z]+)\}?", text).groups()
+    return int(number) * UNITS[unit]
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_every_service_of_compose_has_a_limit(name):
+    base = yaml.safe_load((ROOT / COMPOSE[0]).read_text())["services"]
+    for service, described in yaml.safe_load((ROOT / name).read_text())["services"].items():
+        limit = size({**base.get(service, {}), **described}["mem_limit"])  # a second file adds to the first
+        assert limit >= (needed() if "dpswd-curator" in str(described.get("image")) else 1 << 29), service
+
+
+@pytest.mark.parametrize("name", ["curator.yaml", "init.yaml"])
+def test_every_pod_of_kubernetes_has_a_limit(name):
+    seen = []
+    for document in yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / name).read_text()):
+        for container in document.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
+            limit = size(container["resources"]["limits"]["memory"])
+            assert limit >= size(container["resources"]["requests"]["memory"])
+            assert limit >= needed() or document["kind"] == "Job"  # a job serves nobody
+            seen.append(container["name"])
+    assert len(seen) == 1

@@ -1,0 +1,164 @@
+"""PostgreSQL's primary is killed in the middle of a run, and its standby promoted: no overspend, no double charge."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from postgres_server import DATABASE, ROLE, NoServer, PostgresServer
+from toy_accounting import ToyAccounting, ToyBudget
+
+from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.postgres_schema import PostgresSchema
+from private_curator.ledger.statements import Request, StepGranted
+from shared.errors import BudgetExhausted, LedgerCorrupt, LedgerUnavailable
+from shared.ledger.receipts import sha256
+
+STEPS = 10
+DIGEST = "d" * 64
+
+
+@pytest.fixture
+def pair():
+    """A primary and its standby."""
+    opened = []
+    try:
+        opened.append(PostgresServer())
+        opened.append(PostgresServer(of=opened[0]))
+    except NoServer as error:
+        pytest.skip(f"no PostgreSQL server: {error}")
+    else:
+        yield opened
+    finally:
+        for server in reversed(opened):
+            server.close()
+
+
+@pytest.fixture
+def location(pair):
+    """The ledger at whichever of the two takes writes."""
+    hosts = ",".join(str(server.directory) for server in pair)
+    ports = ",".join(str(server.port) for server in pair)
+    return PostgresSchema(f"postgresql://{ROLE}@/{DATABASE}?host={hosts}&port={ports}")
+
+
+def fail_over(pair):
+    primary, standby = pair
+    primary.kill()
+    standby.promote()
+
+
+class TeamOfOne:
+    """A client: asks until it is answered, and keeps what it got."""
+
+    def __init__(self, curator):
+        self.curator = curator
+        self.replies, self.receipts, self.attempts = {}, [], 0
+
+    def persist(self, act):
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return act()
+            except LedgerUnavailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
+    def open(self, open_run, request_id):
+        return self.persist(lambda: open_run(self.curator, request_id=request_id, steps=STEPS))
+
+    def step(self, run, request_id):
+        def once():
+            self.attempts += 1
+            request = Request(client="alice", request_id=request_id, digest=DIGEST)
+            stored = self.curator.begin_step(request, run_id=run.run_id)
+            if isinstance(stored, StepGranted):
+                reply = f"{request_id}, computed {self.attempts}th".encode()
+                stored = self.curator.finish_step(stored, reply=reply, audit={})
+            return stored
+
+        stored = self.persist(once)
+        assert self.replies.setdefault(request_id, stored.reply) == stored.reply
+        self.receipts.append(stored.receipt.entry)
+
+
+POINTS = ("open_run:written", "begin_step:written", "begin_step:durable", "finish_step:written", "finish_step:durable")
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        point if point == "finish_step:written" else pytest.param(point, marks=pytest.mark.exhaustive)
+        for point in POINTS
+    ],
+)
+def test_a_run_goes_on_at_a_synchronous_standby(pair, location, key, open_run, tmp_path, point, caplog):
+    """Whatever was acknowledged is there; what was under way is repeated with its id, and charged once."""
+    primary, _ = pair
+    with primary.administer() as administrator:
+        administrator.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        administrator.execute("SELECT pg_reload_conf()")
+        while administrator.execute("SELECT sync_state FROM pg_stat_replication").fetchone() != ("sync",):
+            time.sleep(0.01)
+    reached = []
+
+    def checkpoint(name):
+        reached.append(name)
+        if name == point and reached.count(name) == (1 if point.startswith("open_run") else 4):
+            fail_over(pair)
+
+    options = {"key": key, "accounting": ToyAccounting(), "witness": tmp_path / "witness", "lock_timeout_s": 5.0}
+    with Ledger.create(location, records=100, budget=ToyBudget(0.025), checkpoint=checkpoint, **options) as curator:
+        assert "commits wait for no standby" not in caplog.text
+        curator.add_client("alice", "f" * 64)
+        team = TeamOfOne(curator)
+        run = team.open(open_run, "first")
+        for number in range(STEPS):
+            team.step(run, f"first-{number}")
+        assert pair[0].process is None  # it was killed
+        team.open(open_run, "second")
+        with pytest.raises(BudgetExhausted):  # 0.01 each of 0.025
+            team.open(open_run, "third")
+        status = curator.status()
+        assert (status.runs, status.steps_used, len(team.replies)) == (2, STEPS, STEPS)
+        assert status.data_set.epsilon_spent == pytest.approx(0.02)
+        report = curator.verify(receipts=team.receipts)
+        assert report.ok, report.findings
+        stored = {entry.payload["reply"] for entry in curator.history() if entry.kind == "step-answered"}
+        assert stored == {sha256(reply) for reply in team.replies.values()}
+    with Ledger.open(location, **options) as again:
+        assert again.status().steps_used == STEPS
+
+
+def test_an_asynchronous_standby_that_lacks_charges_is_not_served(pair, location, key, open_run, tmp_path, caplog):
+    """What it lacks would be spent again: the replica that saw it stops; its note, or a client's receipt, others."""
+    _, standby = pair
+    options = {"key": key, "accounting": ToyAccounting(), "lock_timeout_s": 5.0}
+    witness = tmp_path / "witness"
+    with Ledger.create(location, records=100, budget=ToyBudget(1.0), witness=witness, **options) as curator:
+        assert "commits wait for no standby" in caplog.text
+        curator.add_client("alice", "f" * 64)
+        team = TeamOfOne(curator)
+        run = team.open(open_run, "first")
+        team.step(run, "first-0")
+        with standby.administer() as administrator, pair[0].administer() as primary:
+            (end,) = primary.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+            while administrator.execute("SELECT pg_last_wal_replay_lsn() < %s::pg_lsn", (end,)).fetchone() == (True,):
+                time.sleep(0.01)
+            administrator.execute("ALTER SYSTEM SET primary_conninfo = ''")
+            administrator.execute("SELECT pg_reload_conf()")
+            while administrator.execute("SELECT FROM pg_stat_wal_receiver").fetchone() is not None:
+                time.sleep(0.01)
+        team.step(run, "first-1")
+        fail_over(pair)
+        for _ in range(2):
+            with pytest.raises(LedgerCorrupt, match="replaced by an older"):
+                team.persist(curator.status)
+    with pytest.raises(LedgerCorrupt, match="lacks entry"):
+        Ledger.open(location, witness=witness, **options)
+    with Ledger.open(location, **options) as elsewhere:  # a replica that has seen nothing
+        assert elsewhere.status().steps_used == 1
+        with pytest.raises(LedgerCorrupt, match="Nothing is charged or released"):
+            elsewhere.hold_to(team.receipts[-1])
+        with pytest.raises(LedgerCorrupt, match="lacks entry"):
+            open_run(elsewhere, request_id="second")
