@@ -9,6 +9,7 @@ from shared.mechanisms.critic.mechanism import CriticDeclaration
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.mechanisms.gradient.mechanism import GradientDeclaration
 from shared.mechanisms.interface import Payload
+from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from shared.mechanisms.sliced import SlicedDeclaration
 
 Declared = tuple[str, Payload]
@@ -41,3 +42,7 @@ def evaluation(declared: EvaluationDeclaration) -> Declared:
 
 def class_statistics(declared: StatisticsDeclaration) -> Declared:
     return "class_statistics", declared
+
+
+def labelled_gradient(summed: ClippedSum, *, classes: int) -> Declared:
+    return "labelled_gradient", LabelledGradientDeclaration(classes, summed)

@@ -33,8 +33,9 @@ from shared.errors import InvalidValue
 from shared.extractor.tracing import trace
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CRITIC, CriticDeclaration, CriticRequest
+from shared.mechanisms.critic.mechanism import CRITIC, CriticDeclaration
 from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
+from shared.mechanisms.loss_gradient import LossGradientRequest
 
 _CLIP_QUANTILE = 0.75  # of public norms; most gradients keep their length, none is much longer than C
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
@@ -186,7 +187,7 @@ class CriticRun(ChargedRun):
 
     def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
         """See `ChargedRun`."""
-        return CriticRequest(self.adapted_values())
+        return LossGradientRequest(self.adapted_values())
 
 
 def _public_clip(players: Adversaries, training: Training) -> float:

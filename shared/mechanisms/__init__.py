@@ -12,10 +12,14 @@ from shared.mechanisms.critic.mechanism import CRITIC
 from shared.mechanisms.evaluation.mechanism import EVALUATION
 from shared.mechanisms.gradient.mechanism import GRADIENT
 from shared.mechanisms.interface import AnyMechanism
+from shared.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT
 from shared.mechanisms.quantiles.mechanism import QUANTILES
 from shared.mechanisms.rows.mechanism import ROWS
 
 MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
-    {mechanism.name: mechanism for mechanism in (ROWS, QUANTILES, GRADIENT, CRITIC, EVALUATION, CLASS_STATISTICS)}
+    {
+        mechanism.name: mechanism
+        for mechanism in (ROWS, QUANTILES, GRADIENT, CRITIC, EVALUATION, CLASS_STATISTICS, LABELLED_GRADIENT)
+    }
 )
 """Every mechanism by its name; no plug-ins, nothing is registered at import."""
