@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from public_client.adaptation.hospital import Hospital
     from public_client.adaptation.published import PublishedHospital
     from public_client.curator.stub import Curator
-    from public_client.methods import Adapter, AllWeights, DpDann, Method, Replay, Rows, Statistics
+    from public_client.methods import Adapter, AllWeights, DpDann, Finetune, Method, Replay, Rows, Statistics
     from public_client.methods.evaluation import Evaluate
     from public_client.plans.plan import Plan
     from public_client.replay.missing_columns import TableView
@@ -44,7 +44,7 @@ _MODULES = {
     "public_client.adaptation.hospital": ("Hospital",),
     "public_client.adaptation.published": ("PublishedHospital",),
     "public_client.curator.stub": ("Curator",),
-    "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Method", "Replay", "Rows", "Statistics"),
+    "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Finetune", "Method", "Replay", "Rows", "Statistics"),
     "public_client.methods.evaluation": ("Evaluate",),
     "public_client.plans.plan": ("Plan",),
     "public_client.replay.missing_columns": ("TableView",),
@@ -68,6 +68,7 @@ __all__ = [
     "Evaluate",
     "ExtractorUnsupported",
     "Federation",
+    "Finetune",
     "Hospital",
     "InvalidValue",
     "LocalHospital",

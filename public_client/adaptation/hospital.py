@@ -129,6 +129,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         steps: int | None = None,
         batch_size: int | None = None,
         extractor: nn.Module | None = None,
+        classifier: nn.Module | None = None,
     ) -> Plan:
         """Plans a run; nothing is spent.
 
@@ -139,6 +140,7 @@ class Hospital(AbstractContextManager["Hospital"]):
             batch_size: b, records of each step's secret sample; the method's usual number by default.
             extractor: asks the curator itself what the run would cost for it and whether it fits; its weights do not
                 matter, its sizes do. Without it the plan knows only what is left by the ledger's count.
+            classifier: beside the extractor, for methods that train it with the hospital's records (`Finetune`).
 
         Returns:
             The plan; ``print`` shows releases, noise, cost in epsilon and whether it fits.
@@ -152,7 +154,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         plan = make_plan(self.describe(), chosen, epsilon=epsilon, steps=steps, batch_size=batch_size)
         if extractor is None:
             return plan
-        return quoted(self.curator, chosen.declarable(extractor, plan.record_shape, None), plan)[0]
+        return quoted(self.curator, chosen.declarable(extractor, plan.record_shape, None, classifier), plan)[0]
 
     def open(self, plan: Plan, extractor: nn.Module) -> ChargedRun:
         """Opens a run for a training loop of one's own: **this charges all its steps**.

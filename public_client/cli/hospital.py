@@ -51,12 +51,14 @@ def plan(
     from public_client.training.method import plan_json
 
     with connect(address, credentials) as hospital:
-        extractor = None
+        extractor = classifier = None
         if ask:
             description = hospital.describe()
-            extractor, _ = ready_network(description.record_shape, max(1, description.classes))
+            extractor, classifier = ready_network(description.record_shape, max(1, description.classes))
         method = method_of(name, key_values("--setting", settings))
-        made = hospital.plan(method, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor)
+        made = hospital.plan(
+            method, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor, classifier=classifier
+        )
     if features is not None and made.noise is None:
         made = made.for_model(feature_dimension=features, gradient_parameters=adapted)
     click.echo(plan_json(made) if output == "json" else made)

@@ -101,7 +101,13 @@ class DpDann(Method):
         """See `Recipe`."""
         return "a target-side adapter, against a critic; the classifier and the source side stay"
 
-    def declarable(self, extractor: nn.Module, record_shape: tuple[int, ...], own: nn.Module | None) -> Declarable:
+    def declarable(
+        self,
+        extractor: nn.Module,
+        record_shape: tuple[int, ...],
+        own: nn.Module | None,
+        classifier: nn.Module | None = None,
+    ) -> Declarable:
         """See `Method`, as far as the price goes: sizes are right, the critic's axes are not yet."""
         target = with_adapters(extractor, record_shape, own=own).cpu()
         dimension = trace(target, record_shape).feature_dimension
