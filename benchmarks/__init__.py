@@ -1,4 +1,4 @@
-"""Benchmarks: every figure of the docs has its command here.
+"""What produces each figure of README and docs, a command each: ``python -m benchmarks.NAME --help``.
 
-A package of its own: some libraries install one of this name, which would be found in the place of a mere folder.
+A regular package, because one of the libraries that tests use installs a package of the same name.
 """

@@ -14,7 +14,6 @@ from private_curator.settings import tree as configuration
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import SettingsError, rounded
 from shared.files import write_public
-from shared.protocol.publications import Proposal
 
 if TYPE_CHECKING:
     from private_curator.operator.publishing import Preview, Publishing
@@ -63,6 +62,7 @@ def publish(proposal: Path, home: HomeDirectory, client: str, purpose: str, out:
     """
     from private_curator.operator.publishing import Publishing, check_out, write_out
     from private_curator.serving.server import CuratorServer
+    from shared.protocol.publications import Proposal
 
     if chosen_format() == "json" and not yes:
         raise click.UsageError("--format json shows no preview to confirm; give --yes as well")

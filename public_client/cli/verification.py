@@ -10,7 +10,6 @@ import click
 from public_client.cli.options import DIRECTORY, FILE, echo_json, format_option
 from shared.errors import SettingsError, rounded
 from shared.ledger.chain_checks import Finding
-from shared.protocol.publications import Publication, is_publication
 
 if TYPE_CHECKING:
     from public_client.curator.verify import VerifyReport
@@ -45,6 +44,7 @@ def verify(
     received. Ends with exit code 13 when something is wrong.
     """
     from public_client.curator import verify as verification
+    from shared.protocol.publications import is_publication
 
     if earlier and ledger is None:
         raise SettingsError("--earlier needs --ledger: an earlier export is held against a later one")
@@ -83,6 +83,8 @@ def _tell(report: VerifyReport, findings: tuple[Finding, ...]) -> None:
 
 
 def _tell_release(path: Path) -> None:
+    from shared.protocol.publications import Publication
+
     told = Publication.read(path).message
     price = f"epsilon {rounded(told.run.epsilon, up=True)} at delta {told.description.data_set_budget.delta:g}"
     click.echo(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -45,6 +47,21 @@ def test_no_file_imports_itself_by_a_detour():
         list(TopologicalSorter(found).static_order())
     except CycleError as error:
         pytest.fail(f"an import circle: {' <- '.join(error.args[1])}")
+
+
+def test_small_commands_start_without_torch():
+    """Two seconds of every `budget show` otherwise: what needs torch imports it when it runs."""
+    commands = [name for name in modules() if ".cli." in name and not name.endswith("__main__")]
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, name"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, *commands], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
 
 
 def test_a_circle_would_be_found(tmp_path):
