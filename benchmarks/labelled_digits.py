@@ -111,7 +111,7 @@ def _gaussian(width: float) -> Tensor:
 
 
 def _scatter(model: Scattering, x: Tensor) -> Tensor:
-    """`model(x)` to the bit, several times faster on a processor: its groups all have the same filters."""
+    """`model(x)`, several times faster on a processor: its groups all have the same filters."""
     b, second = len(x), model.second.weight[: 2 * _TURNS]
     parts = functional.conv2d(x, model.first.weight, padding=5).abs()
     one = parts[:, : 2 * _TURNS] + parts[:, 2 * _TURNS :]

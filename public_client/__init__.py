@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from public_client.curator.stub import Curator
     from public_client.methods import Adapter, AllWeights, DpDann, Finetune, Method, Replay, Rows, Statistics
     from public_client.methods.evaluation import Evaluate
+    from public_client.methods.transport import Transport
     from public_client.plans.plan import Plan
     from public_client.replay.missing_columns import TableView
     from public_client.testing.local_hospital import LocalHospital
@@ -46,6 +47,7 @@ _MODULES = {
     "public_client.curator.stub": ("Curator",),
     "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Finetune", "Method", "Replay", "Rows", "Statistics"),
     "public_client.methods.evaluation": ("Evaluate",),
+    "public_client.methods.transport": ("Transport",),
     "public_client.plans.plan": ("Plan",),
     "public_client.replay.missing_columns": ("TableView",),
     "public_client.testing.local_hospital": ("LocalHospital",),
@@ -85,6 +87,7 @@ __all__ = [
     "SettingsError",
     "Statistics",
     "TableView",
+    "Transport",
     "__version__",
     "load_adapted",
     "mock_description",

@@ -19,13 +19,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.methods.evaluation import Evaluate, EvaluationIds, evaluate, quoted_for
 from public_client.methods.evaluation_report import Report
 from public_client.methods.replay import Replay
+from public_client.methods.transport import Transport, Transported, transported
 from public_client.plans.declarable import quoted
 from public_client.plans.plan import Plan, make_plan
 from public_client.training.distributed import shared_curator
@@ -229,3 +230,21 @@ class Hospital(AbstractContextManager["Hospital"]):
         else:
             plan = self.plan_evaluation(evaluation, epsilon=epsilon, model=model)
         return evaluate(self.curator, model, plan, request_ids=request_ids)
+
+    def transport(
+        self, extractor: nn.Module, records: Tensor, transport: Transport | None = None, *, epsilon: float
+    ) -> Transported:
+        """Distance and plan of optimal transport from public records to the hospital's: **this charges one release**.
+
+        Args:
+            extractor: records to features, in evaluation mode.
+            records: (m, ...) public ones, from which mass is moved.
+            transport: directions and solver; `Transport()` by default.
+            epsilon: what the release may cost.
+
+        Raises:
+            BudgetExhausted: the budget does not allow it; nothing was spent.
+            InvalidValue: the curator does not offer rows, or all its records are more than one release may hold.
+        """
+        plan = make_plan(self.describe(), Transport() if transport is None else transport, epsilon=epsilon)
+        return transported(self.curator, plan, extractor, records)
