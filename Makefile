@@ -13,6 +13,9 @@ OUTPUT ?= demo-output
 # The networks here are small: two threads that wait for each other on a busy machine are slower than one.
 export OMP_NUM_THREADS ?= 1
 
+# Commands and tests start hundreds of interpreters: each would compile this project anew where bytecode is not kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-quick test-containers test-exhaustive set-up lint types format proto lock docs settings-page accountant-table clean
 

@@ -7,6 +7,7 @@ accountant, `shared.privacy.calibration`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
@@ -106,10 +107,7 @@ class Plan:
         if (self.feature_dimension, self.gradient_parameters) == (feature_dimension, gradient_parameters):
             return self
         known = replace(self, feature_dimension=feature_dimension, gradient_parameters=gradient_parameters)
-        noise = calibrate_sigma(
-            lambda factor: replace(known, noise=factor).event(), epsilon=self.epsilon, delta=self.delta
-        )
-        return replace(known, noise=noise)
+        return replace(known, noise=_noise(known))
 
     def with_noise_times(self, factor: float) -> Plan:
         """The same plan with all noises multiplied by a factor of at least 1.
@@ -240,6 +238,14 @@ class Plan:
     def __str__(self) -> str:
         """A few lines for a terminal; costs are rounded up, what is left down."""
         return "\n".join(_lines(self))
+
+
+@functools.lru_cache(maxsize=256)
+def _noise(known: Plan) -> float:
+    """What a plan whose model is known needs; a training asks for it when it quotes, opens and resumes a run."""
+    return calibrate_sigma(
+        lambda factor: replace(known, noise=factor).event(), epsilon=known.epsilon, delta=known.delta
+    )
 
 
 def make_plan(

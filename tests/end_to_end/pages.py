@@ -126,6 +126,8 @@ class Shell:
         page: Path,
         meanwhile: Mapping[str, Callable[[], None]] | None = None,
         known: Mapping[str, Callable[[], str]] | None = None,
+        *,
+        here: bool = False,
     ) -> None:
         """Does what the page says.
 
@@ -133,13 +135,14 @@ class Shell:
             page: a Markdown file.
             meanwhile: what others do, by name.
             known: what a reader puts in the place of a word in capitals.
+            here: as in `do`.
         """
         for step in steps(page):
             if isinstance(step, Meanwhile):
                 (meanwhile or {})[step.name]()
             else:
                 assert isinstance(step, Command), f"{page.name}: at a shell there is no Python prompt"
-                self.do(step, known or {}, where=page.name)
+                self.do(step, known or {}, where=page.name, here=here)
 
     def do(self, command: Command, known: Mapping[str, Callable[[], str]], *, where: str, here: bool = False) -> str:
         """One command: its exit code and its output must be the page's.

@@ -249,15 +249,23 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize("isolation", ["in-process", pytest.param("process", marks=pytest.mark.exhaustive)])
-def test_one_request_survives_the_curators_death_at_every_point(tmp_path, isolation):
+@pytest.mark.parametrize(
+    ("isolation", "points"),
+    [
+        ("in-process", ["consumed", "finish_step:step-answered", "stored"]),
+        pytest.param("in-process", POINTS, marks=pytest.mark.exhaustive),
+        pytest.param("process", POINTS, marks=pytest.mark.exhaustive),
+    ],
+    ids=["three", "in-process", "process"],
+)
+def test_one_request_survives_the_curators_death_at_every_point(tmp_path, isolation, points):
     hospital = CuratorProcess(tmp_path, RECORDS, epsilon=EPSILON, isolation=isolation)
     hospital.start()
     with hospital.connect() as curator:
         run = curator.open_run(_declare(curator))
         pending = new_step(run, SOURCE)
     hospital.stop()
-    for point in POINTS:
+    for point in points:
         hospital.start(stop_at=(point, "kill"))
         with hospital.connect(patience_s=0.5) as curator, pytest.raises(errors.CuratorUnavailable):
             curator.send(pending)

@@ -27,8 +27,8 @@ from shared.protocol.v1 import curator_pb2 as pb
 @pytest.mark.parametrize(
     ("isolation", "seed", "inputs"),
     [
-        ("in-process", 20261121, 1200),
-        ("process", 7, 150),
+        ("in-process", 20261121, 800),
+        ("process", 7, 60),
         pytest.param("in-process", 20261121, 100_000, marks=pytest.mark.exhaustive),
         pytest.param("process", 7, 5_000, marks=pytest.mark.exhaustive),
     ],

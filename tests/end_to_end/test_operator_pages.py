@@ -150,7 +150,9 @@ def test_backup_and_restore(hour):
         hour.hand_over("after-monday/receipts.jsonl", "receipts.jsonl")
 
     hour.operator.read(
-        OPERATOR / "backup.md", {"the team trains once more": train_and_stop, "the disk is lost": lose_the_disk}
+        OPERATOR / "backup.md",
+        {"the team trains once more": train_and_stop, "the disk is lost": lose_the_disk},
+        here=True,
     )
     status = hour.asks("dpswd-curator budget show")
     assert (status["runs"], status["epsilon"]) == (1, 2.0)
@@ -186,6 +188,7 @@ def test_incidents(hour):
             "FINGERPRINT": lambda: fingerprints[0],
             "RUN": lambda: hour.asks("dpswd-curator run list")[-1]["run_id"],
         },
+        here=True,
     )
     assert hour.asks("dpswd-curator budget show")["state"] == "ended"
 

@@ -193,12 +193,21 @@ class TestServer:
         with _pooler(postgres, tmp_path) as url, pytest.raises(LedgerUnavailable, match="pooler"):
             Ledger.open(PostgresSchema(url, schema=location.schema), key=key, accounting=ToyAccounting())
 
-    def test_killed_and_recovered(self, mortal, watched, open_run, answer):
+    @pytest.mark.parametrize(
+        "points",
+        [
+            ["begin_step:written", "finish_step:step-answered"],
+            pytest.param(
+                ["begin_step:begun", "begin_step:step-consumed", "finish_step:begun", "finish_step:written"],
+                marks=pytest.mark.exhaustive,
+            ),
+        ],
+        ids=["two", "the others"],
+    )
+    def test_killed_and_recovered(self, points, mortal, watched, open_run, answer):
         """SIGKILL to all of the server while a transaction is open: what was answered stays, the rest never was."""
         curator, happen = watched
         run = open_run(curator, steps=20)
-        points = ["begin_step:begun", "begin_step:step-consumed", "begin_step:written", "finish_step:begun",
-                  "finish_step:step-answered", "finish_step:written"]  # fmt: skip
         stored = answer(curator, run, "answered")
         for number, point in enumerate(points):
             request = f"step-{number}"

@@ -1,7 +1,7 @@
 """Loss of power: every state in which the disk may be left is a ledger that has forgotten nothing it answered.
 
 SQLite's own requests to the disk are recorded while a curator works; then the disk is rebuilt as of a random moment,
-with everything that was not yet synced done, torn at sectors, or dropped, at random: 150 states with a fixed seed, and
+with everything that was not yet synced done, torn at sectors, or dropped, at random: 50 states with a fixed seed, and
 1500 with another one at each `make test-exhaustive`.
 """
 
@@ -61,7 +61,7 @@ def session(vfs, ledger, path, key):
     return before, vfs.events, history
 
 
-@pytest.mark.parametrize("states", [150, pytest.param(1500, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("states", [50, pytest.param(1500, marks=pytest.mark.exhaustive)])
 def test_what_was_answered_survives_every_loss_of_power(session, memory, key, states):
     before, events, history = session
     kinds = {(event.kind, event.name) for event in events if event.kind != "mark"}

@@ -195,7 +195,7 @@ class TestMeanwhile:
         assert curator.status().data_set.epsilon_spent == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(("location", "programs"), [("sqlite", 8), ("postgres", 4)], indirect=["location"])
+@pytest.mark.parametrize(("location", "programs"), [("sqlite", 3), ("postgres", 2)], indirect=["location"])
 def test_the_operators_programs_work_beside_the_curator(ledger, open_run, answer, location, programs):
     """Processes of the operator write while the curator's threads do; no write is lost or torn."""
     run = open_run(ledger, steps=40)

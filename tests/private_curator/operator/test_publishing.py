@@ -206,7 +206,14 @@ def test_a_damaged_copy_is_made_again_from_the_ledger(site, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("point", "charged"), [("open_run:written", 0), ("begin_step:begun", 1), ("sampled", 1), ("stored", 1), ("kept", 1)]
+    ("point", "charged"),
+    [
+        ("open_run:written", 0),
+        pytest.param("begin_step:begun", 1, marks=pytest.mark.exhaustive),
+        pytest.param("sampled", 1, marks=pytest.mark.exhaustive),
+        ("stored", 1),
+        pytest.param("kept", 1, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_kill_loses_nothing_and_costs_nothing(site, tmp_path, point, charged):
     proposal = site.proposal()

@@ -160,7 +160,7 @@ def trained(digits, records: torch.Tensor) -> DomainAdaptation:
     extractor, classifier, loader, _ = digits
     described = mock_description(records=len(records), record_shape=(1, 8, 8), epsilon=8.0, delta=1e-5)
     hospital = Hospital(MockCurator(described, records=lambda count: records[:count]))
-    plan = hospital.plan(Replay(tuning_steps=20), epsilon=8.0)
+    plan = hospital.plan(Replay(directions=100, tuning_steps=20), epsilon=8.0)
     model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=0, device="cpu")
     model.fit(loader, progress=False)
     return model

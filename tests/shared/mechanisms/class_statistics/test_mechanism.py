@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -47,11 +48,17 @@ def made(count, seed=0):
     return Held(rng.normal(size=(count, INPUTS)).astype(np.float32), rng.integers(CLASSES, size=count))
 
 
-def released(held, declared=DECLARED, noise=None, *, records=None):
+@functools.cache
+def linear():
+    """A module and what a curator makes of it."""
     torch.manual_seed(1)
     module = torch.nn.Linear(INPUTS, FEATURES)
     graph = trace(module, (INPUTS,))
-    extractor = Extractor.from_graph(graph, module_weights(module, graph), device=torch.device("cpu"))
+    return module, Extractor.from_graph(graph, module_weights(module, graph), device=torch.device("cpu"))
+
+
+def released(held, declared=DECLARED, noise=None, *, records=None):
+    module, extractor = linear()
     facts = _facts(records or held.count)
     step = Step(
         run=RunSize(held.count),
@@ -118,16 +125,16 @@ def test_hospitals_add_up():
 
 
 def test_every_coordinate_has_the_declared_noise():
-    """4,000 releases of 18 values: a variance further than 3.3% from sigma squared has a chance below 1e-7."""
+    """1,000 releases of 18 values: a variance further than 6.6% from sigma squared has a chance below 1e-7."""
     held = made(5)
     exact = released(held)[0].sum.to_numpy()
-    drawn = np.stack([released(held, noise=SystemNoise())[0].sum.to_numpy() - exact for _ in range(4000)])
-    assert abs(drawn.var() / DECLARED.sigma**2 - 1.0) < 0.033
+    drawn = np.stack([released(held, noise=SystemNoise())[0].sum.to_numpy() - exact for _ in range(1000)])
+    assert abs(drawn.var() / DECLARED.sigma**2 - 1.0) < 0.066
     assert abs(drawn.mean()) < 6 * DECLARED.sigma / np.sqrt(drawn.size)
     per_value = drawn.var(axis=0) / DECLARED.sigma**2
-    assert np.abs(per_value - 1.0).max() < 0.14  # 6 deviations of one coordinate's variance, 18 coordinates
+    assert np.abs(per_value - 1.0).max() < 0.28  # 6.2 deviations of one coordinate's variance, 18 coordinates
     correlation = np.corrcoef(drawn.T) - np.eye(drawn.shape[1])
-    assert np.abs(correlation).max() < 0.1  # 6.3 deviations, 153 pairs
+    assert np.abs(correlation).max() < 0.2  # 6.3 deviations, 153 pairs
 
 
 def test_rounding_costs_little_however_many_coordinates_change():
