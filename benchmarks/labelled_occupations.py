@@ -33,7 +33,7 @@ from public_client.methods import METHODS
 
 RESULTS = Path(__file__).parent / "results" / "labelled-occupations.json"
 SOURCE, FEWEST, DELTA = 1, 2000, 1e-5
-EPSILONS, SEEDS, PRIVATE = (1.0, 0.2), (0, 1, 2, 3, 4), ("statistics", "finetune")
+EPSILONS, SEEDS, PRIVATE = (1.0, 0.2), (0, 1, 2), ("statistics", "finetune")
 _OCCUPATION, _CODES = "occupation", 9
 
 

@@ -51,7 +51,7 @@ class Finetune(Method):
     """DP-SGD of the classifier, or of more weights, on the hospital's labelled records.
 
     Attributes:
-        trains: "classifier": the linear classifier alone, in the public source's own axes; "all": every weight of
+        trains: "classifier": its last linear layer alone, in the public source's own axes; "all": every weight of
             extractor and classifier; else names of parameters or beginnings of names, separated by commas, such as
             "extractor.7,classifier".
         learning_rate: of the classifier in its axes, at the start.
@@ -159,19 +159,23 @@ class Finetune(Method):
         """
         extractor, classifier = copy.deepcopy(model.extractor).cpu(), copy.deepcopy(model.classifier).cpu()
         if self.trains == "classifier":
-            if not isinstance(classifier, nn.Linear):
+            last = classifier[-1] if isinstance(classifier, nn.Sequential) else classifier
+            if not isinstance(last, nn.Linear):
                 raise InvalidValue(
-                    f"the classifier is {type(classifier).__name__}, no linear layer; finetune with trains='all', or "
+                    f"the classifier ends in {type(last).__name__}, no linear layer; finetune with trains='all', or "
                     "name the parameters to train"
                 )
-            shown = torch.eye(classifier.in_features) if features is None else features
-            classifier = viewed_head(classifier, shown)
+            before = classifier[:-1] if isinstance(classifier, nn.Sequential) else nn.Identity()
+            with torch.no_grad():
+                shown = torch.eye(last.in_features) if features is None else before.eval()(features)
+            head = viewed_head(last, shown)
+            classifier = nn.Sequential(*before, head) if isinstance(before, nn.Sequential) else head
         return nn.Sequential(OrderedDict(extractor=extractor, classifier=classifier)).eval()
 
     def _names(self, whole: nn.Module) -> tuple[str, ...]:
-        if self.trains == "classifier":
-            return ("classifier.head.weight", "classifier.head.bias")
         known = [name for name, _ in whole.named_parameters()]
+        if self.trains == "classifier":
+            return tuple(name for name in known if name.endswith(("head.weight", "head.bias")))
         if self.trains == "all":
             return tuple(known)
         wanted = tuple(word.strip() for word in self.trains.split(",") if word.strip())

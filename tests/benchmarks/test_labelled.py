@@ -10,7 +10,14 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from benchmarks import labelled_digits, labelled_gradients, labelled_hearts, optimal_transport, records
+from benchmarks import (
+    labelled_digits,
+    labelled_gradients,
+    labelled_hearts,
+    labelled_occupations,
+    optimal_transport,
+    records,
+)
 from benchmarks.labelled import ADD, REPLACE, Site, SizeFacts, declaration_of, released
 from benchmarks.labelled_hearts import Clinical, textbook
 from public_client.methods.statistics import Statistics
@@ -90,6 +97,7 @@ def test_the_page_says_what_is_on_file():
     assert labelled_hearts.table(hearts) in page
     assert labelled_digits.table(digits) in page
     assert labelled_gradients.table(records.read(labelled_gradients.RESULTS)) in page
+    assert labelled_occupations.page(records.read(labelled_occupations.RESULTS)) in page
     transport = PAGE.parents[1] / "privacy" / "optimal-transport.md"
     assert optimal_transport.table(records.read(optimal_transport.RESULTS)) in transport.read_text(encoding="utf-8")
     assert set(labelled_hearts.summary(hearts)) == {"epsilon 1", "epsilon 0.1"}
