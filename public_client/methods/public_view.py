@@ -52,7 +52,7 @@ def viewed_head(classifier: nn.Linear, features: Tensor) -> nn.Sequential:
 def folded(classifier: nn.Module) -> nn.Module:
     """A viewed head, also at the end of other layers, as one linear layer; anything else as it is."""
     if isinstance(classifier, nn.Sequential) and len(classifier) and isinstance(classifier[-1], nn.Sequential):
-        return nn.Sequential(*classifier[:-1], folded(classifier[-1]))
+        return nn.Sequential(*list(classifier)[:-1], folded(classifier[-1]))
     view, head = (dict(classifier.named_children()).get(name) for name in ("view", "head"))
     if not (isinstance(view, nn.Linear) and isinstance(head, nn.Linear)):
         return classifier
