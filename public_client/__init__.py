@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from public_client.adaptation.hospital import Hospital
     from public_client.adaptation.published import PublishedHospital
     from public_client.curator.stub import Curator
+    from public_client.generation import Generator, Replayed, load_generator
     from public_client.methods import Adapter, AllWeights, DpDann, Finetune, Method, Replay, Rows, Statistics
     from public_client.methods.evaluation import Evaluate
     from public_client.methods.transport import Transport
@@ -45,6 +46,7 @@ _MODULES = {
     "public_client.adaptation.hospital": ("Hospital",),
     "public_client.adaptation.published": ("PublishedHospital",),
     "public_client.curator.stub": ("Curator",),
+    "public_client.generation": ("Generator", "Replayed", "load_generator"),
     "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Finetune", "Method", "Replay", "Rows", "Statistics"),
     "public_client.methods.evaluation": ("Evaluate",),
     "public_client.methods.transport": ("Transport",),
@@ -71,6 +73,7 @@ __all__ = [
     "ExtractorUnsupported",
     "Federation",
     "Finetune",
+    "Generator",
     "Hospital",
     "InvalidValue",
     "LocalHospital",
@@ -81,6 +84,7 @@ __all__ = [
     "ProtocolError",
     "PublishedHospital",
     "Replay",
+    "Replayed",
     "RequestInvalid",
     "Rows",
     "RunFinished",
@@ -90,6 +94,7 @@ __all__ = [
     "Transport",
     "__version__",
     "load_adapted",
+    "load_generator",
     "mock_description",
 ]
 

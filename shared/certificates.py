@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from cryptography import x509
@@ -23,6 +24,19 @@ def named(name: str) -> x509.Name:
 def fingerprint(certificate: x509.Certificate) -> str:
     """SHA-256 of the certificate's DER form, lower-case hexadecimal."""
     return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def request_fingerprint(pem: bytes) -> str:
+    """SHA-256 of a certificate request's DER form, lower-case hexadecimal: what two persons compare.
+
+    Args:
+        pem: PKCS #10, PEM.
+
+    Raises:
+        ValueError: it is no request.
+    """
+    der = x509.load_pem_x509_csr(pem).public_bytes(serialization.Encoding.DER)
+    return hashlib.sha256(der).hexdigest()
 
 
 def private_pem(key: Any) -> bytes:

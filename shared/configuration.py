@@ -10,12 +10,13 @@ it, it names a file that holds the value, so that a secret need not stand in the
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
@@ -131,7 +132,7 @@ class SettingsGroup(BaseModel):
         try:
             return cls.model_validate({field: value for field, value in fields.items() if value is not None})
         except ValidationError as error:
-            raise SettingsError(f"{name}: {_explained(error)}") from error
+            raise SettingsError(f"{name}: {_explained(error, {row.name: row for row in _rows_of(cls)})}") from error
 
 
 class SettingsTree(BaseSettings):
@@ -155,7 +156,7 @@ class SettingsTree(BaseSettings):
         try:
             return cls(file=file, **_from_command_line(overrides or {}))
         except ValidationError as error:
-            raise SettingsError(_explained(error)) from None
+            raise SettingsError(_explained(error, {row.name: row for row in settings_of(cls)})) from None
         except SourceError as error:  # a list in the environment that is no JSON
             raise SettingsError(f"the environment: {error}; write lists as JSON, for example [1, 28, 28]") from None
         except tomllib.TOMLDecodeError as error:
@@ -191,32 +192,65 @@ def _from_command_line(overrides: Mapping[str, str]) -> dict[str, Any]:
     return tree
 
 
-def _explained(error: ValidationError) -> str:
-    """Everything that is wrong with a tree, in one line."""
-    lines = []
+def _explained(error: ValidationError, known: Mapping[str, Setting]) -> str:
+    """Everything that is wrong with a tree, in one line, in the words of the settings' own page.
+
+    Args:
+        error: pydantic's, whose words are Python's.
+        known: the settings by name, as the error's places begin.
+    """
+    lines: dict[str, str] = {}
     for problem in error.errors():
-        name = ".".join(str(part) for part in problem["loc"]) or "settings"
+        place = [str(part) for part in problem["loc"]]
+        name = ".".join(place) or "settings"
+        row = next((known[tried] for tried in (".".join(place[:2]), *place[:1]) if tried in known), None)
         # A problem of a whole group would show all its values.
-        got = "" if isinstance(problem["input"], Mapping) else f" (got {problem['input']!r})"
-        lines.append(f"{name}: {problem['msg']}{got}")
-    return "; ".join(lines)
+        got = "" if isinstance(problem["input"], Mapping) else f" is {_given(problem['input'])}"
+        if problem["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "; `settings` lists all"
+            lines[name] = f"{name}: there is no such setting{hint}"
+        elif problem["type"] == "missing":
+            lines[name] = f"{name} is missing; it has no default"
+        elif problem["type"] in ("value_error", "assertion_error"):
+            told = str(problem["msg"]).removeprefix("Value error, ")
+            lines[row.name if row else name] = f"{row.name if row else name}{got}: {told}"
+        elif row is not None and row.allowed:
+            unit = f", in {row.unit}" if row.unit else ""
+            lines.setdefault(row.name, f"{row.name}{got}; allowed: {row.allowed}{unit}")
+        else:
+            lines[name] = f"{name}{got}: {problem['msg']}"
+    return "; ".join(lines.values())
+
+
+def _given(value: object) -> str:
+    """A refused value as it was written."""
+    return json.dumps(value) if isinstance(value, str | int | float | bool | list) else str(value)
 
 
 def settings_of(tree: type[SettingsTree]) -> list[Setting]:
     """Every setting of a tree, in its order."""
     prefix = str(tree.model_config.get("env_prefix", ""))
     return [
+        replace(row, name=f"{group}.{row.name}", environment=f"{prefix}{group}{_BETWEEN}{row.name}".upper())
+        for group, fields in _groups(tree)
+        for row in _rows_of(fields)
+    ]
+
+
+def _rows_of(group: type[SettingsGroup]) -> list[Setting]:
+    """The settings of one group, by their own names."""
+    return [
         Setting(
-            name=f"{group}.{name}",
-            environment=f"{prefix}{group}{_BETWEEN}{name}".upper(),
+            name=name,
+            environment="",
             default="" if field.is_required() else _shown(field.default),
             unit=_extra(field, "unit"),
             allowed=_extra(field, "allowed") or _allowed(field),
             description=field.description or "",
             required=field.is_required(),
         )
-        for group, fields in _groups(tree)
-        for name, field in fields.model_fields.items()
+        for name, field in group.model_fields.items()
     ]
 
 

@@ -65,6 +65,9 @@ class _Context:
     def __init__(self, certificate: bytes) -> None:
         self._peer = {PEER_CERTIFICATE: [certificate]}
 
+    def peer(self):
+        return "ipv4:127.0.0.1:50123"
+
     def auth_context(self) -> dict[str, list[bytes]]:
         return self._peer
 

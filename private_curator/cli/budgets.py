@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from private_curator.cli.common import format_option, ledger_command, reason_option, show
+from private_curator.cli.common import (
+    chosen_format,
+    confirm_option,
+    confirmed,
+    format_option,
+    home_option,
+    ledger_command,
+    reason_option,
+    record_command,
+    show,
+)
 from private_curator.ledger.ledger import Ledger
+from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from private_curator.operator.record import Record
 
 epsilon_option = click.option("--epsilon", type=float, required=True)
 delta_option = click.option("--delta", type=float, default=None, help="[default: as it is]")
@@ -21,10 +35,10 @@ def budget() -> None:
     """The data set's budget. Nobody can change it over the network."""
 
 
-@ledger_command(budget, "show", format_option)
-def show_budget(books: Ledger) -> None:
-    """What is promised, spent and left."""
-    status = books.status()
+@record_command(budget, "show", format_option)
+def show_budget(record: Record) -> None:
+    """What is promised, spent and left, and where spending leads. Works on a read-only copy of the home."""
+    status, forecast = record.reading.status, record.overview.forecast
     show(
         {
             "state": status.state.value,
@@ -32,11 +46,15 @@ def show_budget(books: Ledger) -> None:
             **asdict(status.data_set),
             "steps_charged": status.steps_charged,
             "steps_used": status.steps_used,
+            "spent_after_a_run_like_the_last": forecast.next_spent,
+            "exhausted_at_this_rate_on": forecast.exhausted_on,
             "ledger_entries": status.entries,
             "ledger_head": status.head,
         },
         title="Budget of the data set; epsilon spent is at the budget's delta",
     )
+    if chosen_format() == "text":
+        click.echo(f"  {record.overview.promise}.")
 
 
 @ledger_command(budget, "lower", epsilon_option, delta_option, reason_option)
@@ -46,10 +64,21 @@ def lower(books: Ledger, epsilon: float, delta: float | None, reason: str) -> No
     click.echo(f"the budget is lowered to epsilon {epsilon}")
 
 
-@ledger_command(budget, "extend", epsilon_option, delta_option, reason_option)
-def extend(books: Ledger, epsilon: float, delta: float | None, reason: str) -> None:
-    """Raises the budget: weakens the promise made to the persons in the data set. Logged for good."""
-    books.extend_budget(budget_of(books, epsilon=epsilon, delta=delta), reason=reason)
+@budget.command("extend")
+@epsilon_option
+@delta_option
+@reason_option
+@confirm_option
+@home_option
+def extend(home: HomeDirectory, epsilon: float, delta: float | None, reason: str, typed: str | None) -> None:
+    """Raises the budget: weakens the promise made to the persons in the data set. Logged for good.
+
+    Shows what changes. More than double, an epsilon above 10 or a delta of 1/n and more have to be typed out.
+    """
+    from private_curator.operator import acts
+
+    typed = confirmed(acts.extension(home, epsilon=epsilon, delta=delta), typed)
+    acts.extend_budget(home, epsilon=epsilon, delta=delta, reason=reason, typed=typed)
     click.echo(f"the budget is extended to epsilon {epsilon}")
 
 

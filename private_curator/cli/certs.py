@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 from pathlib import Path
 
 import click
 
-from private_curator.cli.budgets import share_of
 from private_curator.cli.clients import credentials_options, hand_out, share_options
-from private_curator.cli.common import FILE, format_option, home_option, ledger_command, reason_option, san_option, show
+from private_curator.cli.common import (
+    FILE,
+    fingerprint_option,
+    format_option,
+    home_option,
+    ledger_command,
+    reason_option,
+    san_option,
+    show,
+)
 from private_curator.ledger.ledger import Ledger
-from private_curator.serving import renewals
-from private_curator.serving.renewals import SigningRequest
+from private_curator.operator import acts
 from private_curator.settings import tree as configuration
 from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import CredentialsInvalid, SettingsError
+from shared.errors import SettingsError
 
 
 @click.group()
@@ -49,30 +57,33 @@ def renew_server(home: HomeDirectory, names: tuple[str, ...]) -> None:
 @home_option
 @credentials_options
 @share_options
+@fingerprint_option
 @click.option("--renew", is_flag=True, help="A plain request is for a client that exists: you have made sure who asks.")
 @format_option
 def approve(
-    file: Path, home: HomeDirectory, out: Path, days: int, epsilon: float | None, delta: float | None, renew: bool
+    file: Path,
+    home: HomeDirectory,
+    out: Path,
+    days: int,
+    epsilon: float | None,
+    delta: float | None,
+    told: str | None,
+    renew: bool,
 ) -> None:
     """Signs FILE: a new client's request (client.csr), or a client's renewal (client.renewal).
 
+    A plain request proves nothing: the team tells its fingerprint over another way, and --fingerprint gives it here.
     A renewal is signed under the identity that it renews, which proves who asks. The certificate that it renews goes on
     counting until it expires, or `cert revoke` withdraws it.
     """
     if not file.is_file():
         raise SettingsError(f"{file} does not exist; the client makes it with `dpswd-client cert request` or `renew`")
-    asked = renewals.read(file.read_bytes(), home.authority, now=dt.datetime.now(dt.UTC))
-    with home.open_ledger() as ledger:
-        known = _is_known(ledger, asked, renew=renew)
-        if known and epsilon is not None:
-            raise SettingsError(f"{asked.name} is a client already; change its share with `dpswd-curator client share`")
-        share = share_of(ledger, epsilon=epsilon, delta=delta)
-        issued = home.authority.sign_request(asked.request, name=asked.name, days=days)
-        if known:
-            ledger.add_certificate(asked.name, issued.fingerprint)
-        else:
-            ledger.add_client(asked.name, issued.fingerprint, share)
-    title = f"Client {asked.name} has a further certificate" if known else f"Client {asked.name} added"
+    if told is None and sys.stdin.isatty() and file.read_bytes().lstrip().startswith(b"-----BEGIN"):
+        told = str(click.prompt("The request's fingerprint, as the team told it over another way", err=True))
+    issued, known = acts.approve_certificate(
+        home, file.read_bytes(), days=days, epsilon=epsilon, delta=delta, renew=renew, told=told
+    )
+    title = f"Client {issued.name} has a further certificate" if known else f"Client {issued.name} added"
     hand_out(home, issued, None, out=out, title=title)
 
 
@@ -104,29 +115,3 @@ def list_certificates(home: HomeDirectory) -> None:
             }
         )
     show(rows, title="Certificates of clients")
-
-
-def _is_known(ledger: Ledger, asked: SigningRequest, *, renew: bool) -> bool:
-    """Whether the request is for a client that exists, and may be granted.
-
-    Raises:
-        CredentialsInvalid: the old certificate of a renewal does not count, or a plain request asks for a known name.
-        SettingsError: ``--renew`` for a client that does not exist.
-    """
-    client = next((known for known in ledger.clients() if known.name == asked.name), None)
-    if asked.proven_by is not None:
-        if client is None or client.revoked or asked.proven_by not in client.fingerprints:
-            raise CredentialsInvalid(
-                f"the certificate that {asked.name!r} renews does not count here: it was never added, or was withdrawn"
-            )
-        return True
-    if client is None:
-        if renew:
-            raise SettingsError(f"there is no client {asked.name!r} to renew; leave --renew out to add it")
-        return False
-    if not renew:
-        raise CredentialsInvalid(
-            f"{asked.name!r} is a client already, and a plain request does not prove who made it; ask for a renewal "
-            "(`dpswd-client cert renew`), or make sure who asks and give --renew"
-        )
-    return True

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from private_curator.cli.budgets import budget_of, share_of
-from private_curator.cli.common import FILE, format_option, home_option, ledger_command, reason_option, show
+from private_curator.cli.common import (
+    FILE,
+    explain,
+    fingerprint_option,
+    format_option,
+    home_option,
+    ledger_command,
+    reason_option,
+    record_command,
+    show,
+)
 from private_curator.ledger.ledger import Ledger
+from private_curator.operator.acts import check_told
+from private_curator.operator.facts import WHY_COUNTS_DIFFER
 from private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import SettingsError
 from shared.files import write_public
+
+if TYPE_CHECKING:
+    from private_curator.operator.record import Record
 
 LEDGER_KEY_FILE = "ledger.pub"
 """The ledger's public key, 64 hexadecimal digits: the client holds receipts and the curator against it."""
@@ -26,6 +41,7 @@ _request_option = click.option(
     help="The client's certificate request: its key stays with it. Without one the key is made here, for a first "
     "try on one machine.",
 )
+_cap_option = click.option("--epsilon", type=click.FloatRange(min=0), required=True, help="Of one day; 0 for no cap.")
 _share_delta_option = click.option("--delta", type=float, help="The share's delta.  [default: the data set's]")
 _share_epsilon_option = click.option("--epsilon", type=float, required=True, help="The client's share of the budget.")
 
@@ -53,6 +69,7 @@ def client() -> None:
 @home_option
 @credentials_options
 @_request_option
+@fingerprint_option
 @share_options
 @format_option
 def add(
@@ -60,6 +77,7 @@ def add(
     home: HomeDirectory,
     out: Path,
     request: Path | None,
+    told: str | None,
     days: int,
     epsilon: float | None,
     delta: float | None,
@@ -68,6 +86,8 @@ def add(
 
     Writes ca.crt, client.crt, ledger.pub and, without --request, client.key into --out.
     """
+    if request is not None and request.is_file():
+        check_told(request.read_bytes(), told)
     with home.open_ledger() as ledger:
         share = share_of(ledger, epsilon=epsilon, delta=delta)
         issued, key = _issue(home, name=name, request=request, out=out, days=days)
@@ -110,20 +130,52 @@ def share(name: str, books: Ledger, epsilon: float, delta: float | None, reason:
     click.echo(f"the share of {name} is set")
 
 
-@ledger_command(client, "list", format_option)
-def list_clients(books: Ledger) -> None:
-    """Every client with its share and what it spent."""
+@ledger_command(client, "pause", _name, reason_option)
+def pause(name: str, books: Ledger, reason: str) -> None:
+    """Releases nothing new to NAME until resume; what was released before is still sent again."""
+    books.pause_client(name, reason=reason)
+    click.echo(f"client {name} is paused: nothing new is released to it")
+
+
+@ledger_command(client, "resume", _name, reason_option)
+def resume(name: str, books: Ledger, reason: str) -> None:
+    """Releases to NAME again."""
+    books.resume_client(name, reason=reason)
+    click.echo(f"client {name} is active again")
+
+
+@ledger_command(client, "cap", _name, _cap_option, reason_option)
+def cap(name: str, books: Ledger, epsilon: float, reason: str) -> None:
+    """Sets the most that the runs of NAME may cost together on one day (UTC); 0 takes the cap away.
+
+    A brake for a stolen key, by the curator's clock. It promises nothing to the persons in the data set.
+    """
+    books.set_cap(name, epsilon or None, reason=reason)
+    click.echo(f"{name} may spend epsilon {epsilon:g} a day" if epsilon else f"the daily cap of {name} is taken away")
+
+
+@record_command(client, "list", format_option)
+def list_clients(record: Record) -> None:
+    """Every client with its share, what it spent with or without one, and when it was last seen."""
     rows = [
         {
             "name": known.name,
-            "revoked": known.revoked,
-            **{field: getattr(account, field, None) for field in ("epsilon", "delta", "epsilon_spent")},
-            "runs": len(books.runs(client=known.name)),
-            "fingerprint": known.fingerprint,
+            "state": known.state,
+            "epsilon": known.share,
+            "delta": known.share_delta,
+            "epsilon_spent": known.spent,
+            "epsilon_remaining": known.remaining,
+            "runs": known.runs,
+            "daily_cap": known.daily_cap,
+            "spent_today": known.spent_today,
+            "refusals": known.refusals,
+            "last_seen": known.last_seen,
+            "fingerprint": known.certificates[-1].fingerprint if known.certificates else "",
         }
-        for known, account in books.status().clients
+        for known in record.clients
     ]
     show(rows, title="Clients; without a share of its own a client is limited by the data set's budget alone")
+    explain(WHY_COUNTS_DIFFER)
 
 
 def _issue(

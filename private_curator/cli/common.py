@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from rich import box
@@ -18,9 +19,13 @@ from rich.table import Table
 from private_curator.records.problems import RecordsRefused
 from private_curator.settings.groups import ComputeSettings
 from private_curator.storage.certificates import DEFAULT_NAMES
-from private_curator.storage.home_directory import HomeDirectory
+from private_curator.storage.home_directory import HomeDirectory, checked_operator
 from shared import errors
 from shared.configuration import SettingsGroup
+
+if TYPE_CHECKING:
+    from private_curator.operator.guards import Effect
+    from private_curator.operator.record import Record
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -29,6 +34,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 SERVING = "serve"
 """The command whose output is a log."""
 _FORMAT = f"{__name__}.format"
+_OPERATOR = f"{__name__}.operator"
 EXIT_DEFECT = 1
 
 # The first class that fits decides; docs/exit-codes has a page for each code.
@@ -85,9 +91,29 @@ def optional_home_option(meaning: str, **attributes: Any) -> Callable[[_F], _F]:
     return click.option("--home", envvar="DPSWD_CURATOR_HOME", type=kind, help=text, **attributes)
 
 
-home_option = optional_home_option(
-    "The curator's directory.", required=True, callback=lambda _context, _parameter, value: HomeDirectory(value)
+def _home(context: click.Context, _parameter: click.Parameter, value: Path) -> HomeDirectory:
+    """The directory, for whoever acts."""
+    return HomeDirectory(value, operator=context.meta.get(_OPERATOR))
+
+
+home_option = optional_home_option("The curator's directory.", required=True, callback=_home)
+
+
+def _remember_operator(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.meta[_OPERATOR] = checked_operator(value)
+
+
+operator_option = click.option(
+    "--as",
+    "operator",
+    envvar="DPSWD_CURATOR_OPERATOR",
+    show_envvar=True,
+    expose_value=False,
+    callback=_remember_operator,
+    help="Who acts; each act in the ledger states the name.  [default: the system's user]",
 )
+"""``--as NAME`` of the program, before the command."""
 
 
 def ledger_command(
@@ -108,6 +134,41 @@ def ledger_command(
         return group.command(name)(with_ledger)
 
     return decorate
+
+
+def record_command(
+    group: click.Group, name: str, *options: Callable[..., Any]
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command of a group that only looks, with ``--home`` and these options; gets what there is to see as `record`.
+
+    It needs no key and writes nothing, so it works on a read-only copy of a home.
+    """
+
+    def decorate(command: Callable[..., None]) -> click.Command:
+        for option in reversed(options):
+            command = option(command)
+
+        @home_option
+        @functools.wraps(command)
+        def with_record(home: HomeDirectory, **given: Any) -> None:
+            from private_curator.operator.record import Record
+
+            record = Record(home)
+            _warn(record)
+            command(record=record, **given)
+
+        return group.command(name)(with_record)
+
+    return decorate
+
+
+def _warn(record: Record) -> None:
+    """Says on standard error that the figures may not be trusted."""
+    health = record.health
+    if not health.head_signed:
+        click.echo("WARNING: the ledger's last entry is not signed by its own key; run `ledger verify`", err=True)
+    if health.witness_holds is False:
+        click.echo(f"WARNING: noted is {health.witness}; see docs/operator/incidents.md", err=True)
 
 
 def field_option(
@@ -144,6 +205,12 @@ def format_option_of(*formats: str, meaning: str) -> Callable[[_F], _F]:
 format_option = format_option_of("text", "json", meaning="text for people, json for programs.")
 device_option = field_option(ComputeSettings, "device", note="[default: the settings', or auto]")
 reason_option = click.option("--reason", required=True, help="Why; it stands in the ledger for good.")
+confirm_option = click.option(
+    "--confirm", "typed", help="The words that a doubtful act asks for, for scripts; else they are typed when asked."
+)
+fingerprint_option = click.option(
+    "--fingerprint", "told", help="The request's fingerprint, or its first digits, as the team told it another way."
+)
 san_option = click.option(
     "--san",
     "names",
@@ -156,8 +223,27 @@ san_option = click.option(
 
 def chosen_format() -> str:
     """What the command's ``--format`` says."""
-    chosen: str = click.get_current_context().meta[_FORMAT]
+    chosen: str = click.get_current_context().meta.get(_FORMAT, "text")
     return chosen
+
+
+def confirmed(effect: Effect, typed: str | None) -> str | None:
+    """Shows an act's effect, and asks for the words that it needs where somebody is there to type them."""
+    if chosen_format() == "text":
+        for line in effect.preview:
+            click.echo(f"  {line}", err=True)
+    if effect.doubts and typed is None and sys.stdin.isatty():
+        for line in effect.doubts:
+            click.echo(f"  {line}", err=True)
+        typed = str(click.prompt(f"Type {effect.words!r} to go on", err=True))
+    effect.confirm(typed)
+    return typed
+
+
+def explain(text: str) -> None:
+    """Prints a note below a table for people."""
+    if chosen_format() == "text":
+        click.echo(textwrap.fill(text, width=110, initial_indent="  ", subsequent_indent="  "))
 
 
 def show(value: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, title: str = "") -> None:

@@ -6,22 +6,37 @@ import datetime as dt
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from private_curator.cli.common import FILE, format_option, home_option, ledger_command, reason_option, show
+from private_curator.cli.common import (
+    FILE,
+    explain,
+    format_option,
+    home_option,
+    ledger_command,
+    reason_option,
+    record_command,
+    show,
+)
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.backup import move as move_ledger
 from private_curator.ledger.backup import restore as restore_backup
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.witness import Witness
+from private_curator.operator.facts import WHY_COUNTS_DIFFER
+from private_curator.operator.seconding import seconded
 from private_curator.storage.home_directory import HomeDirectory
 from private_curator.storage.incidents import IncidentBook
 from shared.errors import GrantNotHeld, SettingsError
 from shared.ledger.chain_checks import read_export
-from shared.ledger.receipts import SignedEntry
+from shared.ledger.receipts import SignedEntry, sha256
 from shared.ledger.view import write_view
+
+if TYPE_CHECKING:
+    from private_curator.operator.record import Record
 
 _EXIT_CORRUPT = 6
 _receipts_option = click.option(
@@ -48,6 +63,13 @@ def verify(context: click.Context, home: HomeDirectory, file: Path | None, recei
         public_key=home.read_ledger_key().public_key().public_bytes_raw(),
         receipts=_read_receipts(receipts, home),
     )
+    if file is None:
+        first = report.findings[0].text if report.findings else ""
+        if not report.ok:
+            notices = home.notices()
+            notices.odd(first)
+            notices.close()
+        home.checks.note("verify", ok=report.ok, entries=report.entries, by=home.operator, text=first)
     show(
         {
             "ok": report.ok,
@@ -70,6 +92,8 @@ def backup(destination: Path, home: HomeDirectory) -> None:
     # Also of a ledger that was put back to an older state: that copy is what a restore accepts in writing.
     with home.open_ledger(witnessed=False) as books:
         books.backup(destination)
+        entries = books.head().seq
+    home.checks.note("backup", ok=True, entries=entries, by=home.operator, text=str(destination))
     click.echo(f"backup written to {destination}; keep ledger.key and certificates/ in another safe place")
 
 
@@ -80,13 +104,16 @@ def backup(destination: Path, home: HomeDirectory) -> None:
 @click.option("--accept-loss", help="A sentence that accepts, in writing, the charges that are forgotten.")
 def restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accept_loss: str | None) -> None:
     """Puts a backup in the ledger's place; refused when charges would be forgotten."""
-    loss = restore_backup(
-        backup_file,
-        home.ledger_location(),
-        key=home.read_ledger_key(),
-        receipts=_read_receipts(receipts, home),
-        accept_loss=accept_loss,
-    )
+    arguments = {"backup": sha256(backup_file.read_bytes()), "accept_loss": accept_loss}
+    with seconded(home, "restore", arguments, reason=accept_loss or "restore a backup") as acting:
+        loss = restore_backup(
+            backup_file,
+            acting.ledger_location(),
+            key=acting.read_ledger_key(),
+            receipts=_read_receipts(receipts, home),
+            accept_loss=accept_loss,
+            by=acting.operator,
+        )
     # What was noted is in the ledger now, or was accepted as forgotten.
     with home.open_ledger(witnessed=False) as books:
         Witness(home.ledger_witness()).note(books.head())
@@ -113,7 +140,7 @@ def move(home: HomeDirectory) -> None:
     location = home.ledger_location()
     if isinstance(location, SqliteFile):
         raise SettingsError("ledger.url names no database; write it into curator.toml, then move the ledger there")
-    moved = move_ledger(SqliteFile(home.ledger), location, key=home.read_ledger_key())
+    moved = move_ledger(SqliteFile(home.ledger), location, key=home.read_ledger_key(), by=home.operator)
     click.echo(f"the ledger stands in {location}; its file is kept as {moved}")
 
 
@@ -145,22 +172,35 @@ def run() -> None:
     """Runs that were charged."""
 
 
-@ledger_command(run, "list", format_option)
-def list_runs(books: Ledger) -> None:
-    """Every run with its client and steps."""
+@record_command(run, "list", format_option)
+def list_runs(record: Record) -> None:
+    """Every run: who was charged what, for which release and purpose."""
     rows = [
         {
             "run_id": charged.run_id,
             "client": charged.client,
+            "opened": charged.opened[:19] + "Z",
+            "mechanism": charged.mechanism,
+            "noise": charged.noise,
+            "epsilon": charged.epsilon,
+            "increase": charged.increase,
             "steps": charged.steps,
             "steps_used": charged.steps_used,
-            "batch": charged.event.step.batch,
-            "closed": charged.pruned,
-            "opened": charged.receipt.entry.time,
+            "batch": charged.batch,
+            "closed": charged.closed,
+            "purpose": charged.purpose,
         }
-        for charged in books.runs()
+        for charged in record.runs
     ]
-    show(rows, title="Runs")
+    show(rows, title="Runs; epsilon is of the run alone, increase what it added to the data set's")
+    explain(WHY_COUNTS_DIFFER)
+
+
+@record_command(run, "show", click.argument("run_id"), format_option)
+def show_run(run_id: str, record: Record) -> None:
+    """One run: purpose, release, noise, price, and the signed receipt that its client holds."""
+    show(asdict(record.run(run_id)), title="A run; noise is the standard deviation")
+    explain(WHY_COUNTS_DIFFER)
 
 
 @ledger_command(run, "prune", click.argument("run_id"), reason_option)
@@ -189,10 +229,10 @@ def withdraw(digest: str, books: Ledger) -> None:
     click.echo(f"{digest} is no longer approved")
 
 
-@ledger_command(extractor, "list", format_option)
-def list_extractors(books: Ledger) -> None:
+@record_command(extractor, "list", format_option)
+def list_extractors(record: Record) -> None:
     """The approved graphs."""
-    rows = [{"digest": digest} for digest in sorted(books.approved_extractors())]
+    rows = [{"digest": digest} for digest in sorted(record.reading.books.extractors)]
     show(rows, title="Approved extractor graphs")
 
 

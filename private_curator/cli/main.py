@@ -12,15 +12,20 @@ from private_curator.cli.apply import apply
 from private_curator.cli.budgets import budget
 from private_curator.cli.certs import cert
 from private_curator.cli.clients import client
+from private_curator.cli.console import console
+from private_curator.cli.history import history, report
 from private_curator.cli.ledgers import extractor, incidents, ledger, run
 from private_curator.cli.publishing import describe, publish
 from private_curator.cli.records import reading, reading_options, records, scaling_options
+from private_curator.cli.requests import request
 from private_curator.cli.serving import parse_address, preflight, serve, settings
+from private_curator.operator import guards
 from private_curator.records.opening import open_source
 from private_curator.settings.groups import ExtractorSettings, LedgerSettings, RecordsSettings
 from private_curator.storage import home_directory as homes
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import SettingsError
+from shared.privacy.budget import PrivacyBudget
 
 
 @click.group(
@@ -30,6 +35,7 @@ from shared.errors import SettingsError
     "7 no such client or run, 8 refused by the accountant, 9 wrong value, 10 any other refusal, 1 a defect. "
     "See docs/exit-codes.md.",
 )
+@common.operator_option
 @click.version_option(package_name="dpswd", prog_name="dpswd-curator")
 def main() -> None:
     """Keeps private records and releases only what the privacy budget has paid for."""
@@ -58,6 +64,7 @@ def main() -> None:
 @common.field_option(
     LedgerSettings, "password_file", "--ledger-password-file", envvar="DPSWD_CURATOR_LEDGER__PASSWORD_FILE"
 )
+@common.confirm_option
 @common.format_option
 def init(
     home: HomeDirectory,
@@ -72,9 +79,13 @@ def init(
     ledger_url: str | None,
     ledger_schema: str | None,
     ledger_password_file: Path | None,
+    typed: str | None,
     **chosen: Any,
 ) -> None:
-    """Makes a curator: certificates, ledger with its budget, settings. Never overwrites anything."""
+    """Makes a curator: certificates, ledger with its budget, settings. Never overwrites anything.
+
+    An epsilon above 10, or a delta of 1/n and more, has to be typed out.
+    """
     chosen_records = reading(file, name=name, **chosen)
     groups: dict[str, dict[str, object]] = {
         "listen": parse_address(address),
@@ -82,6 +93,10 @@ def init(
         "extractors": {"approval": approve},
         "ledger": _ledger(ledger_url, ledger_schema, ledger_password_file),
     }
+
+    def agreed(count: int, budget: PrivacyBudget) -> None:
+        common.confirmed(guards.opening(records=count, budget=budget), typed)
+
     made = homes.create(
         home.path,
         records=chosen_records,
@@ -89,6 +104,7 @@ def init(
         delta=delta,
         names=names,
         groups={name: fields for name, fields in groups.items() if any(fields.values())},
+        agreed=agreed,
     )
     layout = open_source(chosen_records, home=made.path).layout
     with made.open_ledger() as books:
@@ -107,8 +123,10 @@ def init(
                 "names": " ".join(names),
                 "ledger_public_key": books.public_key.hex(),
             },
-            title="A new curator; next: dpswd-curator client add, then dpswd-curator serve",
+            title="A new curator; next: dpswd-curator preflight, then dpswd-curator cert approve",
         )
+    for note in layout.notes:
+        common.explain(f"note: {note}")
 
 
 def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> dict[str, object]:
@@ -119,5 +137,5 @@ def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> 
 
 for command in (cert, client, budget, extractor, ledger, records, run, incidents, serve, settings, preflight, apply):
     main.add_command(command)
-for command in (describe, publish):
+for command in (describe, publish, history, report, request, console):
     main.add_command(command)

@@ -115,9 +115,10 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
 @records.command("convert")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=common.FILE, help="The npy file to write.")
+@click.option("--person", help="A table's column that tells persons apart: keeps the first record of each, without it.")
 @reading_options
 @common.format_option
-def convert_records(path: Path, out: Path, **chosen: Any) -> None:
+def convert_records(path: Path, out: Path, person: str | None, **chosen: Any) -> None:
     """Writes the records of PATH to an npy file, from which samples are read without loading it.
 
     Works in batches: neither file has to fit into memory. Labels are written beside it, as whole numbers.
@@ -125,10 +126,19 @@ def convert_records(path: Path, out: Path, **chosen: Any) -> None:
     from private_curator.records.conversion import convert
 
     settings = reading(path, **chosen)
-    made = convert(open_source(settings, home=settings.file.parent), out)
+    left_out = {}
+    if person is None:
+        made = convert(open_source(settings, home=settings.file.parent), out)
+    else:
+        from private_curator.records.grouping import OnePerPerson  # needs pyarrow
+
+        grouped = OnePerPerson(settings, person)
+        made = convert(grouped, out)
+        left_out = {"left_out": grouped.left_out}
     common.show(
         {
             "records": made.records,
+            **left_out,
             "out": str(made.out),
             "labels": None if made.labels is None else str(made.labels),
             "classes": ", ".join(made.classes) or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 from pathlib import Path
 
 import click
@@ -87,9 +88,17 @@ def preflight(context: click.Context, home: HomeDirectory, assignments: tuple[st
     from private_curator.operator.preflight import check
 
     findings = check(home, _assigned(assignments))
-    common.show(
-        [{"check": f.check, "ok": f.ok, "finding": f.text} for f in findings], title=f"Preflight of {home.path}"
-    )
+    wrong = [finding.check for finding in findings if not finding.ok]
+    if common.chosen_format() == "json":
+        common.show([{"check": f.check, "ok": f.ok, "finding": f.text} for f in findings])
+    else:
+        click.echo(f"Preflight of {home.path}")
+        for finding in findings:
+            lead = f"  {'well ' if finding.ok else 'WRONG'}  {finding.check:<18} "
+            # As wide as a terminal's window, wherever it goes.
+            click.echo(textwrap.fill(finding.text, 100, initial_indent=lead, subsequent_indent=" " * len(lead)))
+        mend = f"mend {', '.join(wrong)} before serving" if wrong else "this curator can serve"
+        click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks are well: {mend}")
     if not all(finding.ok for finding in findings):
         context.exit(3)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from private_curator.ledger.accounting import RENYI, Accounting
+from private_curator.ledger.accounts import DATA_SET
 from private_curator.ledger.budget import Books, require
 from private_curator.ledger.database import LedgerLocation, Session, by_seq
 from private_curator.ledger.sqlite_file import as_location
@@ -66,13 +67,18 @@ class Derivation:
     steps: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     replies: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
 
-    def apply(self, entry: SignedEntry, state: DataSetState) -> None:
-        """Takes one entry.
+    def apply(self, entry: SignedEntry, books: Books) -> None:
+        """Takes one entry; the books are as of the one before.
 
         Raises:
             LedgerCorrupt, KeyError: the entry is not allowed where it stands.
         """
         payload = entry.payload
+        if entry.kind in (Kind.STEP_CONSUMED, Kind.STEP_RESUMED):
+            open_ = books.state is DataSetState.OPEN
+            require(open_, "nothing is released while the data set is frozen or ended")
+            holder, _ = self.steps[payload["run"], 0]
+            require(not books.clients[holder].paused, "nothing is released to a paused client")
         match entry.kind:
             case Kind.RUN_OPENED:
                 require(payload["run"] not in self.runs, "the run was opened before")
@@ -85,15 +91,12 @@ class Derivation:
                 }
                 self._request(entry, step=0, attempts=0)
             case Kind.STEP_CONSUMED:
-                require(state is DataSetState.OPEN, "nothing is released while the data set is frozen or ended")
                 run = self._live_run(payload)
                 run["steps_used"] += 1
                 require(payload["step"] == run["steps_used"] <= run["steps"], "only charged steps are used, one by one")
-                holder, _ = self.steps[payload["run"], 0]
                 require(payload["client"] == holder, "a run belongs to one client")
                 self._request(entry, step=payload["step"], attempts=1)
             case Kind.STEP_RESUMED:
-                require(state is DataSetState.OPEN, "nothing is released while the data set is frozen or ended")
                 self._live_run(payload)
                 run_step = payload["run"], payload["step"]
                 request = self.requests[self.steps[run_step]]
@@ -162,7 +165,7 @@ def verify_file(
             try:
                 if entry.kind == Kind.RUN_OPENED:
                     findings += _check_price(books, entry)
-                derivation.apply(entry, books.state)
+                derivation.apply(entry, books)
                 books.apply(entry)
             except (KeyError, TypeError, LedgerCorrupt) as error:
                 findings.append(finding_at(Tampering.UNLAWFUL, entry, f"it is not allowed where it stands: {error}"))
@@ -207,6 +210,9 @@ def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
         anew = filter_.alone(filter_.price(event))
         if stored < anew * (1 - PRICE_TOLERANCE):
             text = f"it charges the {scope} epsilon {stored:.6g} for a run that costs {anew:.6g}"
+            findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
+        if scope == DATA_SET and abs(entry.payload["epsilon"] - stored) > PRICE_TOLERANCE * stored:
+            text = f"it states epsilon {entry.payload['epsilon']:.6g} and charges {stored:.6g}"
             findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
     return findings
 

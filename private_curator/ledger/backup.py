@@ -58,6 +58,7 @@ def restore(
     receipts: Iterable[SignedEntry] = (),
     accept_loss: str | None = None,
     clock: Clock = utc_now,
+    by: str = "",
 ) -> Loss | None:
     """Puts a backup in the place of a ledger. The replaced ledger stays beside it, under another name.
 
@@ -69,6 +70,7 @@ def restore(
         receipts: signed entries that clients or the operator kept.
         accept_loss: a sentence that accepts what is forgotten; at least `MIN_ACCEPTANCE_LENGTH` characters.
         clock: tells the time that the new entry states.
+        by: the name of whoever acts.
 
     Returns:
         What was forgotten; None when nothing was.
@@ -87,7 +89,7 @@ def restore(
         loss = compare(source, target, receipts=receipts, public_key=public_key)
         if loss is not None and accept_loss is None:
             raise RestoreRefused(f"restoring {source} is refused: {loss}; stop, or accept the loss in writing")
-        payload = _restored(loss, accept_loss)
+        payload = _restored(loss, accept_loss, by=by)
         target.replace(source.path, lambda new: append_entry(new, Kind.RESTORED, payload, key=key, clock=clock))
     return loss
 
@@ -99,6 +101,7 @@ def move(
     key: Ed25519PrivateKey,
     accounting: Accounting = RENYI,
     clock: Clock = utc_now,
+    by: str = "",
 ) -> Path:
     """Moves a ledger from a file into another place. Nothing can be forgotten: nobody charges either one meanwhile.
 
@@ -108,6 +111,7 @@ def move(
         key: the ledger's own key.
         accounting: prices the runs anew while the file is verified.
         clock: tells the time that the new entry states.
+        by: the name of whoever acts.
 
     Returns:
         The file's new name. Two ledgers of one data set would let its budget be spent twice.
@@ -129,7 +133,7 @@ def move(
         finally:
             database.close()
         try:
-            payload = _restored(None, None)
+            payload = _restored(None, None, by=by)
             into.replace(whole, lambda new: append_entry(new, Kind.RESTORED, payload, key=key, clock=clock))
         finally:
             remove(whole)
@@ -194,11 +198,12 @@ def _entries(location: LedgerLocation) -> list[SignedEntry]:
         return list(read_entries(session))
 
 
-def _restored(loss: Loss | None, accept_loss: str | None) -> dict[str, Any]:
+def _restored(loss: Loss | None, accept_loss: str | None, *, by: str) -> dict[str, Any]:
     return {
         "accepted": None if loss is None or accept_loss is None else accept_loss.strip(),
         "forgotten_entries": 0 if loss is None else len(loss.entries),
         "forgotten": [] if loss is None else list(loss.entries[:_LISTED]),
         "forgotten_runs": [] if loss is None else list(loss.runs[:_LISTED]),
         "unknown": "" if loss is None else loss.unknown,
+        "by": by,
     }

@@ -9,85 +9,20 @@ never change after that (docs/privacy, 4). So the sum of the accepted charges is
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from private_curator.ledger.accounting import Accounting
-from private_curator.ledger.statements import AccountStatus, Client, DataSetState, Kind, Quote
+from private_curator.ledger.accounts import CLIENT, DATA_SET, DAY, Account, Charge
+from private_curator.ledger.statements import BudgetRequest, Client, DataSetState, Decision, Kind, Quote
 from shared.errors import BudgetExhausted, DpswdError, GrantNotHeld, InvalidEvent, LedgerCorrupt, RelationMismatch
 from shared.ledger.receipts import SignedEntry
-from shared.privacy.budget import Price, PrivacyBudget
+from shared.privacy.budget import PrivacyBudget
 from shared.privacy.events import RunEvent
 from shared.privacy.filter import PrivacyFilter
-
-DATA_SET = "data set"
-CLIENT = "client"
-
-
-@dataclass(frozen=True)
-class Account:
-    """A budget, its filter once it is fixed, and the sum of the accepted charges.
-
-    Attributes:
-        budget: the `PrivacyBudget` in force.
-        filter: fixed before the first charge; None until then.
-        spent: the filter's own value; None exactly while ``filter`` is.
-        runs: how many runs were charged.
-    """
-
-    budget: PrivacyBudget
-    filter: PrivacyFilter | None = None
-    spent: Any = None
-    runs: int = 0
-
-    def status(self, *, closed: bool) -> AccountStatus:
-        """What is used of the budget; nothing remains of a closed account."""
-        spent = 0.0 if self.filter is None else self.filter.epsilon(self.spent)
-        return AccountStatus(
-            epsilon=self.budget.epsilon,
-            delta=self.budget.delta,
-            relation=self.budget.relation.value,
-            epsilon_spent=spent,
-            epsilon_remaining=0.0 if closed else max(0.0, self.budget.epsilon - spent),
-            runs=self.runs,
-        )
-
-    def admit(self, price: Price) -> Account:
-        """This account after a charge.
-
-        Raises:
-            BudgetExhausted: the charge does not fit; the account is as it was.
-        """
-        return replace(self, spent=self.fixed_filter.admit(self.spent, price), runs=self.runs + 1)
-
-    @property
-    def fixed_filter(self) -> PrivacyFilter:
-        """The filter of an account that was charged, or is about to be.
-
-        Raises:
-            LedgerCorrupt: it was never fixed.
-        """
-        if self.filter is None:
-            raise LedgerCorrupt("a filter is fixed before the first charge")
-        return self.filter
-
-
-@dataclass(frozen=True)
-class Charge:
-    """The price of one run for one account.
-
-    Attributes:
-        scope: `DATA_SET` or `CLIENT`.
-        filter: the account's filter, or the one to be fixed with this charge.
-        fresh: whether the filter still has to be fixed.
-        price: under that filter.
-    """
-
-    scope: str
-    filter: PrivacyFilter
-    fresh: bool
-    price: Price
 
 
 @dataclass
@@ -99,6 +34,7 @@ class Books:
 
     accounting: Accounting
     seq: int = 0
+    time: str = ""
     ledger_id: str = ""
     records: int = 0
     public_key: str = ""
@@ -106,8 +42,12 @@ class Books:
     data_set: Account | None = None
     shares: dict[str, Account] = field(default_factory=dict)
     clients: dict[str, Client] = field(default_factory=dict)
-    charged: set[str] = field(default_factory=set)
     extractors: set[str] = field(default_factory=set)
+    charged: Counter[str] = field(default_factory=Counter)  # runs, by client
+    spending: dict[str, Any] = field(default_factory=dict)  # sums of each client's prices in the data set's filter
+    days: dict[str, tuple[str, Any]] = field(default_factory=dict)  # the same of its last day with a charge
+    day: str = ""  # UTC, the latest that an entry states
+    requests: dict[int, BudgetRequest] = field(default_factory=dict)
 
     def apply(self, entry: SignedEntry) -> None:
         """Takes one entry into the books.
@@ -115,6 +55,7 @@ class Books:
         Raises:
             LedgerCorrupt: the entry cannot stand here, or a charge exceeds its budget.
         """
+        self.time, self.day = entry.time, max(self.day, entry.time[:10])
         try:
             handler = _HANDLERS.get(Kind(entry.kind))
             if handler is not None:
@@ -142,8 +83,9 @@ class Books:
 
     def snapshot(self) -> Books:
         """These books as they are now, for work outside of the ledger's lock."""
-        copies: dict[str, Any] = {"shares": dict(self.shares), "clients": dict(self.clients)}
-        return replace(self, **copies, charged=set(self.charged), extractors=set(self.extractors))
+        changing = ("shares", "clients", "extractors", "charged", "spending", "days", "requests")
+        copies: dict[str, Any] = {name: copy.copy(getattr(self, name)) for name in changing}
+        return replace(self, **copies)
 
     def holder(self, name: str) -> Client:
         """A registered client that is not shut out.
@@ -156,6 +98,35 @@ class Books:
             raise GrantNotHeld(f"no client named {name!r} may use this data set")
         return client
 
+    def active(self, name: str) -> Client:
+        """A registered client to which something new may be released.
+
+        Raises:
+            GrantNotHeld: there is none of this name, or the operator has paused it.
+        """
+        client = self.holder(name)
+        if client.paused:
+            raise GrantNotHeld(
+                f"the operator has paused the client {name!r}: nothing new is released to it until it is resumed; ask "
+                "the operator"
+            )
+        return client
+
+    def spent_by(self, name: str) -> float:
+        """What a client's own runs cost together, in the data set's filter at its delta."""
+        spent = self.spending.get(name)
+        return 0.0 if spent is None else self.account.fixed_filter.epsilon(spent)
+
+    def spent_on(self, name: str, day: str) -> float:
+        """The same of its runs of one day."""
+        last, spent = self.days.get(name, ("", None))
+        return self.account.fixed_filter.epsilon(spent) if last == day else 0.0
+
+    def open_request(self, name: str) -> BudgetRequest | None:
+        """The request for budget of a client that nobody has decided yet."""
+        asked = (request for request in self.requests.values() if request.client == name)
+        return next((request for request in asked if request.decision is None), None)
+
     def certified(self, fingerprint: str) -> Client | None:
         """The client that a certificate counts for."""
         return next((client for client in self.clients.values() if fingerprint in client.fingerprints), None)
@@ -166,9 +137,9 @@ class Books:
         Raises:
             InvalidEvent: the event is about another number of records.
             RelationMismatch: the event is priced under another neighbouring relation than the data set's.
-            GrantNotHeld: the client is not registered, or shut out.
+            GrantNotHeld: the client is not registered, shut out, or paused.
         """
-        self.holder(client)
+        self.active(client)
         if event.step.records != self.records:
             raise InvalidEvent(f"the data set has {self.records} records, the run was priced for {event.step.records}")
         relation = self.account.budget.relation
@@ -176,7 +147,7 @@ class Books:
             raise RelationMismatch(f"this data set's budget holds under {relation.value!r} neighbours only")
         return tuple(self._charge(scope, account, event) for scope, account in self.accounts(client).items())
 
-    def admits(self, client: str, charges: tuple[Charge, ...]) -> bool:
+    def admits(self, client: str, charges: tuple[Charge, ...], *, day: str) -> bool:
         """Whether prices made earlier belong to the filters in force now, and every account bears them."""
         accounts = self.accounts(client)
         if self.closed or accounts.keys() != {charge.scope for charge in charges}:
@@ -191,10 +162,14 @@ class Books:
                 self._ready(client, charge).admit(charge.price)
             except BudgetExhausted:
                 return False
-        return True
+        today = self._today(client, charges[0], day)
+        try:
+            return today is None or bool(today.admit(charges[0].price))
+        except BudgetExhausted:
+            return False
 
-    def admit(self, client: str, event: RunEvent, charges: tuple[Charge, ...]) -> None:
-        """Checks that every account bears its charge; changes nothing.
+    def admit(self, client: str, event: RunEvent, charges: tuple[Charge, ...], *, day: str) -> None:
+        """Checks that every account bears its charge, and the client's day; changes nothing.
 
         Raises:
             BudgetExhausted: the account named by its ``scope`` does not, with the number of steps that still fit.
@@ -204,25 +179,28 @@ class Books:
             requested = charge.filter.alone(charge.price)
             spent = charge.filter.epsilon(self._ready(client, charge).spent)
             raise BudgetExhausted(requested, spent, 0.0, scope=f"{self.state.value} {DATA_SET}")
-        for charge in charges:
-            account = self._ready(client, charge)
+        accounts = [(charge.scope, self._ready(client, charge), charge.price) for charge in charges]
+        today = self._today(client, charges[0], day)
+        if today is not None:
+            accounts.append((DAY, today, charges[0].price))
+        for scope, account, price in accounts:
             try:
-                account.admit(charge.price)
+                account.admit(price)
             except BudgetExhausted as error:
-                fits = self._steps_that_fit(client, event, charges)
+                fits = min(account.fixed_filter.fits(account.spent, event) for _, account, _ in accounts)
                 raise BudgetExhausted(
-                    error.requested, error.spent, error.remaining, steps_that_fit=fits, scope=charge.scope
+                    error.requested, error.spent, error.remaining, steps_that_fit=fits, scope=scope
                 ) from error
 
-    def quote(self, client: str, event: RunEvent, charges: tuple[Charge, ...]) -> Quote:
+    def quote(self, client: str, event: RunEvent, charges: tuple[Charge, ...], *, day: str) -> Quote:
         """What `admit` would say, as figures."""
+        steps = event.steps
         try:
-            self.admit(client, event, charges)
+            self.admit(client, event, charges, day=day)
             fits = True
-        except BudgetExhausted:
-            fits = False
+        except BudgetExhausted as error:
+            fits, steps = False, error.steps_that_fit or 0
         share = self.shares.get(client)
-        steps = event.steps if fits else 0 if self.closed else self._steps_that_fit(client, event, charges)
         return Quote(
             epsilon=charges[0].filter.alone(charges[0].price),
             data_set=self.account.status(closed=self.closed),
@@ -243,8 +221,15 @@ class Books:
             return account
         return replace(account, filter=charge.filter, spent=charge.filter.zero())
 
-    def _steps_that_fit(self, client: str, event: RunEvent, charges: tuple[Charge, ...]) -> int:
-        return min(charge.filter.fits(self._ready(client, charge).spent, event) for charge in charges)
+    def _today(self, client: str, charge: Charge, day: str) -> Account | None:
+        """What the client may still spend today: its cap as a budget of the data set's filter; None without a cap."""
+        cap = self.clients[client].daily_epsilon
+        if cap is None:
+            return None
+        budget = replace(self.account.budget, epsilon=cap)
+        last, spent = self.days.get(client, ("", None))
+        filter_ = charge.filter.with_budget(budget)
+        return Account(budget, filter_, spent if last == day else filter_.zero())
 
     def _rebudgeted(self, account: Account, budget: PrivacyBudget, text: str | None) -> Account:
         require((account.filter is None) == (text is None), "a fixed filter changes with its budget")
@@ -302,12 +287,51 @@ class Books:
         budget = self.read_budget(payload["share"])
         account = self.shares.get(name)
         if account is None:
-            # What the client spent before it had a share was charged to no filter of its own.
-            require(name not in self.charged, "a first share comes before the first run")
-            self.shares[name] = Account(budget)
+            self.shares[name] = self.first_share(name, budget)
+            require(_text(self.shares[name].filter) == payload["filter"], "a first share has the data set's filter")
         else:
             self.shares[name] = self._rebudgeted(account, budget, payload["filter"])
         self.clients[name] = replace(self.clients[name], share=budget)
+
+    def first_share(self, name: str, budget: PrivacyBudget) -> Account:
+        """The account of a client's first share.
+
+        What it spent before was priced in the data set's filter: that filter's orders and shares under the new budget,
+        and the sum of these prices, are its account.
+        """
+        spent = self.spending.get(name)
+        if spent is None:
+            return Account(budget)
+        filter_ = self.account.fixed_filter.with_budget(budget)
+        return Account(budget, filter_, spent, self.charged[name])
+
+    def _client_paused(self, payload: Mapping[str, Any], *, paused: bool) -> None:
+        client = self.clients[payload["client"]]
+        require(client.paused is not paused, "a client is paused once, and resumed once")
+        self.clients[client.name] = replace(client, paused=paused)
+
+    def _cap_set(self, payload: Mapping[str, Any]) -> None:
+        client = self.clients[payload["client"]]
+        self.clients[client.name] = replace(client, daily_epsilon=payload["epsilon"])
+
+    def _budget_requested(self, payload: Mapping[str, Any]) -> None:
+        number, name = payload["number"], payload["client"]
+        require(number == len(self.requests) + 1, "requests are counted")
+        require(self.open_request(name) is None, "a client has one request that waits")
+        self.requests[number] = BudgetRequest(
+            number=number, time=self.time, client=name, epsilon=payload["epsilon"], because=payload["because"]
+        )
+
+    def _request_decided(self, payload: Mapping[str, Any]) -> None:
+        asked = self.requests[payload["number"]]
+        require(asked.decision is None, "a request is decided once")
+        self.requests[asked.number] = replace(
+            asked,
+            decision=Decision(payload["decision"]),
+            granted=payload["granted"],
+            reason=payload["reason"],
+            decided_by=payload["by"],
+        )
 
     def _budget_set(self, payload: Mapping[str, Any]) -> None:
         self.data_set = self._rebudgeted(self.account, self.read_budget(payload["budget"]), payload["filter"])
@@ -319,10 +343,16 @@ class Books:
     def _charged(self, payload: Mapping[str, Any]) -> None:
         require(self.state is DataSetState.OPEN, "only an open data set is charged")
         client, prices = payload["client"], payload["prices"]
-        self.data_set = self.account.admit(self.accounting.price_from_json(prices[DATA_SET]))
+        require(not self.clients[client].paused, "a paused client is not charged")
+        price = self.accounting.price_from_json(prices[DATA_SET])
+        self.data_set = self.account.admit(price)
+        filter_ = self.account.fixed_filter
+        last, spent = self.days.get(client, ("", None))
+        self.days[client] = self.day, filter_.add(spent if last == self.day else filter_.zero(), price)
+        self.spending[client] = filter_.add(self.spending.get(client, filter_.zero()), price)
         if client in self.shares:
             self.shares[client] = self.shares[client].admit(self.accounting.price_from_json(prices[CLIENT]))
-        self.charged.add(client)
+        self.charged[client] += 1
 
 
 def require(condition: bool, rule: str) -> None:
@@ -353,6 +383,11 @@ _HANDLERS: dict[Kind, Callable[[Books, Mapping[str, Any]], None]] = {
     Kind.FROZEN: lambda books, _: books._state_set(DataSetState.FROZEN),
     Kind.UNFROZEN: lambda books, _: books._state_set(DataSetState.OPEN),
     Kind.ENDED: lambda books, _: books._state_set(DataSetState.ENDED),
+    Kind.CLIENT_PAUSED: lambda books, payload: books._client_paused(payload, paused=True),
+    Kind.CLIENT_RESUMED: lambda books, payload: books._client_paused(payload, paused=False),
+    Kind.CAP_SET: Books._cap_set,
+    Kind.BUDGET_REQUESTED: Books._budget_requested,
+    Kind.REQUEST_DECIDED: Books._request_decided,
     Kind.EXTRACTOR_APPROVED: lambda books, payload: books.extractors.add(payload["digest"]),
     Kind.EXTRACTOR_REVOKED: lambda books, payload: books.extractors.discard(payload["digest"]),
     Kind.RUN_OPENED: Books._charged,

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from private_curator.ledger.audit import VerificationReport, verify_file
 from private_curator.ledger.backup import write_backup
-from private_curator.ledger.budget import Account
 from private_curator.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session
 from private_curator.ledger.operator import OperatorActs
+from private_curator.ledger.reading import account_status, status_of
 from private_curator.ledger.runs import RunActs
 from private_curator.ledger.sqlite_file import as_location
 from private_curator.ledger.statements import AccountStatus, Kind, LedgerStatus, budget_payload
@@ -61,6 +61,7 @@ class Ledger(OperatorActs, RunActs):
             "public_key": key.public_key().public_bytes_raw().hex(),
             "records": records,
             "budget": budget_payload(budget),
+            "by": options.get("by", ""),
         }
 
         def fill(session: Session) -> None:
@@ -99,7 +100,9 @@ class Ledger(OperatorActs, RunActs):
         with self._reading():
             self._books.holder(client)
             closed = self._books.closed
-            return self._books.account.status(closed=closed), _status(self._books.shares.get(client), closed=closed)
+            return self._books.account.status(closed=closed), account_status(
+                self._books.shares.get(client), closed=closed
+            )
 
     def head(self) -> SignedEntry:
         """The last entry. Noted elsewhere, it proves a later truncation or rollback, like any receipt."""
@@ -135,34 +138,4 @@ class Ledger(OperatorActs, RunActs):
     def status(self) -> LedgerStatus:
         """Budgets, clients and runs as they stand."""
         with self._reading() as connection:
-            books = self._books
-            last = head(connection)
-            assert last is not None  # _refresh has read it
-            runs, charged, used = connection.execute(
-                "SELECT count(*), CAST(coalesce(sum(steps), 0) AS BIGINT), "
-                "CAST(coalesce(sum(steps_used), 0) AS BIGINT) FROM runs"
-            ).fetchone()
-            (repeated,) = connection.execute(
-                "SELECT CAST(coalesce(sum(attempts - 1), 0) AS BIGINT) FROM requests WHERE attempts > 1"
-            ).fetchone()
-            closed = books.closed
-            return LedgerStatus(
-                ledger_id=books.ledger_id,
-                records=books.records,
-                state=books.state,
-                data_set=books.account.status(closed=closed),
-                clients=tuple(
-                    (client, _status(books.shares.get(name), closed=closed or client.revoked))
-                    for name, client in books.clients.items()
-                ),
-                runs=runs,
-                steps_charged=charged,
-                steps_used=used,
-                steps_repeated=repeated,
-                entries=last.seq,
-                head=last.hash,
-            )
-
-
-def _status(account: Account | None, *, closed: bool) -> AccountStatus | None:
-    return None if account is None else account.status(closed=closed)
+            return status_of(connection, self._books)

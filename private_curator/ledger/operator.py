@@ -7,12 +7,17 @@ happen by the wrong sign of a change.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from private_curator.ledger.requests import load_run
 from private_curator.ledger.statements import (
     MIN_ACCEPTANCE_LENGTH,
+    BudgetRequest,
     Client,
     DataSetState,
+    Decision,
     Kind,
     budget_payload,
     hex_256,
@@ -48,10 +53,10 @@ class OperatorActs(Store):
                 raise InvalidValue(f"a client named {name!r} exists already; names are never given away again")
             self._fresh_fingerprint(transaction, certificate_fingerprint)
             if share is not None:
-                self._same_relation(transaction, share)
+                self._within_the_whole(transaction, share)
             stated = None if share is None else budget_payload(share)
             payload = {"client": name, "fingerprint": certificate_fingerprint, "share": stated}
-            transaction.append(Kind.CLIENT_ADDED, payload)
+            self._act(transaction, Kind.CLIENT_ADDED, payload)
         return Client(name=name, fingerprint=certificate_fingerprint, share=share, revoked=False)
 
     def renew_client(self, name: str, certificate_fingerprint: str) -> None:
@@ -84,7 +89,7 @@ class OperatorActs(Store):
         if len(reason.strip()) < MIN_ACCEPTANCE_LENGTH:
             raise InvalidValue(f"accepting a state takes a sentence of at least {MIN_ACCEPTANCE_LENGTH} characters")
         with self._transaction("accept_state") as transaction:
-            transaction.append(Kind.STATE_ACCEPTED, {"reason": reason.strip()})
+            self._act(transaction, Kind.STATE_ACCEPTED, {"reason": reason.strip()})
 
     def revoke_certificate(self, name: str, certificate_fingerprint: str, *, reason: str) -> None:
         """Withdraws one certificate of a client; its others go on.
@@ -96,7 +101,8 @@ class OperatorActs(Store):
         with self._transaction("revoke_certificate") as transaction:
             if certificate_fingerprint not in transaction.books.holder(name).fingerprints:
                 raise InvalidValue(f"{name!r} has no certificate {certificate_fingerprint} that counts")
-            transaction.append(
+            self._act(
+                transaction,
                 Kind.CERTIFICATE_REVOKED,
                 {"client": name, "fingerprint": certificate_fingerprint, "reason": _reason(reason)},
             )
@@ -109,34 +115,98 @@ class OperatorActs(Store):
         """
         with self._transaction("revoke_client") as transaction:
             transaction.books.holder(name)
-            transaction.append(Kind.CLIENT_REVOKED, {"client": name, "reason": _reason(reason)})
+            self._act(transaction, Kind.CLIENT_REVOKED, {"client": name, "reason": _reason(reason)})
 
     def set_share(self, name: str, share: PrivacyBudget, *, reason: str) -> None:
-        """Raises or lowers what one client may use up of the data set's budget.
+        """Sets, raises or lowers what one client may use up of the data set's budget.
 
-        A client without a share can be given one only before its first run: what it spent before was charged to
-        no account of its own.
+        A client that has spent without a share is charged for that too: what its runs cost counts in its first share.
 
         Raises:
             GrantNotHeld: no such client, or it is revoked.
-            InvalidValue: the relation differs, or the client has spent without a share.
+            InvalidValue: the relation differs, or the share is larger than the data set's budget.
         """
         with self._transaction("set_share") as transaction:
+            transaction.books.holder(name)
+            self._share(transaction, name, share, reason=reason)
+
+    def pause_client(self, name: str, *, reason: str) -> None:
+        """Releases nothing new to a client until `resume_client`; its stored replies are still given out. Idempotent.
+
+        Raises:
+            GrantNotHeld: no such client, or it is revoked.
+        """
+        self._pause(Kind.CLIENT_PAUSED, name, reason=reason, paused=True)
+
+    def resume_client(self, name: str, *, reason: str) -> None:
+        """Releases to a paused client again. Idempotent.
+
+        Raises:
+            GrantNotHeld: no such client, or it is revoked.
+        """
+        self._pause(Kind.CLIENT_RESUMED, name, reason=reason, paused=False)
+
+    def set_cap(self, name: str, epsilon: float | None, *, reason: str) -> None:
+        """Sets the most epsilon that a client's runs of one day (UTC) may cost together; None takes the cap away.
+
+        A brake and no promise: it rests on the curator's clock. Whoever has stolen a client's key cannot spend all at
+        once.
+
+        Raises:
+            GrantNotHeld: no such client, or it is revoked.
+            InvalidValue: epsilon is no budget.
+        """
+        with self._transaction("set_cap") as transaction:
+            transaction.books.holder(name)
+            if epsilon is not None:
+                replace(transaction.books.account.budget, epsilon=epsilon)  # checks the range
+            self._act(transaction, Kind.CAP_SET, {"client": name, "epsilon": epsilon, "reason": _reason(reason)})
+
+    def decide_request(self, number: int, *, granted: float, reason: str) -> BudgetRequest:
+        """Answers a client's request for budget: grants what it asks, less (a cut), or nothing (denied).
+
+        What is granted is added to the client's share. A client without a share is limited by the data set's budget
+        alone: granting gives it a share of what it has spent and what is granted.
+
+        Args:
+            number: the request's.
+            granted: epsilon, from 0 to what was asked.
+            reason: the client hears it.
+
+        Returns:
+            The request as decided.
+
+        Raises:
+            InvalidValue: no such request, it is decided, or the new share would be larger than the data set's budget.
+            GrantNotHeld: the client is revoked.
+        """
+        with self._transaction("decide_request") as transaction:
             books = transaction.books
-            books.holder(name)
-            self._same_relation(transaction, share)
-            account = books.shares.get(name)
-            if account is None and name in books.charged:
-                raise InvalidValue(f"{name!r} has opened runs without a share: revoke it and add it under another name")
-            transaction.append(
-                Kind.SHARE_SET,
-                {
-                    "client": name,
-                    "share": budget_payload(share),
-                    "filter": self._refiltered(None if account is None else account.filter, share),
-                    "reason": _reason(reason),
-                },
-            )
+            asked = books.requests.get(number)
+            if asked is None or asked.decision is not None:
+                state = "is decided already" if asked else "does not exist"
+                raise InvalidValue(f"request {number} {state}; `dpswd-curator request list` shows those that wait")
+            if not 0.0 <= granted <= asked.epsilon:
+                raise InvalidValue(f"request {number} asks for epsilon {asked.epsilon:g}; grant from 0 to that")
+            if granted > 0.0:
+                books.holder(asked.client)
+                has = books.shares[asked.client].budget.epsilon if asked.client in books.shares else None
+                epsilon = (books.spent_by(asked.client) if has is None else has) + granted
+                share = replace(books.account.budget, epsilon=epsilon)
+                if has is not None:
+                    share = replace(books.shares[asked.client].budget, epsilon=epsilon)
+                self._share(transaction, asked.client, share, reason=f"request {number}: {_reason(reason)}")
+            decision = Decision.DENIED if granted == 0.0 else Decision.CUT
+            payload = {
+                "number": number,
+                "client": asked.client,
+                "decision": (Decision.APPROVED if granted == asked.epsilon else decision).value,
+                "granted": granted,
+                "reason": _reason(reason),
+            }
+            self._act(transaction, Kind.REQUEST_DECIDED, payload)
+        with self._reading():
+            return self._books.requests[number]
 
     def clients(self) -> tuple[Client, ...]:
         """Every client that was ever registered, in the order of registration."""
@@ -173,12 +243,7 @@ class OperatorActs(Store):
             InvalidValue: it is smaller in epsilon or delta, changes the relation, or the data set has ended.
         """
         with self._transaction("extend_budget") as transaction:
-            old = transaction.books.account.budget
-            if budget.epsilon < old.epsilon or budget.delta < old.delta:
-                raise InvalidValue(
-                    f"({budget.epsilon}, {budget.delta}) does not extend ({old.epsilon}, {old.delta}); "
-                    "neither epsilon nor delta may shrink"
-                )
+            check_extends(transaction.books.account.budget, budget)
             self._set_budget(transaction, Kind.BUDGET_EXTENDED, budget, reason)
 
     def freeze(self, *, reason: str) -> None:
@@ -224,18 +289,39 @@ class OperatorActs(Store):
         """
         with self._transaction("prune_replies") as transaction:
             load_run(transaction.connection, self.accounting, run_id)
-            transaction.append(Kind.REPLIES_PRUNED, {"run": run_id, "reason": _reason(reason)})
+            self._act(transaction, Kind.REPLIES_PRUNED, {"run": run_id, "reason": _reason(reason)})
             transaction.connection.execute("UPDATE runs SET pruned = 1 WHERE run_id = ?", (run_id,))
             discarded: int = transaction.connection.execute(
                 "UPDATE replies SET reply = NULL WHERE run_id = ? AND reply IS NOT NULL", (run_id,)
             ).rowcount
             return discarded
 
+    def _act(self, transaction: Transaction, kind: Kind, payload: Mapping[str, Any]) -> None:
+        """Writes an act under the name of whoever acts."""
+        transaction.append(kind, {**payload, "by": self._by})
+
+    def _share(self, transaction: Transaction, name: str, share: PrivacyBudget, *, reason: str) -> None:
+        self._within_the_whole(transaction, share)
+        books = transaction.books
+        account = books.shares.get(name)
+        if account is None:
+            fixed = books.first_share(name, share).filter
+            stated = None if fixed is None else fixed.to_json()
+        else:
+            stated = self._refiltered(account.filter, share)
+        payload = {"client": name, "share": budget_payload(share), "filter": stated, "reason": _reason(reason)}
+        self._act(transaction, Kind.SHARE_SET, payload)
+
+    def _pause(self, kind: Kind, name: str, *, reason: str, paused: bool) -> None:
+        with self._transaction(kind.value) as transaction:
+            if transaction.books.holder(name).paused is not paused:
+                self._act(transaction, kind, {"client": name, "reason": _reason(reason)})
+
     def _certify(self, kind: Kind, name: str, certificate_fingerprint: str) -> None:
         with self._transaction(kind.value) as transaction:
             transaction.books.holder(name)
             self._fresh_fingerprint(transaction, certificate_fingerprint)
-            transaction.append(kind, {"client": name, "fingerprint": certificate_fingerprint})
+            self._act(transaction, kind, {"client": name, "fingerprint": certificate_fingerprint})
 
     def _set_budget(self, transaction: Transaction, kind: Kind, budget: PrivacyBudget, reason: str) -> None:
         books = transaction.books
@@ -247,7 +333,7 @@ class OperatorActs(Store):
             "filter": self._refiltered(books.account.filter, budget),
             "reason": _reason(reason),
         }
-        transaction.append(kind, payload)
+        self._act(transaction, kind, payload)
 
     @staticmethod
     def _refiltered(old: PrivacyFilter | None, budget: PrivacyBudget) -> str | None:
@@ -260,13 +346,25 @@ class OperatorActs(Store):
                 return
             if current is DataSetState.ENDED:
                 raise InvalidValue("the operator has ended this data set; that cannot be undone")
-            transaction.append(kind, {"reason": _reason(reason)})
+            self._act(transaction, kind, {"reason": _reason(reason)})
 
     def _set_approval(self, kind: Kind, digest: str) -> None:
         hex_256(digest, "an extractor's digest")
         with self._transaction(kind.value) as transaction:
             if (digest in transaction.books.extractors) != (kind is Kind.EXTRACTOR_APPROVED):
-                transaction.append(kind, {"digest": digest})
+                self._act(transaction, kind, {"digest": digest})
+
+    @classmethod
+    def _within_the_whole(cls, transaction: Transaction, share: PrivacyBudget) -> None:
+        """A share larger than the data set's budget would only seem to allow something."""
+        cls._same_relation(transaction, share)
+        whole = transaction.books.account.budget
+        if share.epsilon > whole.epsilon or share.delta > whole.delta:
+            raise InvalidValue(
+                f"a share of epsilon {share.epsilon:g} at delta {share.delta:g} is larger than the data set's budget "
+                f"({whole.epsilon:g}, {whole.delta:g}): it would allow nothing more; give at most that, or extend the "
+                "budget first"
+            )
 
     @staticmethod
     def _same_relation(transaction: Transaction, budget: PrivacyBudget) -> None:
@@ -280,6 +378,19 @@ class OperatorActs(Store):
         bound = transaction.books.certified(fingerprint)
         if bound is not None:
             raise InvalidValue(f"this certificate is already bound to the client {bound.name!r}")
+
+
+def check_extends(old: PrivacyBudget, new: PrivacyBudget) -> None:
+    """Holds an extension to be none of the opposite.
+
+    Raises:
+        InvalidValue: epsilon or delta would shrink.
+    """
+    if new.epsilon < old.epsilon or new.delta < old.delta:
+        raise InvalidValue(
+            f"({new.epsilon}, {new.delta}) does not extend ({old.epsilon}, {old.delta}); neither epsilon nor delta may "
+            "shrink"
+        )
 
 
 def _reason(reason: str) -> str:

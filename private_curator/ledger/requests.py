@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from private_curator.ledger.accounting import Accounting
-from private_curator.ledger.budget import CLIENT, DATA_SET, Charge
+from private_curator.ledger.accounts import CLIENT, DATA_SET, Charge
 from private_curator.ledger.database import Session
 from private_curator.ledger.statements import DataSetState, Kind, Request, Run, StepGranted, StoredReply
 from private_curator.ledger.store import Transaction, entry_row, parsed_entry
@@ -44,6 +44,8 @@ def load_run(connection: Session, accounting: Accounting, run_id: str) -> Run:
         steps_used=steps_used,
         pruned=bool(pruned),
         receipt=opening,
+        purpose=opening.entry.payload["purpose"],
+        epsilon=opening.entry.payload["epsilon"],
     )
 
 
@@ -103,7 +105,13 @@ def answered(connection: Session, run_id: str, request: Request) -> StoredReply 
 
 
 def charge(
-    transaction: Transaction, *, request: Request, event: RunEvent, parameters: bytes, charges: tuple[Charge, ...]
+    transaction: Transaction,
+    *,
+    request: Request,
+    event: RunEvent,
+    parameters: bytes,
+    purpose: str,
+    charges: tuple[Charge, ...],
 ) -> Run:
     """Charges a run that every account admits."""
     accounting = transaction.books.accounting
@@ -123,6 +131,8 @@ def charge(
             "event": event_json,
             "steps": event.steps,
             "parameters": sha256(parameters),
+            "purpose": purpose,
+            "epsilon": charges[0].filter.alone(charges[0].price),
             "prices": {DATA_SET: prices[DATA_SET], CLIENT: prices.get(CLIENT)},
         },
     )
@@ -155,6 +165,7 @@ def bind(
         raise GrantNotHeld(f"the operator has {transaction.books.state.value} this data set: nothing is released")
     if run.pruned:
         raise RunFinished("the operator has closed this run; open another run")
+    transaction.books.active(request.client)
     known = _known(connection, request)
     if known is not None and unstored == known[2]:  # nobody took it over since
         _, step, attempt = known

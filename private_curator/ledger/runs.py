@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC
 from typing import Any
 
 from private_curator.ledger.budget import Books
 from private_curator.ledger.requests import answered, bind, charge, held_run, load_run, opened_before
-from private_curator.ledger.statements import Kind, Quote, Request, Run, StepGranted, StoredReply
+from private_curator.ledger.statements import BudgetRequest, Kind, Quote, Request, Run, StepGranted, StoredReply
 from private_curator.ledger.store import Store, Transaction
 from shared.errors import GrantNotHeld, LedgerUnavailable, RequestInProgress
 from shared.ledger.receipts import Receipt, canonical_json, sha256
@@ -55,28 +57,30 @@ class RunActs(Store):
         """What a run would cost now. Spends nothing.
 
         Raises:
-            GrantNotHeld: the client is not registered, or shut out.
+            GrantNotHeld: the client is not registered, shut out, or paused.
             InvalidEvent, RelationMismatch: the event is not about this data set.
             LedgerUnavailable: retry later.
         """
         books = self._snapshot()
-        return books.quote(client, event, books.charges(client, event))
+        return books.quote(client, event, books.charges(client, event), day=self._day(books))
 
-    def open_run(self, request: Request, *, event: RunEvent, parameters: bytes) -> Run:
+    def open_run(self, request: Request, *, event: RunEvent, parameters: bytes, purpose: str = "") -> Run:
         """Charges a whole run to the data set's and the client's account, durably and once.
 
         Args:
             request: its digest is made from the run's parameters.
             event: the `RunEvent` that prices the run.
             parameters: what the steps need to know of the declaration; kept as it is.
+            purpose: why, in the client's words; it stands in the entry and so in the receipt.
 
         Returns:
             The run; the same one for a repeat of the request, free.
 
         Raises:
-            BudgetExhausted: an account does not admit the whole run; ``scope`` names it. Nothing was spent.
+            BudgetExhausted: an account, or the client's day, does not admit the whole run; ``scope`` names it. Nothing
+                was spent.
             RequestIdReused: the id stands for another request.
-            GrantNotHeld: the client is not registered, or shut out.
+            GrantNotHeld: the client is not registered, shut out, or paused.
             InvalidEvent, RelationMismatch: the event is not about this data set.
             LedgerUnavailable: retry later with the same id.
         """
@@ -87,12 +91,20 @@ class RunActs(Store):
             # Pricing, and finding out what would still fit, takes milliseconds to seconds: not under the lock.
             books = self._snapshot()
             charges = books.charges(client, event)
-            books.admit(client, event, charges)
+            books.admit(client, event, charges, day=self._day(books))
             with self._transaction("open_run") as transaction:
                 transaction.books.holder(client)
                 run = opened_before(transaction.connection, self.accounting, request)
-                if run is None and transaction.books.admits(client, charges):
-                    run = charge(transaction, request=request, event=event, parameters=parameters, charges=charges)
+                books = transaction.books
+                if run is None and books.admits(client, charges, day=self._day(books)):
+                    run = charge(
+                        transaction,
+                        request=request,
+                        event=event,
+                        parameters=parameters,
+                        purpose=purpose,
+                        charges=charges,
+                    )
         return run
 
     def opened_run(self, request: Request) -> Run | None:
@@ -117,6 +129,43 @@ class RunActs(Store):
         with self._reading() as connection:
             self._books.holder(request.client)
             return answered(connection, run_id, request)
+
+    def request_budget(self, *, client: str, epsilon: float, because: str) -> BudgetRequest:
+        """Keeps a client's request for more epsilon until the operator decides it.
+
+        A client has one request that waits, so that it cannot fill the ledger. Its repeat is the same request.
+
+        Args:
+            client: who asks.
+            epsilon: that it wants on top of what it may spend.
+            because: why, for the operator.
+
+        Raises:
+            GrantNotHeld: the client is not registered, or shut out; or another request of its own waits.
+            InvalidValue: epsilon is no budget.
+        """
+        with self._transaction("request_budget") as transaction:
+            books = transaction.books
+            books.holder(client)
+            replace(books.account.budget, epsilon=epsilon)  # checks the range
+            waiting = books.open_request(client)
+            if waiting is None:
+                number = len(books.requests) + 1
+                payload = {"number": number, "client": client, "epsilon": epsilon, "because": because}
+                transaction.append(Kind.BUDGET_REQUESTED, payload)
+            elif (waiting.epsilon, waiting.because) != (epsilon, because):
+                raise GrantNotHeld(
+                    f"request {waiting.number} of {client!r} waits for the operator's decision; one waits at a time"
+                )
+            else:
+                number = waiting.number
+        with self._reading():
+            return self._books.requests[number]
+
+    def budget_requests(self, *, client: str | None = None) -> tuple[BudgetRequest, ...]:
+        """All requests for budget, or one client's, the oldest first."""
+        with self._reading():
+            return tuple(asked for asked in self._books.requests.values() if client in (None, asked.client))
 
     def run(self, *, client: str, run_id: str) -> Run:
         """A run of this client.
@@ -256,6 +305,10 @@ class RunActs(Store):
         ).fetchone()
         if attempts != grant.attempt:
             raise RequestInProgress("another curator has taken this step over; repeat the request later with its id")
+
+    def _day(self, books: Books) -> str:
+        """Today, UTC, for the cap on a client's day; a clock that was put back begins no new one."""
+        return max(books.day, self._clock().astimezone(UTC).date().isoformat())
 
     def _snapshot(self) -> Books:
         with self._reading():

@@ -105,8 +105,10 @@ class SqliteFile:
     def _read_only(self) -> sqlite3.Connection:
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         if not os.access(self.path.parent, os.W_OK):
-            # Nobody writes there, and SQLite cannot keep its index of the log there.
-            return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
+            # SQLite cannot make its index of the log there; while a curator writes through another mount, it is there.
+            written = self.path.with_name(self.path.name + "-wal")
+            whole = not written.exists() or written.stat().st_size == 0
+            return sqlite3.connect(uri + ("&immutable=1" if whole else ""), uri=True, isolation_level=None)
         with file_lock(write_lock(self.path), timeout_s=LOCK_TIMEOUT_S, held_by="another program"):
             connection = sqlite3.connect(uri, uri=True, isolation_level=None)
             try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,25 @@ class Kind(enum.StrEnum):
     REPLIES_PRUNED = "replies-pruned"
     RESTORED = "restored"
     STATE_ACCEPTED = "state-accepted"
+    CLIENT_PAUSED = "client-paused"
+    CLIENT_RESUMED = "client-resumed"
+    CAP_SET = "cap-set"
+    BUDGET_REQUESTED = "budget-requested"
+    REQUEST_DECIDED = "request-decided"
+
+
+ASKED_BY_CLIENTS = frozenset(
+    {Kind.RUN_OPENED, Kind.STEP_CONSUMED, Kind.STEP_RESUMED, Kind.STEP_ANSWERED, Kind.BUDGET_REQUESTED}
+)
+"""What a client's request writes; `Kind.FILTER_FIXED` goes with a charge; all other kinds are acts of an operator."""
+
+
+class Decision(enum.StrEnum):
+    """What an operator makes of a client's request for budget."""
+
+    APPROVED = "approved"
+    CUT = "cut"
+    DENIED = "denied"
 
 
 class DataSetState(enum.StrEnum):
@@ -86,6 +106,8 @@ class Client:
         share: the client's own `PrivacyBudget`; None when only the data set's budget limits it.
         revoked: whether the operator has shut the client out.
         others: fingerprints of older certificates that still count, the oldest first.
+        paused: whether nothing new is released to it until the operator resumes it.
+        daily_epsilon: the most that its runs of one day (UTC) may cost together; None without a cap.
     """
 
     name: str
@@ -93,6 +115,8 @@ class Client:
     share: PrivacyBudget | None
     revoked: bool
     others: tuple[str, ...] = ()
+    paused: bool = False
+    daily_epsilon: float | None = None
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
@@ -149,6 +173,8 @@ class Run:
         steps_used: how many steps were begun.
         pruned: whether the operator has closed the run and discarded its replies.
         receipt: the signed charge.
+        purpose: why, in the client's words; may be empty.
+        epsilon: of this run alone, in the data set's filter at its delta, when it was charged.
     """
 
     run_id: str
@@ -161,6 +187,35 @@ class Run:
     steps_used: int
     pruned: bool
     receipt: Receipt
+    purpose: str
+    epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetRequest:
+    """A client's message to the operator: it wants more epsilon.
+
+    Attributes:
+        number: the entry that holds it.
+        time: of the request, UTC.
+        client: who asks.
+        epsilon: that it asks for, on top of what it may spend.
+        because: why, in its words.
+        decision: the operator's; None while it waits.
+        granted: epsilon that was added; 0 while it waits, and where it was denied.
+        reason: the operator's words.
+        decided_by: who decided.
+    """
+
+    number: int
+    time: str
+    client: str
+    epsilon: float
+    because: str
+    decision: Decision | None = None
+    granted: float = 0.0
+    reason: str = ""
+    decided_by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +281,7 @@ class LedgerStatus:
         state: whether the data set may be spent on.
         data_set: the data set's account.
         clients: every client with its account; None for one without a share of its own.
+        spent_by: what each client's own runs cost together, in the data set's filter at its delta, by name.
         runs: number of runs.
         steps_charged: steps of all runs.
         steps_used: steps that were begun.
@@ -239,6 +295,7 @@ class LedgerStatus:
     state: DataSetState
     data_set: AccountStatus
     clients: tuple[tuple[Client, AccountStatus | None], ...]
+    spent_by: Mapping[str, float]
     runs: int
     steps_charged: int
     steps_used: int

@@ -55,6 +55,8 @@ class LedgerOptions(TypedDict, total=False):
         heads: is told the last entry after each charge and each answer.
         witness: a file, kept elsewhere than the ledger, in which the last entry seen is noted: a ledger that lacks
             it was put back to an older state. None to notice that only while the ledger is open.
+        by: the name of whoever acts with it; each act of an operator states it.
+        listener: is called with the last entry of each transaction, once it is durable.
     """
 
     accounting: Accounting
@@ -63,6 +65,8 @@ class LedgerOptions(TypedDict, total=False):
     lock_timeout_s: float
     witness: Path | None
     heads: Heads | None
+    by: str
+    listener: Callable[[SignedEntry], object]
 
 
 @dataclass
@@ -110,6 +114,8 @@ class Store:
         self._checkpoint = options.get("checkpoint", no_checkpoint)
         self._books = Books(self.accounting)
         self._last_seen: tuple[int, bytes] = (0, b"")
+        self._by = options.get("by", "")
+        self._listener = options.get("listener")
         self._stopped = ""
         self._database = location.open(lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
         try:
@@ -189,6 +195,8 @@ class Store:
             self._witness.note(transaction.last)
         if self._heads is not None and transaction.last is not None and transaction.last.kind != Kind.STEP_CONSUMED:
             self._heads.tell(transaction.last)
+        if self._listener is not None and transaction.last is not None:
+            self._listener(transaction.last)
         reached("durable")
 
     @contextlib.contextmanager
@@ -216,12 +224,8 @@ class Store:
             )
         if length == seen:
             return
-        rows = connection.execute(
-            f"SELECT kind, statement, signature FROM entries WHERE seq > ? AND {_BESIDE_STEPS} ORDER BY seq",  # noqa: S608 a constant
-            (self._books.seq,),
-        )
-        for kind, statement, signature in rows:
-            self._books.apply(parsed_entry(kind, statement, signature))
+        for entry in entries_beside_steps(connection, after=self._books.seq):
+            self._books.apply(entry)
         self._last_seen = length, newest
 
     def _follow_the_chain(self, connection: Session) -> SignedEntry:
@@ -271,6 +275,15 @@ def read_entries(connection: Session, *, after: int = 0, limit: int | None = Non
     rows = by_seq(connection, "SELECT seq, kind, statement, signature FROM entries", after=after, page=_PAGE)
     for _, kind, statement, signature in itertools.islice(rows, limit):
         yield parsed_entry(kind, statement, signature)
+
+
+def entries_beside_steps(connection: Session, *, after: int = 0) -> Iterator[SignedEntry]:
+    """What changes budgets, clients and approvals, in order; the steps, nearly all entries, are not read."""
+    rows = connection.execute(
+        f"SELECT kind, statement, signature FROM entries WHERE seq > ? AND {_BESIDE_STEPS} ORDER BY seq",  # noqa: S608 a constant
+        (after,),
+    )
+    return (parsed_entry(*row) for row in rows)
 
 
 def entry_row(connection: Session, seq: int) -> tuple[str, bytes, bytes]:

@@ -25,6 +25,13 @@ FIELDS = (
     "operation",  # the RPC
     "client",  # the authenticated client's name
     "outcome",  # OK or the reason of the refusal
+    "run",  # the run's number
+    "epsilon",  # of the run alone
+    "release",  # the mechanism that the run declares
+    "charge",  # charge, dry run, or no charge
+    "purpose",  # why, in the client's words
+    "certificate",  # SHA-256 of the client's
+    "peer",  # the address that the request came from
     "incident",  # the incident's number
 )
 """All fields that a line can have, in their order; the first four are always there."""
@@ -77,7 +84,10 @@ def configure(settings: LogSettings, *, stream: TextIO | None = None) -> None:
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(Lines(settings))
-    logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
+    details = settings.level == "debug"
+    logging.basicConfig(handlers=[handler], level="INFO" if details else settings.level.upper(), force=True)
+    for name in OURS:  # details of libraries would be lines without words
+        logging.getLogger(name).setLevel("DEBUG" if details else logging.NOTSET)
 
 
 def close_side_doors() -> None:

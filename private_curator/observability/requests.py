@@ -14,6 +14,7 @@ from private_curator.observability.metrics import TIME_STEP_S, Metrics
 from private_curator.settings.groups import TracingSettings
 from shared.errors import SettingsError
 from shared.protocol.status import REASONS
+from shared.protocol.v1 import curator_pb2 as pb
 
 if TYPE_CHECKING:
     from private_curator.observability.tracing import Tracing
@@ -65,7 +66,7 @@ class RequestWatch(grpc.ServerInterceptor):  # type: ignore[type-arg]
             outcome = UNKNOWN
             try:
                 reply = handler.unary_unary(request, context)
-                outcome = OK
+                outcome = outcome_of_reply(reply)
             except BaseException:
                 outcome = outcome_of(context)
                 raise
@@ -83,6 +84,13 @@ class RequestWatch(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if self._tracing is not None:
             ended_ns = begun_ns + int(seconds * 1e9)
             self._tracing.span(self._service, operation, outcome, begun_ns=begun_ns, ended_ns=ended_ns)
+
+
+def outcome_of_reply(reply: object) -> str:
+    """OK; for a dry run that does not fit, the reason for which the run itself would be refused."""
+    if isinstance(reply, pb.OpenRunResponse) and not reply.run_id and not reply.fits:
+        return "BUDGET_EXHAUSTED"
+    return OK
 
 
 def outcome_of(context: Any) -> str:

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from private_curator.observability.requests import tracing_of
 from private_curator.records import target
 from private_curator.records.labels import class_count, load_labels
+from private_curator.records.opening import open_source
 from private_curator.records.problems import RecordsRefused
 from private_curator.settings import tree as configuration
 from private_curator.settings.permissions import check_permissions
@@ -122,7 +123,9 @@ def _explained(error: Exception) -> str:
         return f"{error.filename} is missing; restore the curator's directory from a backup"
     if isinstance(error, PermissionError):
         return f"{error.filename} cannot be read by this user; run as its owner, or chown it"
-    return f"{type(error).__qualname__}: {error}"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a file'}: {error.strerror or 'cannot be used'}; mend that, and try again"
+    return f"what was found cannot be read ({error}); restore it from a backup, or report a defect"
 
 
 def _settings(site: _Site) -> str:
@@ -137,7 +140,9 @@ def _records(site: _Site) -> str:
         data.check_count(ledger.records, site.settings.records_file)
     load_labels(settings, home=site.home.path, records=data.count)
     labels = f", labels of {class_count(settings)} classes" if class_count(settings) else ""
-    return f"{data.count} records of shape {data.record_shape}{labels}"
+    shape = " x ".join(map(str, data.record_shape)) or "one value"
+    notes = "".join(f"; {note}" for note in open_source(settings, home=site.home.path).layout.notes)
+    return f"{data.count} records of shape {shape}{labels}{notes}"
 
 
 def _ledger(site: _Site) -> str:

@@ -19,7 +19,7 @@ from private_curator.storage.certificates import check_client_name
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import DataInvalid, SettingsError
 from shared.files import write_private, write_public
-from shared.protocol.checks import invalid
+from shared.protocol.checks import invalid, one_line
 from shared.protocol.messages import run_digest
 from shared.protocol.publications import Proposal, Publication
 from shared.protocol.v1 import curator_pb2 as pb
@@ -122,9 +122,9 @@ class Publishing:
             BudgetExhausted: the budgets do not admit it; nothing was spent.
             DpswdError: what a client would have met. Once the run is charged, a repeat costs nothing.
         """
-        if not purpose or not purpose.isprintable():
-            raise SettingsError("a publication needs its purpose, one line of text")
-        opened = service.ask("OpenRun", self._run_request(), client=self.client)
+        for _, text in one_line("purpose", purpose, least=1):
+            raise SettingsError(f"a publication needs its purpose: it {text}")
+        opened = service.ask("OpenRun", self._run_request(purpose=purpose), client=self.client)
         step_id = self._request_id("step")
         step = pb.DrawStepRequest(run_id=opened.run_id, request_id=step_id, payload=self.proposal.payload)
         drawn = service.ask("DrawStep", step, client=self.client)
@@ -164,10 +164,12 @@ class Publishing:
     def _known(self, service: CuratorService) -> Any:
         return next(one for one in service.ledger.clients() if one.name == self.client)
 
-    def _run_request(self, *, validate_only: bool = False) -> pb.OpenRunRequest:
+    def _run_request(self, *, validate_only: bool = False, purpose: str = "") -> pb.OpenRunRequest:
         parameters = self.proposal.parameters.to_message()
         request_id = self._request_id("run")
-        return pb.OpenRunRequest(request_id=request_id, parameters=parameters, validate_only=validate_only)
+        return pb.OpenRunRequest(
+            request_id=request_id, parameters=parameters, validate_only=validate_only, purpose=purpose
+        )
 
     def _request_id(self, what: str) -> str:
         return str(uuid.uuid5(uuid.NAMESPACE_OID, f"dpswd publication {self.client} {self.proposal.digest} {what}"))

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from private_curator.records.batches import Array, Batch, Format, Layout, check_finite, rows_per_batch
+from private_curator.records.persons import person_note
 from private_curator.records.problems import RecordsRefused, refusing
 from private_curator.records.text import CsvTable
 from private_curator.settings.groups import RecordsSettings
@@ -51,7 +52,7 @@ class TableSource:
             count=count,
             columns=self._columns if self._width == len(self._columns) else (),
             labels=self._labels or "",
-            notes=self._text.notes if self._text is not None else (),
+            notes=(self._text.notes if self._text is not None else ()) + person_note(self._columns),
         )
 
     def batches(self) -> Iterator[Batch]:

@@ -61,6 +61,21 @@ def authenticate(
     return client
 
 
+def presented(peer: Mapping[str, Sequence[bytes]]) -> tuple[str, str]:
+    """The name and the fingerprint of a connection's certificate, whether it counts or not.
+
+    Empty where there is no readable one. TLS has verified that this curator's authority signed it.
+    """
+    certificates = peer.get(PEER_CERTIFICATE, ())
+    if len(certificates) != 1:
+        return "", ""
+    try:
+        certificate = _read(certificates[0])
+        return common_name(certificate.subject), fingerprint(certificate)
+    except ValueError:
+        return "", ""
+
+
 @functools.lru_cache(maxsize=256)
 def _read(pem: bytes) -> x509.Certificate:
     """Parses a certificate; each call of a client brings the same one. What the ledger holds of it is asked each time.

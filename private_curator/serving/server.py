@@ -22,9 +22,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 import shared
 from private_curator.observability import logs
 from private_curator.observability.metrics import Metrics, MetricsServer
-from private_curator.observability.requests import RequestWatch, tracing_of
+from private_curator.observability.requests import OK, RequestWatch, tracing_of
 from private_curator.records import target
 from private_curator.records.labels import class_count, class_names, load_labels
+from private_curator.serving.asking import AskLog
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.service import CuratorService
 from private_curator.serving.turns import Turns
@@ -33,6 +34,7 @@ from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
 from private_curator.steps.randomness import SystemNoise, fresh_seed
 from private_curator.steps.release import ReleasePipeline, no_checkpoint
+from private_curator.storage.asks import Ask
 from private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
 from private_curator.storage.home_directory import SAFE_UMASK, HomeDirectory
 from private_curator.storage.incidents import IncidentBook
@@ -87,8 +89,17 @@ class CuratorServer:
         self._home = home
         self._settings = settings
         with contextlib.ExitStack() as opened:  # closes what is open already if something below fails
-            self._ledger = home.open_ledger(settings.ledger, checkpoint=checkpoint)
+            notices = home.notices(settings)
+            opened.callback(notices.close)
+            self._ledger = home.open_ledger(settings.ledger, checkpoint=checkpoint, listener=notices.entry)
             opened.callback(self._ledger.close)
+
+            def notice(ask: Ask) -> None:
+                if ask.outcome != OK:
+                    notices.refused(ask)
+                elif ask.operation == "OpenRun" and not ask.dry_run:
+                    notices.budgets(self._ledger.status())
+
             data.check_count(self._ledger.records, settings.records_file)
             limits, pace = settings.limits, settings.limits.reply_quantum_ms
             uploads = UploadStore(
@@ -132,9 +143,11 @@ class CuratorServer:
                     min(limits.client_requests, max(1, settings.compute.request_threads // 2)),
                     most_bytes=limits.client_message_bytes,
                 ),
+                asks=AskLog((home.asks.record, notice), odd=notices.odd),
                 # A client that prices many plans repeats events; autodp takes about half a second for each.
                 crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
             )
+            opened.callback(home.asks.close)
             tracing = tracing_of(settings.tracing)
             if tracing is not None:
                 opened.callback(tracing.close)

@@ -12,7 +12,6 @@ import dataclasses
 import datetime as dt
 import functools
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -25,11 +24,14 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import AccountStatus, Client, DataSetState, Request, Run, StoredReply
+from private_curator.ledger.statements import AccountStatus, Client, DataSetState, Request, Run
 from private_curator.observability.requests import OK
+from private_curator.serving import wire
+from private_curator.serving.asking import AskLog, described
 from private_curator.serving.authentication import authenticate
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.turns import Turns
+from private_curator.settings.groups import LimitSettings
 from private_curator.settings.permissions import permitted, require_permitted
 from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
@@ -37,23 +39,41 @@ from private_curator.steps.release import ReleasePipeline
 from private_curator.storage.incidents import IncidentBook
 from private_curator.storage.uploads import Kind, UploadStore
 from private_curator.worker.sessions import ExtractorSource
-from shared.errors import AccountantsDisagree, DpswdError, GrantNotHeld, InvalidValue, LedgerCorrupt, LedgerUnavailable
-from shared.ledger.receipts import MAX_STATEMENT_BYTES, SignedEntry
+from shared.errors import (
+    AccountantsDisagree,
+    DpswdError,
+    GrantNotHeld,
+    InvalidValue,
+    LedgerCorrupt,
+    LedgerUnavailable,
+    RequestInvalid,
+)
+from shared.ledger.receipts import MAX_STATEMENT_BYTES
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, PublicArrays
 from shared.privacy.events import RunEvent
 from shared.protocol import arrays, limits, status
-from shared.protocol.checks import invalid
+from shared.protocol.checks import invalid, one_line, positive
 from shared.protocol.messages import RunParameters, run_digest, step_digest
 from shared.protocol.payloads import float_bytes
-from shared.protocol.receipts import encode_receipt
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.steps.admission import AdmittedRun, admit_run, admit_step, check_request_id, offered
 
 _log = logging.getLogger(__name__)
 
 
-_MOST_BYTES: Mapping[str, int] = {"Describe": MAX_STATEMENT_BYTES + 1024, "OpenRun": 4 * 2**20}
+_MOST_BYTES: Mapping[str, int] = {"Describe": MAX_STATEMENT_BYTES + 1024, "OpenRun": 4 * 2**20, "RequestBudget": 4096}
 """Of one request, by RPC: a receipt; a declaration with the map of 65,536 features. The others bring arrays."""
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a request ended: a reply, or a refusal with its reason and what the handler met."""
+
+    request: Message | None
+    reply: Message | None = None
+    refusal: status_pb2.Status | None = None
+    outcome: str = OK
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +91,7 @@ class CuratorService:
         incidents: unexpected errors.
         pacer: holds replies to charged requests back.
         turns: bounds what one client may have under way.
+        asks: tells the operator of each request.
         crosscheck: re-derives a run's price by an independent accountant; raises AccountantsDisagree.
         now: the present.
     """
@@ -85,16 +106,14 @@ class CuratorService:
     incidents: IncidentBook
     pacer: Pacer
     turns: Turns
+    asks: AskLog
     crosscheck: Callable[[RunEvent], object]
     now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC)
 
     @functools.cached_property
     def limits(self) -> Limits:
         """The operator's bounds on requests."""
-        own = self.settings.limits
-        told = {field.name: getattr(own, field.name) for field in dataclasses.fields(Limits)}
-        most = min(own.max_batch_size, self.data_set.records)
-        return Limits(**told | {"max_batch_size": most, "min_batch_size": min(own.min_batch_size, most)})
+        return limits_of(self.settings.limits, records=self.data_set.records)
 
     # -- the boundary ---------------------------------------------------------------------------------------------
 
@@ -106,22 +125,30 @@ class CuratorService:
             data: of the request, as it came.
             context: gRPC's.
         """
-        reply, refusal, caller, outcome = self._outcome(operation, data, context)
+        ended = self._ended(operation, data, context)
         # After the wait: the time of a line in the log tells no more than that of the reply.
-        fields = {"operation": operation, "client": caller, "outcome": outcome}
-        _log.info("%s for %s: %s", operation, caller or "nobody", outcome, extra=fields)
+        ask = described(
+            operation,
+            peer=cast("Mapping[str, Sequence[bytes]]", context.auth_context()),
+            place=context.peer(),
+            request=ended.request,
+            reply=ended.reply,
+            error=ended.error,
+            outcome=ended.outcome,
+            time=self.now(),
+        )
+        self.asks.tell(ask)
+        refusal = ended.refusal
         if refusal is None:
-            assert reply is not None
-            return reply
+            assert ended.reply is not None
+            return ended.reply
         # Outside of the handling of the error: gRPC logs the exception that abort raises together with its context.
         context.abort_with_status(rpc_status.to_status(refusal))
         raise AssertionError("abort_with_status raises")
 
-    def _outcome(
-        self, operation: str, data: bytes, context: grpc.ServicerContext
-    ) -> tuple[Message | None, status_pb2.Status | None, str, str]:
-        """The handler's reply or the refusal that it comes to, the caller's name, and OK or the refusal's reason."""
-        caller = ""
+    def _ended(self, operation: str, data: bytes, context: grpc.ServicerContext) -> _Ended:
+        """Runs the handler, in its turn and its pace."""
+        caller, request = "", None
         try:
             # grpc-stubs states one value for each key; gRPC gives a list of them.
             peer = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
@@ -134,12 +161,13 @@ class CuratorService:
                 step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
                 with self.turns.alone(caller, step), self._paced(step):
                     try:
-                        return self._handled(operation, client, request), None, caller, OK
+                        return _Ended(request, reply=self._handled(operation, client, request))
                     except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
                         refusal, outcome = self._translated(error, operation=operation, caller=caller)
+                        return _Ended(request, refusal=refusal, outcome=outcome, error=error)
         except Exception as error:  # noqa: BLE001 - the same, of what comes before the pause
             refusal, outcome = self._translated(error, operation=operation, caller=caller)
-        return None, refusal, caller, outcome
+            return _Ended(request, refusal=refusal, outcome=outcome, error=error)
 
     def ask(self, operation: str, request: Message, *, client: str) -> Any:
         """The reply to a registered client's request, without a transport: for a hospital that serves nobody.
@@ -180,9 +208,10 @@ class CuratorService:
         if isinstance(error, AccountantsDisagree | LedgerCorrupt):
             # Made of public values, entries, paths and times: the operator must know, and what to do.
             _log.error("%s for %s: %s", operation, caller, error)
+            self.asks.odd(str(error))
         if isinstance(error, LedgerUnavailable):
             _log.warning("%s for %s: %s", operation, caller, error)
-            error = LedgerUnavailable(_without_places(str(error), self.ledger.location))
+            error = LedgerUnavailable(wire.without_places(str(error), self.ledger.location))
         if isinstance(error, DpswdError) and (reason := status.reason_for(error)) is not None:
             return status.to_status(error), reason.reason
         number = self.incidents.record(error, operation=operation, client=caller)
@@ -192,7 +221,7 @@ class CuratorService:
 
     def _describe(self, client: Client, request: pb.DescribeRequest) -> pb.DescribeResponse:
         if request.HasField("newest_receipt"):
-            self.ledger.hold_to(_presented(request.newest_receipt))
+            self.ledger.hold_to(wire.presented(request.newest_receipt))
         data_set_budget, client_budget = self._budgets(*self.ledger.budget_of(client.name))
         offer = permitted(self.settings.clients, self.mechanisms, client=client.name)
         return pb.DescribeResponse(
@@ -233,12 +262,15 @@ class CuratorService:
         if not request.validate_only:
             check_request_id(request.request_id)
         parameters = RunParameters.from_message(request.parameters)
+        broken = one_line("purpose", request.purpose)
+        if broken:
+            raise RequestInvalid(tuple(broken))
         run_id, receipt = "", None
         if request.validate_only:
             event = self.admitted(client, parameters)[0].event
         else:
-            run = self._opened(client, request.request_id, parameters)
-            run_id, receipt, event = run.run_id, _receipt(run), run.event
+            run = self._opened(client, request.request_id, parameters, purpose=request.purpose)
+            run_id, receipt, event = run.run_id, wire.receipt(run), run.event
         quote = self.ledger.price_run(client=client.name, event=event)
         data_set_budget, client_budget = self._budgets(quote.data_set, quote.client)
         return pb.OpenRunResponse(
@@ -251,7 +283,7 @@ class CuratorService:
             receipt=receipt,
         )
 
-    def _opened(self, client: Client, request_id: str, parameters: RunParameters) -> Run:
+    def _opened(self, client: Client, request_id: str, parameters: RunParameters, *, purpose: str) -> Run:
         """The run that this very request has opened, or a new one, charged."""
         request = Request(client=client.name, request_id=request_id, digest=run_digest(parameters))
         # First of all: what was paid for is not asked again whether it may be bought.
@@ -262,7 +294,19 @@ class CuratorService:
         self.crosscheck(run.event)
         if self.ledger.price_run(client=client.name, event=run.event).fits:  # else the ledger refuses, with figures
             self.pipeline.trial(run, extractor)
-        return self.ledger.open_run(request, event=run.event, parameters=parameters.to_bytes())
+        return self.ledger.open_run(request, event=run.event, parameters=parameters.to_bytes(), purpose=purpose)
+
+    def _request_budget(self, client: Client, request: pb.RequestBudgetRequest) -> pb.RequestBudgetResponse:
+        """Keeps the request for the operator; with epsilon 0, tells what became of earlier ones."""
+        if request.epsilon or request.because:
+            broken = positive("epsilon", request.epsilon) + one_line("because", request.because, least=1)
+            if broken:
+                raise RequestInvalid(tuple(broken))
+            try:
+                self.ledger.request_budget(client=client.name, epsilon=request.epsilon, because=request.because)
+            except InvalidValue as error:
+                raise invalid("epsilon", str(error)) from error
+        return wire.budget_requests(self.ledger.budget_requests(client=client.name))
 
     def _draw_step(self, client: Client, message: pb.DrawStepRequest) -> pb.DrawStepResponse:
         """Checks a step against its run and hands it to the pipeline."""
@@ -274,14 +318,14 @@ class CuratorService:
         # First of all: a reply that was paid for is sent again whatever the operator has decided since.
         stored = self.ledger.stored_reply(request, run_id=run_id)
         if stored is None:
-            run, extractor = self.admitted(client, _declared(charged.parameters))
+            run, extractor = self.admitted(client, wire.declared(charged.parameters))
             if run.event != charged.event:
                 # The charge and the computation must describe one and the same release, or the price is not its price.
                 raise RuntimeError("a run's charged event differs from what its declaration means now")
             step = admit_step(run, message.payload, public=self._uploaded_by(client, run), limits=self.limits)
             self.pacer.expect(self.pipeline.trial(run, extractor))
             stored = self.pipeline.answer(run, step, extractor, request=request, run_id=run_id)
-        return pb.DrawStepResponse(step_release=stored.reply, receipt=_receipt(stored))
+        return pb.DrawStepResponse(step_release=stored.reply, receipt=wire.receipt(stored))
 
     def admitted(self, client: Client, parameters: RunParameters) -> tuple[AdmittedRun, ExtractorSource]:
         """The checked run, and the extractor that it declares.
@@ -313,7 +357,7 @@ class CuratorService:
     def _budgets(self, data_set: AccountStatus, share: AccountStatus | None) -> tuple[pb.BudgetStatus, pb.BudgetStatus]:
         """The data set's budget, and what limits the client: its share, or the same."""
         closed = self.ledger.status().state is not DataSetState.OPEN
-        return _budget(data_set, closed=closed), _budget(share or data_set, closed=closed)
+        return wire.budget(data_set, closed=closed), wire.budget(share or data_set, closed=closed)
 
     # -- the RPCs of curator.proto --------------------------------------------------------------------------------
 
@@ -323,6 +367,7 @@ class CuratorService:
         "UploadSource": (pb.UploadSourceRequest, _upload_source),
         "OpenRun": (pb.OpenRunRequest, _open_run),
         "DrawStep": (pb.DrawStepRequest, _draw_step),
+        "RequestBudget": (pb.RequestBudgetRequest, _request_budget),
     }
     """What each RPC is sent, and what answers it once its caller is known."""
 
@@ -339,38 +384,8 @@ class CuratorService:
         )
 
 
-@functools.lru_cache(maxsize=64)
-def _declared(parameters: bytes) -> RunParameters:
-    """A run's declaration as the ledger keeps it; each of its steps reads it."""
-    return RunParameters.from_bytes(parameters)
-
-
-def _budget(account: AccountStatus, *, closed: bool) -> pb.BudgetStatus:
-    told = ("epsilon", "delta", "epsilon_spent", "epsilon_remaining")
-    return pb.BudgetStatus(**{name: getattr(account, name) for name in told}, closed=closed)
-
-
-_PATH = re.compile(r"(?<![\w.])/[^\s;,()]+")
-
-
-def _without_places(text: str, location: object) -> str:
-    """An error's words without files and hosts of this site."""
-    return _PATH.sub("a file of the curator's", text.replace(str(location), "of the curator"))
-
-
-def _presented(message: pb.SignedStatement) -> SignedEntry:
-    """A receipt that a client presents.
-
-    Raises:
-        RequestInvalid: it is no statement of a ledger.
-    """
-    if len(message.statement) > MAX_STATEMENT_BYTES:
-        raise invalid("newest_receipt", f"has more than {MAX_STATEMENT_BYTES} bytes")
-    try:
-        return SignedEntry.parse(message.statement, message.signature)
-    except InvalidValue as error:
-        raise invalid("newest_receipt", str(error)) from error
-
-
-def _receipt(stored: StoredReply | Run) -> pb.Receipt:
-    return encode_receipt(stored.receipt)
+def limits_of(own: LimitSettings, *, records: int) -> Limits:
+    """The operator's bounds on requests for a data set of so many records."""
+    told = {field.name: getattr(own, field.name) for field in dataclasses.fields(Limits)}
+    most = min(own.max_batch_size, records)
+    return Limits(**told | {"max_batch_size": most, "min_batch_size": min(own.min_batch_size, most)})

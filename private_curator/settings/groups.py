@@ -276,14 +276,35 @@ class LedgerSettings(SettingsGroup):
     )
 
 
+class OperatorSettings(SettingsGroup):
+    """Whom acts need, and what operators are told without asking."""
+
+    second: tuple[Literal["extend", "approve", "restore"], ...] = setting(
+        (),
+        "Acts that take two operators: extending the budget, approving a certificate, restoring a ledger. The first is "
+        "noted, the second, under another name, does it (docs/operator/guard-rails.md).",
+        allowed='list of "extend", "approve", "restore"',
+    )
+    notify_command: tuple[str, ...] | None = setting(
+        None,
+        "A program with its arguments that gets one JSON object on standard input when the budget is low, a run was "
+        "refused, an operator acted, or the ledger is odd: a mail, a message.",
+    )
+    low_share: float = setting(
+        0.1, "Below this share of it a budget is low, and told once.", unit="of the budget", ge=0, le=1
+    )
+
+
 class LogSettings(SettingsGroup):
     """What the serving curator writes to its log."""
 
     format: Literal["text", "json"] = setting(
         "text", "text for people; json for programs, one object with fixed fields per line."
     )
-    level: Literal["info", "warning", "error"] = setting(
-        "info", "The least level that is written; info has a line for each request."
+    level: Literal["debug", "info", "warning", "error"] = setting(
+        "info",
+        "The least level that is written; info has a line for each charged run, for each refusal and for the first of "
+        "equal dry runs, debug one for each request.",
     )
 
 

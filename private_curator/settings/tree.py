@@ -32,6 +32,7 @@ class CuratorSettings(SettingsTree):
     clients: groups.ClientSettings = groups.ClientSettings()
     limits: groups.LimitSettings = groups.LimitSettings()
     ledger: groups.LedgerSettings = groups.LedgerSettings()
+    operators: groups.OperatorSettings = groups.OperatorSettings()
     log: groups.LogSettings = groups.LogSettings()
     metrics: groups.MetricsSettings = groups.MetricsSettings()
     tracing: groups.TracingSettings = groups.TracingSettings()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_curator.ledger.database import LedgerLocation
 from private_curator.ledger.heads import Heads
 from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.reading import LedgerReading, read_ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.store import no_checkpoint
 from private_curator.ledger.witness import Witness
@@ -20,13 +22,19 @@ from private_curator.records import target
 from private_curator.records.labels import load_labels
 from private_curator.settings import tree as configuration
 from private_curator.settings.groups import LedgerSettings, RecordsSettings
-from private_curator.settings.tree import SETTINGS_FILE
+from private_curator.settings.tree import SETTINGS_FILE, CuratorSettings
+from private_curator.storage.asks import AskBook
 from private_curator.storage.certificates import CertificateAuthority
+from private_curator.storage.checks import CheckNotes
+from private_curator.storage.notices import Notices
 from shared.certificates import private_pem
-from shared.errors import SettingsError
+from shared.errors import InvalidValue, SettingsError
 from shared.files import write_private
+from shared.ledger.receipts import SignedEntry
 from shared.privacy.budget import PrivacyBudget
 
+MAX_OPERATOR_LENGTH = 100
+"""Characters of an operator's name in the ledger."""
 SAFE_UMASK = 0o077
 """Whatever a curator's process makes belongs to its operator alone."""
 
@@ -44,11 +52,16 @@ class HomeDirectory:
         uploads: what clients uploaded.
         publications: a copy of what was published, by request.
         incidents: unexpected errors, for the operator.
+        asks: refusals, and when clients were last seen.
+        checks: when the ledger was last verified and backed up.
+        operator: who acts; each act states the name.
+        noted_acts: acts that wait for a second operator.
         address: host:port of the serving process; there only while it serves.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, operator: str | None = None) -> None:
         self.path = path
+        self.operator = system_user() if operator is None else checked_operator(operator)
         self.settings = path / SETTINGS_FILE
         self.ledger = path / "ledger.db"
         self.ledger_key = path / "ledger.key"
@@ -57,6 +70,9 @@ class HomeDirectory:
         self.uploads = path / "uploads"
         self.publications = path / "publications"
         self.incidents = path / "incidents.jsonl"
+        self.asks = AskBook(path / "asks.db")
+        self.checks = CheckNotes(path / "checks.json")
+        self.noted_acts = path / "noted-acts"
         self.address = path / "address"
 
     def read_ledger_key(self) -> Ed25519PrivateKey:
@@ -100,6 +116,7 @@ class HomeDirectory:
         *,
         checkpoint: Callable[[str], None] = no_checkpoint,
         witnessed: bool = True,
+        listener: Callable[[SignedEntry], object] | None = None,
     ) -> Ledger:
         """Opens the ledger; close it with a ``with`` statement.
 
@@ -107,6 +124,7 @@ class HomeDirectory:
             chosen: the settings in force; by default those of the home.
             checkpoint: called at named points; tests stop the process there.
             witnessed: whether a ledger is refused that was put back to an older state.
+            listener: called with entries once they are durable; by default the operators' notices are told.
 
         Raises:
             SettingsError: the home is none, its settings cannot work, or its key is missing.
@@ -119,12 +137,35 @@ class HomeDirectory:
             checkpoint=checkpoint,
             lock_timeout_s=chosen.lock_seconds,
             witness=self.ledger_witness(chosen) if witnessed else None,
+            by=self.operator,
+            listener=listener or self._tell,
             heads=Heads(
                 file=None if chosen.heads_file is None else self.path / chosen.heads_file,
                 syslog=chosen.heads_syslog,
                 command=chosen.heads_command,
             ),
         )
+
+    def read_ledger(self) -> LedgerReading:
+        """The ledger as it is now, without its key and without writing: a read-only copy of the home will do.
+
+        Raises:
+            SettingsError: the home is none, or its settings cannot work.
+            LedgerUnavailable, LedgerCorrupt: see `private_curator.ledger.reading.read_ledger`.
+        """
+        return read_ledger(self.ledger_location())
+
+    def notices(self, chosen: CuratorSettings | None = None) -> Notices:
+        """What tells the operators, by these settings or by those of the home; close it."""
+        chosen = chosen or configuration.load(self.path)
+        own = chosen.operators
+        return Notices(own.notify_command, data_set=chosen.records.name, low_share=own.low_share)
+
+    def _tell(self, entry: SignedEntry) -> None:
+        """Tells one entry, and waits until it is told: the program that acts ends soon."""
+        notices = self.notices()
+        notices.entry(entry)
+        notices.close()
 
     def ledger_witness(self, chosen: LedgerSettings | None = None) -> Path:
         """Where the last entry of the ledger that this curator has seen is noted."""
@@ -150,6 +191,7 @@ def create(
     delta: float,
     names: Sequence[str],
     groups: Mapping[str, Mapping[str, object]] | None = None,
+    agreed: Callable[[int, PrivacyBudget], object] = lambda _count, _budget: None,
 ) -> HomeDirectory:
     """Makes a curator: certificates, ledger with its budget, settings.
 
@@ -160,6 +202,7 @@ def create(
         delta: its delta.
         names: host names and addresses for the server's certificate.
         groups: further settings to write, by group.
+        agreed: called with the number of records and the budget before anything is written; raises to stop.
 
     Raises:
         SettingsError: the directory already holds a curator, or a part of one.
@@ -181,19 +224,39 @@ def create(
     data, fingerprint = target.load_for_the_first_time(records, home=home.path)
     load_labels(records, home=home.path, records=data.count)
     budget = PrivacyBudget(epsilon=epsilon, delta=delta)
+    agreed(data.count, budget)
     previous = os.umask(SAFE_UMASK)
     try:
         home.path.mkdir(parents=True, exist_ok=True)
         home.authority.create(names=names, data_set=records.name)
         key = Ed25519PrivateKey.generate()
         write_private(home.ledger_key, private_pem(key))
-        Ledger.create(location, key=key, records=data.count, budget=budget, witness=witness).close()
+        Ledger.create(location, key=key, records=data.count, budget=budget, witness=witness, by=home.operator).close()
         fingerprint.write(home.path)
         tree = {"records": records.model_dump(mode="json", exclude_defaults=True), **(groups or {})}
         write_private(home.settings, _toml(tree).encode())
     finally:
         os.umask(previous)
     return home
+
+
+def system_user() -> str:
+    """The name of the user whose process this is; its number where the system has no name for it."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"user {os.geteuid()}"
+
+
+def checked_operator(name: str) -> str:
+    """An operator's name as acts state it.
+
+    Raises:
+        InvalidValue: it is not 1 to `MAX_OPERATOR_LENGTH` printable characters.
+    """
+    if not 1 <= len(name.strip()) <= MAX_OPERATOR_LENGTH or not name.isprintable():
+        raise InvalidValue(f"an operator's name has 1 to {MAX_OPERATOR_LENGTH} printable characters, not {name!r}")
+    return name.strip()
 
 
 def _toml(tree: Mapping[str, Mapping[str, object]]) -> str:

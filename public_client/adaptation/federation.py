@@ -75,6 +75,7 @@ class Federation(AbstractContextManager["Federation"]):
         server_names: Mapping[str, str | None] | None = None,
         timeout_s: float = 120.0,
         patience_s: float = 180.0,
+        purpose: str = "",
     ) -> Federation:
         """Connects to all sites in parallel; one that does not answer is left out, with a warning.
 
@@ -86,6 +87,7 @@ class Federation(AbstractContextManager["Federation"]):
             server_names: the name in a curator's certificate, where it differs from its address.
             timeout_s: deadline of one attempt, in seconds.
             patience_s: how long a lost connection is tried again, in seconds.
+            purpose: why runs are opened, for the hospitals' ledgers: one line of at most 200 characters.
 
         Returns:
             The sites that answered.
@@ -110,6 +112,7 @@ class Federation(AbstractContextManager["Federation"]):
                 patience_s=patience_s,
                 run_directory=None if run_directory is None else Path(run_directory) / "sites" / name,
                 server_name=(server_names or {}).get(name),
+                purpose=purpose,
             )
 
         connected, lost = ask_each(list(addresses), one)

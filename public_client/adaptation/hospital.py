@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
+from public_client.generation import GenerationMethod, Generator, Replayed
+from public_client.generation.generating import generate, plan_generator
 from public_client.methods.evaluation import Evaluate, EvaluationIds, evaluate, quoted_for
 from public_client.methods.evaluation_report import Report
 from public_client.methods.replay import Replay
@@ -55,6 +57,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         patience_s: float = 180.0,
         run_directory: str | Path | None = None,
         server_name: str | None = None,
+        purpose: str = "",
     ) -> Hospital:
         """Connects with mutual TLS and proves the connection by one free request.
 
@@ -65,6 +68,7 @@ class Hospital(AbstractContextManager["Hospital"]):
             patience_s: how long a lost connection is tried again, in seconds.
             run_directory: where receipts.jsonl is written; nowhere by default.
             server_name: the name in the curator's certificate, where the address differs from it.
+            purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
 
         Returns:
             The hospital; close it, or use it in a ``with`` statement.
@@ -80,12 +84,13 @@ class Hospital(AbstractContextManager["Hospital"]):
                 patience_s=patience_s,
                 run_directory=run_directory,
                 server_name=server_name,
+                purpose=purpose,
             )
         )
 
     @classmethod
     def connect_from_rank_0(
-        cls, address: str, *, credentials: str | Path, run_directory: str | Path | None = None
+        cls, address: str, *, credentials: str | Path, run_directory: str | Path | None = None, purpose: str = ""
     ) -> Hospital:
         """One connection for all processes of torchrun (`public_client.training.distributed`).
 
@@ -93,6 +98,7 @@ class Hospital(AbstractContextManager["Hospital"]):
             address: ``host:port``.
             credentials: directory of them, on rank 0's machine.
             run_directory: where receipts.jsonl is written; nowhere by default.
+            purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
 
         Returns:
             The hospital, on every rank; rank 0 alone holds the connection, and all ranks are answered alike.
@@ -100,9 +106,11 @@ class Hospital(AbstractContextManager["Hospital"]):
         Raises:
             SettingsError, CredentialsInvalid, CuratorUnavailable, ProtocolError: on every rank what rank 0 met.
         """
-        return cls(
-            shared_curator(lambda: Curator.connect(address, credentials=credentials, run_directory=run_directory))
-        )
+
+        def connect() -> Curator:
+            return Curator.connect(address, credentials=credentials, run_directory=run_directory, purpose=purpose)
+
+        return cls(shared_curator(connect))
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -175,6 +183,63 @@ class Hospital(AbstractContextManager["Hospital"]):
         if not isinstance(plan.method, Method):
             raise InvalidValue(f"a plan of {plan.method.name} has no steps to train with; see `evaluate`")
         return plan.method.open(self.curator, plan, extractor)
+
+    def plan_generator(
+        self, method: GenerationMethod | None = None, *, epsilon: float, extractor: nn.Module | None = None
+    ) -> Plan:
+        """What fitting a generator of labelled records would release and cost; nothing is spent.
+
+        Args:
+            method: a value of `public_client.generation` with its settings; `Replayed()` by default.
+            epsilon: what the whole run may cost.
+            extractor: the team's own, in the place of the method's public features.
+
+        Returns:
+            The plan, with the curator's own answer whether it fits.
+
+        Raises:
+            InvalidValue: the curator does not offer the method, or it has no use for such records.
+        """
+        return plan_generator(self.curator, method or Replayed(), epsilon=epsilon, extractor=extractor)[0]
+
+    def generate(
+        self,
+        plan: Plan,
+        *,
+        extractor: nn.Module | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        directory: str | Path | None = None,
+        progress: bool = True,
+        purpose: str = "",
+    ) -> Generator:
+        """Opens the plan's run, **which charges all of it**, and fits a generator to what is released.
+
+        Args:
+            plan: from `plan_generator`.
+            extractor: as it was planned with.
+            seed: of the client's random choices.
+            device: "auto", "cpu" or "cuda".
+            directory: keeps requests and answers; repeated with the same directory, the run is not charged again.
+            progress: shows bars.
+            purpose: why, in one line; kept in the file.
+
+        Returns:
+            The generator: `sample` draws rows, free; `save` writes it, `batches` is a source for `DomainAdaptation`.
+
+        Raises:
+            BudgetExhausted: the plan does not fit; nothing was spent.
+        """
+        return generate(
+            self.curator,
+            plan,
+            extractor=extractor,
+            seed=seed,
+            device=device,
+            directory=directory,
+            progress=progress,
+            purpose=purpose,
+        )
 
     def plan_evaluation(self, evaluation: Evaluate | None = None, *, epsilon: float, model: Any = None) -> Plan:
         """What an evaluation on all labelled records would release and cost; nothing is spent.

@@ -56,9 +56,15 @@ def install(certificate: Path, credentials: Path, output: str) -> None:
 @_credentials_option
 @format_option
 def show(credentials: Path, output: str) -> None:
-    """Name, expiry and fingerprint of the certificate."""
-    from public_client.curator.identity import read_identity
+    """Name, expiry and fingerprint of the certificate; before there is one, the fingerprint of the request."""
+    from public_client.curator.identity import CERTIFICATE, REQUEST, read_identity
+    from shared.certificates import request_fingerprint
 
+    request = credentials / REQUEST
+    if request.is_file() and not (credentials / CERTIFICATE).exists():
+        told = request_fingerprint(request.read_bytes())
+        tell(output, {"request_fingerprint": told}, f"no certificate yet; fingerprint of the request {told}")
+        return
     _show(read_identity(credentials), output)
 
 

@@ -26,6 +26,7 @@ REPORT_FILE = "report.json"
 @click.option("--epsilon", type=float, required=True, help="What the evaluation may cost, alone.")
 @click.option("--confusion/--no-confusion", default=True, show_default=True, help="Release the confusion matrix.")
 @click.option("--bins", type=int, default=10, show_default=True, help="Of the reliability diagram; 0: none.")
+@click.option("--purpose", default="", help="Why, in one line; it stands in the hospital's ledger and in the receipt.")
 @click.option("--price", is_flag=True, help="Only says what it would release and cost; spends nothing.")
 @click.option(
     "--directory",
@@ -40,6 +41,7 @@ def evaluate(
     epsilon: float,
     confusion: bool,
     bins: int,
+    purpose: str,
     price: bool,
     directory: Path | None,
     output: str,
@@ -55,7 +57,7 @@ def evaluate(
 
     loaded = load_adapted(model, device="cpu")
     wanted = Evaluate(confusion=confusion, bins=bins)
-    with connect(address, credentials, run_directory=directory) as hospital:
+    with connect(address, credentials, run_directory=directory, purpose=purpose) as hospital:
         plan = hospital.plan_evaluation(wanted, epsilon=epsilon)
         if price:
             plan, quote = quoted_for(hospital.curator, loaded, plan)

@@ -81,7 +81,13 @@ def plan(
 def init(name: str, out: Path, output: str) -> None:
     """Makes a private key and a certificate request for NAME; the operator signs the request."""
     from public_client.curator.identity import make_identity
+    from shared.certificates import request_fingerprint
 
     request = make_identity(name, out)
-    text = f"{request}: send it to the curator's operator, who returns client.crt and ca.crt for {out}"
-    tell(output, {"key": str(out / "client.key"), "request": str(request)}, text)
+    told = request_fingerprint(request.read_bytes())
+    text = (
+        f"{request}: send it to the curator's operator, who returns client.crt and ca.crt for {out}\n"
+        f"fingerprint of the request: {told}\n"
+        "tell it to the operator over another way, such as the telephone: approval asks for it"
+    )
+    tell(output, {"key": str(out / "client.key"), "request": str(request), "request_fingerprint": told}, text)

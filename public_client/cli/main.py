@@ -22,6 +22,8 @@ _COMMANDS = {
     "verify": ("public_client.cli.verification", "verify"),
     "prepare": ("public_client.cli.preparing", "prepare"),
     "train": ("public_client.cli.training", "train"),
+    "budget": ("public_client.cli.budgets", "budget"),
+    "generate": ("public_client.cli.generating", "generate"),
     "evaluate": ("public_client.cli.evaluating", "evaluate"),
     "settings": ("public_client.cli.configuring", "settings"),
     "demo": ("public_client.cli.demonstration", "demo"),

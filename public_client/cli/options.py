@@ -34,7 +34,7 @@ def curator_options(command: _Command) -> _Command:
     return click.option("--curator", "address", callback=_from_settings, help=told)(command)
 
 
-def connect(address: str, credentials: Path, *, run_directory: Path | None = None) -> Hospital:
+def connect(address: str, credentials: Path, *, run_directory: Path | None = None, purpose: str = "") -> Hospital:
     """A connection with the settings' patience and server name."""
     from public_client.adaptation.hospital import Hospital  # torch takes seconds to load
     from public_client.settings import load
@@ -47,21 +47,28 @@ def connect(address: str, credentials: Path, *, run_directory: Path | None = Non
         timeout_s=settings.connection.timeout_seconds,
         patience_s=settings.connection.patience_seconds,
         server_name=settings.curator.server_name,
+        purpose=purpose,
     )
 
 
 def _from_settings(_context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """The option's value, or the setting's of the same name where it was left out."""
+    return from_settings(str(parameter.name), parameter.opts[0], value)
+
+
+def from_settings(name: str, option: str, value: Any) -> Any:
+    """The option's value, or the setting's of this name where it was left out.
+
+    Raises:
+        click.UsageError: there is neither.
+    """
     if value is not None:
         return value
     from public_client.settings import load
 
-    found = getattr(load().curator, str(parameter.name))
+    found = getattr(load().curator, name)
     if found is None:
-        option = parameter.opts[0]
-        raise click.UsageError(
-            f"Missing option '{option}'; give it, or set curator.{parameter.name} (`dpswd-client settings`)"
-        )
+        raise click.UsageError(f"Missing option '{option}'; give it, or set curator.{name} (`dpswd-client settings`)")
     return found
 
 

@@ -30,6 +30,7 @@ _KEYS = {
     "--batch": "privacy.batch_size",
     "--source-epochs": "source.epochs",
     "--seed": "seeds",
+    "--purpose": "purpose",
     "--checkpoint": "output.checkpoint",
     "--resume": "output.resume",
     "--save": "output.save",

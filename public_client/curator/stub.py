@@ -17,7 +17,7 @@ from public_client.curator.description import Description
 from public_client.curator.diagnosis import explain
 from public_client.curator.receipts import LEDGER_KEY_FILE, RECEIPTS_FILE, ReceiptFile, check_pinned, checked_receipt
 from public_client.curator.transport import Exchange, GrpcTransport, Transport
-from public_client.curator.values import PendingStep, Quote, Run, UploadedExtractor, new_request_id
+from public_client.curator.values import BudgetAnswer, PendingStep, Quote, Run, UploadedExtractor, new_request_id
 from shared.errors import CuratorUnavailable, ProtocolError
 from shared.ledger.receipts import SignedEntry
 from shared.protocol import arrays
@@ -33,10 +33,12 @@ class Curator(AbstractContextManager["Curator"]):
     Args:
         transport: carries the requests; `connect` makes one with mutual TLS.
         receipts: where receipts are kept; nowhere by default.
+        purpose: why runs are opened, in one line; it stands in the hospital's ledger and in their receipts.
     """
 
-    def __init__(self, transport: Transport, *, receipts: ReceiptFile | None = None) -> None:
+    def __init__(self, transport: Transport, *, receipts: ReceiptFile | None = None, purpose: str = "") -> None:
         self.transport = transport
+        self.purpose = purpose
         self.receipts = receipts
         self._ledger_key: bytes | None = None
 
@@ -50,6 +52,7 @@ class Curator(AbstractContextManager["Curator"]):
         patience_s: float = 180.0,
         run_directory: str | Path | None = None,
         server_name: str | None = None,
+        purpose: str = "",
     ) -> Curator:
         """Connects with mutual TLS and proves the connection by one free request.
 
@@ -60,6 +63,7 @@ class Curator(AbstractContextManager["Curator"]):
             patience_s: how long a lost connection is tried again, in seconds.
             run_directory: where receipts.jsonl is written; nowhere by default.
             server_name: the name in the curator's certificate, where the address differs from it.
+            purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
 
         Returns:
             The open connection; close it, or use it in a ``with`` statement.
@@ -73,7 +77,7 @@ class Curator(AbstractContextManager["Curator"]):
         channel = open_channel(address, credentials=Path(credentials), server_name=server_name)
         receipts = ReceiptFile(Path(run_directory) / RECEIPTS_FILE) if run_directory is not None else None
         transport = GrpcTransport(channel, patience=Patience(timeout_s=timeout_s, total_s=patience_s))
-        curator = Curator(transport, receipts=receipts)
+        curator = Curator(transport, receipts=receipts, purpose=purpose)
         try:
             first = Patience(timeout_s=min(timeout_s, _FIRST_CONTACT_S), total_s=min(patience_s, _FIRST_CONTACT_S))
             told = curator.describe(
@@ -170,7 +174,10 @@ class Curator(AbstractContextManager["Curator"]):
         Raises:
             RequestInvalid: the declaration breaks a rule; each is named.
         """
-        request = pb.OpenRunRequest(request_id=new_request_id(), parameters=parameters.to_message(), validate_only=True)
+        asked = parameters.to_message()
+        request = pb.OpenRunRequest(
+            request_id=new_request_id(), parameters=asked, validate_only=True, purpose=self.purpose
+        )
         return Quote.from_message(self.transport.exchange("OpenRun", request).reply)
 
     def open_run(self, parameters: RunParameters, *, request_id: str | None = None) -> Run:
@@ -186,11 +193,35 @@ class Curator(AbstractContextManager["Curator"]):
         Raises:
             BudgetExhausted: the budget does not allow it; the error says what still fits. Nothing was spent.
         """
-        request = pb.OpenRunRequest(request_id=request_id or new_request_id(), parameters=parameters.to_message())
+        request = pb.OpenRunRequest(
+            request_id=request_id or new_request_id(), parameters=parameters.to_message(), purpose=self.purpose
+        )
         sent = self.transport.exchange("OpenRun", request)
         parameters = RunParameters.from_message(sent.request.parameters)
         self._keep(sent, run_id=sent.reply.run_id, reply=None, step=0, request_digest=run_digest(parameters))
         return Run(run_id=sent.reply.run_id, parameters=parameters, quote=Quote.from_message(sent.reply))
+
+    def request_budget(self, epsilon: float, *, because: str) -> list[BudgetAnswer]:
+        """Asks the hospital's operator for more budget; the operator grants all, a part, or nothing.
+
+        Args:
+            epsilon: on top of what may be spent.
+            because: why, in one line of at most 200 characters.
+
+        Returns:
+            All requests of this client, the oldest first; the last one is this.
+
+        Raises:
+            GrantNotHeld: another request waits for the operator.
+            RequestInvalid: epsilon is no budget, or the reason no such line.
+        """
+        request = pb.RequestBudgetRequest(epsilon=epsilon, because=because)
+        return BudgetAnswer.all_of(self.transport.exchange("RequestBudget", request).reply)
+
+    def budget_requests(self) -> list[BudgetAnswer]:
+        """This client's requests for budget and what became of them, the oldest first. Free."""
+        reply = self.transport.exchange("RequestBudget", pb.RequestBudgetRequest()).reply
+        return BudgetAnswer.all_of(reply)
 
     def send(self, pending: PendingStep) -> StepRelease:
         """Draws a step, now or again; a repeat of an answered request returns the stored bytes, free.

@@ -19,6 +19,7 @@ REPLIES: Mapping[str, type[Message]] = {
     "UploadSource": pb.UploadSourceResponse,
     "OpenRun": pb.OpenRunResponse,
     "DrawStep": pb.DrawStepResponse,
+    "RequestBudget": pb.RequestBudgetResponse,
 }
 """The reply's type of each RPC."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from shared.protocol.messages import RunParameters
 from shared.protocol.v1 import curator_pb2 as pb
@@ -40,6 +40,35 @@ class Quote:
     def from_message(cls, reply: pb.OpenRunResponse) -> Quote:
         """Decodes the curator's answer to OpenRun."""
         return cls(reply.epsilon, reply.fits or bool(reply.run_id), reply.steps_that_fit)
+
+
+@dataclass(frozen=True)
+class BudgetAnswer:
+    """A request for budget, and what the operator made of it.
+
+    Attributes:
+        number: by which the operator knows it.
+        time: of the request, UTC.
+        epsilon: that was asked for.
+        because: why.
+        decision: approved, cut or denied; empty while it waits.
+        granted: epsilon that was added.
+        reason: the operator's words.
+    """
+
+    number: int
+    time: str
+    epsilon: float
+    because: str
+    decision: str
+    granted: float
+    reason: str
+
+    @classmethod
+    def all_of(cls, reply: pb.RequestBudgetResponse) -> list[BudgetAnswer]:
+        """Decodes the curator's answer to RequestBudget."""
+        names = [field.name for field in fields(cls)]
+        return [cls(**{name: getattr(asked, name) for name in names}) for asked in reply.requests]
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,12 @@ def _remote(wanted: Experiment) -> Federation:
     if only := named.get(ALONE):
         server = only.server_name or own.curator.server_name
         hospital = Hospital.connect(
-            only.address, credentials=only.credentials, run_directory=store, server_name=server, **patience
+            only.address,
+            credentials=only.credentials,
+            run_directory=store,
+            server_name=server,
+            purpose=wanted.purpose,
+            **patience,
         )
         return Federation({ALONE: hospital})
     return Federation.connect(
@@ -88,6 +93,7 @@ def _remote(wanted: Experiment) -> Federation:
         weights=_weights(wanted),
         run_directory=store,
         server_names={name: curator.server_name for name, curator in named.items()},
+        purpose=wanted.purpose,
         **patience,
     )
 
@@ -111,7 +117,7 @@ def _local(wanted: Experiment, task: Task, stack: ExitStack) -> Mapping[str, Hos
                 classes=classes or None,
             )
         )
-        found[name] = hospital.connect(run_directory=store)
+        found[name] = hospital.connect(run_directory=store, purpose=wanted.purpose)
     return found
 
 

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, fie
 
 from shared.configuration import SettingsGroup, setting
 from shared.errors import SettingsError
+from shared.protocol.limits import MAX_PURPOSE_LENGTH
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -39,8 +40,11 @@ class Data(SettingsGroup):
     geometry: Literal["stretched", "framed"] = setting("stretched", "How USPS becomes 28 x 28.")
     folder: RelativePath | None = setting(None, "With mnist.npz and usps16.npz; by default OpenML's copies.")
     source: RelativePath | None = setting(
-        None, "Instead of a task: an .npz with x (n, ...) float32 and y (n,) labels, the public source."
+        None,
+        "Instead of a task: an .npz with x (n, ...) float32 and y (n,) labels, the public source; or a generator's "
+        ".safetensors, from which data.rows are drawn.",
     )
+    rows: Count = setting(10_000, "Records that are drawn where source is a generator.")
     target: RelativePath | None = setting(
         None, "Beside source: an .npz like it, a public stand-in for rehearsals and local baselines."
     )
@@ -143,6 +147,11 @@ class Experiment(SettingsGroup):
     """The whole file."""
 
     name: str = setting("experiment", "For titles and logs.")
+    purpose: str = setting(
+        "",
+        "Why, in one line of at most 200 characters: it stands in the hospital's ledger and in the receipts.",
+        max_length=MAX_PURPOSE_LENGTH,
+    )
     seeds: list[int] = setting([0], "One training for each.", min_length=1)
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "Where to compute.")
     data: Data = Data()

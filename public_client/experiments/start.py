@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,9 +17,11 @@ from public_client.data.datasets import Labelled, Task, load_labelled, load_task
 from public_client.data.networks import ready_network
 from public_client.data.source import source_loader, train_source, usual_epochs
 from public_client.experiments.file import Experiment
+from public_client.generation.generator import load_generator
 from shared.devices import resolve_device
 from shared.errors import DataInvalid, SettingsError
 
+GENERATOR_SUFFIX = ".safetensors"
 _SMALL_SOURCE = 2000  # records, below which batches of 128 would be a large part of the source
 
 
@@ -51,7 +54,7 @@ def load_data(wanted: Experiment) -> Task:
         if data.target is not None:
             raise SettingsError("data.target needs data.source; without both a ready task is used")
         return load_task(data.task, geometry=data.geometry, data_dir=data.folder)
-    source = load_labelled(data.source)
+    source = _source(data.source, rows=data.rows)
     target = load_labelled(data.target) if data.target is not None else None
     if target is not None and target.images.shape[1:] != source.images.shape[1:]:
         raise DataInvalid(
@@ -62,6 +65,15 @@ def load_data(wanted: Experiment) -> Task:
         raise SettingsError("data.source alone needs curators; for a rehearsal give data.target, a public stand-in")
     nothing = Labelled(source.images[:0], source.labels[:0])
     return Task(name=data.source.stem, source=source, target=target or nothing)
+
+
+def _source(path: Path, *, rows: int) -> Labelled:
+    """Labelled records of a file, or drawn from a generator's."""
+    if path.suffix != GENERATOR_SUFFIX:
+        return load_labelled(path)
+    if not path.is_file():
+        raise SettingsError(f"{path} does not exist; data.source takes an .npz or a generator of `generate --out`")
+    return Labelled(*load_generator(path).sample(rows))
 
 
 def train_source_model(

@@ -196,8 +196,39 @@ def shares_of(known: Known, *, around: Values | None = None) -> Values:
     return np.asarray(share / share.sum())
 
 
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """The classes' normal laws, as far as they are known: N(means[c], covariance).
+
+    Attributes:
+        shares: (C,), positive, adding up to 1.
+        means: (C, d), shrunk by their errors.
+        covariance: (d, d) within a class, positive definite, shrunk by its noise.
+        unknown: variance of what is not known of the means, in each direction.
+    """
+
+    shares: Values
+    means: Values
+    covariance: Values
+    unknown: float
+
+    def discriminant(self) -> Head:
+        """The linear discriminant between these laws."""
+        # What is not known of the means widens the classes: directions that noise hides must not decide.
+        widened = self.covariance + self.unknown * np.eye(len(self.covariance))
+        middle = self.shares @ self.means
+        weights = np.asarray(np.linalg.solve(widened, (self.means - middle).T).T, dtype=np.float64)
+        bias = np.log(self.shares) - 0.5 * ((self.means + middle) * weights).sum(axis=1)
+        return Head(weights, bias)
+
+
 def discriminant(known: Known, prior: Prior | None = None) -> Head:
-    """The linear discriminant of what is known.
+    """The linear discriminant of what is known; see `classes_of`."""
+    return classes_of(known, prior).discriminant()
+
+
+def classes_of(known: Known, prior: Prior | None = None) -> Classes:
+    """The classes' laws by what is known of them.
 
     Args:
         known: of one hospital, or of several together.
@@ -225,11 +256,7 @@ def discriminant(known: Known, prior: Prior | None = None) -> Head:
     kept = spread / (spread + error)  # (C,)
     means = centre + kept[:, None] * deviation
     covariance = _covariance(known, means, sizes, prior, level)
-    # What is not known of the means widens the classes: directions that noise hides must not decide.
-    widened = covariance + float((share * kept * error).sum()) * np.eye(d)
-    middle = share @ means
-    weights = np.linalg.solve(widened, (means - middle).T).T
-    return Head(weights, np.log(share) - 0.5 * ((means + middle) * weights).sum(axis=1))
+    return Classes(share, means, covariance, float((share * kept * error).sum()))
 
 
 def _level(known: Known, prior: Prior) -> float:

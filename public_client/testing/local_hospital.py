@@ -64,6 +64,7 @@ class LocalHospital:
             raise SettingsError("labels and classes belong together; give both, or neither")
         self._arrays: dict[str, npt.NDArray[Any]] = {"records": np.ascontiguousarray(records, dtype=np.float32)}
         self._wanted = ["--epsilon", repr(epsilon), "--delta", repr(delta), "--name", name, "--array", "records"]
+        self._wanted += ["--confirm", f"epsilon {epsilon:g}, delta {delta:g}"]  # nobody's records: any budget will do
         if labels is not None:
             self._arrays["labels"] = labels
             self._wanted += ["--labels-array", "labels", "--classes", str(classes)]
@@ -93,16 +94,19 @@ class LocalHospital:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def connect(self, *, run_directory: Path | None = None) -> Hospital:
+    def connect(self, *, run_directory: Path | None = None, purpose: str = "") -> Hospital:
         """Connects with the credentials that the operator handed out.
 
         Args:
             run_directory: where receipts.jsonl is written; nowhere by default.
+            purpose: why runs are opened, for the hospital's ledger.
 
         Returns:
             A client's hospital; close it.
         """
-        return Hospital.connect(self.address, credentials=self.credentials, run_directory=run_directory)
+        return Hospital.connect(
+            self.address, credentials=self.credentials, run_directory=run_directory, purpose=purpose
+        )
 
     def start(self) -> None:
         """Starts (or, after `stop`, restarts) the curator and waits until it listens.

@@ -132,7 +132,7 @@ class PrivacyFilter:
 
     def alone(self, price: Price) -> float:
         """Epsilon of one charge by itself, at the budget's delta, also where the budget does not admit it."""
-        return self.epsilon(self._add(self.zero(), price))
+        return self.epsilon(self.add(self.zero(), price))
 
     def with_budget(self, budget: PrivacyBudget) -> PrivacyFilter:
         """The same orders and shares under another budget; prices and sums keep their meaning.
@@ -191,7 +191,7 @@ class PrivacyFilter:
             BudgetExhausted: no lane holds after the charge. Nothing was spent.
             InvalidValue: the sums or the price belong to a filter with other orders.
         """
-        total = self._add(spent, price)
+        total = self.add(spent, price)
         if self._holds(total):
             return total
         before = self.epsilon(spent)
@@ -199,8 +199,12 @@ class PrivacyFilter:
             requested=self.alone(price), spent=before, remaining=max(0.0, self.budget.epsilon - before)
         )
 
-    def _add(self, spent: Spent, price: Price) -> Spent:
-        """The sums after a charge; the lane of infinity closes for ever (S_inf = inf) where it cannot take it."""
+    def add(self, spent: Spent, price: Price) -> Spent:
+        """The sums after a charge, admitted or not; the lane of infinity closes for ever where it cannot take it.
+
+        Raises:
+            InvalidValue: the sums or the price belong to a filter with other orders.
+        """
         if len(spent.renyi) != len(self.orders) or len(price.renyi) != len(self.orders):
             raise InvalidValue("the sums or the price belong to a filter with other orders")
         renyi = tuple([_sum_up(a, b) for a, b in zip(spent.renyi, price.renyi, strict=True)])
@@ -263,7 +267,7 @@ class PrivacyFilter:
         if steps > MAX_STEPS:
             return False
         # Not cached: these runs are trials of a search.
-        return self._holds(self._add(spent, self._price(replace(event, steps=steps))))
+        return self._holds(self.add(spent, self._price(replace(event, steps=steps))))
 
     def to_json(self) -> str:
         """Canonical JSON."""

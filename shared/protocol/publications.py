@@ -18,7 +18,7 @@ from pathlib import Path
 from shared.errors import DataInvalid, InvalidValue, RequestInvalid
 from shared.ledger.receipts import Receipt, SignedEntry, is_signed
 from shared.protocol.checks import Violation, positive
-from shared.protocol.limits import MAX_MESSAGE_BYTES
+from shared.protocol.limits import MAX_FILE_BYTES
 from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
 from shared.protocol.payloads import MessagePayload, parsed, written
 from shared.protocol.receipts import decode_receipt
@@ -26,8 +26,6 @@ from shared.protocol.v1 import curator_pb2 as pb
 
 PROPOSAL = b"dpswd-proposal-1\n"
 PUBLICATION = b"dpswd-publication-1\n"
-MAX_FILE_BYTES = 2 * MAX_MESSAGE_BYTES
-"""An extractor as large as an upload may be, and a release as large as a reply may be."""
 _HEAD = len(PUBLICATION) + 64  # Ed25519
 
 

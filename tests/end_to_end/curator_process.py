@@ -70,6 +70,7 @@ class CuratorProcess:
         np.savez(directory / "records.npz", records=records.astype(np.float32))
         self.command(
             "init", "--records", directory / "records.npz", "--epsilon", epsilon, "--delta", delta, "--device", "cpu",
+            "--confirm", f"epsilon {epsilon:g}, delta {delta:g}",
             *init,
         )  # fmt: skip
         self.command("client", "add", CLIENT, "--out", self.credentials(CLIENT))

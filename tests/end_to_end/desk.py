@@ -38,6 +38,7 @@ from private_curator.settings.tree import CuratorSettings
 from private_curator.storage.home_directory import HomeDirectory
 from public_client.curator.stub import Curator
 from public_client.curator.values import new_request_id
+from shared.certificates import request_fingerprint
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 
@@ -89,7 +90,8 @@ class Desk:
         np.savez("records.npz", records=records)
         self.type("dpswd-curator init --home hospital --records records.npz --epsilon 3 --delta 1e-5 --san localhost")
         self.type("dpswd-client init ml-team --out client")
-        self.type("dpswd-curator cert approve client/client.csr --home hospital --out for-ml-team")
+        told = f"--fingerprint {request_fingerprint(Path('client/client.csr').read_bytes())}"
+        self.type(f"dpswd-curator cert approve client/client.csr {told} --home hospital --out for-ml-team")
         self.type("cp for-ml-team/ca.crt for-ml-team/client.crt for-ml-team/ledger.pub client")
 
     def serve(self, *settings: str) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
@@ -113,6 +114,37 @@ def test_the_health_check_asks_the_running_curator(sites):
     )
     assert lonely.wait(timeout=60)["StatusCode"] == 1
     lonely.remove()
+
+
+def test_the_console_shows_the_story_on_the_loopback_and_is_on_no_network(sites):
+    up = sites.compose("up", "--detach", "--no-deps", "hospital-console", "hospital-console-door")
+    assert up.returncode == 0, up.stderr
+    wait("an address to sign in at", lambda: "token=" in sites.words("hospital-console"))
+    console = f"http://127.0.0.1:{sites.console_port}"
+    once = re.findall(rf"sign in once at {console}/sign-in\?token=(\S+)", sites.words("hospital-console"))[-1]
+    with httpx.Client(base_url=console, headers={"Origin": console}, timeout=30) as browser:
+        wait("the door", lambda: _answers(browser))
+        assert browser.get("/").status_code == 303
+        assert browser.post("/sign-in", data={"token": once}).status_code == 303
+        assert ">1</dd>" in re.sub(r"<p class=.hint.>.*?</p>", "", browser.get("/").text)  # one run
+        assert "ml-team" in browser.get("/teams").text
+        assert "BUDGET_EXHAUSTED" in browser.get("/timeline?kind=refusal").text
+        assert browser.get("/", headers={"Host": "evil.example"}).status_code == 421
+    private, door = sites.container("hospital-console").attrs, sites.container("hospital-console-door").attrs
+    assert private["HostConfig"]["NetworkMode"] == "none"
+    assert [mount["Name"] for mount in door["Mounts"]] == [sites.name("hospital-console")]
+    assert [port["HostIp"] for port in door["HostConfig"]["PortBindings"]["8466/tcp"]] == ["127.0.0.1"]
+    for attributes in (private, door):
+        assert attributes["Config"]["User"] == "10001:10001"
+        assert attributes["HostConfig"]["ReadonlyRootfs"]
+        assert attributes["HostConfig"]["CapDrop"] == ["ALL"]
+
+
+def _answers(browser: httpx.Client) -> bool:
+    try:
+        return browser.get("/sign-in").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_a_certificate_of_another_authority_is_refused(sites):

@@ -30,6 +30,7 @@ from private_curator.storage import incidents
 from private_curator.worker.pool import WorkerPool
 from public_client.cli import main as client_cli
 from public_client.curator.stub import Curator
+from shared.certificates import request_fingerprint
 from shared.privacy import crosscheck
 from shared.protocol.status import REASONS
 
@@ -58,6 +59,7 @@ class Incidents:
             "RUN": lambda: desk.json("dpswd-curator run list --home hospital")[-1]["run_id"],
             "NUMBER": lambda: desk.json("dpswd-curator incidents list --home hospital")[-1]["number"],
             "DIGEST": self._digest,
+            "TOLD": lambda: request_fingerprint(Path("client-again/client.csr").read_bytes()),
         }
 
     def _digest(self) -> str:

@@ -63,8 +63,8 @@ def test_a_defect_is_found(defect, tmp_path, monkeypatch):
         else:
             ask = service._opened
 
-            def refused_after_the_charge(*arguments):
-                ask(*arguments)
+            def refused_after_the_charge(*arguments, **named):
+                ask(*arguments, **named)
                 raise CuratorUnavailable("a refusal that comes too late")
 
             monkeypatch.setattr(service, "_opened", refused_after_the_charge)

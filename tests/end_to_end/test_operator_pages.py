@@ -7,6 +7,7 @@ import re
 import shutil
 import sqlite3
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test di
 
 from free_ports import own_port
 from pages import ROOT, Command, Shell, steps
+
+from shared.certificates import request_fingerprint
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 
@@ -80,6 +83,10 @@ class Hour:
     def hand_over(self, file: str, name: str) -> None:
         shutil.copy(self.team.directory / file, self.operator.directory / name)
 
+    def told(self, name: str) -> Callable[[], str]:
+        """What the team reads out of a request's fingerprint."""
+        return lambda: request_fingerprint((self.operator.directory / name).read_bytes())[:16]
+
     def receive(self, folder: str, into: str) -> None:
         for path in (self.operator.directory / folder).iterdir():
             shutil.copy(path, self.team.directory / into)
@@ -98,7 +105,9 @@ def test_the_first_hour_of_both(hour):
     def request_and_pause() -> None:
         """The team's page begins; where the operator is needed, the operator's page goes on, and then the rest."""
         hour.hand_over("client/client.csr", "ml-team.csr")
-        hour.operator.read(OPERATOR / "first-hour.md", {"the team trains": the_rest})
+        hour.operator.read(
+            OPERATOR / "first-hour.md", {"the team trains": the_rest}, {"TOLD": hour.told("ml-team.csr")}
+        )
 
     def the_rest() -> None:
         assert next(parts) == 0
@@ -192,6 +201,7 @@ def test_incidents(hour):
         {"the team makes a new key": new_key, "somebody edits the ledger": edit_the_ledger},
         {
             "FINGERPRINT": lambda: fingerprints[0],
+            "TOLD": hour.told("new.csr"),
             "RUN": lambda: hour.asks("dpswd-curator run list")[-1]["run_id"],
         },
         here=True,

@@ -12,6 +12,7 @@ from typing import Any
 
 import docker
 from engine import ROOT, compose_command
+from free_ports import own_port
 
 CURATOR, CLIENT = "dpswd-curator:test", "dpswd-client:test"
 STORY_S, TRAINING_S = 600, 240
@@ -38,6 +39,7 @@ class Sites:
         story: what the first hospital's report printed.
         told: the first hospital's budget when the story had ended.
         seconds: how long each of the stories took, by the service that ends it.
+        console_port: of the loopback, at which the first hospital's console is published.
     """
 
     docker: docker.DockerClient
@@ -46,12 +48,14 @@ class Sites:
     story: str = ""
     told: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    console_port: int = field(default_factory=own_port)
 
     def compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """docker-compose with the project's name, on this engine, with the images under test."""
         command = [*compose_command(), "--project-name", self.project, "--file", str(ROOT / "docker-compose.yml")]
         environment = {
             **os.environ, "DOCKER_HOST": self.address, "DPSWD_VERSION": "test", "COMPOSE_HTTP_TIMEOUT": "300",
+            "CONSOLE_PORT": str(self.console_port),
         }  # fmt: skip
         return subprocess.run(
             [*command, *arguments],
@@ -111,15 +115,16 @@ class Sites:
         now = self.budget()
         wanted = now["epsilon_spent"] + epsilon
         change = "extend" if wanted > now["epsilon"] else "lower"
-        self.operator("budget", change, "--epsilon", str(wanted), "--reason", "next study")
+        confirmed = ("--confirm", f"epsilon {wanted:g}, delta {now['delta']:g}") if change == "extend" else ()
+        self.operator("budget", change, "--epsilon", str(wanted), "--reason", "next study", *confirmed)
 
     def health(self, service: str = "curator") -> str:
         return self.container(service).attrs["State"]["Health"]["Status"]
 
     @property
     def answers(self) -> int:
-        """Steps with quantile coefficients that the first curator has answered, by its log."""
-        return self.words("curator").count("DrawStep for ml-team: OK")
+        """Steps that the first curator has begun, by its ledger."""
+        return self.budget()["steps_used"]
 
 
 def finish(container) -> str:

@@ -479,10 +479,15 @@ class OpenRunRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """UUID4 made by the client; a repeat with the same parameters returns the same run, free."""
     validate_only: _builtins.bool
     """Prices the run without spending anything."""
+    purpose: _builtins.str
+    """Why, in the client's words: a line of at most 200 printable characters, or nothing. It stands in the ledger and in
+    the receipt, for the hospital's board. A repeat of the request keeps the words of the first.
+    """
     @_builtins.property
     def parameters(self) -> Global___RunParameters: ...
     def __init__(
@@ -491,10 +496,11 @@ class OpenRunRequest(_message.Message):
         request_id: _builtins.str = ...,
         parameters: Global___RunParameters | None = ...,
         validate_only: _builtins.bool = ...,
+        purpose: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters", "purpose", b"purpose", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -545,6 +551,96 @@ class OpenRunResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenRunResponse: _TypeAlias = OpenRunResponse  # noqa: Y015
+
+@_typing.final
+class RequestBudgetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPSILON_FIELD_NUMBER: _builtins.int
+    BECAUSE_FIELD_NUMBER: _builtins.int
+    epsilon: _builtins.float
+    """Epsilon on top of what the client may spend; 0 asks nothing, and only hears of earlier requests."""
+    because: _builtins.str
+    """Why: a line of 1 to 200 printable characters."""
+    def __init__(
+        self,
+        *,
+        epsilon: _builtins.float = ...,
+        because: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["because", b"because", "epsilon", b"epsilon"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestBudgetRequest: _TypeAlias = RequestBudgetRequest  # noqa: Y015
+
+@_typing.final
+class RequestBudgetResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___BudgetRequest]:
+        """The client's own requests, the oldest first."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___BudgetRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestBudgetResponse: _TypeAlias = RequestBudgetResponse  # noqa: Y015
+
+@_typing.final
+class BudgetRequest(_message.Message):
+    """A client's message to the operator, and what the operator made of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    BECAUSE_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    GRANTED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """1 for the ledger's first request."""
+    time: _builtins.str
+    """UTC, ISO 8601."""
+    epsilon: _builtins.float
+    because: _builtins.str
+    decision: _builtins.str
+    """"approved", "cut" (less was granted) or "denied"; empty while it waits."""
+    granted: _builtins.float
+    """Epsilon that was added."""
+    reason: _builtins.str
+    """The operator's words."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        time: _builtins.str = ...,
+        epsilon: _builtins.float = ...,
+        because: _builtins.str = ...,
+        decision: _builtins.str = ...,
+        granted: _builtins.float = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["because", b"because", "decision", b"decision", "epsilon", b"epsilon", "granted", b"granted", "number", b"number", "reason", b"reason", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BudgetRequest: _TypeAlias = BudgetRequest  # noqa: Y015
 
 @_typing.final
 class DrawStepRequest(_message.Message):

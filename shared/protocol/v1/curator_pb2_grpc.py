@@ -60,6 +60,11 @@ class CuratorServiceStub:
                 request_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.DrawStepRequest.SerializeToString,
                 response_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.DrawStepResponse.FromString,
                 _registered_method=True)
+        self.RequestBudget = channel.unary_unary(
+                '/dpswd.curator.v1.CuratorService/RequestBudget',
+                request_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.RequestBudgetRequest.SerializeToString,
+                response_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.RequestBudgetResponse.FromString,
+                _registered_method=True)
 
 
 class CuratorServiceServicer:
@@ -101,6 +106,13 @@ class CuratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RequestBudget(self, request, context):
+        """Asks the operator for more budget, or what became of it. Grants nothing by itself; one request waits at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CuratorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +140,11 @@ def add_CuratorServiceServicer_to_server(servicer, server):
                     servicer.DrawStep,
                     request_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.DrawStepRequest.FromString,
                     response_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.DrawStepResponse.SerializeToString,
+            ),
+            'RequestBudget': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequestBudget,
+                    request_deserializer=shared_dot_protocol_dot_v1_dot_curator__pb2.RequestBudgetRequest.FromString,
+                    response_serializer=shared_dot_protocol_dot_v1_dot_curator__pb2.RequestBudgetResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +283,33 @@ class CuratorService:
             '/dpswd.curator.v1.CuratorService/DrawStep',
             shared_dot_protocol_dot_v1_dot_curator__pb2.DrawStepRequest.SerializeToString,
             shared_dot_protocol_dot_v1_dot_curator__pb2.DrawStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequestBudget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dpswd.curator.v1.CuratorService/RequestBudget',
+            shared_dot_protocol_dot_v1_dot_curator__pb2.RequestBudgetRequest.SerializeToString,
+            shared_dot_protocol_dot_v1_dot_curator__pb2.RequestBudgetResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class CuratorServiceStub:
     """Declares a run and charges all its steps, or only prices it. Idempotent by request id."""
     DrawStep: _grpc.UnaryUnaryMultiCallable[_curator_pb2.DrawStepRequest, _curator_pb2.DrawStepResponse]
     """One step of a charged run, whatever its mechanism. Idempotent by request id."""
+    RequestBudget: _grpc.UnaryUnaryMultiCallable[_curator_pb2.RequestBudgetRequest, _curator_pb2.RequestBudgetResponse]
+    """Asks the operator for more budget, or what became of it. Grants nothing by itself; one request waits at a time."""
 
 @_typing.type_check_only
 class CuratorServiceAsyncStub(CuratorServiceStub):
@@ -65,6 +67,8 @@ class CuratorServiceAsyncStub(CuratorServiceStub):
     """Declares a run and charges all its steps, or only prices it. Idempotent by request id."""
     DrawStep: _aio.UnaryUnaryMultiCallable[_curator_pb2.DrawStepRequest, _curator_pb2.DrawStepResponse]  # type: ignore[assignment]
     """One step of a charged run, whatever its mechanism. Idempotent by request id."""
+    RequestBudget: _aio.UnaryUnaryMultiCallable[_curator_pb2.RequestBudgetRequest, _curator_pb2.RequestBudgetResponse]  # type: ignore[assignment]
+    """Asks the operator for more budget, or what became of it. Grants nothing by itself; one request waits at a time."""
 
 class CuratorServiceServicer(metaclass=_abc_1.ABCMeta):
     """The curator of one data set."""
@@ -108,5 +112,13 @@ class CuratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_curator_pb2.DrawStepResponse, _abc.Awaitable[_curator_pb2.DrawStepResponse]]:
         """One step of a charged run, whatever its mechanism. Idempotent by request id."""
+
+    @_abc_1.abstractmethod
+    def RequestBudget(
+        self,
+        request: _curator_pb2.RequestBudgetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_curator_pb2.RequestBudgetResponse, _abc.Awaitable[_curator_pb2.RequestBudgetResponse]]:
+        """Asks the operator for more budget, or what became of it. Grants nothing by itself; one request waits at a time."""
 
 def add_CuratorServiceServicer_to_server(servicer: CuratorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import stat
 from pathlib import Path
@@ -14,6 +16,7 @@ from private_curator.cli.main import main
 from private_curator.storage.home_directory import HomeDirectory
 from private_curator.storage.incidents import IncidentBook
 from public_client.curator.identity import make_identity
+from shared.certificates import request_fingerprint
 
 RECORDS = np.random.default_rng(2).normal(size=(40, 3)).astype(np.float32)
 
@@ -74,6 +77,8 @@ def test_init_never_overwrites(operator):
         (("--scale-from", "1", "0"), 3),
         (("--epsilon", "-1"), 9),
         (("--delta", "2"), 9),
+        (("--delta", "0.025"), 3),  # 1/n
+        (("--epsilon", "11", "--confirm", "epsilon 11"), 3),
         (("--device", "tpu"), 2),
     ],
 )
@@ -112,7 +117,7 @@ def test_the_life_of_a_client(operator, tmp_path):
     operator.run("client", "renew", "ml-team", "--out", tmp_path / "b", status=3)
     operator.run("client", "revoke", "ml-team", "--reason", "left")
     (listed,) = operator.json("client", "list")
-    assert (listed["revoked"], listed["epsilon"], listed["fingerprint"]) == (True, 0.5, renewed["fingerprint"])
+    assert (listed["state"], listed["epsilon"], listed["fingerprint"]) == ("revoked", 0.5, renewed["fingerprint"])
     operator.run("client", "add", "ml-team", "--out", tmp_path / "c", status=9)
     assert not (tmp_path / "c").exists()
     operator.run("client", "revoke", "nobody", "--reason", "x", status=7)
@@ -120,10 +125,14 @@ def test_the_life_of_a_client(operator, tmp_path):
 
 def test_a_clients_key_never_comes_here(operator, tmp_path):
     request = make_identity("hospital-b", tmp_path / "b")
-    shown = operator.json("client", "add", "hospital-b", "--request", request, "--out", tmp_path / "signed")
+    told = ("--fingerprint", request_fingerprint(request.read_bytes()))
+    wanted = ("client", "add", "hospital-b", "--request", request, "--out", tmp_path / "signed")
+    assert "over another way" in operator.run(*wanted, status=3)
+    assert "another one was told" in operator.run(*wanted, "--fingerprint", "0" * 16, status=3)
+    shown = operator.json(*wanted, *told)
     assert sorted(path.name for path in (tmp_path / "signed").iterdir()) == ["ca.crt", "client.crt", "ledger.pub"]
     assert "stays" in shown["key"]
-    operator.run("client", "add", "other", "--request", request, "--out", tmp_path / "x", status=9)
+    operator.run("client", "add", "other", "--request", request, "--out", tmp_path / "x", *told, status=9)
     operator.run("client", "add", "other", "--request", tmp_path / "none.csr", "--out", tmp_path / "x", status=3)
     assert [row["name"] for row in operator.json("client", "list")] == ["hospital-b"]
 
@@ -132,7 +141,14 @@ def test_the_budget_changes_by_explicit_acts_only(operator):
     operator.run("budget", "lower", "--epsilon", 1, "--reason", "a new rule")
     operator.run("budget", "lower", "--epsilon", 3, "--reason", "x", status=9)
     operator.run("budget", "extend", "--epsilon", 0.5, "--reason", "x", status=9)
-    operator.run("budget", "extend", "--epsilon", 4, "--reason", "the board agreed")
+    refused = operator.run("budget", "extend", "--epsilon", 4, "--reason", "the board agreed", status=3)
+    assert "factor 2" in refused
+    assert "2.72 times as probable" in refused  # the effect is shown
+    operator.run("budget", "extend", "--epsilon", 4, "--reason", "x", "--confirm", "epsilon 4", status=3)
+    words = ("--confirm", "epsilon 4, delta 1e-05")
+    operator.run("--as", "Dr. Weber", "budget", "extend", "--epsilon", 4, "--reason", "the board agreed", *words)
+    (extended,) = operator.json("history", "--who", "Dr. Weber")
+    assert (extended["kind"], extended["why"], extended["epsilon"]) == ("budget-extended", "the board agreed", 4.0)
     assert operator.json("budget", "show")["epsilon"] == 4.0
     for act, state in (("freeze", "frozen"), ("unfreeze", "open")):
         operator.run("budget", act, "--reason", "an inquiry")
@@ -218,3 +234,78 @@ def test_every_command_has_help_and_exit_codes_have_their_page(bare):
     rows = re.findall(r"^\| \[(\d+)\]\(#exit-code-\1\) \| (.*?) ?\|", page, flags=re.MULTILINE)
     documented = {int(code) for code, meaning in rows if meaning}
     assert documented == {0, 1, 2} | {code for _, code in EXIT_CODES}
+
+
+def test_chosen_acts_take_two_operators(operator, tmp_path):
+    settings = operator.home.settings
+    settings.write_text(settings.read_text() + '\n[operators]\nsecond = ["extend", "approve", "restore"]\n')
+    wanted = ("budget", "extend", "--epsilon", 3, "--reason", "second study")
+    assert "noted for anna and not done" in operator.run("--as", "anna", *wanted, status=3)
+    assert "noted for anna" in operator.run("--as", "anna", *wanted, status=3)  # nobody seconds oneself
+    other = ("budget", "extend", "--epsilon", 3.5, "--reason", "second study")
+    assert "noted for ben" in operator.run("--as", "ben", *other, status=3)  # another act
+    assert operator.json("budget", "show")["epsilon"] == 2.0
+    operator.run("--as", "ben", *wanted)
+    assert operator.json("budget", "show")["epsilon"] == 3.0
+    (extended,) = [event for event in operator.json("history") if event["kind"] == "budget-extended"]
+    assert extended["who"] == "anna, seconded by ben"
+    request = make_identity("ml-team", tmp_path / "team")
+    approve = ("cert", "approve", request, "--out", tmp_path / "out")
+    approve += ("--fingerprint", request_fingerprint(request.read_bytes())[:16])
+    operator.run("--as", "anna", *approve, status=3)
+    assert operator.json("client", "list") == []
+    operator.run("--as", "ben", *approve)
+    operator.run("ledger", "backup", tmp_path / "copy")
+    restore = ("ledger", "restore", tmp_path / "copy")
+    operator.run("--as", "anna", *restore, status=3)
+    operator.run("--as", "ben", *restore)
+    assert operator.json("history")[-1]["who"] == "anna, seconded by ben"
+
+
+def test_the_report_is_made_and_checked(operator, tmp_path):
+    out = tmp_path / "report.html"
+    operator.run("--as", "anna", "report", "make", "--out", out)
+    assert "by anna." in out.read_text()
+    operator.run("report", "make", "--out", out, status=3)
+    operator.run("client", "add", "ml-team", "--out", tmp_path / "team")
+    assert "is as it was signed" in operator.run("report", "check", out, "--key", tmp_path / "team" / "ledger.pub")
+    out.write_text(out.read_text().replace("by anna", "by ben"))
+    operator.run("report", "check", out, "--key", tmp_path / "team" / "ledger.pub", status=4)
+
+
+def test_requests_that_are_not_there(operator):
+    assert operator.json("request", "list") == []
+    assert "does not exist" in operator.run("request", "approve", 1, "--reason", "x", status=9)
+    assert "does not exist" in operator.run("request", "deny", 1, "--reason", "x", status=9)
+    operator.run("run", "show", "0" * 32, status=7)
+
+
+def test_looking_works_on_a_read_only_home_without_key_and_records(operator, tmp_path):
+    operator.run("client", "add", "ml-team", "--out", tmp_path / "team")
+    operator.run("ledger", "verify")
+    operator.home.ledger_key.rename(tmp_path / "key")
+    (operator.directory / "records.npy").unlink()
+    before = {path: path.read_bytes() for path in operator.home.path.rglob("*") if path.is_file()}
+    (operator.home.path / "ledger.db.lock").unlink()
+    before.pop(operator.home.path / "ledger.db.lock")
+    looks = [("budget", "show"), ("client", "list"), ("run", "list"), ("extractor", "list"), ("request", "list")]
+    with mounted_read_only(operator.home.path):
+        for look in [*looks, ("history",)]:
+            operator.json(*look)
+            operator.run(*look)
+    assert {path: path.read_bytes() for path in operator.home.path.rglob("*") if path.is_file()} == before
+
+
+@contextlib.contextmanager
+def mounted_read_only(directory):
+    """A directory that this process, root or not, cannot write to."""
+    before = os.access
+
+    def refused(path, mode, **options):
+        return before(path, mode, **options) and not (mode & os.W_OK and Path(path) == directory)
+
+    directory.chmod(0o500)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "access", refused)
+        yield
+    directory.chmod(0o700)

@@ -6,7 +6,7 @@ import pytest
 from toy_accounting import Relation, ToyBudget
 
 from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import DataSetState, Kind, Request
+from private_curator.ledger.statements import DataSetState, Decision, Kind, Request
 from shared.errors import BudgetExhausted, GrantNotHeld, InvalidValue, LedgerUnavailable, RunFinished
 
 DIGEST = "d" * 64
@@ -96,14 +96,61 @@ class TestClients:
         open_run(ledger, client="bob", request_id="3", steps=10)
         assert ledger.budget_of("bob")[1].epsilon_spent == pytest.approx(0.06)
 
-    def test_first_share_comes_before_the_first_run(self, ledger, open_run):
+    def test_a_first_share_counts_what_was_spent_before_it(self, ledger, open_run, reopen):
         ledger.add_client("bob", "b" * 64)
         ledger.set_share("bob", ToyBudget(0.05), reason="agreed")
         with pytest.raises(BudgetExhausted):
             open_run(ledger, client="bob", steps=51)
-        open_run(ledger)
-        with pytest.raises(InvalidValue, match="without a share"):
-            ledger.set_share("alice", ToyBudget(0.05), reason="too late")
+        open_run(ledger, steps=10)
+        ledger.set_share("alice", ToyBudget(0.015), reason="after all")
+        assert ledger.budget_of("alice")[1].epsilon_spent == 0.01
+        with pytest.raises(BudgetExhausted, match="the client's privacy budget"):
+            open_run(ledger, request_id="second", steps=6)
+        open_run(ledger, request_id="third", steps=5)
+        ledger.close()
+        again = reopen()
+        assert again.status().spent_by == {"alice": 0.015, "bob": 0.0}
+        assert again.verify().ok
+
+    def test_a_share_is_no_larger_than_the_whole(self, ledger):
+        with pytest.raises(InvalidValue, match="larger than the data set's budget"):
+            ledger.set_share("alice", ToyBudget(1.5), reason="generous")
+        with pytest.raises(InvalidValue, match="larger than the data set's budget"):
+            ledger.add_client("bob", "b" * 64, ToyBudget(0.5, delta=1e-3))
+
+    def test_a_paused_client_gets_nothing_new(self, ledger, open_run, answer):
+        run = open_run(ledger)
+        kept = answer(ledger, run, "1")
+        ledger.pause_client("alice", reason="an inquiry")
+        with pytest.raises(GrantNotHeld, match="paused"):
+            open_run(ledger, request_id="another")
+        with pytest.raises(GrantNotHeld, match="paused"):
+            begin(ledger, run, "2")
+        assert begin(ledger, run, "1") == kept
+        ledger.resume_client("alice", reason="settled")
+        answer(ledger, run, "2")
+        assert ledger.verify().ok
+
+    def test_a_request_for_budget_is_decided_once(self, ledger, open_run):
+        ledger.lower_budget(ToyBudget(0.9), reason="x")
+        open_run(ledger, steps=10)
+        asked = ledger.request_budget(client="alice", epsilon=0.5, because="a second site")
+        assert ledger.request_budget(client="alice", epsilon=0.5, because="a second site") == asked
+        with pytest.raises(GrantNotHeld, match="one waits at a time"):
+            ledger.request_budget(client="alice", epsilon=0.4, because="a second site")
+        with pytest.raises(InvalidValue, match="from 0 to that"):
+            ledger.decide_request(asked.number, granted=0.6, reason="x")
+        cut = ledger.decide_request(asked.number, granted=0.2, reason="half will do")
+        assert (cut.decision, cut.granted, cut.reason) == (Decision.CUT, 0.2, "half will do")
+        assert ledger.budget_of("alice")[1].epsilon == pytest.approx(0.21)  # what was spent, and what was granted
+        with pytest.raises(InvalidValue, match="decided already"):
+            ledger.decide_request(asked.number, granted=0.0, reason="x")
+        ledger.request_budget(client="alice", epsilon=0.1, because="more")
+        assert ledger.decide_request(2, granted=0.1, reason="well").decision is Decision.APPROVED
+        assert ledger.budget_of("alice")[1].epsilon == pytest.approx(0.31)
+        ledger.request_budget(client="alice", epsilon=5.0, because="all")
+        assert ledger.decide_request(3, granted=0.0, reason="no").decision is Decision.DENIED
+        assert ledger.verify().ok
 
     def test_shares_have_the_data_sets_relation(self, ledger):
         with pytest.raises(InvalidValue, match="replace-one"):

@@ -64,6 +64,9 @@ class ToyFilter:
     def zero(self) -> int:
         return 0
 
+    def add(self, spent: int, price: ToyPrice) -> int:
+        return spent + price.micro
+
     def admit(self, spent: int, price: ToyPrice) -> int:
         if spent + price.micro > round(self.budget.epsilon * MICRO):
             raise BudgetExhausted(price.micro / MICRO, spent / MICRO, max(0.0, self.budget.epsilon - spent / MICRO))

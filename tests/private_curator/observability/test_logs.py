@@ -43,8 +43,20 @@ def test_the_log_of_a_session_has_the_allowed_fields_only(watched):
         assert list(line) == [name for name in logs.FIELDS if name in line]  # allowed, and in order
         assert set(logs.FIELDS[:4]) <= line.keys()
     requests = [(line.get("operation"), line.get("client"), line.get("outcome")) for line in lines]
-    assert ("DrawStep", "ml-team", "OK") in requests
     assert ("OpenRun", "ml-team", "BUDGET_EXHAUSTED") in requests
+    # One line for the charged run: its uploads, its description and its three steps are details.
+    (charged,) = [line for line in lines if line.get("outcome") == "OK"]
+    with watched.home.open_ledger() as ledger:
+        (run,) = ledger.runs()
+        (client,) = ledger.clients()
+    assert charged["operation"] == "OpenRun"
+    assert (charged["run"], charged["charge"], charged["release"]) == (run.run_id, "charge", "quantiles")
+    assert float(charged["epsilon"]) == pytest.approx(run.epsilon, rel=1e-3)
+    assert charged["certificate"] == client.fingerprint
+    assert charged["peer"] in ("127.0.0.1", "::1")
+    (refused,) = [line for line in lines if line.get("outcome") == "BUDGET_EXHAUSTED"]
+    assert (refused["charge"], refused["release"]) == ("no charge", "quantiles")
+    assert float(refused["epsilon"]) > 5.0
     (incident,) = [line for line in lines if "incident" in line]
     assert (incident["level"], incident["operation"]) == ("ERROR", "DrawStep")
     assert CANARY not in watched.log.getvalue()
@@ -131,7 +143,7 @@ def test_every_message_of_ours_is_a_constant_text():
             continue
         found += 1
         where = f"{path}:{call.lineno}"
-        assert call.func.attr in ("info", "warning", "error"), where  # not exception(), which adds a traceback
+        assert call.func.attr in ("debug", "info", "warning", "error"), where  # not exception(), which adds a traceback
         assert isinstance(call.args[0], ast.Constant), where
         assert {keyword.arg for keyword in call.keywords} <= {"extra"}, where
         for argument in call.args[1:]:

@@ -23,7 +23,7 @@ from public_client.cli.main import main as client_main
 from public_client.curator import identity
 from public_client.curator.stub import Curator
 from shared import errors
-from shared.certificates import belong_together, common_name
+from shared.certificates import belong_together, common_name, request_fingerprint
 from shared.renewal import Renewal
 
 RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
@@ -63,7 +63,8 @@ class Sites:
         """request, approve; the client's directory."""
         directory = self.directory / name
         self.client("cert", "request", name, "--out", directory)
-        self.operator("cert", "approve", directory / "client.csr", "--out", directory, *options)
+        told = ("--fingerprint", request_fingerprint((directory / "client.csr").read_bytes()))
+        self.operator("cert", "approve", directory / "client.csr", "--out", directory, *told, *options)
         return directory
 
     def renew(self, directory) -> Path:
@@ -146,7 +147,8 @@ def test_an_expired_certificate_is_refused_on_both_sides_and_renewed_by_the_oper
     assert "proves nothing" in live.operator("cert", "approve", directory / "client.renewal", "--out", out, status=9)
     assert "already" in live.operator("cert", "approve", directory / "client.csr", "--out", out, status=10)
     assert not out.exists()
-    live.operator("cert", "approve", directory / "client.csr", "--out", out, "--renew")
+    told = ("--fingerprint", request_fingerprint((directory / "client.csr").read_bytes()))
+    live.operator("cert", "approve", directory / "client.csr", "--out", out, "--renew", *told)
     live.client("cert", "install", out / "client.crt", "--credentials", directory)
     with _connect(live, directory) as connection:
         assert connection.describe().client_name == "late"

@@ -198,7 +198,7 @@ def test_a_delta_that_runs_were_priced_at_is_told() -> None:
 def test_with_budget_keeps_prices_and_admits_more() -> None:
     privacy = PrivacyFilter.for_budget(PrivacyBudget(1.0, DELTA), plan=rows(6.0))
     spent = privacy.zero()
-    while privacy.epsilon(privacy._add(spent, privacy.price(rows(6.0)))) <= 1.0:
+    while privacy.epsilon(privacy.add(spent, privacy.price(rows(6.0)))) <= 1.0:
         spent = privacy.admit(spent, privacy.price(rows(6.0)))
     larger = privacy.with_budget(PrivacyBudget(1.5, 2 * DELTA))
     assert larger.price(rows(6.0)) == privacy.price(rows(6.0))

@@ -1,0 +1,217 @@
+"""Synthetic records of MNIST and Fashion-MNIST from one release: what classifiers learn from them.
+
+    python -m benchmarks.generate run --data-dir ../shared/data --fashion-dir /usr/share/datasets/fashion-mnist
+    python -m benchmarks.generate summary
+
+needs mnist.npz in the first folder and the four idx files of Debian's dataset-fashion-mnist in the second. The training
+half is the hospital's; a run fits the generator to one release, draws 60,000 records, trains logistic regression, MLP
+and CNN on them with the settings below, and looks at the 10,000 test images once. Which classifiers, how long, and the
+method's settings were fixed before on the training halves (docs/ml-team/generate.md says how). Runs on file are not
+repeated; --only "fashion 1" makes one setting's alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from benchmarks import records
+from benchmarks.labelled import HeldRecords, Site
+from public_client.generation.generating import generate, plan_generator
+from public_client.generation.generator import Generator
+from public_client.generation.method import Fitting
+from public_client.generation.replayed import Replayed
+from public_client.generation.scattering import computed
+from public_client.training.run import ChargedRun
+
+RESULTS = Path(__file__).parent / "results" / "generate.json"
+CACHE = Path.home() / ".cache" / "dpswd-benchmarks"
+DELTA, ROWS = 1e-5, 60_000
+EPSILONS, SEEDS = (1.0, 0.2, 10.0), (0, 1, 2)
+EPOCHS, BATCH, PEAK = 4, 100, 3e-3
+"""Of each classifier: Adam under a one-cycle schedule, cross-entropy with the rows' probabilities."""
+
+
+class Cached(Replayed):
+    """The method with its features computed up to their last layer: a release of 60,000 images then takes seconds."""
+
+    def features(self, description: Any) -> nn.Module:  # noqa: ARG002 - the method's signature
+        return nn.Sequential(nn.Flatten(), whole(self)[-1]).eval()
+
+    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:  # noqa: ARG002 - the same
+        return self.fitted(self.known(run, fitting), whole(self), _Shape.record_shape, seed=fitting.seed)
+
+
+def whole(method: Replayed) -> nn.Sequential:
+    """The features of 28 x 28 images."""
+    found = Replayed.features(method, _Shape())
+    assert isinstance(found, nn.Sequential)
+    return found
+
+
+class _Shape:
+    record_shape = (1, 28, 28)
+
+
+def classifiers() -> dict[str, nn.Module]:
+    """New ones; images are (b, 1, 28, 28) in [0, 1]."""
+    return {
+        "logistic regression": nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
+        "MLP": nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)),
+        "CNN": nn.Sequential(
+            nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 10),
+        ),
+    }  # fmt: skip
+
+
+def trained(model: nn.Module, x: Tensor, p: Tensor) -> nn.Module:
+    """On records (n, ...) and probabilities of their classes (n, C)."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    steps = EPOCHS * (len(x) // BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=PEAK, total_steps=steps)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(x)).split(BATCH)[: len(x) // BATCH]:
+            loss = -(p[rows] * torch.log_softmax(model(x[rows]), dim=1)).sum(dim=1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    return model.eval()
+
+
+def accuracy(scores: Callable[[Tensor], Tensor], x: Tensor, labels: npt.NDArray[np.int64]) -> float:
+    """In percent."""
+    with torch.no_grad():
+        found = torch.cat([scores(part).argmax(dim=1) for part in x.split(1000)]).numpy()
+    return 100.0 * float((found == labels).mean())
+
+
+def data(name: str, arguments: argparse.Namespace) -> dict[str, tuple[Tensor, npt.NDArray[np.int64]]]:
+    """Training and test images (n, 1, 28, 28) in [0, 1], and labels."""
+    if name == "mnist":
+        with np.load(arguments.data_dir / "mnist.npz", allow_pickle=False) as archive:
+            held = {part: (archive[f"x_{part}"], archive[f"y_{part}"]) for part in ("train", "test")}
+    else:
+        folder = arguments.fashion_dir
+        held = {
+            part: (_idx(folder / f"{file}-images-idx3-ubyte.gz"), _idx(folder / f"{file}-labels-idx1-ubyte.gz"))
+            for part, file in (("train", "train"), ("test", "t10k"))
+        }
+    return {
+        part: (torch.from_numpy(x.astype(np.float32) / 255.0)[:, None], y.astype(np.int64))
+        for part, (x, y) in held.items()
+    }
+
+
+def _idx(path: Path) -> npt.NDArray[np.uint8]:
+    with gzip.open(path) as file:
+        raw = file.read()
+    sides = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3])]
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(sides)
+
+
+def projected(method: Replayed, images: Tensor, path: Path) -> npt.NDArray[np.float32]:
+    """Features (n, d) before they are brought to one norm; kept in the cache."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new.npy")
+        np.save(fresh, computed(whole(method)[:-1], images).numpy())
+        fresh.replace(path)
+    found: npt.NDArray[np.float32] = np.load(path)
+    return found
+
+
+def run(name: str, epsilon: float, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One run: what each classifier reaches."""
+    held = data(name, arguments)
+    images, labels = held["train"]
+    tests, answers = held["test"]
+    method = Replayed(low=0.0, high=1.0)
+    own = projected(method, images, arguments.cache / f"generate-{name}-{method.axes}-{method.power}.npy")
+    fields = {key: value for key, value in method.to_json().items() if key != "name"}
+    curator = HeldRecords(Site(own[:, None, None, :], labels), classes=10, delta=DELTA, seed=seed)
+    plan, _ = plan_generator(curator, Cached(**fields), epsilon=epsilon)
+    begun = time.monotonic()
+    generator = generate(curator, plan, seed=seed, device="cpu", progress=False)
+    seconds = time.monotonic() - begun
+    x, p = generator.sample_soft(ROWS, seed)
+    found: dict[str, Any] = {}
+    for kind, model in classifiers().items():
+        torch.manual_seed(seed)
+        for layer in model.modules():
+            if hasattr(layer, "reset_parameters"):
+                layer.reset_parameters()
+        found[kind] = accuracy(trained(model, x, p), tests, answers)
+    assert generator.labeller is not None
+    found["the release's discriminant"] = accuracy(generator.labeller.features, tests, answers)
+    return {
+        "data": name, "epsilon": epsilon, "seed": seed, "delta": DELTA, "rows": ROWS, "method": method.to_json(),
+        "priced": curator.charges[0].epsilon, "fit_seconds": round(seconds, 1), "accuracy": found,
+    }  # fmt: skip
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean CNN accuracies of the default, by data and epsilon."""
+    found = {}
+    for name in ("mnist", "fashion"):
+        for epsilon in EPSILONS:
+            own = [one["accuracy"]["CNN"] for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]
+            if own:
+                found[f"{name} {epsilon:g}"] = round(float(np.mean(own)), 2)
+    return found
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Of the runs on file, in Markdown."""
+    kinds = ("CNN", "MLP", "logistic regression", "the release's discriminant")
+    lines = [f"| data | epsilon | {' | '.join(kinds)} | seeds |", "|---|---|" + "---|" * (len(kinds) + 1)]
+    for name in ("mnist", "fashion"):
+        for epsilon in EPSILONS:
+            own = [one for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]
+            if own:
+                told = [records.mean_and_deviation([one["accuracy"][kind] for one in own]) for kind in kinds]
+                seeds = ", ".join(str(one["seed"]) for one in own)
+                lines.append(f"| {name} | {epsilon:g} | {' | '.join(told)} | {seeds} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("run", "summary"))
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--fashion-dir", type=Path)
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where features are kept")
+    parser.add_argument("--only", help='one setting, such as "fashion 0.2"')
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    parser.add_argument("--format", choices=("json", "text"), default="text")
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        if arguments.data_dir is None or arguments.fashion_dir is None:
+            parser.error("--data-dir and --fashion-dir are needed")
+        torch.set_num_threads(1)
+        for seed in arguments.seeds:
+            for epsilon in EPSILONS:
+                for name in ("mnist", "fashion"):
+                    settings = {"data": name, "epsilon": epsilon, "seed": seed}
+                    if arguments.only in (None, f"{name} {epsilon:g}") and not records.on_file(
+                        settings, records.read(RESULTS)
+                    ):
+                        records.append(RESULTS, run(name, epsilon, seed, arguments))
+    runs = records.read(RESULTS)
+    print(json.dumps(summary(runs)) if arguments.format == "json" else table(runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+#!/opt/dpswd/bin/python
+"""Carries a browser's connections to the console's Unix socket.
+
+    dpswd-console-door HOST:PORT SOCKET
+
+The console is then on no network at all, and what is on a network has neither the ledger nor a key: bytes go through
+unread. Publish the port on the loopback alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+
+MOST_CONNECTIONS = 64
+PART_BYTES = 65536
+
+
+async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copies one direction until its end."""
+    with contextlib.suppress(ConnectionError):
+        while part := await reader.read(PART_BYTES):
+            writer.write(part)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+
+
+async def serve(host: str, port: int, socket: str) -> None:
+    """Listens until SIGTERM; a connection is closed at once while the console is not there."""
+    room = asyncio.Semaphore(MOST_CONNECTIONS)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with room:
+            try:
+                inner_reader, inner_writer = await asyncio.open_unix_connection(socket)
+            except OSError:
+                writer.close()
+                return
+            await asyncio.gather(carry(reader, inner_writer), carry(inner_reader, writer))
+            for each in (writer, inner_writer):
+                each.close()
+
+    server = await asyncio.start_server(connected, host, port)
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    await stopping.wait()
+    server.close()
+
+
+if __name__ == "__main__":
+    where, _, number = sys.argv[1].rpartition(":")
+    asyncio.run(serve(where, int(number), sys.argv[2]))

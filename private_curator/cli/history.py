@@ -1,0 +1,107 @@
+"""``dpswd-curator history`` and ``report``: what happened, for the operator and for a board."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from private_curator.cli.common import FILE, chosen_format, explain, format_option, home_option, show
+from private_curator.operator.facts import WHY_COUNTS_DIFFER
+from private_curator.operator.record import Record
+from private_curator.operator.report import check_report, print_pdf, report_page, signed_page
+from private_curator.operator.timeline import Category, selected
+from private_curator.storage.home_directory import HomeDirectory
+from shared.errors import SettingsError
+from shared.files import write_private
+
+_since_option = click.option("--since", metavar="YYYY-MM-DD", help="The first day, UTC.")
+_until_option = click.option("--until", metavar="YYYY-MM-DD", help="The last day, UTC.")
+
+
+@click.command()
+@home_option
+@click.option("--category", "categories", multiple=True, type=click.Choice(list(Category)), help="Only these; repeat.")
+@click.option("--client", help="Only what is about this client.")
+@click.option("--who", help="Only what this operator did, or this client asked.")
+@_since_option
+@_until_option
+@format_option
+def history(
+    home: HomeDirectory,
+    categories: tuple[str, ...],
+    client: str | None,
+    who: str | None,
+    since: str | None,
+    until: str | None,
+) -> None:
+    """Everything that happened: charges, refusals, requests, and who acted and why. Works on a read-only home.
+
+    Charges, requests and acts stand in the signed ledger. Refusals are counted by client, reason and day.
+    """
+    events = selected(
+        Record(home).timeline,
+        categories=[Category(category) for category in categories],
+        client=client,
+        who=who,
+        since=since,
+        until=until,
+    )
+    rows = [
+        {
+            "time": event.time[:19] + "Z",
+            "category": event.category.value,
+            "who": event.who,
+            "what": event.text,
+            "why": event.why,
+            "epsilon": event.epsilon,
+            "spent": event.spent,
+            "entry": event.entry or None,
+        }
+        for event in events
+    ]
+    if chosen_format() == "json":
+        rows = [
+            row | {"kind": event.kind, "client": event.client, "run": event.run, "count": event.count}
+            for row, event in zip(rows, events, strict=True)
+        ]
+    show(rows, title="History; spent is the data set's epsilon afterwards")
+    explain(WHY_COUNTS_DIFFER)
+
+
+@click.group()
+def report() -> None:
+    """A signed report for a board: the promise, the budget over time, who spent what for which purpose."""
+
+
+@report.command("make")
+@home_option
+@click.option("--out", required=True, type=FILE, help="The HTML file; it needs no other file and no network.")
+@click.option("--pdf", type=FILE, help="Also a PDF, printed by the chromium of this machine.")
+@_since_option
+@_until_option
+def make(home: HomeDirectory, out: Path, pdf: Path | None, since: str | None, until: str | None) -> None:
+    """Writes the report and signs it with the ledger's key. It holds no value of any record.
+
+    The HTML file opens in any browser, which also prints it. A PDF needs a chromium on this machine; its signature
+    stands in a file of its own beside it.
+    """
+    for path in (out, pdf):
+        if path is not None and path.exists():
+            raise SettingsError(f"{path} exists, and nothing is ever overwritten; choose another file")
+    page = signed_page(report_page(Record(home), since=since, until=until), sign=home.read_ledger_key().sign)
+    write_private(out, page)
+    click.echo(f"the report is {out}; who checks it needs the ledger's public key over another way")
+    if pdf is not None:
+        signature = print_pdf(out, pdf, sign=home.read_ledger_key().sign)
+        click.echo(f"printed as {pdf}, signed in {signature}")
+
+
+@report.command("check")
+@click.argument("file", type=FILE)
+@click.option("--key", required=True, help="The ledger's public key: 64 hexadecimal digits, or the file ledger.pub.")
+def check(file: Path, key: str) -> None:
+    """Whether FILE (HTML, or PDF with its signature beside it) is as the holder of the ledger's key made it."""
+    text = Path(key).read_text(encoding="ascii").strip() if Path(key).is_file() else key
+    check_report(file, public_key=text)
+    click.echo(f"{file} is as it was signed with this key")

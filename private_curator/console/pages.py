@@ -1,0 +1,245 @@
+"""What is looked at: each page reads the record anew, without the ledger's key and without the records."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from private_curator.console import views
+from private_curator.console.rendering import PLACES, Frame, page
+from private_curator.operator import seconding
+from private_curator.operator.facts import WHY_COUNTS_DIFFER
+from private_curator.operator.record import Record
+from private_curator.operator.timeline import Category, selected
+from private_curator.settings import tree as configuration
+from private_curator.storage.home_directory import HomeDirectory
+from shared.errors import DataInvalid, DpswdError, GrantNotHeld, LedgerError
+
+ROWS = 100
+"""Rows of one page of a table."""
+
+_Row = TypeVar("_Row")
+_Look = Callable[[Request], Response]
+
+
+class Pages:
+    """The pages of one console.
+
+    Args:
+        home: the curator's directory.
+    """
+
+    def __init__(self, home: HomeDirectory) -> None:
+        self._home = home
+
+    def routes(self) -> dict[str, _Look]:
+        """Every page by its path."""
+        return {
+            "/": self._overview,
+            "/teams": self._teams,
+            "/runs": self._runs,
+            "/runs/{run_id}": self._run,
+            "/runs/{run_id}/receipt.json": self._receipt,
+            "/requests": self._requests,
+            "/timeline": self._timeline,
+            "/ledger": self._ledger,
+            "/publication": self._publication,
+            "/report": self._report,
+        }
+
+    def refused(self, request: Request, error: Exception) -> Response:
+        """The page of an error that says what to do: nothing was done."""
+        status = 503 if isinstance(error, LedgerError) else 404 if isinstance(error, GrantNotHeld) else 409
+        return self._show("refused", request, None, status=status, text=str(error), heading="That was not possible")
+
+    def not_there(self, request: Request, error: Exception) -> Response:
+        """The page of an address that leads nowhere, or of a form that is not to be trusted."""
+        assert isinstance(error, HTTPException)
+        if request.state.session is None:
+            return RedirectResponse("/sign-in", status_code=303)
+        text = "There is no such page." if error.status_code == 404 else error.detail
+        heading = "Not found" if error.status_code == 404 else "Refused"
+        return self._show("refused", request, None, status=error.status_code, text=text, heading=heading)
+
+    def _overview(self, request: Request) -> Response:
+        record = self._record()
+        told = record.overview
+        return self._show(
+            "overview",
+            request,
+            record,
+            told=told,
+            ahead=views.ahead(told),
+            charts=views.charts(told, now=record.now),
+            chart_text=views.chart_in_words(told),
+            points=[
+                {"time": views.moment(point.time), "what": views.what_of(point), "point": point}
+                for point in reversed(told.points[-ROWS:])
+            ],
+        )
+
+    def _teams(self, request: Request) -> Response:
+        record = self._record()
+        whole = record.overview.epsilon
+        teams = [(client, *views.bar(client, whole=whole)) for client in record.clients]
+        return self._show("teams", request, record, teams=teams, states=views.STATES, why=WHY_COUNTS_DIFFER)
+
+    def _runs(self, request: Request) -> Response:
+        record, chosen = self._record(), request.query_params.get("team", "")
+        found = [run for run in reversed(record.runs) if chosen in ("", run.client)]
+        shown, paging = _paged(found, request)
+        return self._show(
+            "runs", request, record, runs=shown, total=len(found), chosen=chosen, teams=_teams(record), paging=paging
+        )
+
+    def _run(self, request: Request) -> Response:
+        record = self._record()
+        run = record.run(request.path_params["run_id"])
+        receipt = next(known.receipt.entry for known in record.reading.runs if known.run_id == run.run_id)
+        signed = receipt.signed_by(bytes.fromhex(record.reading.books.public_key))
+        return self._show("run", request, record, run=run, entry=receipt, signed=signed, why=WHY_COUNTS_DIFFER)
+
+    def _receipt(self, request: Request) -> Response:
+        run = self._record().run(request.path_params["run_id"])
+        return download(f"{run.receipt}\n".encode("ascii"), f"receipt-{run.run_id}.jsonl", "application/jsonl")
+
+    def _requests(self, request: Request) -> Response:
+        record = self._record()
+        clients = {client.name: client for client in record.clients}
+        waiting = [
+            (asked, clients[asked.client], views.effect(asked, clients[asked.client], record.overview))
+            for asked in record.requests
+            if asked.decision is None
+        ]
+        decided = [asked for asked in reversed(record.requests) if asked.decision is not None]
+        return self._show(
+            "requests", request, record, waiting=waiting, decided=decided[:ROWS], noted=seconding.waiting(self._home)
+        )
+
+    def _timeline(self, request: Request) -> Response:
+        record, asked = self._record(), request.query_params
+        kind, team, since = (asked.get(name, "") for name in ("kind", "team", "since"))
+        events = selected(
+            record.timeline,
+            categories=[Category(kind)] if kind in list(Category) else [],
+            client=team or None,
+            since=since or None,
+        )
+        shown, paging = _paged(events[::-1], request)
+        return self._show(
+            "timeline",
+            request,
+            record,
+            events=shown,
+            total=len(events),
+            kinds=[category.value for category in Category],
+            teams=_teams(record),
+            tones=views.TONES,
+            chosen={"kind": kind, "team": team, "since": since},
+            paging=paging,
+        )
+
+    def _ledger(self, request: Request) -> Response:
+        record = self._record()
+        return self._show(
+            "ledger",
+            request,
+            record,
+            health=record.health,
+            witness=views.witness(record.health),
+            heads=views.heads(record.settings.ledger),
+        )
+
+    def _publication(self, request: Request) -> Response:
+        record = self._record()
+        return self._show("publication", request, record, teams=_teams(record), chosen="", told=None, words="")
+
+    def price(self, request: Request, form: FormData) -> Response:
+        """What a proposal would release and cost; charges nothing and keeps nothing."""
+        # What it needs also computes releases: it is loaded when somebody asks, and takes a second.
+        from private_curator.operator.pricing import priced
+        from shared.protocol.publications import Proposal
+
+        record, upload, team = self._record(), form.get("proposal"), form.get("team")
+        if not isinstance(upload, UploadFile) or not isinstance(team, str):
+            raise HTTPException(400, "Choose a proposal's file and the team that is charged.")
+        with tempfile.NamedTemporaryFile(prefix="proposal-", suffix=".dpswd") as copy:
+            while part := upload.file.read(1 << 20):
+                copy.write(part)
+            copy.flush()
+            try:
+                proposal = Proposal.read(Path(copy.name))
+            except DataInvalid as error:
+                raise DataInvalid(str(error).replace(copy.name, "the file")) from error
+        told = priced(
+            proposal,
+            client=team,
+            books=record.reading.books,
+            settings=record.settings,
+            day=record.now.date().isoformat(),
+        )
+        return self._show(
+            "publication", request, record, teams=_teams(record), chosen=team, told=told, words=proposal.purpose
+        )
+
+    def _report(self, request: Request) -> Response:
+        return self._show("report", request, self._record())
+
+    def _record(self) -> Record:
+        return Record(self._home)
+
+    def _show(
+        self, template: str, request: Request, record: Record | None, *, status: int = 200, **values: Any
+    ) -> Response:
+        """A page in its frame; without a record, as after an error, the frame says less."""
+        session, path = request.state.session, request.url.path
+        if record is None:
+            with contextlib.suppress(DpswdError):  # the page is about another error, or about this one
+                values.setdefault("data_set", configuration.load(self._home.path).records.name)
+        frame = Frame(
+            data_set=values.pop("data_set", "") if record is None else record.overview.name,
+            operator=self._home.operator,
+            csrf=session.csrf,
+            here=max((place for place, _ in PLACES if _within(path, place)), key=len, default=""),
+            now=dt.datetime.now(dt.UTC) if record is None else record.now,
+            state="" if record is None else record.overview.state,
+            waiting=0 if record is None else sum(asked.decision is None for asked in record.requests),
+            notices=session.heard(),
+        )
+        return page(template, status=status, frame=frame, **values)
+
+
+def _within(path: str, place: str) -> bool:
+    return path == place or (place != "/" and path.startswith(f"{place}/"))
+
+
+def _teams(record: Record) -> list[str]:
+    return [client.name for client in record.clients]
+
+
+def _paged(rows: Sequence[_Row], request: Request) -> tuple[Sequence[_Row], dict[str, str | None]]:
+    """The rows of the page that the address asks for, and the addresses of its neighbours."""
+    text = request.query_params.get("page", "0")
+    number = min(int(text) if text.isdecimal() and len(text) < 9 else 0, max(0, len(rows) - 1) // ROWS)
+    begin = number * ROWS
+
+    def link(other: int) -> str:
+        return "?" + urlencode({**request.query_params, "page": other})
+
+    older = link(number + 1) if begin + ROWS < len(rows) else None
+    return rows[begin : begin + ROWS], {"newer": link(number - 1) if number else None, "older": older}
+
+
+def download(data: bytes, name: str, kind: str) -> Response:
+    """A file that a browser keeps and does not show."""
+    return Response(data, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})

@@ -1,0 +1,111 @@
+"""Who is signed in: a token that is good for one sign-in, and sessions that end by themselves.
+
+The operator's own terminal is the only place where a token is ever shown; each sign-in uses it up and shows the next.
+Nothing is kept on the disk: when the process ends, everybody is signed out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+SESSION_S = 8 * 3600.0
+"""A session ends after a working day, whatever happens in it."""
+IDLE_S = 3600.0
+"""And after an hour in which nobody asked for a page."""
+MAX_SESSIONS = 16
+"""Browsers that are signed in at the same time; the oldest is signed out for a further one."""
+
+
+@dataclass
+class Session:
+    """One signed-in browser.
+
+    Attributes:
+        csrf: what every form of it carries.
+        opened: when, by the clock.
+        seen: when a page was last asked for.
+        notices: what the next page says once.
+    """
+
+    csrf: str
+    opened: float
+    seen: float
+    notices: list[str] = field(default_factory=list)
+
+    def carries(self, token: str) -> bool:
+        """Whether a form's token is this session's."""
+        return hmac.compare_digest(token.encode(), self.csrf.encode())
+
+    def say(self, text: str) -> None:
+        """Shows a text at the head of the next page."""
+        self.notices.append(text)
+
+    def heard(self) -> list[str]:
+        """What there is to say; it is said once."""
+        said, self.notices = self.notices, []
+        return said
+
+
+class Sessions:
+    """All of them.
+
+    Args:
+        announce: is told each new token; shows it to the operator alone.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, announce: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._announce = announce
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[str, Session] = {}  # by SHA-256 of the cookie: comparing takes no secret's time
+        self._token = ""
+        self._new_token()
+
+    def sign_in(self, token: str) -> str | None:
+        """The cookie of a new session, and the token is used up; None for any other token."""
+        with self._lock:
+            if not hmac.compare_digest(token.encode(), self._token.encode()):
+                return None
+            now, cookie = self._clock(), secrets.token_urlsafe(32)
+            self._drop_ended(now)
+            while len(self._open) >= MAX_SESSIONS:
+                del self._open[next(iter(self._open))]
+            self._open[_key(cookie)] = Session(csrf=secrets.token_urlsafe(32), opened=now, seen=now)
+            self._new_token()
+        return cookie
+
+    def of(self, cookie: str | None) -> Session | None:
+        """The session of a cookie, as long as it lasts."""
+        with self._lock:
+            now = self._clock()
+            self._drop_ended(now)
+            session = None if cookie is None else self._open.get(_key(cookie))
+            if session is not None:
+                session.seen = now
+            return session
+
+    def sign_out(self, cookie: str | None) -> None:
+        """Ends a session."""
+        with self._lock:
+            if cookie is not None:
+                self._open.pop(_key(cookie), None)
+
+    def _new_token(self) -> None:
+        self._token = secrets.token_urlsafe(32)
+        self._announce(self._token)
+
+    def _drop_ended(self, now: float) -> None:
+        for key, session in list(self._open.items()):
+            if now - session.opened >= SESSION_S or now - session.seen >= IDLE_S:
+                del self._open[key]
+
+
+def _key(cookie: str) -> str:
+    return hashlib.sha256(cookie.encode()).hexdigest()

@@ -1,0 +1,122 @@
+"""What pages say beyond the record's own values: sentences, pills and the chart. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+from private_curator.console.charts import NARROW, WIDE, SpentOverTime, spent_over_time
+from private_curator.ledger.statements import BudgetRequest
+from private_curator.operator.facts import ClientFacts, Health, Overview
+from private_curator.operator.timeline import Category, Point
+from private_curator.settings.groups import LedgerSettings
+from shared.errors import rounded
+
+
+@dataclass(frozen=True)
+class Pill:
+    """A word with a colour.
+
+    Attributes:
+        text: the word; the colour never says more.
+        tone: good, warn, bad, or empty.
+    """
+
+    text: str
+    tone: str = ""
+
+
+STATES = {"active": "good", "paused": "warn", "revoked": "bad"}
+TONES = {Category.REFUSAL: "bad", Category.INCIDENT: "bad", Category.REQUEST: "warn", Category.CHARGE: "info"}
+
+
+def moment(text: str) -> dt.datetime:
+    """A time as the record states it."""
+    return dt.datetime.fromisoformat(text)
+
+
+def ahead(overview: Overview) -> tuple[str, ...]:
+    """Where spending leads, in sentences."""
+    told = overview.forecast
+    if told.next_spent is None:
+        return ("Nothing was spent yet, so there is no rate to go by.",)
+    if overview.state != "open":
+        first = "Nothing is released now, so nothing is spent."
+    elif overview.remaining <= 0.0:
+        first = "The budget is exhausted."
+    elif told.exhausted_on is None:
+        first = "At this rate the budget lasts longer than any calendar."
+    else:
+        since = "one run" if overview.runs == 1 else f"{overview.runs} runs"
+        first = f"At the rate so far ({since}) the budget is exhausted on {told.exhausted_on}."
+    left = rounded(max(0.0, overview.epsilon - told.next_spent), up=False)
+    second = (
+        f"The next run like the last leaves epsilon {left}."
+        if told.next_fits
+        else "Another run like the last is not admitted as things stand."
+    )
+    return first, second
+
+
+def charts(overview: Overview, *, now: dt.datetime) -> dict[str, SpentOverTime]:
+    """The account over time, for a desktop and for a phone."""
+    points, day = overview.points, overview.forecast.exhausted_on
+    spent = [(moment(point.time), point.spent) for point in points]
+    budget = [(moment(point.time), point.epsilon) for point in points]
+    exhausted = None if day is None else moment(f"{day}T00:00:00+00:00")
+    return {
+        name: spent_over_time(spent, budget, size=size, now=now, exhausted=exhausted)
+        for name, size in (("wide", WIDE), ("narrow", NARROW))
+    }
+
+
+def chart_in_words(overview: Overview) -> str:
+    """What the chart shows, for whoever does not see it."""
+    opened, *later = overview.points
+    acts = [f"{what_of(point)} on {point.time[:10]}" for point in later if not point.run]
+    begun = f"Opened on {opened.time[:10]} with a budget of epsilon {opened.epsilon:g}"
+    runs = "1 run" if overview.runs == 1 else f"{overview.runs} runs"
+    spent = f"{runs} spent epsilon {rounded(overview.spent, up=True)} of {overview.epsilon:g}."
+    return f"{'; '.join([begun, *acts])}. Until now {spent}"
+
+
+def what_of(point: Point) -> str:
+    """What a point of the account is about."""
+    if point.run:
+        return f"run {point.run[:8]}"
+    return f"{point.kind.replace('-', ' ')} to {point.epsilon:g}" if point.entry > 1 else "opened"
+
+
+def bar(client: ClientFacts, *, whole: float) -> tuple[float, str]:
+    """What a client's bar is of, and its figures in words."""
+    spent = rounded(client.spent, up=True)
+    if client.share is None:
+        return whole, f"epsilon {spent} spent; no share of its own, the data set's {whole:g} limits it"
+    assert client.remaining is not None
+    left = rounded(client.remaining, up=False)
+    return client.share, f"epsilon {spent} spent of its share of {client.share:g}; {left} left"
+
+
+def effect(request: BudgetRequest, client: ClientFacts, overview: Overview) -> str:
+    """What granting all of a request would do."""
+    allowed = (client.spent if client.share is None else client.share) + request.epsilon
+    left = rounded(overview.remaining, up=False)
+    text = f"{client.name} may spend epsilon {allowed:.4g} in all; the data set has {left} left"
+    if allowed > overview.epsilon:
+        return f"{text}. That is more than its budget of {overview.epsilon:g}: grant less, or extend it first"
+    return text
+
+
+def witness(health: Health) -> Pill:
+    """Whether what was noted outside of the ledger agrees with it."""
+    if health.witness_holds is None:
+        return Pill("nothing noted", "warn")
+    return Pill("agrees", "good") if health.witness_holds else Pill("DISAGREES", "bad")
+
+
+def heads(told: LedgerSettings) -> str:
+    """Where the ledger's last entry is told besides the curator's own note."""
+    places = [f"the file {told.heads_file}"] if told.heads_file else []
+    places += ["the system's log"] if told.heads_syslog else []
+    places += [f"the program {told.heads_command[0]}"] if told.heads_command else []
+    return ", ".join(places) or "nobody; ledger.heads_file, heads_syslog and heads_command do"

@@ -1,0 +1,168 @@
+"""Acts that are guarded: the same for the command line and for the console, under the name of whoever acts.
+
+Others are the ledger's own (`private_curator.ledger.operator`), opened by a `HomeDirectory` with the operator's name.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from private_curator.ledger.ledger import Ledger
+from private_curator.ledger.operator import check_extends
+from private_curator.operator import guards
+from private_curator.operator.seconding import seconded
+from private_curator.serving import renewals
+from private_curator.serving.renewals import SigningRequest
+from private_curator.storage.certificates import ClientCertificate
+from private_curator.storage.home_directory import HomeDirectory
+from shared.certificates import request_fingerprint
+from shared.errors import CredentialsInvalid, SettingsError
+from shared.privacy.budget import PrivacyBudget
+
+LEAST_TOLD = 16
+"""Hexadecimal digits of a request's fingerprint that have to be told: 64 bits, which nobody hits by trying."""
+
+
+def extension(home: HomeDirectory, *, epsilon: float, delta: float | None = None) -> guards.Effect:
+    """What extending the budget would change; nothing is done.
+
+    Raises:
+        InvalidValue: it is no budget, or no larger one.
+    """
+    status = home.read_ledger().status
+    before = _budget(status.data_set.epsilon, status.data_set.delta)
+    after = _budget(epsilon, before.delta if delta is None else delta)
+    check_extends(before, after)
+    return guards.extending(records=status.records, before=before, after=after, spent=status.data_set.epsilon_spent)
+
+
+def extend_budget(
+    home: HomeDirectory, *, epsilon: float, delta: float | None = None, reason: str, typed: str | None = None
+) -> None:
+    """Raises the budget.
+
+    Args:
+        home: of the curator.
+        epsilon: the new one.
+        delta: the new one; as it is by default.
+        reason: stands in the ledger.
+        typed: the effect's words, where it has doubts.
+
+    Raises:
+        SettingsError: it was not typed out, or waits for a second operator.
+        InvalidValue: it is smaller, or the data set has ended.
+    """
+    extension(home, epsilon=epsilon, delta=delta).confirm(typed)
+    arguments = {"epsilon": epsilon, "delta": delta}
+    with seconded(home, "extend", arguments, reason=reason) as acting, acting.open_ledger() as ledger:
+        kept = ledger.status().data_set.delta
+        ledger.extend_budget(_budget(epsilon, kept if delta is None else delta), reason=reason)
+
+
+def approve_certificate(
+    home: HomeDirectory,
+    data: bytes,
+    *,
+    days: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    renew: bool = False,
+    told: str | None = None,
+) -> tuple[ClientCertificate, bool]:
+    """Signs a client's request and registers its certificate.
+
+    Args:
+        home: of the curator.
+        data: the request, or a renewal.
+        days: validity of the certificate.
+        epsilon: a new client's share; None for none.
+        delta: the share's; the data set's by default.
+        renew: a plain request is for a client that exists.
+        told: the request's fingerprint as the client told it over another way. A renewal needs none: the old key
+            proves who asks.
+
+    Returns:
+        The certificate, and whether the client existed before.
+
+    Raises:
+        SettingsError: the fingerprint is missing or another one, a share for a client that has one, or the approval
+            waits for a second operator.
+        CredentialsInvalid: the old certificate of a renewal does not count, or a plain request asks for a known name.
+        InvalidValue: the request is none, or the share is larger than the data set's budget.
+    """
+    asked = renewals.read(data, home.authority, now=dt.datetime.now(dt.UTC))
+    with home.open_ledger() as ledger:
+        known = _is_known(ledger, asked, renew=renew)
+    if known and epsilon is not None:
+        raise SettingsError(f"{asked.name} is a client already; change its share with `dpswd-curator client share`")
+    if asked.proven_by is None:
+        check_told(asked.request, told)
+    arguments = {"request": request_fingerprint(asked.request), "epsilon": epsilon, "delta": delta, "days": days}
+    with seconded(home, "approve", arguments, reason=f"approve {asked.name}") as acting:
+        return _signed(acting, asked, days=days, share=(epsilon, delta), known=known), known
+
+
+def check_told(request: bytes, told: str | None) -> None:
+    """Holds a request to the fingerprint that its client told over another way than the one that brought it.
+
+    Raises:
+        SettingsError: nothing was told, too little, or another fingerprint.
+    """
+    digits = "".join((told or "").split()).replace(":", "").lower()
+    if len(digits) < LEAST_TOLD:
+        raise SettingsError(
+            "whoever brought this request may have made it: ask the team, over another way, for the request's "
+            f"fingerprint (`dpswd-client init` and `cert show` print it), and give it, at least {LEAST_TOLD} digits "
+            "(--fingerprint)"
+        )
+    if not request_fingerprint(request).startswith(digits):
+        raise SettingsError(
+            f"this request has the fingerprint {request_fingerprint(request)}, and another one was told: it is not the "
+            "team's; nothing was signed"
+        )
+
+
+def _signed(
+    home: HomeDirectory, asked: SigningRequest, *, days: float, share: tuple[float | None, float | None], known: bool
+) -> ClientCertificate:
+    epsilon, delta = share
+    with home.open_ledger() as ledger:
+        own = None
+        if epsilon is not None:
+            own = _budget(epsilon, ledger.status().data_set.delta if delta is None else delta)
+        issued = home.authority.sign_request(asked.request, name=asked.name, days=days)
+        if known:
+            ledger.add_certificate(asked.name, issued.fingerprint)
+        else:
+            ledger.add_client(asked.name, issued.fingerprint, own)
+    return issued
+
+
+def _is_known(ledger: Ledger, asked: SigningRequest, *, renew: bool) -> bool:
+    """Whether the request is for a client that exists, and may be granted.
+
+    Raises:
+        CredentialsInvalid: the old certificate of a renewal does not count, or a plain request asks for a known name.
+        SettingsError: ``--renew`` for a client that does not exist.
+    """
+    client = next((known for known in ledger.clients() if known.name == asked.name), None)
+    if asked.proven_by is not None:
+        if client is None or client.revoked or asked.proven_by not in client.fingerprints:
+            raise CredentialsInvalid(
+                f"the certificate that {asked.name!r} renews does not count here: it was never added, or was withdrawn"
+            )
+        return True
+    if client is None:
+        if renew:
+            raise SettingsError(f"there is no client {asked.name!r} to renew; leave --renew out to add it")
+        return False
+    if not renew:
+        raise CredentialsInvalid(
+            f"{asked.name!r} is a client already, and a plain request does not prove who made it; ask for a renewal "
+            "(`dpswd-client cert renew`), or make sure who asks and give --renew"
+        )
+    return True
+
+
+def _budget(epsilon: float, delta: float) -> PrivacyBudget:
+    return PrivacyBudget(epsilon=epsilon, delta=delta)

@@ -1,0 +1,76 @@
+"""A proposal's price from public values alone: no record is read, no key, no worker, and nothing is charged.
+
+`Publishing.preview` says the same of a curator that is ready to publish, which also tries the release on made records.
+"""
+
+from __future__ import annotations
+
+from private_curator.ledger.budget import Books
+from private_curator.operator.publishing import Preview
+from private_curator.records.labels import class_count, class_names
+from private_curator.serving.service import limits_of
+from private_curator.settings.permissions import require_permitted
+from private_curator.settings.tree import CuratorSettings
+from shared.errors import ExtractorNotApproved, InvalidValue
+from shared.extractor.graph import ExtractorGraph
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.interface import DataSetFacts, ModelFacts
+from shared.protocol.checks import invalid
+from shared.protocol.publications import Proposal
+from shared.steps.admission import admit_run
+
+
+def priced(proposal: Proposal, *, client: str, books: Books, settings: CuratorSettings, day: str) -> Preview:
+    """What a proposal would release to everybody, and what it would cost now.
+
+    Whether the extractor fits the records, and how long the release takes, is found when it is made.
+
+    Args:
+        proposal: from a team.
+        client: the registered name that would be charged.
+        books: as they stand.
+        settings: the operator's choices.
+        day: today, UTC, for a cap on the client's day.
+
+    Raises:
+        RequestInvalid: the proposal breaks a rule, or was made for another data set.
+        ExtractorNotApproved: the operator lists extractors, and this one is not listed.
+        GrantNotHeld: the client is not registered, shut out, or paused.
+    """
+    asked, records = proposal.parameters, books.records
+    if asked.batch_size != records:
+        text = f"is {asked.batch_size}; a publication is of all {records} records: prepare it for this data set"
+        raise invalid("proposal.parameters.batch_size", text)
+    require_permitted(settings.clients, MECHANISMS, asked.mechanism, client=client)
+    if settings.extractors.approval == "listed" and asked.graph_digest not in books.extractors:
+        raise ExtractorNotApproved(
+            f"the graph {asked.graph_digest} is not approved; `dpswd-curator extractor approve` lists it"
+        )
+    try:
+        model = ModelFacts.of(ExtractorGraph.from_bytes(proposal.graph))
+    except InvalidValue as error:
+        raise invalid("proposal.graph", str(error)) from error
+    run = admit_run(
+        asked,
+        mechanisms=MECHANISMS,
+        data=DataSetFacts(
+            records=records,
+            record_shape=model.input_shape,
+            classes=class_count(settings.records),
+            class_names=class_names(settings.records),
+        ),
+        model=model,
+        limits=limits_of(settings.limits, records=records),
+    )
+    quote = books.quote(client, run.event, books.charges(client, run.event), day=day)
+    left = [account.epsilon_remaining for account in (quote.data_set, quote.client) if account is not None]
+    return Preview(
+        releases=run.mechanism.summary(run.declared, run.facts),
+        records=records,
+        epsilon=quote.epsilon,
+        expected=proposal.epsilon,
+        delta=quote.data_set.delta,
+        spent=quote.data_set.epsilon_spent,
+        remaining=min(left),
+        fits=quote.fits,
+    )

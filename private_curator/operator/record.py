@@ -1,0 +1,249 @@
+"""What an operator can look at: budget, clients, runs, requests and the ledger's health, as plain values.
+
+Reading needs neither the ledger's key nor the records, and writes nothing: a read-only copy of the curator's directory
+will do. Nothing here acts; acts are `private_curator.ledger.operator`'s.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from dataclasses import fields
+from functools import cached_property
+
+from private_curator.ledger.accounts import CLIENT, DATA_SET
+from private_curator.ledger.reading import LedgerReading
+from private_curator.ledger.statements import BudgetRequest, Client, Kind, Run
+from private_curator.ledger.witness import Witness
+from private_curator.operator.facts import CertificateFacts, ClientFacts, Forecast, Health, Overview, RunFacts
+from private_curator.operator.timeline import Event, Followed, followed, met, refused
+from private_curator.settings import tree as configuration
+from private_curator.storage.asks import Refusals, Seen
+from private_curator.storage.home_directory import HomeDirectory
+from private_curator.storage.incidents import IncidentBook
+from shared.errors import GrantNotHeld
+from shared.privacy.events import Part
+from shared.protocol.v1 import curator_pb2 as pb
+
+
+class Record:
+    """Everything about one curator at one moment.
+
+    Args:
+        home: its directory.
+        now: the present, UTC.
+
+    Raises:
+        SettingsError: the home is none.
+        LedgerUnavailable, LedgerCorrupt: the ledger cannot be read.
+    """
+
+    def __init__(self, home: HomeDirectory, *, now: dt.datetime | None = None) -> None:
+        self.home = home
+        self.now = now or dt.datetime.now(dt.UTC)
+        self.settings = configuration.load(home.path)
+        self.reading: LedgerReading = home.read_ledger()
+
+    @cached_property
+    def overview(self) -> Overview:
+        """The data set and its budget."""
+        status = self.reading.status
+        account = status.data_set
+        return Overview(
+            name=self.settings.records.name,
+            records=status.records,
+            state=status.state.value,
+            promise=promise(account.epsilon, account.delta),
+            epsilon=account.epsilon,
+            delta=account.delta,
+            relation=account.relation,
+            spent=account.epsilon_spent,
+            remaining=account.epsilon_remaining,
+            runs=status.runs,
+            steps_charged=status.steps_charged,
+            steps_used=status.steps_used,
+            steps_repeated=status.steps_repeated,
+            points=tuple(self._followed.points),
+            forecast=self._forecast(),
+        )
+
+    @cached_property
+    def clients(self) -> tuple[ClientFacts, ...]:
+        """Every client that was ever added, in that order."""
+        return tuple(self._client(client) for client, _ in self.reading.status.clients)
+
+    @cached_property
+    def runs(self) -> tuple[RunFacts, ...]:
+        """Every run that was charged, the oldest first."""
+        return tuple(_run_facts(run, *self._followed.increases[run.run_id]) for run in self.reading.runs)
+
+    def run(self, run_id: str) -> RunFacts:
+        """One run.
+
+        Raises:
+            GrantNotHeld: there is none with this id.
+        """
+        found = next((run for run in self.runs if run.run_id == run_id), None)
+        if found is None:
+            raise GrantNotHeld(f"there is no run {run_id!r}; `dpswd-curator run list` shows all")
+        return found
+
+    @cached_property
+    def timeline(self) -> tuple[Event, ...]:
+        """Charges, refusals, requests, acts and incidents; `private_curator.operator.timeline.selected` filters it."""
+        return (*self._followed.events, *refused(self._refusals), *met(IncidentBook(self.home.incidents).all()))
+
+    @cached_property
+    def requests(self) -> tuple[BudgetRequest, ...]:
+        """Requests for budget, the oldest first."""
+        return tuple(self.reading.books.requests.values())
+
+    @cached_property
+    def health(self) -> Health:
+        """The ledger's."""
+        reading, status = self.reading, self.reading.status
+        holds, words = self._witness()
+        notes = self.home.checks.all()
+        serving = self.home.address
+        return Health(
+            place=str(self.home.ledger_location(self.settings.ledger)),
+            ledger_id=status.ledger_id,
+            public_key=reading.books.public_key,
+            entries=status.entries,
+            head=status.head,
+            head_time=reading.head.time,
+            head_signed=reading.head.signed_by(bytes.fromhex(reading.books.public_key)),
+            witness=words,
+            witness_holds=holds,
+            verified=notes.get("verify"),
+            backed_up=notes.get("backup"),
+            incidents=len(IncidentBook(self.home.incidents).all()),
+            serving=serving.read_text(encoding="ascii").strip() if serving.is_file() else "",
+        )
+
+    @cached_property
+    def _followed(self) -> Followed:
+        return followed(self.reading.entries)
+
+    @cached_property
+    def _refusals(self) -> list[Refusals]:
+        return self.home.asks.refusals()
+
+    @cached_property
+    def _seen(self) -> dict[str, Seen]:
+        return self.home.asks.seen()
+
+    def _client(self, client: Client) -> ClientFacts:
+        books = self.reading.books
+        share = books.shares.get(client.name)
+        account = next(told for known, told in self.reading.status.clients if known.name == client.name)
+        certificates = tuple(self._certificate(fingerprint) for fingerprint in client.fingerprints)
+        return ClientFacts(
+            name=client.name,
+            state="revoked" if client.revoked else "paused" if client.paused else "active",
+            share=None if share is None else share.budget.epsilon,
+            share_delta=None if share is None else share.budget.delta,
+            spent=books.spent_by(client.name) if account is None else account.epsilon_spent,
+            remaining=None if account is None else account.epsilon_remaining,
+            runs=books.charged[client.name],
+            daily_cap=client.daily_epsilon,
+            spent_today=books.spent_on(client.name, max(books.day, self.now.date().isoformat())),
+            certificates=certificates,
+            last_seen=max((known.last_seen for known in certificates if known.last_seen), default=None),
+            refusals=sum(row.count for row in self._refusals if row.client == client.name),
+            waiting=books.open_request(client.name),
+        )
+
+    def _certificate(self, fingerprint: str) -> CertificateFacts:
+        expires, seen = self.home.authority.expires(fingerprint), self._seen.get(fingerprint)
+        return CertificateFacts(
+            fingerprint=fingerprint,
+            expires=None if expires is None else expires.isoformat(),
+            expired=expires is not None and expires < self.now,
+            last_seen=None if seen is None else seen.last,
+            last_peer="" if seen is None else seen.peer,
+        )
+
+    def _forecast(self) -> Forecast:
+        account, runs = self.reading.books.account, self.reading.runs
+        if not runs or account.filter is None:
+            return Forecast(next_spent=None, next_fits=False, exhausted_on=None)
+        price = self.reading.books.accounting.price_from_json(runs[-1].receipt.entry.payload["prices"][DATA_SET])
+        after = account.filter.epsilon(account.filter.add(account.spent, price))
+        fits = after <= account.budget.epsilon and not self.reading.books.closed
+        return Forecast(next_spent=after, next_fits=fits, exhausted_on=self._exhausted_on())
+
+    def _exhausted_on(self) -> str | None:
+        """By a straight line from the first charge to now; a day after year 9999 is none."""
+        account = self.reading.status.data_set
+        first = next((point for point in self._followed.points if point.kind == Kind.RUN_OPENED), None)
+        if first is None or account.epsilon_spent <= 0.0 or self.reading.books.closed:
+            return None
+        days = max(1.0, (self.now - dt.datetime.fromisoformat(first.time)).total_seconds() / 86400.0)
+        left = account.epsilon_remaining * days / account.epsilon_spent
+        try:
+            return (self.now + dt.timedelta(days=left)).date().isoformat()
+        except OverflowError:
+            return None
+
+    def _witness(self) -> tuple[bool | None, str]:
+        path = self.home.ledger_witness(self.settings.ledger)
+        noted = Witness(path).entry()
+        if noted is None:
+            return None, f"nothing is noted in {path}"
+        # Steps are not in the reading; the newest entries are what a witness notes, and a rollback makes it the longer.
+        known = {entry.seq: entry for entry in (*self.reading.entries, self.reading.head)}.get(noted.seq)
+        holds = noted.seq <= self.reading.head.seq and (known is None or known.statement == noted.statement)
+        says = "which the ledger holds" if holds else "WHICH THE LEDGER LACKS: it was put back to an older state"
+        return holds, f"entry {noted.seq} of {noted.time}, {says}"
+
+
+def promise(epsilon: float, delta: float) -> str:
+    """What a budget promises, in a sentence."""
+    factor = math.exp(epsilon) if epsilon < 50 else math.inf
+    shown = f"{factor:.3g}" if factor < 1e6 else "more than a million"
+    return (
+        f"Whatever is concluded from all releases together, by anybody, now or later, would have been concluded with "
+        f"at most {shown} times the probability had any one record been another one, but for a chance of {delta:g} "
+        f"(epsilon {epsilon:g}, delta {delta:g})"
+    )
+
+
+def _run_facts(run: Run, increase: float, client_increase: float | None) -> RunFacts:
+    declared = pb.RunParameters.FromString(run.parameters)  # as it was admitted
+    step, entry = run.event.step, run.receipt.entry
+    prices = entry.payload["prices"]
+    return RunFacts(
+        run_id=run.run_id,
+        client=run.client,
+        opened=entry.time,
+        purpose=run.purpose,
+        mechanism=declared.mechanism,
+        release=" and ".join(_released(part) for part in step.parts),
+        noise=", ".join(f"{part.sigma:.4g}" for part in step.parts),
+        batch=step.batch,
+        records=step.records,
+        steps=run.steps,
+        steps_used=run.steps_used,
+        closed=run.pruned,
+        epsilon=run.epsilon,
+        increase=increase,
+        client_increase=client_increase,
+        price={name: prices[name] for name in (DATA_SET, CLIENT) if prices[name] is not None},
+        graph=declared.graph_digest,
+        weights=declared.weights_digest,
+        request_id=run.request_id,
+        entry=entry.seq,
+        receipt=entry.to_json(),
+    )
+
+
+def _released(part: Part) -> str:
+    """A part of a step in the words of its event: its kind and its sizes."""
+    words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(part).__name__).strip()
+    sizes = [
+        f"{field.name.replace('_', ' ')} {getattr(part, field.name):g}"
+        for field in fields(part)
+        if field.init and field.name not in ("sigma", "grid_step")
+    ]
+    return f"{words} ({', '.join(sizes)})"

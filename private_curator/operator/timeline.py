@@ -1,0 +1,288 @@
+"""Everything that happened to a data set, in order and in words: charges, refusals, requests and operators' acts."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from private_curator.ledger.accounting import RENYI
+from private_curator.ledger.accounts import Account
+from private_curator.ledger.budget import Books
+from private_curator.ledger.statements import Kind
+from private_curator.storage.asks import Refusals
+from private_curator.storage.incidents import Incident
+from shared.errors import InvalidValue
+from shared.ledger.receipts import SignedEntry
+
+
+class Category(enum.StrEnum):
+    """What kind of thing happened."""
+
+    CHARGE = "charge"  # a run was charged
+    REFUSAL = "refusal"  # a client was refused
+    REQUEST = "request"  # a client asked for budget
+    ACT = "act"  # an operator did something
+    INCIDENT = "incident"  # an unexpected error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that happened.
+
+    Attributes:
+        time: UTC, ISO 8601.
+        category: what kind of thing.
+        kind: the ledger's kind, or the reason of a refusal.
+        who: the operator who acted, or the client who asked.
+        client: whom it is about; empty where it is about the data set.
+        text: what happened, in a sentence.
+        why: the operator's reason, or the client's purpose.
+        run: the run's id, where there is one.
+        epsilon: of the run alone, or of the budget that was set; None where there is none.
+        spent: of the data set, after it; None for what is not in the ledger.
+        entry: its place in the ledger; 0 for what is not in it.
+        count: how often, for refusals of one day that stand together.
+    """
+
+    time: str
+    category: Category
+    kind: str
+    who: str
+    client: str
+    text: str
+    why: str = ""
+    run: str = ""
+    epsilon: float | None = None
+    spent: float | None = None
+    entry: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The data set's account after an entry that changed it.
+
+    Attributes:
+        time: UTC, ISO 8601.
+        entry: its place in the ledger.
+        kind: `Kind.RUN_OPENED`, or the act that changed the budget.
+        spent: epsilon, at the budget's delta then.
+        epsilon: the budget's.
+        delta: the budget's.
+        run: the run that was charged; empty for an act.
+    """
+
+    time: str
+    entry: int
+    kind: str
+    spent: float
+    epsilon: float
+    delta: float
+    run: str = ""
+
+
+_MOVES = (Kind.DATA_SET_OPENED, Kind.RUN_OPENED, Kind.BUDGET_LOWERED, Kind.BUDGET_EXTENDED)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What the ledger's entries tell, one after the other.
+
+    Attributes:
+        events: the ledger's part of the timeline.
+        points: the data set's account over time.
+        increases: what each run added to the data set's epsilon, and to its client's share where it had one.
+    """
+
+    events: list[Event]
+    points: list[Point]
+    increases: dict[str, tuple[float, float | None]]
+
+
+def followed(entries: Iterable[SignedEntry]) -> Followed:
+    """Reads a ledger's entries, all but those of steps, in order from the first."""
+    books, told = Books(RENYI), Followed([], [], {})
+    for entry in entries:
+        payload = entry.payload
+        share, whole = books.shares.get(payload.get("client") or ""), books.data_set
+        books.apply(entry)
+        spent = _spent(books.account)
+        if entry.kind in _MOVES:
+            budget = books.account.budget
+            point = Point(
+                time=entry.time,
+                entry=entry.seq,
+                kind=entry.kind,
+                spent=spent,
+                epsilon=budget.epsilon,
+                delta=budget.delta,
+                run=payload.get("run", ""),
+            )
+            told.points.append(point)
+        if entry.kind == Kind.RUN_OPENED and whole is not None:
+            of_share = None if share is None else _spent(books.shares[payload["client"]]) - _spent(share)
+            told.increases[payload["run"]] = spent - _spent(whole), of_share
+        if entry.kind != Kind.FILTER_FIXED:
+            told.events.append(_event(entry, spent=spent, before=None if whole is None else whole.budget.epsilon))
+    return told
+
+
+def _spent(account: Account) -> float:
+    return account.status(closed=False).epsilon_spent
+
+
+def _event(entry: SignedEntry, *, spent: float, before: float | None) -> Event:
+    payload, kind = entry.payload, Kind(entry.kind)
+    category = {Kind.RUN_OPENED: Category.CHARGE, Kind.BUDGET_REQUESTED: Category.REQUEST}.get(kind, Category.ACT)
+    client = payload.get("client") or ""
+    budget = payload.get("budget") or payload.get("share") or {}
+    return Event(
+        time=entry.time,
+        category=category,
+        kind=kind.value,
+        who=payload.get("by", "") if category is Category.ACT else client,
+        client=client,
+        text=_WORDS[kind]({**payload, "before": before}),
+        why=_why(kind, payload),
+        run=payload.get("run", ""),
+        epsilon=payload.get("epsilon", budget.get("epsilon")),
+        spent=spent,
+        entry=entry.seq,
+    )
+
+
+def _why(kind: Kind, payload: Mapping[str, Any]) -> str:
+    field = {Kind.RUN_OPENED: "purpose", Kind.BUDGET_REQUESTED: "because", Kind.RESTORED: "accepted"}
+    return payload.get(field.get(kind, "reason")) or ""
+
+
+def refused(refusals: Iterable[Refusals]) -> list[Event]:
+    """The refusals of the book of asks."""
+    return [
+        Event(
+            time=row.last,
+            category=Category.REFUSAL,
+            kind=row.reason,
+            who=row.client or "somebody unknown",
+            client=row.client,
+            text=_refusal(row),
+            why=row.purpose,
+            epsilon=row.epsilon,
+            count=row.count,
+        )
+        for row in refusals
+    ]
+
+
+def _refusal(row: Refusals) -> str:
+    what = f"a run of {row.mechanism!r}" if row.mechanism else row.operation
+    asked = f"asked the price of {what}" if row.dry else f"asked for {what}"
+    times = "" if row.count == 1 else f", {row.count} times since {row.first}"
+    certificate = f" with the certificate {row.fingerprint}" if row.fingerprint else ""
+    place = f" from {row.peer}" if row.peer else ""
+    return f"{asked} and was refused: {row.reason}{times}{certificate}{place}"
+
+
+def met(incidents: Iterable[Incident]) -> list[Event]:
+    """The incidents of the curator's book."""
+    return [
+        Event(
+            time=incident.time.replace("+00:00", "Z"),
+            category=Category.INCIDENT,
+            kind="incident",
+            who=incident.client,
+            client=incident.client,
+            text=f"an unexpected error in {incident.operation}: incident {incident.number}",
+        )
+        for incident in incidents
+    ]
+
+
+def selected(
+    events: Iterable[Event],
+    *,
+    categories: Sequence[Category] = (),
+    client: str | None = None,
+    who: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+) -> list[Event]:
+    """The part of a timeline that is asked for, in order.
+
+    Args:
+        events: in any order.
+        categories: any of these; all by default.
+        client: whom it is about.
+        who: who acted or asked.
+        since: the first day, YYYY-MM-DD, UTC.
+        until: the last day.
+
+    Raises:
+        InvalidValue: a day is none.
+    """
+    for day in (since, until):
+        _check_day(day)
+    chosen = [
+        event
+        for event in events
+        if (not categories or event.category in categories)
+        and (client is None or event.client == client)
+        and (who is None or event.who == who)
+        and (since or "") <= event.time[:10] <= (until or "9999-12-31")
+    ]
+    return sorted(chosen, key=lambda event: (event.time[:19], event.entry))
+
+
+def _check_day(day: str | None) -> None:
+    try:
+        if day is not None:
+            dt.date.fromisoformat(day)
+    except ValueError as error:
+        raise InvalidValue(f"{day!r} is no day; write it as 2026-11-30") from error
+
+
+def _budget(payload: Mapping[str, Any], name: str = "budget") -> str:
+    return f"epsilon {payload[name]['epsilon']:g} at delta {payload[name]['delta']:g}"
+
+
+def _short(fingerprint: str) -> str:
+    return f"{fingerprint[:16]}..."
+
+
+_WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
+    Kind.DATA_SET_OPENED: lambda p: f"opened the data set of {p['records']} records with {_budget(p)}",
+    Kind.CLIENT_ADDED: lambda p: (
+        f"added the client {p['client']}" + (f" with a share of {_budget(p, 'share')}" if p["share"] else "")
+    ),
+    Kind.CLIENT_CERTIFIED: lambda p: f"bound {p['client']} to the certificate {_short(p['fingerprint'])} alone",
+    Kind.CERTIFICATE_ADDED: lambda p: f"gave {p['client']} the certificate {_short(p['fingerprint'])}",
+    Kind.CERTIFICATE_REVOKED: lambda p: f"withdrew the certificate {_short(p['fingerprint'])} of {p['client']}",
+    Kind.CLIENT_REVOKED: lambda p: f"shut {p['client']} out",
+    Kind.SHARE_SET: lambda p: f"set the share of {p['client']} to {_budget(p, 'share')}",
+    Kind.BUDGET_LOWERED: lambda p: f"lowered the budget from {p['before']:g} to {_budget(p)}",
+    Kind.BUDGET_EXTENDED: lambda p: f"extended the budget from {p['before']:g} to {_budget(p)}",
+    Kind.FROZEN: lambda _: "froze the data set",
+    Kind.UNFROZEN: lambda _: "opened the data set again",
+    Kind.ENDED: lambda _: "ended the data set",
+    Kind.EXTRACTOR_APPROVED: lambda p: f"approved the extractor {_short(p['digest'])}",
+    Kind.EXTRACTOR_REVOKED: lambda p: f"withdrew the extractor {_short(p['digest'])}",
+    Kind.RUN_OPENED: lambda p: f"was charged for a run of {p['steps']} steps, epsilon {p['epsilon']:.4g} alone",
+    Kind.REPLIES_PRUNED: lambda p: f"closed the run {p['run']} and discarded its replies",
+    Kind.STATE_ACCEPTED: lambda _: "accepted an older state of the ledger",
+    Kind.RESTORED: lambda p: f"restored the ledger; {p['forgotten_entries']} entries were forgotten",
+    Kind.CLIENT_PAUSED: lambda p: f"paused {p['client']}",
+    Kind.CLIENT_RESUMED: lambda p: f"resumed {p['client']}",
+    Kind.CAP_SET: lambda p: (
+        f"took the daily cap of {p['client']} away"
+        if p["epsilon"] is None
+        else f"capped {p['client']} at epsilon {p['epsilon']:g} a day"
+    ),
+    Kind.BUDGET_REQUESTED: lambda p: f"asked for epsilon {p['epsilon']:g} more (request {p['number']})",
+    Kind.REQUEST_DECIDED: lambda p: (
+        f"{p['decision']} request {p['number']} of {p['client']}"
+        + (f": epsilon {p['granted']:g} more" if p["granted"] else "")
+    ),
+}

@@ -1,0 +1,66 @@
+"""One record a person, so that what is promised for records is promised for persons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from private_curator.records.batches import Batch, Format, Layout, Source
+from private_curator.records.opening import format_of
+from private_curator.records.problems import RecordsRefused
+from private_curator.records.tables import TableSource
+from private_curator.settings.groups import RecordsSettings
+
+
+class OnePerPerson:
+    """A table's records without the person's column, the first of each person alone, in the file's order.
+
+    Args:
+        settings: of the table; a path as it is.
+        person: the column.
+
+    Raises:
+        RecordsRefused: this is no table, or has no such column.
+    """
+
+    def __init__(self, settings: RecordsSettings, person: str) -> None:
+        path, kind = Path(settings.file), format_of(Path(settings.file))
+        if kind not in (Format.CSV, Format.PARQUET, Format.ARROW):
+            raise RecordsRefused(f"{path}: persons are told apart by a column of a table (CSV, Parquet, Arrow)")
+        named = {"columns": None, "labels_array": person, "classes": None}
+        self._persons = TableSource(path, kind, settings.model_copy(update=named))
+        values = settings.columns or tuple(
+            name for name in self._persons.layout.columns if name != settings.labels_array
+        )
+        self._values: Source = TableSource(
+            path, kind, settings.model_copy(update={"columns": tuple(name for name in values if name != person)})
+        )
+        self.layout: Layout = replace(self._values.layout, count=None)
+        self.left_out = 0
+        """Records that were not the first of their person, after `batches`."""
+
+    def batches(self) -> Iterator[Batch]:
+        """See `Source`."""
+        first = self._first_records()
+        self.left_out, start = int((~first).sum()), 0
+        for batch in self._values.batches():
+            kept = first[start : start + len(batch.records)]
+            start += len(batch.records)
+            if kept.any():
+                labels = None if batch.labels is None else batch.labels[kept]
+                yield Batch(np.ascontiguousarray(batch.records[kept]), labels)
+
+    def _first_records(self) -> npt.NDArray[np.bool_]:
+        """Whether each record is the first of its person, (n,)."""
+        seen: set[object] = set()
+        first: list[bool] = []
+        for batch in self._persons.batches():
+            assert batch.labels is not None  # the person's column is named
+            for person in batch.labels.tolist():
+                first.append(person not in seen)
+                seen.add(person)
+        return np.array(first, dtype=np.bool_)

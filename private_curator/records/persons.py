@@ -1,0 +1,34 @@
+"""Records that may be several of one person: noticed by a column's name (`grouping` keeps one record of each).
+
+The promise is of records: replacing one record changes what is released by little. A person with k records is protected
+k times less (k times epsilon, and more than k times delta). Whoever wants the promise for persons keeps one record of
+each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_PERSON = re.compile(
+    r"(.*[_ .-])?(patient|person|subject|participant|pat|mrn|ssn|pid)[_ .-]?(id|nr|no|num|number|key|code)?",
+    re.IGNORECASE,
+)
+
+
+def person_columns(columns: Sequence[str]) -> list[str]:
+    """The columns whose names say that they hold a person's number."""
+    return [name for name in columns if _PERSON.fullmatch(name.strip())]
+
+
+def person_note(columns: Sequence[str]) -> tuple[str, ...]:
+    """What the operator should know about such columns among a record's values; nothing where there are none."""
+    found = person_columns(columns)
+    if not found:
+        return ()
+    text = (
+        f"{found[0]!r} looks like a person's number and is a value of each record: it teaches a model nothing, and "
+        "where it repeats, a person has several records. What is promised is for records, not persons: `dpswd-curator "
+        f"records convert --person {found[0]}` keeps one record a person and leaves the column out"
+    )
+    return (text,)

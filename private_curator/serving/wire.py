@@ -1,0 +1,70 @@
+"""What the ledger knows, as it travels, and what a client presents, as the ledger knows it."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from private_curator.ledger.statements import AccountStatus, BudgetRequest, Run, StoredReply
+from shared.errors import InvalidValue
+from shared.ledger.receipts import MAX_STATEMENT_BYTES, SignedEntry
+from shared.protocol.checks import invalid
+from shared.protocol.messages import RunParameters
+from shared.protocol.receipts import encode_receipt
+from shared.protocol.v1 import curator_pb2 as pb
+
+_PATH = re.compile(r"(?<![\w.])/[^\s;,()]+")
+
+
+@functools.lru_cache(maxsize=64)
+def declared(parameters: bytes) -> RunParameters:
+    """A run's declaration as the ledger keeps it; each of its steps reads it."""
+    return RunParameters.from_bytes(parameters)
+
+
+def budget(account: AccountStatus, *, closed: bool) -> pb.BudgetStatus:
+    """An account as it stands."""
+    told = ("epsilon", "delta", "epsilon_spent", "epsilon_remaining")
+    return pb.BudgetStatus(**{name: getattr(account, name) for name in told}, closed=closed)
+
+
+def without_places(text: str, location: object) -> str:
+    """An error's words without files and hosts of this site."""
+    return _PATH.sub("a file of the curator's", text.replace(str(location), "of the curator"))
+
+
+def presented(message: pb.SignedStatement) -> SignedEntry:
+    """A receipt that a client presents.
+
+    Raises:
+        RequestInvalid: it is no statement of a ledger.
+    """
+    if len(message.statement) > MAX_STATEMENT_BYTES:
+        raise invalid("newest_receipt", f"has more than {MAX_STATEMENT_BYTES} bytes")
+    try:
+        return SignedEntry.parse(message.statement, message.signature)
+    except InvalidValue as error:
+        raise invalid("newest_receipt", str(error)) from error
+
+
+def receipt(stored: StoredReply | Run) -> pb.Receipt:
+    """The signed charge or answer."""
+    return encode_receipt(stored.receipt)
+
+
+def budget_requests(asked: tuple[BudgetRequest, ...]) -> pb.RequestBudgetResponse:
+    """A client's requests for budget, and what became of them."""
+    return pb.RequestBudgetResponse(
+        requests=[
+            pb.BudgetRequest(
+                number=one.number,
+                time=one.time,
+                epsilon=one.epsilon,
+                because=one.because,
+                decision="" if one.decision is None else one.decision.value,
+                granted=one.granted,
+                reason=one.reason,
+            )
+            for one in asked
+        ]
+    )

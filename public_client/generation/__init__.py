@@ -1,0 +1,19 @@
+"""Generators of labelled records, each method a frozen value with its settings.
+
+To add a method, add its file and its line here.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from public_client.generation.gaussian import Gaussian
+from public_client.generation.generator import Generator, load_generator
+from public_client.generation.method import GenerationMethod
+from public_client.generation.replayed import Replayed
+
+__all__ = ["GENERATION_METHODS", "Gaussian", "GenerationMethod", "Generator", "Replayed", "load_generator"]
+
+GENERATION_METHODS: Mapping[str, type[GenerationMethod]] = MappingProxyType(
+    {method.name: method for method in (Replayed, Gaussian)}
+)
+"""Every method by its name on the command line; the first is the default."""

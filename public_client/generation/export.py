@@ -1,0 +1,138 @@
+"""Drawn records as files: .npz, Parquet or a folder of images, each with a data card that goes with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from public_client.generation.generator import Generator
+from public_client.generation.pictures import grey_values
+from shared.errors import SettingsError, rounded
+from shared.files import whole_file, write_public
+
+SUFFIXES = (".npz", ".parquet", "")
+"""By the name's ending; none is a folder of images."""
+_CARD = "card.md"
+
+
+def check_export(path: Path) -> None:
+    """Finds what would end an export, before anything is spent.
+
+    Raises:
+        SettingsError: the ending is unknown, something stands there, or a package is missing.
+    """
+    if path.suffix not in SUFFIXES:
+        raise SettingsError(f"{path} must end in .npz or .parquet, or be a folder for images (no ending)")
+    if path.exists() or card_of(path).exists():
+        raise SettingsError(f"{path} or its card exists, and nothing is ever overwritten; choose another name")
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow as pa  # noqa: F401 - only whether it is there
+        except ImportError as error:
+            raise SettingsError("Parquet needs pyarrow: pip install 'dpswd[client]', or write .npz") from error
+
+
+def export(generator: Generator, path: str | Path, *, rows: int, seed: int = 0) -> list[Path]:
+    """Draws records and writes them with their data card. Free.
+
+    Args:
+        generator: what is drawn from.
+        path: ends in .npz (arrays x, y and probabilities), .parquet (columns x0, x1, ..., label and the classes'
+            probabilities) or nothing: a folder with an image of each record in a folder of its class.
+        rows: how many.
+        seed: of the draw.
+
+    Returns:
+        The file or folder, and the card.
+
+    Raises:
+        SettingsError: see `check_export`.
+        InvalidValue: rows is out of range, or images were asked of records that are none.
+    """
+    path = Path(path)
+    check_export(path)
+    records, probabilities = generator.sample_soft(rows, seed)
+    x, p = records.numpy(), probabilities.numpy()
+    y = p.argmax(axis=1).astype(np.int64)
+    if path.suffix == ".npz":
+        with whole_file(path, mode=0o644) as file:
+            np.savez_compressed(file, x=x, y=y, probabilities=p)
+    elif path.suffix == ".parquet":
+        _write_parquet(path, x, y, p)
+    else:
+        _write_images(path, generator, x, y)
+    card = card_of(path)
+    write_public(card, card_text(generator.facts, rows=rows, seed=seed).encode("utf-8"))
+    return [path, card]
+
+
+def card_of(path: Path) -> Path:
+    """Where the card of an export stands: beside a file, inside of a folder."""
+    return path.with_name(f"{path.name}.{_CARD}") if path.suffix else path / _CARD
+
+
+def card_text(facts: Mapping[str, Any], *, rows: int, seed: int) -> str:
+    """The data card, in Markdown.
+
+    Args:
+        facts: of the generator.
+        rows: that were drawn.
+        seed: of the draw.
+    """
+    cost = facts.get("guarantee", {})
+    method = dict(facts.get("method", {}))
+    lines = [
+        f"# {rows} synthetic records in the likeness of {facts.get('data_set', 'an unnamed data set')}",
+        "",
+        "No row is a record of anybody. All rows were drawn from a generator that was fitted to noised releases.",
+        "",
+        "## Guarantee",
+        "",
+    ]
+    if cost:
+        lines += [
+            (
+                f"- epsilon {rounded(cost['epsilon'], up=True)} at delta {cost['delta']:g}, {cost['neighbours']}: one "
+                f"record of the {facts['records']} replaced by any other"
+            ),
+            f"- covers {cost['covers']}",
+            f"- accountant: {cost['accountant']}",
+            f"- released: {facts['releases']}, in {facts['steps']} step(s)",
+            f"- receipts: run {facts['receipts']['run']}, ledger key {facts['receipts']['ledger_public_key']}",
+        ]
+    else:
+        lines.append("- none is stated in the generator's file: treat the rows as private")
+    lines += ["- more rows, and whatever is computed from them, cost nothing further", "", "## How they were made", ""]
+    lines += [f"- method {method.pop('name', 'unknown')}: {json.dumps(method, sort_keys=True)}"]
+    lines += [f"- seed of the fit {facts.get('seeds', {}).get('fit', 'unknown')}, of this draw {seed}"]
+    lines += [f"- purpose: {facts['purpose']}"] if facts.get("purpose") else []
+    lines += ["", "## Not to be used for", "", *(f"- {text}" for text in facts.get("not_for", ())), ""]
+    return "\n".join(lines)
+
+
+def _write_parquet(
+    path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], p: npt.NDArray[np.float32]
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    flat = x.reshape(len(x), -1)
+    columns = {f"x{i}": flat[:, i] for i in range(flat.shape[1])} | {"label": y}
+    columns |= {f"probability_{c}": p[:, c] for c in range(p.shape[1])}
+    with whole_file(path, mode=0o644) as file:
+        parquet.write_table(pa.table(columns), file)
+
+
+def _write_images(path: Path, generator: Generator, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]) -> None:
+    from PIL import Image
+
+    values = grey_values(generator, x)  # refuses what is no image before a folder is made
+    for c in range(generator.classes):
+        (path / str(c)).mkdir(parents=True)
+    for number, (image, label) in enumerate(zip(values, y, strict=True)):
+        Image.fromarray(image).save(path / str(label) / f"{number:07d}.png")

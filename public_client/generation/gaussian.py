@@ -1,0 +1,95 @@
+"""The simplest generator: each class a normal law of raw values, of its own mean and a covariance that all share.
+
+It is the baseline that any other method must beat, and exact where records are normal. One release of class statistics
+of the records themselves; a draw is mean_c + L z with L L^T the covariance, so the decoder is one linear layer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from public_client.curator.description import Description
+from public_client.generation.generator import Generator
+from public_client.generation.method import Fitting
+from public_client.generation.statistics import StatisticsGeneration
+from public_client.methods.statistics_head import classes_of
+from public_client.plans.recipe import not_positive
+from public_client.training.run import ChargedRun
+from shared.errors import InvalidValue
+from shared.kernels.clipping import RECORD_NORM
+
+MOST_VALUES = 1024
+"""Of a record: its second moments take 4 MB then, and their eigenvectors a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian(StatisticsGeneration):
+    """Class means and one covariance of the records' own values.
+
+    Attributes:
+        low: least value of a record, public: 0 in the released features.
+        high: largest; drawn values are brought back into this range.
+        typical: root mean square of a typical record's values in units of high - low; larger records are clipped.
+    """
+
+    name = "gaussian"
+
+    low: float = -1.0
+    high: float = 1.0
+    typical: float = 0.4
+
+    def problems(self) -> list[str]:
+        """See `GenerationMethod`."""
+        found = [*super().problems(), *not_positive(self, "typical")]
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            found.append(f"low is {self.low!r} and high {self.high!r}; low must be below high, both finite")
+        return found
+
+    def features(self, description: Description) -> nn.Module:
+        """See `GenerationMethod`: the values themselves, on the scale of the clip."""
+        values = math.prod(description.record_shape)
+        if values > MOST_VALUES:
+            raise InvalidValue(
+                f"records have {values} values, and {self.name} releases second moments of at most {MOST_VALUES}; use "
+                "a method of features"
+            )
+        return _Scaled(self.low, self.high, self.typical * math.sqrt(values)).eval()
+
+    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
+        """See `GenerationMethod`."""
+        assert isinstance(features, _Scaled), "this method made it"
+        laws = classes_of(self.known(run, fitting))
+        values, vectors = np.linalg.eigh(laws.covariance)
+        spread = vectors * np.sqrt(np.maximum(values, 0.0))  # (d, d)
+        decoder = nn.Linear(spread.shape[0] + len(laws.shares), spread.shape[0])
+        unit = (self.high - self.low) * features.norm  # u = (x - low) / unit
+        with torch.no_grad():
+            decoder.weight.copy_(torch.from_numpy(np.hstack([spread, laws.means.T]) * unit))
+            decoder.bias.fill_(self.low)
+        return Generator.of(
+            decoder,
+            latent=spread.shape[0],
+            record_shape=run.plan.record_shape,
+            shares=laws.shares,
+            low=self.low,
+            high=self.high,
+        )
+
+
+class _Scaled(nn.Module):
+    """Values flat, low at 0, brought to norm 1/2 where their norm is `norm` times the range."""
+
+    def __init__(self, low: float, high: float, norm: float) -> None:
+        super().__init__()
+        self.low, self.norm = low, norm
+        self.gain = RECORD_NORM / ((high - low) * norm)
+        self.flat = nn.Flatten()
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat: Tensor = self.flat((x - self.low) * self.gain)
+        return flat

@@ -1,0 +1,146 @@
+"""From a plan to a generator: prices, charges once, fits, and writes down where the generator comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from public_client.curator.description import Description
+from public_client.curator.stub import Curator
+from public_client.curator.values import Quote
+from public_client.generation.generator import Generator
+from public_client.generation.method import Fitting, GenerationMethod, Preview
+from public_client.plans.declarable import Declarable, quoted
+from public_client.plans.plan import Plan, make_plan
+from public_client.training.checkpoint import Checkpoint
+from public_client.training.run import ChargedRun
+from shared.devices import resolve_device
+from shared.errors import InvalidValue, SettingsError
+
+NOT_FOR = (
+    "finding, checking or contacting single people: no row is anybody's record",
+    "care of single patients, or any decision about one person, without a study of its own",
+    "rare groups: a class or a pattern of few records is noise at this epsilon, and its absence here proves nothing",
+    "figures about the hospital finer than the release: take them from the hospital, with an epsilon of their own",
+)
+"""What a generator must not be used for; in every data card."""
+
+
+def plan_generator(
+    curator: Curator,
+    method: GenerationMethod,
+    *,
+    epsilon: float,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    extractor: nn.Module | None = None,
+) -> tuple[Plan, Quote]:
+    """What fitting a generator would release and cost, and the curator's own answer; nothing is spent.
+
+    Args:
+        curator: a connection.
+        method: with its settings.
+        epsilon: what the whole run may cost.
+        steps: T; the method's usual number by default.
+        batch_size: b; the method's usual number by default.
+        extractor: the team's own, in the place of the method's features.
+
+    Raises:
+        InvalidValue: the curator does not offer it, or a number is out of range.
+    """
+    description = curator.describe()
+    plan = make_plan(description, method, epsilon=epsilon, steps=steps, batch_size=batch_size)
+    return quoted(curator, Declarable.of(_features(method, description, extractor), plan.record_shape), plan)
+
+
+def generate(
+    curator: Curator,
+    plan: Plan,
+    *,
+    extractor: nn.Module | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    directory: str | Path | None = None,
+    progress: bool = True,
+    preview: Preview | None = None,
+    purpose: str = "",
+) -> Generator:
+    """Opens the run, **which charges all of it**, fits a generator to what is released, and states its origin.
+
+    Args:
+        curator: a connection.
+        plan: of a method of generation.
+        extractor: the team's own, in the place of the method's features, where the method takes one.
+        seed: of the client's random choices; the curator's noise has none.
+        device: "auto", "cpu" or "cuda".
+        directory: keeps requests and answers; repeated with the same directory, the run is not charged again.
+        progress: shows bars with epsilon on standard error.
+        preview: shown the generator a few times during the fit.
+        purpose: why, in one line; kept in the file.
+
+    Raises:
+        BudgetExhausted: the plan does not fit; nothing was spent.
+        SettingsError: the directory holds another run.
+        InvalidValue: the plan is of no method of generation.
+    """
+    method = plan.method
+    if not isinstance(method, GenerationMethod):
+        raise InvalidValue(f"a plan of {method.name} fits no generator; plan with a method of generation")
+    description = curator.describe()
+    module = _features(method, description, extractor)
+    store = None if directory is None else Checkpoint(Path(directory))
+    if store is not None and store.begun:
+        begun = store.read_run()["plan"]
+        asked = {"method": method.to_json(), "epsilon": plan.epsilon}
+        if {name: begun.get(name) for name in asked} != asked:
+            raise SettingsError(
+                f"{directory} holds a run with other options (epsilon {begun.get('epsilon')}, {begun.get('method')}); "
+                "repeat it with its own, or choose another directory"
+            )
+    torch.manual_seed(seed)
+    if store is not None:  # the run is declared for these numbers: another machine's may differ in the last bit
+        if (kept := store.read("features")) is None:
+            store.write("features", module.state_dict())
+        else:
+            module.load_state_dict(kept)
+    run = method.open(curator, plan, module, store)
+    fitting = Fitting(seed, resolve_device(device), progress, store, preview)
+    fitted = method.fit(run, module, fitting)
+    return fitted.with_facts({**_facts(run, description, seed=seed, purpose=purpose), **fitted.facts})
+
+
+def _features(method: GenerationMethod, description: Description, extractor: nn.Module | None) -> nn.Module:
+    if extractor is None:
+        return method.features(description).eval()
+    return method.wrapped(extractor.eval(), description).eval()
+
+
+def _facts(run: ChargedRun, description: Description, *, seed: int, purpose: str) -> Mapping[str, Any]:
+    """Where a generator comes from, in plain values."""
+    plan = run.plan
+    return {
+        "data_set": description.data_set,
+        "records": description.records,
+        "record_shape": list(description.record_shape),
+        "classes": description.classes,
+        "class_names": list(description.class_names),
+        "method": plan.method.to_json(),
+        "releases": plan.method.mechanism.summary(run.declared, plan.facts),
+        "steps": plan.steps,
+        "guarantee": {
+            "epsilon": run.run.quote.epsilon,
+            "delta": plan.delta,
+            "neighbours": description.neighbouring_relation,
+            "accountant": f"dpswd {metadata.version('dpswd')}, exact curve or privacy loss distributions, pessimistic",
+            "covers": "all that this run released; other runs on the same records add to it in the curator's ledger",
+        },
+        "receipts": {"run": run.run.run_id, "ledger_public_key": description.ledger_public_key},
+        "seeds": {"fit": seed},
+        "purpose": purpose,
+        "not_for": list(NOT_FOR),
+    }

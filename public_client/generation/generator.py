@@ -1,0 +1,330 @@
+"""A generator of labelled records, and its file. More rows cost nothing: it is made of released and public numbers.
+
+A generator is data, never code: a decoder, and for some methods a classifier that labels what was decoded, both graphs
+of the closed vocabulary. A record of class c is
+
+    decoder([z, e_c]),  z standard normal of the latent dimension, e_c the one-hot class,
+
+so that an affine sampler, a network of a paper and a decoder of features are all the same kind of value. The file is
+safetensors, and what is read of it is checked as an upload is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from public_client.data.datasets import Labelled
+from public_client.data.source import source_loader
+from public_client.generation.procedural import procedural
+from public_client.generation.variation import varied
+from shared.devices import resolve_device
+from shared.errors import DataInvalid, InvalidValue
+from shared.extractor.building import Extractor
+from shared.extractor.graph import MAX_PARAMETERS, ExtractorGraph
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights
+from shared.files import write_public
+
+FORMAT = "dpswd-generator-1"
+MAX_FILE_BYTES = 3 * 4 * MAX_PARAMETERS
+MAX_ROWS = 1_000_000
+"""Of one call: a number with too many zeros would otherwise fill the memory before anybody looks."""
+_MAX_FACTS_CHARACTERS = 1_000_000
+_AT_A_TIME = 1000  # records; what is drawn does not depend on it
+_DECODER, _LABELLER = "decoder", "labeller"
+
+
+@dataclass(frozen=True, eq=False)
+class Generator:
+    """A fitted generator.
+
+    Attributes:
+        decoder: latents with one-hot classes (k + C,) to the values of a record, flat.
+        record_shape: of one record.
+        shares: (C,) of the classes, adding up to 1.
+        labeller: records to C scores, by which a drawn record is labelled; None: by the class that it was drawn for.
+        low: least value of a record; None: any.
+        high: largest.
+        by_rule: share of the rows that are procedural images (`procedural`), labelled by the labeller.
+        varied: decoded images are changed by rule (`variation`) before they are labelled.
+        temperature: scores are divided by it before they become probabilities.
+        facts: where it comes from: guarantee, neighbours, accountant, method, seeds, receipts; plain values.
+    """
+
+    decoder: Extractor
+    record_shape: tuple[int, ...]
+    shares: tuple[float, ...]
+    labeller: Extractor | None = None
+    low: float | None = None
+    high: float | None = None
+    by_rule: float = 0.0
+    varied: bool = False
+    temperature: float = 1.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        classes, values = len(self.shares), math.prod(self.record_shape)
+        if not classes or not all(0.0 <= share <= 1.0 for share in self.shares) or abs(sum(self.shares) - 1.0) > 1e-6:
+            raise InvalidValue(f"the classes' shares are {self.shares}; they must be at least 0 and add up to 1")
+        taken, given = self.decoder.graph.input_shape, self.decoder.graph.feature_dimension
+        if len(taken) != 1 or taken[0] <= classes or given != values:
+            raise InvalidValue(
+                f"the decoder takes {taken} and gives {given} values; needed are (latent + {classes},) and {values}"
+            )
+        if self.labeller is not None:
+            graph = self.labeller.graph
+            if (graph.input_shape, graph.feature_dimension) != (self.record_shape, classes):
+                raise InvalidValue(
+                    f"the labeller takes {graph.input_shape} and gives {graph.feature_dimension} scores; needed are "
+                    f"{self.record_shape} and {classes}"
+                )
+        if not 0.0 <= self.by_rule <= 1.0:
+            raise InvalidValue(f"by_rule is {self.by_rule}; allowed are 0 to 1")
+        if not (math.isfinite(self.temperature) and self.temperature > 0.0):
+            raise InvalidValue(f"the temperature is {self.temperature}; it must be positive and finite")
+        by_rule = self.by_rule or self.varied
+        if by_rule and (self.labeller is None or len(self.record_shape) != 3 or None in (self.low, self.high)):
+            raise InvalidValue("rows by rule need images (c, h, w) with a least and a largest value, and a labeller")
+
+    @classmethod
+    def of(
+        cls,
+        decoder: nn.Module,
+        *,
+        latent: int,
+        record_shape: tuple[int, ...],
+        shares: npt.NDArray[np.float64] | tuple[float, ...],
+        labeller: nn.Module | None = None,
+        low: float | None = None,
+        high: float | None = None,
+        by_rule: float = 0.0,
+        varied: bool = False,
+        temperature: float = 1.0,
+    ) -> Generator:
+        """From modules in evaluation mode, which are traced.
+
+        Args:
+            decoder: (b, latent + C) to (b, values).
+            latent: k.
+            record_shape: of one record.
+            shares: see `Generator`, as are the rest.
+            labeller: see `Generator`.
+            low: see `Generator`.
+            high: see `Generator`.
+            by_rule: see `Generator`.
+            varied: see `Generator`.
+            temperature: see `Generator`.
+
+        Raises:
+            ExtractorUnsupported: a module uses something outside of the closed vocabulary.
+        """
+        total = float(sum(shares))
+
+        def rebuilt(module: nn.Module, shape: tuple[int, ...]) -> Extractor:
+            module = module.cpu().eval()
+            graph = trace(module, shape)
+            return Extractor.from_graph(graph, module_weights(module, graph), device=torch.device("cpu"))
+
+        return cls(
+            decoder=rebuilt(decoder, (latent + len(shares),)),
+            record_shape=tuple(record_shape),
+            shares=tuple(float(share) / total for share in shares),
+            labeller=None if labeller is None else rebuilt(labeller, tuple(record_shape)),
+            low=low,
+            high=high,
+            by_rule=by_rule,
+            varied=varied,
+            temperature=temperature,
+        )
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return len(self.shares)
+
+    @property
+    def latent(self) -> int:
+        """k, the dimension of z."""
+        return int(self.decoder.graph.input_shape[0]) - self.classes
+
+    def with_facts(self, facts: Mapping[str, Any]) -> Generator:
+        """The same generator that says where it comes from."""
+        return replace(self, facts=dict(facts))
+
+    def sample(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Draws labelled records. Free: nobody is asked, nothing is spent.
+
+        Args:
+            rows: n.
+            seed: the same seed gives the same records, and more rows begin with the same ones.
+
+        Returns:
+            Records (n, ...) float32 and their classes (n,) int64.
+
+        Raises:
+            InvalidValue: rows is out of range.
+        """
+        records, scores, drawn = self._drawn(rows, seed)
+        return records, drawn if scores is None else scores.argmax(dim=1)
+
+    def sample_soft(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """The records of `sample` with what is known of their classes.
+
+        Args:
+            rows: n.
+            seed: see `sample`.
+
+        Returns:
+            Records (n, ...) and probabilities of the classes (n, C): the labeller's, or 1 for the class drawn.
+        """
+        records, scores, drawn = self._drawn(rows, seed)
+        if scores is None:
+            return records, functional.one_hot(drawn, self.classes).float()
+        return records, torch.softmax(scores / self.temperature, dim=1)
+
+    def batches(self, rows: int, *, batch_size: int = 128, seed: int = 0) -> DataLoader[tuple[Tensor, Tensor]]:
+        """Labelled batches, shuffled anew in each pass: a source for `DomainAdaptation.fit`.
+
+        Args:
+            rows: records that are drawn, once.
+            batch_size: of each batch.
+            seed: of the draw, and of the order.
+        """
+        return source_loader(Labelled(*self.sample(rows, seed)), batch_size=batch_size, seed=seed)
+
+    def _drawn(self, rows: int, seed: int) -> tuple[Tensor, Tensor | None, Tensor]:
+        if not 1 <= rows <= MAX_ROWS:
+            raise InvalidValue(f"{rows} rows were asked for; allowed are 1 to {MAX_ROWS} at a time")
+        records, scores, classes = [], [], []
+        chance = torch.tensor(self.shares, dtype=torch.float64)
+        with torch.no_grad():
+            for part, start in enumerate(range(0, rows, _AT_A_TIME)):
+                # Each part from its own generator: what a row is does not depend on how many are asked for.
+                own = torch.Generator().manual_seed((seed * 1_000_003 + part) % 2**63)
+                labels = torch.multinomial(chance, _AT_A_TIME, replacement=True, generator=own)
+                z = torch.randn((_AT_A_TIME, self.latent), generator=own)
+                made = self.decoder.features(torch.cat([z, functional.one_hot(labels, self.classes).float()], dim=1))
+                made = made.reshape(_AT_A_TIME, *self.record_shape)
+                if self.varied:
+                    made = varied(made, low=self._low, high=self._high, generator=own)
+                ruled = round(self.by_rule * _AT_A_TIME)
+                if ruled:  # in places drawn at random, so that any number of rows holds about this share
+                    places = torch.randperm(_AT_A_TIME, generator=own)[:ruled]
+                    made[places] = self._ruled(ruled, own)
+                if self.low is not None or self.high is not None:
+                    made = made.clamp(min=self.low, max=self.high)
+                kept = min(_AT_A_TIME, rows - start)
+                if self.labeller is not None:
+                    scores.append(self.labeller.features(made[:kept]))
+                records.append(made[:kept])
+                classes.append(labels[:kept])
+        return torch.cat(records), torch.cat(scores) if scores else None, torch.cat(classes)
+
+    @property
+    def _low(self) -> float:
+        assert self.low is not None, "checked when it was made"
+        return self.low
+
+    @property
+    def _high(self) -> float:
+        assert self.high is not None, "checked when it was made"
+        return self.high
+
+    def _ruled(self, count: int, own: torch.Generator) -> Tensor:
+        channels, height, width = self.record_shape
+        return procedural(count, (channels, height, width), low=self._low, high=self._high, generator=own)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the generator to one file, whole or not at all.
+
+        Args:
+            path: the file, safetensors.
+        """
+        parts = {_DECODER: self.decoder} | ({} if self.labeller is None else {_LABELLER: self.labeller})
+        tensors: dict[str, Tensor] = {}
+        metadata = {"format": FORMAT}
+        for name, part in parts.items():
+            metadata[name] = part.graph.to_bytes().decode("ascii")
+            tensors |= {f"{name}.{key}": value.cpu().contiguous() for key, value in part.weights.items()}
+        metadata["law"] = json.dumps(
+            {
+                "record_shape": self.record_shape,
+                "shares": self.shares,
+                "low": self.low,
+                "high": self.high,
+                "by_rule": self.by_rule,
+                "varied": self.varied,
+                "temperature": self.temperature,
+            }
+        )
+        metadata["facts"] = json.dumps(dict(self.facts), sort_keys=True)
+        write_public(Path(path), save(tensors, metadata=metadata))
+
+
+def load_generator(path: str | Path, *, device: str = "cpu") -> Generator:
+    """Reads what `Generator.save` wrote; the file may come from anybody, and no code of it is run.
+
+    Args:
+        path: the file.
+        device: "auto", "cpu" or "cuda".
+
+    Raises:
+        DataInvalid: the file is something else; the message says what does not hold.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DataInvalid(f"{path} has more than {MAX_FILE_BYTES} bytes; no generator is as large")
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise DataInvalid(f"{path} is not a generator of format {FORMAT}; `dpswd-client generate` writes one")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataInvalid(f"{path} is not a safetensors file, or cannot be read") from error
+    try:
+        return _generator(metadata, tensors, resolve_device(device))
+    except (InvalidValue, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataInvalid(f"{path} is not a generator: {error}") from error
+
+
+def _generator(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], device: torch.device) -> Generator:
+    if len(metadata["facts"]) > _MAX_FACTS_CHARACTERS:
+        raise InvalidValue(f"its facts are longer than {_MAX_FACTS_CHARACTERS} characters")
+    law, facts = json.loads(metadata["law"]), json.loads(metadata["facts"])
+    if not isinstance(facts, dict):
+        raise InvalidValue("its facts are no object")
+
+    def rebuilt(part: str) -> Extractor:
+        own = {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
+        return Extractor.from_graph(ExtractorGraph.from_bytes(metadata[part].encode("ascii")), own, device=device)
+
+    def bound(name: str) -> float | None:
+        return None if law[name] is None else float(law[name])
+
+    return Generator(
+        decoder=rebuilt(_DECODER),
+        record_shape=tuple(int(side) for side in law["record_shape"]),
+        shares=tuple(float(share) for share in law["shares"]),
+        labeller=rebuilt(_LABELLER) if _LABELLER in metadata else None,
+        low=bound("low"),
+        high=bound("high"),
+        by_rule=float(law["by_rule"]),
+        varied=bool(law["varied"]),
+        temperature=float(law["temperature"]),
+        facts=facts,
+    )

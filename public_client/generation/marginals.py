@@ -1,0 +1,62 @@
+"""What a release said of each class, with its noise bands, beside what the generator draws; no record enters.
+
+A generator that was fitted to class statistics keeps, of each class, its share and its mean along the first features:
+as released, the deviation of the noise on it, and as drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from public_client.generation.generator import Generator
+from public_client.methods.statistics_head import Known, shares_of
+
+FEATURES = 8
+"""Of each class: those in front, along which public records vary most."""
+_DRAWN = 4000
+
+
+def marginals(
+    generator: Generator, known: Known, features: Callable[[Tensor], Tensor], *, seed: int
+) -> list[dict[str, Any]]:
+    """The table, in plain values.
+
+    Args:
+        generator: fitted to it.
+        known: what was released.
+        features: records (n, ...) to features u (n, d) on the release's scale, |u| <= 1.
+        seed: of the draw.
+
+    Returns:
+        For each class and figure: class, what, released, deviation of the noise on it, drawn.
+    """
+    records, labels = generator.sample(_DRAWN, seed)
+    u, y = features(records).numpy(), labels.numpy()
+    classes, n = len(known.counts), known.records
+    shares = shares_of(known)
+    sums = known.features + known.total / classes
+    deviation = (known.feature_variance + known.total_variance / classes**2) ** 0.5
+    found = []
+    for c in range(classes):
+        released = float(known.counts[c] / n + 1.0 / classes)
+        drawn = float((y == c).mean())
+        found.append(_row(c, "share", released, known.count_variance**0.5 / n, drawn))
+        for j in range(min(FEATURES, u.shape[1])):
+            own = float(u[y == c, j].mean()) if (y == c).any() else float("nan")
+            size = n * shares[c]
+            found.append(_row(c, f"mean of feature {j + 1}", float(sums[c, j] / size), deviation / size, own))
+    return found
+
+
+def _row(c: int, what: str, released: float, deviation: float, drawn: float) -> dict[str, Any]:
+    return {
+        "class": c,
+        "what": what,
+        "released": released,
+        "deviation": float(deviation),
+        "drawn": None if np.isnan(drawn) else drawn,
+    }

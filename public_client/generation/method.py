@@ -1,0 +1,103 @@
+"""A method of generation: a recipe, what its private records go through, and how a generator is fitted to a run."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from public_client.curator.description import Description
+from public_client.curator.stub import Curator
+from public_client.generation.generator import Generator
+from public_client.plans.plan import Plan
+from public_client.plans.recipe import Recipe, refuse
+from public_client.training.checkpoint import Checkpoint
+from public_client.training.run import ChargedRun
+
+Preview = Callable[[Generator], None]
+"""Shown a generator that is still being fitted."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """How a fit runs, whatever the method.
+
+    Attributes:
+        seed: of every random choice on the client's side.
+        device: where to compute.
+        progress: shows bars on standard error.
+        store: where requests are written before they are sent, and answers kept; None for nowhere.
+        preview: shown the generator a few times during the fit.
+    """
+
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    progress: bool = True
+    store: Checkpoint | None = None
+    preview: Preview | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationMethod(Recipe):
+    """One way to fit a generator to private labelled records, with its settings."""
+
+    def __post_init__(self) -> None:
+        refuse(self.problems())
+
+    def problems(self) -> list[str]:
+        """Settings that are out of range, in words."""
+        return []
+
+    def adapts(self, record_shape: tuple[int, ...] | None) -> str:
+        """See `Recipe`."""
+        return "nothing of the team's: a generator of labelled records is fitted, and more rows of it cost nothing"
+
+    @abc.abstractmethod
+    def features(self, description: Description) -> nn.Module:
+        """What private records go through at the curator, in evaluation mode and of the closed vocabulary.
+
+        Args:
+            description: of the data set.
+
+        Raises:
+            InvalidValue: the method has none for such records; the team's own extractor is needed, or another method.
+        """
+
+    def wrapped(self, extractor: nn.Module, description: Description) -> nn.Module:
+        """What private records go through where the team brings its own extractor: by default that alone.
+
+        Args:
+            extractor: the team's, in evaluation mode.
+            description: of the data set.
+        """
+        return extractor
+
+    @abc.abstractmethod
+    def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> ChargedRun:
+        """Opens, hence charges, the run, or continues the one in the store.
+
+        Args:
+            curator: the connection.
+            plan: of this method.
+            features: as `features` made it, or the team's own extractor.
+            store: where requests are written before they are sent.
+
+        Raises:
+            BudgetExhausted: the plan does not fit; nothing was spent.
+        """
+
+    @abc.abstractmethod
+    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
+        """Draws the run's steps and fits a generator to what they say.
+
+        Args:
+            run: as `open` returned it.
+            features: as it was opened with.
+            fitting: how.
+
+        Returns:
+            The generator, with facts of the method's own at most; `generating.generate` adds the rest.
+        """

@@ -1,0 +1,63 @@
+"""What methods of generation share that read class statistics: one release of counts, class sums, second moments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from public_client.curator.description import Description
+from public_client.curator.stub import Curator
+from public_client.data.progress import reporting
+from public_client.generation.method import Fitting, GenerationMethod
+from public_client.methods.statistics import Statistics, StatisticsRun
+from public_client.methods.statistics_head import Known
+from public_client.plans.declarable import Declarable
+from public_client.plans.plan import Plan
+from public_client.training.checkpoint import Checkpoint
+from public_client.training.run import ChargedRun
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS
+from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
+
+_RELEASED = Statistics(prior="none", moments="yes")
+"""A generator always needs the spread of its records; at the weight that is used it is free."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsGeneration(GenerationMethod):
+    """One release of class statistics with the whole epsilon; whatever is fitted to it costs nothing further."""
+
+    @property
+    def mechanism(self) -> AnyMechanism:
+        """See `Recipe`."""
+        return CLASS_STATISTICS
+
+    def usual_size(self, description: Description) -> RunSize:
+        """See `Recipe`: one release of all records."""
+        return _RELEASED.usual_size(description)
+
+    def declaration(
+        self,
+        *,
+        noise: float,
+        batch: int,
+        dimension: int,
+        classes: int,
+        names: tuple[str, ...],
+        feature_map: FeatureMap | None,
+    ) -> Payload:
+        """See `Recipe`."""
+        return _RELEASED.declaration(
+            noise=noise, batch=batch, dimension=dimension, classes=classes, names=names, feature_map=feature_map
+        )
+
+    def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> ChargedRun:
+        """See `GenerationMethod`."""
+        return StatisticsRun(curator, Declarable.of(features, plan.record_shape), plan, checkpoint=store)
+
+    def known(self, run: ChargedRun, fitting: Fitting) -> Known:
+        """What the run's releases say together; drawing them costs nothing further."""
+        assert isinstance(run, StatisticsRun), "this method opened it"
+        with reporting("labelled statistics", run.plan.steps, shown=fitting.progress) as bar:
+            return run.known(fitting.store, bar=bar)

@@ -1,0 +1,223 @@
+"""The console as its operator meets it: the command in a process of its own, and a real browser in front of it.
+
+With DPSWD_CONSOLE_PICTURES=FOLDER the pictures of docs/operator/console.md are written there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import io
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from console_home import home_with_a_past
+from PIL import Image
+
+from private_curator.console.rendering import PLACES
+from private_curator.ledger.statements import Decision
+from private_curator.operator.record import Record
+
+pytestmark = pytest.mark.end_to_end
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+PICTURED = ((1200, "light"), (360, "dark"))
+LEAST_CONTRAST = 4.5
+"""Of text against what is behind it: WCAG 2.2, level AA."""
+PALE_TEXT = """
+const parsed = text => text.match(/[0-9.]+/g).map(Number);
+const linear = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => [r, g, b].map(v => linear(v / 255))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+const behind = element => {
+    for (let at = element; at; at = at.parentElement) {
+        const colour = parsed(getComputedStyle(at).backgroundColor);
+        if (colour.length < 4 || colour[3] > 0) return light(colour);
+    }
+    return 1;
+};
+const speaks = e => [...e.childNodes].some(n => n.nodeType == 3 && n.data.trim());
+return [...document.querySelectorAll("body *")]
+    .filter(e => e.checkVisibility() && !e.closest("svg") && speaks(e))
+    .map(e => [light(parsed(getComputedStyle(e).color)), behind(e), e.tagName + " " + e.textContent.trim()])
+    .map(([a, b, text]) => [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), text])
+    .filter(([contrast]) => contrast < arguments[0]);
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return home_with_a_past(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def command(home):
+    """The running command, its address, and the address that signs in once."""
+    words = ["--as", "Dr. Weiss", "console", "--home", str(home.path), "--address", "127.0.0.1:0"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "private_curator.cli", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        listens, signs_in = running.stdout.readline(), running.stdout.readline()
+        address = re.fullmatch(r"the console listens on (127\.0\.0\.1:\d+)\n", listens)[1]
+        once = re.fullmatch(rf"sign in once at (http://{address}/sign-in\?token=[\w-]{{43}})\n", signs_in)[1]
+        yield running, f"http://{address}", once
+    finally:
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=30) in (0, -signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("NO BROWSER LOOKED AT THE CONSOLE: chromium and chromedriver are not installed")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.implicitly_wait(5)
+    yield driver
+    driver.quit()
+
+
+@contextlib.contextmanager
+def somebody_elses_page(target: str):
+    """A site on another port, which a browser counts as the same site as the console: the cookie goes along."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            form = f'<form method="post" action="{target}"><input name="reason" value="x"></form>'
+            self.wfile.write(f"{form}<script>document.forms[0].submit()</script>".encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as site:
+        threading.Thread(target=site.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{site.server_port}/"
+        finally:
+            site.shutdown()
+
+
+def test_an_operator_looks_decides_and_signs_out(browser, command, home):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    running, console, once = command
+
+    def found(selector: str):
+        return browser.find_element(By.CSS_SELECTOR, selector)
+
+    def press(*keys: str):
+        browser.switch_to.active_element.send_keys(*keys)
+
+    mapped = Path(f"/proc/{running.pid}/maps").read_text()
+    assert "libtorch" not in mapped  # pages need no tensors: the process is small, and there at once
+    browser.get(once)
+    press(Keys.ENTER)  # the button has the focus
+    assert found("h1").text == "Overview"
+    assert browser.get_cookie("dpswd-console")["httpOnly"]
+    assert browser.execute_script("return document.cookie") == ""
+    used = once.rpartition("=")[2]
+    assert used not in running.stdout.readline()  # the next address is shown, for another browser
+
+    # By keyboard alone: the first stop leads past the navigation, the next ones along it.
+    press(Keys.TAB)
+    assert browser.switch_to.active_element.text == "Skip to the content"
+    press(Keys.ENTER)
+    assert browser.switch_to.active_element.get_attribute("id") == "main"
+
+    _look_everywhere(browser, console, home)
+
+    browser.get(f"{console}/teams")
+    team = found("section[aria-labelledby=team-1]")
+    pausing = next(each for each in team.find_elements(By.TAG_NAME, "summary") if each.text == "Pause")
+    pausing.send_keys(Keys.ENTER)
+    team.find_element(By.NAME, "reason").send_keys("holidays <b>", Keys.ENTER)
+    assert found("[role=status]").text == "ml-team is paused: nothing new is released to it."
+    assert found("section[aria-labelledby=team-1] .pill").text == "paused"
+
+    browser.get(f"{console}/requests")
+    granted = found("input[name=epsilon]")
+    granted.clear()
+    granted.send_keys("0.2")
+    found("input[name=reason]").send_keys("for the rerun alone")
+    found("button[value=approve]").click()
+    assert found("[role=status]").text == "ml-team's request is cut: epsilon 0.2 is added."
+
+    with somebody_elses_page(f"{console}/freeze") as elsewhere:
+        browser.get(elsewhere)
+        assert "comes from another page" in found("body").text
+    browser.get(console)
+    assert found(".pill").text == "open"
+
+    found(".who button").click()
+    assert found("h1").text == "Sign in"
+    browser.back()
+    browser.get(f"{console}/runs")
+    assert found("h1").text == "Sign in"
+    browser.get(once)
+    press(Keys.ENTER)
+    assert "each is good once" in found("[role=alert]").text
+
+    record = Record(home)
+    assert record.clients[0].state == "paused"
+    assert [asked.decision for asked in record.requests] == [Decision.CUT, Decision.CUT]
+    acts = [(event.who, event.why) for event in record.timeline if event.kind in ("client-paused", "request-decided")]
+    assert acts[-2:] == [("Dr. Weiss", "holidays <b>"), ("Dr. Weiss", "for the rerun alone")]
+
+
+def _look_everywhere(browser, console: str, home) -> None:
+    """Every page in both schemes and at both widths: no way sideways, readable text, no script, no complaint."""
+    pages = [path for path, _ in PLACES] + [f"/runs/{home.read_ledger().runs[1].run_id}"]
+    pictures = os.environ.get("DPSWD_CONSOLE_PICTURES")
+    for width in (360, 1200):
+        for scheme in ("light", "dark"):
+            browser.execute_cdp_cmd(
+                "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+            )
+            _measure(browser, width, 800)
+            for path in pages:
+                browser.get(f"{console}{path}")
+                browser.execute_script("document.querySelectorAll('details').forEach(each => each.open = true)")
+                wide = browser.execute_script("return document.documentElement.scrollWidth")
+                assert wide <= width, f"{path} is {wide} wide at {width}"
+                assert browser.execute_script(PALE_TEXT, LEAST_CONTRAST) == [], (path, scheme)
+                assert browser.execute_script("return document.scripts.length") == 0
+                if pictures and path == "/" and (width, scheme) in PICTURED:
+                    browser.get(f"{console}{path}")
+                    name = f"console-overview-{width}-{scheme}.png"
+                    _measure(browser, width, browser.execute_script("return document.documentElement.scrollHeight"))
+                    _keep(browser.get_screenshot_as_png(), Path(pictures) / name)
+                    _measure(browser, width, 800)
+    complaints = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    assert complaints == []
+
+
+def _keep(picture: bytes, file: Path) -> None:
+    """With few colours: a page is flat, and a fourth as large then."""
+    with Image.open(io.BytesIO(picture)) as shown:
+        shown.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(file, optimize=True)
+
+
+def _measure(browser, width: int, height: int) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

@@ -1,0 +1,356 @@
+"""The pages and acts over a real home with a past, asked as a browser would, and attacked."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+from console_home import PURPOSES, SCRIPT, home_with_a_past
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from private_curator.console.application import console
+from private_curator.console.door import origins_of
+from private_curator.console.rendering import PLACES, plain
+from private_curator.ledger.statements import Decision
+from private_curator.operator.acts import extend_budget
+from private_curator.operator.record import Record
+from private_curator.operator.report import check_report
+from private_curator.storage.home_directory import HomeDirectory
+from shared.errors import SettingsError, rounded
+
+ORIGIN = "http://127.0.0.1:8466"
+OWN = {"Origin": ORIGIN}
+OPERATOR = "Dr. Weiss"
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory):
+    return home_with_a_past(tmp_path_factory.mktemp("past"))
+
+
+@pytest.fixture
+def home(past, tmp_path):
+    """A copy of its own for a test that acts."""
+    shutil.copytree(past.path, tmp_path / "home")
+    return HomeDirectory(tmp_path / "home", operator=OPERATOR)
+
+
+def browser(home: HomeDirectory) -> TestClient:
+    """A signed-in browser that does not follow where it is sent."""
+    tokens: list[str] = []
+    made = console(home, origins=origins_of("127.0.0.1:8466"), announce=tokens.append)
+    client = TestClient(made, base_url=ORIGIN, follow_redirects=False, raise_server_exceptions=False)
+    assert 'value="' + tokens[0] in client.get(f"/sign-in?token={tokens[0]}").text
+    signed = client.post("/sign-in", data={"token": tokens[0]}, headers=OWN)
+    assert (signed.status_code, signed.headers["location"]) == (303, "/")
+    return client
+
+
+@pytest.fixture(scope="module")
+def looking(past):
+    return browser(past)
+
+
+def csrf(client: TestClient) -> str:
+    return re.search(r'name="csrf" value="([^"]+)"', client.get("/").text)[1]
+
+
+def send(client: TestClient, path: str, **fields: str):
+    return client.post(path, data={"csrf": csrf(client), **fields}, headers=OWN)
+
+
+class Outline(HTMLParser):
+    """What a screen reader finds."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def all(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def every_page(past) -> list[str]:
+    run = past.read_ledger().runs[1].run_id
+    return [*(path for path, _ in PLACES), f"/runs/{run}", "/timeline?kind=refusal", "/runs?team=ml-team", "/no-page"]
+
+
+def test_the_cookie_is_for_this_site_alone(past):
+    tokens: list[str] = []
+    client = TestClient(console(past, origins=origins_of("127.0.0.1:8466"), announce=tokens.append), base_url=ORIGIN)
+    client.follow_redirects = False
+    assert client.post("/sign-in", data={"token": "x"}, headers=OWN).status_code == 403
+    assert client.post("/sign-in", data={"token": tokens[0]}).status_code == 403  # no Origin
+    cookie = client.post("/sign-in", data={"token": tokens[0]}, headers=OWN).headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "Max-Age=28800" in cookie
+    assert client.post("/sign-in", data={"token": tokens[0]}, headers=OWN).status_code == 403
+    assert send(client, "/sign-out").status_code == 303
+    assert client.get("/").headers["location"] == "/sign-in"
+
+
+def test_every_page_shows_what_the_record_says(past, looking):
+    record = Record(past)
+    told, health = record.overview, record.health
+    assert told.promise in looking.get("/").text.replace("&#39;", "'")
+    for figure in ("1.", f"of {told.epsilon:g}", f"{told.records:,}", "budget extended to 3", "leaves epsilon"):
+        assert figure in looking.get("/").text
+    teams = looking.get("/teams").text
+    for client in record.clients:
+        assert client.name in teams
+        assert client.certificates[0].fingerprint in teams
+    runs = looking.get("/runs").text
+    assert all(f"/runs/{run.run_id}" in runs for run in record.runs)
+    mine = looking.get("/runs?team=audit-group").text
+    assert [run.run_id in mine for run in record.runs] == [run.client == "audit-group" for run in record.runs]
+    last = record.runs[-1]
+    page = looking.get(f"/runs/{last.run_id}").text
+    assert last.release in page
+    assert last.noise in page
+    assert last.graph in page
+    assert looking.get(f"/runs/{last.run_id}/receipt.json").text == f"{last.receipt}\n"
+    assert health.head in looking.get("/ledger").text
+    assert health.public_key in looking.get("/ledger").text
+    timeline = looking.get("/timeline").text
+    assert len(re.findall('<tr role="row"><td', timeline)) == len(record.timeline)
+    assert "second study, approved, minute 13" in timeline
+    refusals = looking.get("/timeline?kind=refusal").text
+    assert "BUDGET_EXHAUSTED" in refusals
+    assert "minute 13" not in refusals
+    after = max(event.time[:10] for event in record.timeline)
+    assert "extended the budget" not in looking.get(f"/timeline?since={after}").text
+
+
+def test_foreign_words_are_only_ever_words(past, looking):
+    """A script in a purpose or a reason, and characters that would turn the text around it about."""
+    shown = [looking.get(path).text for path in every_page(past)]
+    assert sum("&lt;script&gt;alert(1)" in page for page in shown) >= 4
+    for page in shown:
+        assert "<script" not in page
+        assert " style=" not in page
+        assert " onclick=" not in page
+        assert "\u202e" not in page
+    assert (
+        plain("a\u202eb\x00c\nd")
+        == "a\N{REPLACEMENT CHARACTER}b" + "\N{REPLACEMENT CHARACTER}c\N{REPLACEMENT CHARACTER}d"
+    )
+    assert SCRIPT in PURPOSES[1]
+
+
+@pytest.mark.parametrize("query", [f"team={SCRIPT}", "team=%22%3E%3Cimg", "kind=nonsense", "page=-1", "page=9" * 40])
+def test_what_an_address_says_is_only_ever_text(looking, query):
+    for path in ("/runs", "/timeline"):
+        page = looking.get(f"{path}?{query}")
+        assert page.status_code == 200
+        assert "<script" not in page.text
+        assert "<img src=x" not in page.text
+    assert looking.get("/timeline?since=yesterday").status_code == 409
+    assert "<script" not in looking.get(f"/sign-in?token={SCRIPT}").text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/console.css/../../pages.py",
+        "/static/console.css",
+        "/..%2f..%2fcurator.toml",
+        "/%2e%2e/ledger.key",
+        "/runs/../../etc/passwd",
+        "/runs/..%2f..%2fledger.key",
+        "/runs/%00",
+        "/runs/x/receipt.json",
+        "/%2f/evil.example/",
+        "/requests/1e9",
+        "/home/ledger.key",
+    ],
+)
+def test_no_path_leads_to_a_file(looking, path):
+    found = looking.get(path)
+    assert found.status_code in (303, 404, 405)
+    assert found.headers.get("location", "/").startswith("/")
+    assert not found.headers.get("location", "/").startswith("//")
+    assert "PRIVATE KEY" not in found.text
+    assert "import" not in found.text
+
+
+def test_a_screen_reader_finds_its_way(past, looking):
+    for path in every_page(past):
+        page = looking.get(path)
+        found = Outline(page.text)
+        assert found.all("html") == [{"lang": "en"}]
+        assert [len(found.all(name)) for name in ("main", "nav", "header", "footer", "h1", "title")] == [
+            1,
+            1,
+            1,
+            1,
+            1,
+            1 + (2 if path == "/" else 0),
+        ]
+        assert len(found.all("table")) == len(found.all("caption"))
+        assert all(cell.get("scope") for cell in found.all("th"))
+        labelled = {label.get("for") for label in found.all("label")}
+        for name in ("input", "select", "textarea"):
+            for control in found.all(name):
+                assert control.get("type") == "hidden" or control.get("id") in labelled, (path, control)
+        assert all(image.get("aria-label") or image.get("aria-labelledby") for image in found.all("svg"))
+        ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+        assert len(ids) == len(set(ids)), path
+        for attributes in (attributes for _, attributes in found.tags):
+            for name in ("aria-labelledby", "aria-describedby"):
+                assert set((attributes.get(name) or "").split()) <= set(ids)
+        current = [link for link in found.all("a") if "aria-current" in link]
+        assert len(current) == (0 if path == "/no-page" else 1), path
+
+
+def test_no_act_is_done_without_the_form_of_this_session(home):
+    """Every path that takes a form, so that none can be forgotten."""
+    client = browser(home)
+    other = csrf(browser(home))
+    routes: list[Route] = client.app.pages.routes
+    acts = [route.path.replace("{number:int}", "2") for route in routes if "POST" in (route.methods or ())]
+    assert len(acts) >= 8
+    before = home.read_ledger().head.seq
+    for path in acts:
+        fields = {"reason": "x", "team": "ml-team", "decision": "deny", "epsilon": "1"}
+        for token in ({}, {"csrf": ""}, {"csrf": other}, {"csrf": csrf(client)[:-1]}):
+            assert client.post(path, data=fields | token, headers=OWN).status_code == 403, path
+        good = fields | {"csrf": csrf(client)}
+        assert client.post(path, data=good, headers={"Origin": "http://evil.example"}).status_code == 403
+        if path != "/sign-in":
+            asked = client.get(path, params=good)  # an act is no link
+            assert asked.status_code in (200, 405), path
+    assert home.read_ledger().head.seq == before
+
+
+def test_an_operator_stops_decides_and_answers_for_it(home):
+    client = browser(home)
+    assert send(client, "/teams/pause", team="ml-team", reason="holidays").headers["location"] == "/teams"
+    told = client.get("/teams").text
+    assert "ml-team is paused" in told
+    assert "ml-team is paused" not in client.get("/teams").text  # said once
+    assert send(client, "/teams/resume", team="ml-team", reason="back").status_code == 303
+    number = next(asked.number for asked in Record(home).requests if asked.decision is None)
+    page = client.get("/requests").text
+    assert "A last run before the paper" in page
+    assert "may spend epsilon" in page
+    assert re.findall('name="decision" value="(.*?)"', page) == ["deny", "approve"]  # Enter presses the first
+    too_much = send(client, f"/requests/{number}", decision="approve", epsilon="7", reason="x")
+    assert too_much.status_code == 409
+    assert "grant from 0 to that" in too_much.text
+    for wrong in ("nan", "-1", "1e9", "", "0", "0.1; drop"):
+        assert send(client, f"/requests/{number}", decision="approve", epsilon=wrong, reason="x").status_code == 409
+    assert (
+        send(client, f"/requests/{number}", decision="approve", epsilon="0.1", reason="for one run").status_code == 303
+    )
+    assert send(client, "/freeze", reason="").status_code == 409
+    assert send(client, "/freeze", reason="the board meets").status_code == 303
+    assert ">frozen<" in client.get("/teams").text
+    assert send(client, "/unfreeze", reason="approved").status_code == 303
+    assert send(client, "/ledger/verify").status_code == 303
+    assert "The ledger verifies" in client.get("/ledger").text
+    record = Record(home)
+    decided = next(asked for asked in record.requests if asked.number == number)
+    assert (decided.decision, decided.granted, decided.decided_by) == (Decision.CUT, 0.1, OPERATOR)
+    assert record.health.verified.ok
+    acts = [(event.kind, event.who, event.why) for event in record.timeline if event.entry][-6:]
+    assert acts == [
+        ("client-paused", OPERATOR, "holidays"),
+        ("client-resumed", OPERATOR, "back"),
+        ("share-set", OPERATOR, f"request {number}: for one run"),
+        ("request-decided", OPERATOR, "for one run"),
+        ("frozen", OPERATOR, "the board meets"),
+        ("unfrozen", OPERATOR, "approved"),
+    ]
+
+
+def test_a_board_gets_a_report_that_the_ledgers_key_signed(past, looking, tmp_path):
+    made = send(looking, "/report", since="2026-01-01")
+    assert made.headers["content-disposition"].startswith('attachment; filename="report-')
+    file = tmp_path / "report.html"
+    file.write_bytes(made.content)
+    check_report(file, public_key=Record(past).health.public_key)
+    assert "Spring study" in made.text
+    assert send(looking, "/report", since="spring").status_code == 409
+
+
+def test_an_act_that_waits_for_a_second_operator_is_shown(home):
+    home.settings.write_text(home.settings.read_text() + '\n[operators]\nsecond = ["extend"]\n')
+    with pytest.raises(SettingsError, match="takes two operators"):
+        extend_budget(home, epsilon=4.0, reason="a third study")
+    page = browser(home).get("/requests").text
+    assert "wait for a second operator" in page
+    assert "a third study" in page
+
+
+def test_looking_needs_neither_the_key_nor_the_records(home):
+    """And with the ledger gone, or spoilt, each page says so and what to do, and stays locked."""
+    (home.path.parent / "records.npy").unlink(missing_ok=True)
+    home.ledger_key.unlink()
+    client = browser(home)
+    for path in every_page(home)[:-1]:
+        assert client.get(path).status_code == 200, path
+    refused = send(client, "/freeze", reason="x")
+    assert refused.status_code == 409
+    assert "restore it from a backup" in refused.text
+    home.ledger.write_bytes(b"spoilt" * 1000)
+    assert client.get("/").status_code == 503
+    home.ledger.unlink()
+    assert "there is no ledger" in client.get("/").text
+
+
+def test_a_form_that_says_no_length_is_cut_off(looking):
+    def endless():
+        yield b"csrf=x&reason="
+        while True:
+            yield b"y" * 65536
+
+    headers = OWN | {"Content-Type": "application/x-www-form-urlencoded"}
+    cut = looking.post("/freeze", content=itertools.islice(endless(), 100), headers=headers)
+    assert cut.status_code == 413
+
+
+def test_a_defect_shows_nothing_of_itself(past, monkeypatch):
+    client = browser(past)
+
+    def fail(*_args, **_kwargs):
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(Record, "__init__", fail)
+    failed = client.get("/")
+    assert failed.status_code == 500
+    assert "secret" not in failed.text
+    assert failed.headers["Content-Security-Policy"]
+
+
+def test_a_proposal_is_shown_with_its_price_and_nothing_is_charged(tmp_path):
+    """Without records, key or worker the price is the one that the team's own accountant expects."""
+    from published_site import CLIENT, Site
+
+    site = Site(tmp_path / "north")
+    proposal = site.proposal()
+    before = site.home.read_ledger().head.seq
+    client = browser(site.home)
+
+    def look(data: bytes, team: str = CLIENT):
+        files = {"proposal": ("p.dpswd", data)}
+        return client.post("/publication", data={"csrf": csrf(client), "team": team}, files=files, headers=OWN)
+
+    shown = look(proposal.to_file())
+    assert shown.status_code == 200, shown.text
+    assert "sliced quantile coefficients (3 in each of 8 directions), of all 120 records" in shown.text
+    assert shown.text.count(rounded(proposal.epsilon, up=True)) == 2  # the price, and what the team expected
+    assert "fits the budget" in shown.text
+    wrong = look(b"no proposal")
+    assert wrong.status_code == 409
+    assert "<bdi>the file " in wrong.text
+    assert look(proposal.to_file(), team="nobody").status_code == 404
+    assert site.home.read_ledger().head.seq == before

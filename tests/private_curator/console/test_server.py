@@ -1,0 +1,158 @@
+"""The process around the pages: where it listens, and what a socket gets that speaks no browser's HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import uvicorn
+from console_home import made_home_without_a_past
+from free_ports import own_port
+
+from private_curator.console import server
+from private_curator.console.application import console
+from private_curator.console.door import origins_of
+from shared.errors import SettingsError
+
+DOOR = Path(__file__).resolve().parents[3] / "deploy" / "images" / "console_door.py"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return made_home_without_a_past(tmp_path_factory.mktemp("home"))
+
+
+@contextlib.contextmanager
+def serving(home, listening):
+    """The console as the command serves it, in a thread."""
+    origins = origins_of(listening.address, ["http://localhost:8466"])
+    running = uvicorn.Server(server.configuration(console(home, origins=origins, announce=lambda _: None)))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening.socket]})
+    thread.start()
+    try:
+        yield
+    finally:
+        running.should_exit = True
+        thread.join()
+
+
+def answered(where: socket.socket, request: str) -> str:
+    with where:
+        where.settimeout(10)
+        where.sendall(request.encode("latin-1"))
+        parts = []
+        with contextlib.suppress(ConnectionError):
+            while part := where.recv(65536):
+                parts.append(part)
+    return b"".join(parts).decode("latin-1")
+
+
+def test_what_speaks_no_browsers_http_gets_nothing(home):
+    listening = server.listen_on_loopback("127.0.0.1:0")
+    host, port = listening.address.split(":")
+    with serving(home, listening):
+
+        def ask(line: str, *headers: str) -> str:
+            own = headers or (f"Host: {listening.address}",)
+            text = "\r\n".join([line, *own, "Connection: close", "", ""])
+            return answered(socket.create_connection((host, int(port))), text)
+
+        assert ask("GET /sign-in HTTP/1.1").startswith("HTTP/1.1 200")
+        assert "server:" not in ask("GET /sign-in HTTP/1.1").lower()
+        for target in (
+            "/../../../../etc/passwd",
+            "/console.css/../../../ledger.key",
+            "//evil.example/teams/",
+            "/%2e%2e/x",
+        ):
+            reply = ask(f"GET {target} HTTP/1.1")
+            assert reply.startswith("HTTP/1.1 303"), target
+            assert "location: /sign-in\r\n" in reply
+        for refused in (
+            ask("GET http://evil.example/ HTTP/1.1", "Host: evil.example"),
+            ask("GET / HTTP/1.1", "Host: evil.example"),
+            ask("GET / HTTP/1.1", f"Host: {listening.address}", "Host: evil.example"),
+            ask("GET / HTTP/1.0", "X: y"),
+            ask("GET / HTTP/1.1", f"Host: {listening.address}", f"Cookie: {'x' * 200_000}"),
+            ask("TRACE / HTTP/1.1"),
+            ask("GET / HTTP/1.1\r\nHost : x"),
+            ask("nonsense"),
+        ):
+            assert re.match(r"HTTP/1.1 4\d\d", refused), refused
+        upgraded = ask(
+            "GET / HTTP/1.1", f"Host: {listening.address}", "Upgrade: websocket", "Connection: Upgrade",
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13",
+        )  # fmt: skip
+        assert " 101 " not in upgraded
+
+
+def test_a_unix_socket_is_its_owners_alone(home, tmp_path):
+    path = tmp_path / "console.sock"
+    listening = server.listen_on_socket(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    with serving(home, listening):
+        asked = socket.socket(socket.AF_UNIX)
+        asked.connect(str(path))
+        assert "200 OK" in answered(asked, "GET /sign-in HTTP/1.1\r\nHost: localhost:8466\r\nConnection: close\r\n\r\n")
+        with pytest.raises(SettingsError, match="stop what listens there"):
+            server.listen_on_socket(path)
+    server.listen_on_socket(path).socket.close()  # a socket that nobody listens on is replaced
+    file = tmp_path / "a-file"
+    file.write_text("kept")
+    with pytest.raises(SettingsError, match="cannot be made"):
+        server.listen_on_socket(file)
+    assert file.read_text() == "kept"
+
+
+def test_the_door_of_the_containers_carries_bytes_to_the_socket(home, tmp_path):
+    """The program that docker-compose.yml publishes; it waits for a console that is not there yet."""
+    path, port = tmp_path / "console.sock", own_port()
+    door = subprocess.Popen([sys.executable, str(DOOR), f"127.0.0.1:{port}", str(path)])
+
+    def ask() -> str:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                where = socket.create_connection(("127.0.0.1", port))
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        return answered(where, "GET /sign-in HTTP/1.1\r\nHost: localhost:8466\r\nConnection: close\r\n\r\n")
+
+    try:
+        assert ask() == ""
+        with serving(home, server.listen_on_socket(path)):
+            assert ask().startswith("HTTP/1.1 200 OK")
+            # Another port than the console knows itself by: whoever publishes it elsewhere must say so with --origin.
+            where = socket.create_connection(("127.0.0.1", port))
+            assert " 421 " in answered(where, f"GET / HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n")
+    finally:
+        door.terminate()
+        assert door.wait(timeout=10) == 0
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "0.0.0.0:8466",
+        "[::]:8466",
+        "192.0.2.1:80",
+        "hospital.example:80",
+        "127.0.0.1",
+        "127.0.0.1:x",
+        ":80",
+        "127.0.0.1:70000",
+    ],
+)
+def test_it_listens_nowhere_but_on_the_loopback(address):
+    with pytest.raises(SettingsError, match="loopback alone"):
+        server.listen_on_loopback(address)

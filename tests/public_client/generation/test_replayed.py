@@ -1,0 +1,158 @@
+"""One release of images, replayed: rows teach a classifier what the release knows; nothing else is charged."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from public_client import MockCurator, mock_description
+from public_client.cli.main import main
+from public_client.data.datasets import load_task
+from public_client.generation import Replayed, load_generator
+from public_client.generation.generating import generate, plan_generator
+from public_client.generation.procedural import procedural
+from shared.errors import InvalidValue
+
+SMALL = Replayed(axes=60, pool=1000, hidden=100)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """From 898 digits of scikit-learn; their other half is for tests."""
+    task = load_task("digits")
+    held = task.source
+    told = mock_description(records=len(held), record_shape=(1, 8, 8), epsilon=30.0, delta=1e-4, classes=10)
+    randomness = np.random.default_rng(0).bytes
+    where = MockCurator(told, records=lambda n: held.images[:n], labels=held.labels.numpy(), randomness=randomness)
+    plan, _ = plan_generator(where, SMALL, epsilon=20.0)
+    generator = generate(where, plan, seed=3, device="cpu", progress=False)
+    return generator, where, task
+
+
+def test_a_classifier_of_drawn_rows_knows_real_ones(fitted):
+    generator, where, task = fitted
+    assert len(where.charges) == 1
+    x, p = generator.sample_soft(4000, seed=1)
+    assert float(x.min()) >= -1.0
+    assert float(x.max()) <= 1.0
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(12):
+        for rows in torch.randperm(len(x)).split(50):
+            loss = -(p[rows] * torch.log_softmax(model(x[rows]), dim=1)).sum(dim=1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    taught = float((model(task.source.images).argmax(dim=1) == task.source.labels).double().mean())
+    release = float(
+        (generator.labeller.features(task.source.images).argmax(dim=1) == task.source.labels).double().mean()
+    )
+    assert release > 0.85
+    assert taught > 0.6
+
+
+def test_rows_by_rule_are_a_share_of_the_rows_and_can_be_left_out(fitted):
+    generator, _, _ = fitted
+    x, y = generator.sample(1000, seed=1)
+    drawn = torch.Generator().manual_seed(0)
+    images = procedural(50, (1, 8, 8), low=-1.0, high=1.0, generator=drawn)
+    assert images.shape == (50, 1, 8, 8)
+    assert len(torch.unique(y)) == 10
+    assert generator.by_rule == 0.5
+    assert not torch.equal(x, SMALL_WITHOUT(generator).sample(1000, seed=1)[0])
+
+
+def SMALL_WITHOUT(generator):
+    from dataclasses import replace
+
+    return replace(generator, by_rule=0.0)
+
+
+def test_the_file_holds_all_of_it_and_the_page_and_the_card_say_so(fitted, tmp_path):
+    generator, _, _ = fitted
+    path = tmp_path / "g.safetensors"
+    generator.save(path)
+    again = load_generator(path)
+    torch.testing.assert_close(again.sample(30, seed=2)[0], generator.sample(30, seed=2)[0])
+    words = ["generate", "--from", str(path), "--rows", "120"]
+    pages = ["--grid", str(tmp_path / "g.png"), "--report", str(tmp_path / "g.html")]
+    for target in ("rows.npz", "rows.parquet", "images"):
+        done = CliRunner().invoke(main, [*words, "--records", str(tmp_path / target), *pages])
+        assert done.exit_code == 0, done.output
+        pages = []
+    with np.load(tmp_path / "rows.npz") as held:
+        np.testing.assert_allclose(held["probabilities"].sum(axis=1), 1.0, atol=1e-5)
+        assert held["x"].shape == (120, 1, 8, 8)
+    from pyarrow import parquet
+
+    table = parquet.read_table(tmp_path / "rows.parquet")
+    assert (table.num_rows, table.num_columns) == (120, 64 + 1 + 10)
+    assert len(list((tmp_path / "images").rglob("*.png"))) == 120
+    for card in (tmp_path / "rows.npz.card.md", tmp_path / "images" / "card.md"):
+        text = card.read_text()
+        for word in (
+            "replace-one",
+            "at delta 0.0001",
+            "accountant",
+            "seed of the fit 3, of this draw 0",
+            "single people",
+        ):
+            assert word in text
+    page = (tmp_path / "g.html").read_text()
+    assert "data:image/png;base64," in page
+    assert "http" not in page
+    assert page.count("<svg") == 10 * 9
+    shares = [row for row in generator.facts["marginals"] if row["what"] == "share"]
+    assert sum(row["released"] for row in shares) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_a_generator_is_a_source_of_labelled_records(fitted, tmp_path):
+    generator, _, _ = fitted
+    generator.save(tmp_path / "g.safetensors")
+    words = ["train", "--set", f"data.source={tmp_path / 'g.safetensors'}", "--set", "data.rows=300", "--dry-run"]
+    words += [
+        "--records",
+        "500",
+        "--source-epochs",
+        "1",
+        "--device",
+        "cpu",
+        "--format",
+        "json",
+        "--method",
+        "statistics",
+    ]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["dry_run"]
+    batches = generator.batches(100, batch_size=40)
+    assert [len(y) for _, y in batches] == [40, 40, 20]
+
+
+def test_what_is_no_image_is_refused_before_anything_is_charged():
+    told = mock_description(records=100, record_shape=(5,), epsilon=1.0, delta=1e-5, classes=2)
+    where = MockCurator(told)
+    with pytest.raises(InvalidValue, match="gaussian"):
+        plan_generator(where, Replayed(), epsilon=0.5)
+    assert where.charges == []
+    for wrong in ({"axes": 0}, {"by_rule": 1.5}, {"low": 1.0, "high": 0.0}):
+        with pytest.raises(InvalidValue):
+            Replayed(**wrong)
+
+
+def test_a_class_without_records_shows_nothing_but_noise(fitted):
+    """Its share stays positive, its mean is the common centre but for noise: nothing says that nobody is in it."""
+    task = fitted[2]
+    labels = np.where(task.source.labels.numpy() == 7, 1, task.source.labels.numpy())
+    told = mock_description(records=len(labels), record_shape=(1, 8, 8), epsilon=2.0, delta=1e-4, classes=10)
+    where = MockCurator(told, records=lambda n: task.source.images[:n], labels=labels)
+    plan, _ = plan_generator(where, SMALL, epsilon=1.0)
+    generator = generate(where, plan, device="cpu", progress=False)
+    assert min(generator.shares) > 0.0
+    assert set(generator.sample(3000)[1].tolist()) <= set(range(10))
