@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from public_client.adaptation.published import PublishedHospital
     from public_client.curator.stub import Curator
     from public_client.generation import Generator, Replayed, load_generator
-    from public_client.methods import Adapter, AllWeights, DpDann, Method, Replay, Rows, Statistics
+    from public_client.methods import Adapter, AllWeights, DpDann, Finetune, Method, Replay, Rows, Statistics
     from public_client.methods.evaluation import Evaluate
+    from public_client.methods.transport import Transport
     from public_client.plans.plan import Plan
     from public_client.replay.missing_columns import TableView
     from public_client.testing.local_hospital import LocalHospital
@@ -46,8 +47,9 @@ _MODULES = {
     "public_client.adaptation.published": ("PublishedHospital",),
     "public_client.curator.stub": ("Curator",),
     "public_client.generation": ("Generator", "Replayed", "load_generator"),
-    "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Method", "Replay", "Rows", "Statistics"),
+    "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Finetune", "Method", "Replay", "Rows", "Statistics"),
     "public_client.methods.evaluation": ("Evaluate",),
+    "public_client.methods.transport": ("Transport",),
     "public_client.plans.plan": ("Plan",),
     "public_client.replay.missing_columns": ("TableView",),
     "public_client.testing.local_hospital": ("LocalHospital",),
@@ -70,6 +72,7 @@ __all__ = [
     "Evaluate",
     "ExtractorUnsupported",
     "Federation",
+    "Finetune",
     "Generator",
     "Hospital",
     "InvalidValue",
@@ -88,6 +91,7 @@ __all__ = [
     "SettingsError",
     "Statistics",
     "TableView",
+    "Transport",
     "__version__",
     "load_adapted",
     "load_generator",

@@ -9,6 +9,7 @@ from shared.mechanisms.critic.mechanism import CriticDeclaration
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.mechanisms.gradient.mechanism import GradientDeclaration
 from shared.mechanisms.interface import Payload
+from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
 from shared.mechanisms.sliced import SlicedDeclaration
 
@@ -46,3 +47,7 @@ def class_statistics(declared: StatisticsDeclaration) -> Declared:
 
 def sinkhorn(declared: SinkhornDeclaration) -> Declared:
     return "sinkhorn", declared
+
+
+def labelled_gradient(summed: ClippedSum, *, classes: int) -> Declared:
+    return "labelled_gradient", LabelledGradientDeclaration(classes, summed)

@@ -10,8 +10,8 @@ import math
 import struct
 from dataclasses import dataclass
 
-from shared.kernels.noise import GridArray, grid_step
-from shared.kernels.sanitized import release_gradient
+from shared.kernels.noise import GridArray
+from shared.kernels.sanitized import gradient_step, release_gradient
 from shared.mechanisms.interface import Facts, Limits, Mechanism, RunSize, Step
 from shared.privacy.events import BoundedSum, Part
 from shared.protocol import arrays
@@ -111,7 +111,8 @@ class ClippedMean(Mechanism[MeanDeclaration, MeanRequest, MeanReply]):
     def parts(self, declared: MeanDeclaration, run: RunSize, facts: Facts) -> tuple[Part, ...]:
         """One bounded sum: two vectors of norm C are at most 2 C apart."""
         d, sigma, moved = facts.model.feature_dimension, declared.sigma, 2.0 * declared.clip_norm
-        return (BoundedSum(values=d, sensitivity=moved, changed=d, sigma=sigma, grid_step=grid_step(sigma)),)
+        step = gradient_step(batch=run.batch, clip_norm=declared.clip_norm, sigma=sigma)
+        return (BoundedSum(values=d, sensitivity=moved, changed=d, sigma=sigma, grid_step=step),)
 
     def synthetic(self, declared: MeanDeclaration, run: RunSize, facts: Facts) -> MeanRequest:
         """Every request costs the same."""

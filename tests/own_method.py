@@ -46,7 +46,7 @@ class MatchMeans(Method):
     def declaration(self, *, noise, batch, dimension, classes, names, feature_map):
         return MeanDeclaration(self.clip_norm, 2.0 * self.clip_norm * noise)
 
-    def declarable(self, extractor, record_shape, own):
+    def declarable(self, extractor, record_shape, own, classifier=None):
         return Declarable.of(extractor, record_shape)
 
     def open(self, curator, plan, extractor):

@@ -16,10 +16,12 @@ from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsRequest
 from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CriticDeclaration, CriticRequest
+from shared.mechanisms.critic.mechanism import CriticDeclaration
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
 from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
 from shared.mechanisms.interface import Payload
+from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from shared.mechanisms.loss_gradient import LossGradientRequest
 from shared.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from shared.protocol import arrays
 from shared.protocol.v1 import curator_pb2 as pb
@@ -77,8 +79,13 @@ def make(site: Site) -> Seeds:
             StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 4e3, public_map),
             [StatisticsRequest()],
         ),
+        "labelled_gradient": (
+            model | common,
+            LabelledGradientDeclaration(CLASSES, summed),
+            [LossGradientRequest()],
+        ),
         "critic": (
-            critic | common, CriticDeclaration(summed), [CriticRequest(np.zeros(pixels + 1, dtype=np.float32))],
+            critic | common, CriticDeclaration(summed), [LossGradientRequest(np.zeros(pixels + 1, dtype=np.float32))],
         ),
     }  # fmt: skip
     seeds["RequestBudget"] = [pb.RequestBudgetRequest(), pb.RequestBudgetRequest(epsilon=1.0, because="a site more")]

@@ -333,7 +333,7 @@ class DomainAdaptation:
     def _declarable(self, batches: CheckedBatches, record_shape: tuple[int, ...]) -> Declarable:
         batches.require_shape(record_shape)
         extractor = copy.deepcopy(self.extractor).eval()
-        return self.method.declarable(extractor, record_shape, self.adapter)
+        return self.method.declarable(extractor, record_shape, self.adapter, copy.deepcopy(self.classifier))
 
     def _train_source(self, batches: CheckedBatches, *, progress: bool) -> None:
         epochs = usual_epochs(len(batches)) if self.source_epochs is None else self.source_epochs

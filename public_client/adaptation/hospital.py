@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
@@ -28,6 +28,7 @@ from public_client.generation.generating import generate, plan_generator
 from public_client.methods.evaluation import Evaluate, EvaluationIds, evaluate, quoted_for
 from public_client.methods.evaluation_report import Report
 from public_client.methods.replay import Replay
+from public_client.methods.transport import Transport, Transported, transported
 from public_client.plans.declarable import quoted
 from public_client.plans.plan import Plan, make_plan
 from public_client.training.distributed import shared_curator
@@ -137,6 +138,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         steps: int | None = None,
         batch_size: int | None = None,
         extractor: nn.Module | None = None,
+        classifier: nn.Module | None = None,
     ) -> Plan:
         """Plans a run; nothing is spent.
 
@@ -147,6 +149,7 @@ class Hospital(AbstractContextManager["Hospital"]):
             batch_size: b, records of each step's secret sample; the method's usual number by default.
             extractor: asks the curator itself what the run would cost for it and whether it fits; its weights do not
                 matter, its sizes do. Without it the plan knows only what is left by the ledger's count.
+            classifier: beside the extractor, for methods that train it with the hospital's records (`Finetune`).
 
         Returns:
             The plan; ``print`` shows releases, noise, cost in epsilon and whether it fits.
@@ -160,7 +163,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         plan = make_plan(self.describe(), chosen, epsilon=epsilon, steps=steps, batch_size=batch_size)
         if extractor is None:
             return plan
-        return quoted(self.curator, chosen.declarable(extractor, plan.record_shape, None), plan)[0]
+        return quoted(self.curator, chosen.declarable(extractor, plan.record_shape, None, classifier), plan)[0]
 
     def open(self, plan: Plan, extractor: nn.Module) -> ChargedRun:
         """Opens a run for a training loop of one's own: **this charges all its steps**.
@@ -292,3 +295,21 @@ class Hospital(AbstractContextManager["Hospital"]):
         else:
             plan = self.plan_evaluation(evaluation, epsilon=epsilon, model=model)
         return evaluate(self.curator, model, plan, request_ids=request_ids)
+
+    def transport(
+        self, extractor: nn.Module, records: Tensor, transport: Transport | None = None, *, epsilon: float
+    ) -> Transported:
+        """Distance and plan of optimal transport from public records to the hospital's: **this charges one release**.
+
+        Args:
+            extractor: records to features, in evaluation mode.
+            records: (m, ...) public ones, from which mass is moved.
+            transport: directions and solver; `Transport()` by default.
+            epsilon: what the release may cost.
+
+        Raises:
+            BudgetExhausted: the budget does not allow it; nothing was spent.
+            InvalidValue: the curator does not offer rows, or all its records are more than one release may hold.
+        """
+        plan = make_plan(self.describe(), Transport() if transport is None else transport, epsilon=epsilon)
+        return transported(self.curator, plan, extractor, records)

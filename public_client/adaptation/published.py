@@ -85,6 +85,7 @@ class PublishedHospital(Hospital):
         steps: int | None = None,
         batch_size: int | None = None,
         extractor: nn.Module | None = None,  # noqa: ARG002 - nobody is asked; the file holds its own
+        classifier: nn.Module | None = None,  # noqa: ARG002 - as the extractor
     ) -> Plan:
         """The plan that was prepared, paid for by the hospital; training by it spends nothing further.
 
@@ -94,6 +95,7 @@ class PublishedHospital(Hospital):
             steps: 1, if it is given.
             batch_size: the data set's records, if it is given.
             extractor: without meaning here; see `load_extractor`.
+            classifier: without meaning here.
 
         Raises:
             InvalidValue: the method, or a number, asks for another release than the file holds.

@@ -30,6 +30,7 @@ def describe(address: str, credentials: Path, output: str) -> None:
 @click.option("--batch", "batch_size", type=int, default=None, help="b.  [default: the method's]")
 @click.option("--features", type=int, default=None, help="d; with --adapted, shows the noise.")
 @click.option("--adapted", type=int, default=0, help="p, the number of adapted parameters.")
+@click.option("--compare", is_flag=True, help="Which methods the records can carry, and what each reached; no plan.")
 @click.option("--ask", is_flag=True, help="Asks the ledger whether it fits, with the ready network for these records.")
 @format_option
 def plan(
@@ -42,21 +43,30 @@ def plan(
     batch_size: int | None,
     features: int | None,
     adapted: int,
+    compare: bool,
     ask: bool,
     output: str,
 ) -> None:
     """What a run would be and cost. Spends nothing; ends with exit code 8 if it does not fit."""
     from public_client.data.networks import ready_network
     from public_client.experiments.approaches import method_of
+    from public_client.methods.choosing import choices, choices_text
     from public_client.training.method import plan_json
 
     with connect(address, credentials) as hospital:
-        extractor = None
+        if compare:
+            described = hospital.describe()
+            found = choices(described, epsilon=epsilon)
+            tell(output, [one.to_json() for one in found], choices_text(described, found, epsilon=epsilon))
+            return
+        extractor = classifier = None
         if ask:
             description = hospital.describe()
-            extractor, _ = ready_network(description.record_shape, max(1, description.classes))
+            extractor, classifier = ready_network(description.record_shape, max(1, description.classes))
         method = method_of(name, key_values("--setting", settings))
-        made = hospital.plan(method, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor)
+        made = hospital.plan(
+            method, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor, classifier=classifier
+        )
     if features is not None and made.noise is None:
         made = made.for_model(feature_dimension=features, gradient_parameters=adapted)
     click.echo(plan_json(made) if output == "json" else made)

@@ -55,7 +55,13 @@ class Adapter(GradientMethod):
         """See `SlicedMethod`."""
         return adapter_names(extractor)
 
-    def declarable(self, extractor: nn.Module, record_shape: tuple[int, ...], own: nn.Module | None) -> Declarable:
+    def declarable(
+        self,
+        extractor: nn.Module,
+        record_shape: tuple[int, ...],
+        own: nn.Module | None,
+        classifier: nn.Module | None = None,
+    ) -> Declarable:
         """See `Method`."""
         module = self._adapted(extractor, record_shape, own)
         return Declarable.of(module, record_shape, self.names(module))

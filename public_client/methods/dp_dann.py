@@ -33,8 +33,9 @@ from shared.errors import InvalidValue
 from shared.extractor.tracing import trace
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CRITIC, CriticDeclaration, CriticRequest
+from shared.mechanisms.critic.mechanism import CRITIC, CriticDeclaration
 from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
+from shared.mechanisms.loss_gradient import LossGradientRequest
 
 _CLIP_QUANTILE = 0.75  # of public norms; most gradients keep their length, none is much longer than C
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
@@ -100,7 +101,13 @@ class DpDann(Method):
         """See `Recipe`."""
         return "a target-side adapter, against a critic; the classifier and the source side stay"
 
-    def declarable(self, extractor: nn.Module, record_shape: tuple[int, ...], own: nn.Module | None) -> Declarable:
+    def declarable(
+        self,
+        extractor: nn.Module,
+        record_shape: tuple[int, ...],
+        own: nn.Module | None,
+        classifier: nn.Module | None = None,
+    ) -> Declarable:
         """See `Method`, as far as the price goes: sizes are right, the critic's axes are not yet."""
         target = with_adapters(extractor, record_shape, own=own).cpu()
         dimension = trace(target, record_shape).feature_dimension
@@ -186,7 +193,7 @@ class CriticRun(ChargedRun):
 
     def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
         """See `ChargedRun`."""
-        return CriticRequest(self.adapted_values())
+        return LossGradientRequest(self.adapted_values())
 
 
 def _public_clip(players: Adversaries, training: Training) -> float:

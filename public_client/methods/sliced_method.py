@@ -85,7 +85,13 @@ class SlicedMethod(Method):
         """Names of the parameters that receive the sanitized gradient."""
         return ()
 
-    def declarable(self, extractor: nn.Module, record_shape: tuple[int, ...], own: nn.Module | None) -> Declarable:
+    def declarable(
+        self,
+        extractor: nn.Module,
+        record_shape: tuple[int, ...],
+        own: nn.Module | None,
+        classifier: nn.Module | None = None,
+    ) -> Declarable:
         """See `Method`."""
         return Declarable.of(extractor, record_shape, self.names(extractor))
 

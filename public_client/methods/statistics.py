@@ -121,7 +121,13 @@ class Statistics(Method):
         """See `Recipe`."""
         return "the classifier, from the hospital's labels; the extractor stays"
 
-    def declarable(self, extractor: nn.Module, record_shape: tuple[int, ...], own: nn.Module | None) -> Declarable:
+    def declarable(
+        self,
+        extractor: nn.Module,
+        record_shape: tuple[int, ...],
+        own: nn.Module | None,
+        classifier: nn.Module | None = None,
+    ) -> Declarable:
         """See `Method`."""
         return Declarable.of(extractor, record_shape)
 

@@ -52,13 +52,20 @@ class Method(Recipe):
         ]
 
     @abc.abstractmethod
-    def declarable(self, extractor: nn.Module, record_shape: tuple[int, ...], own: nn.Module | None) -> Declarable:
+    def declarable(
+        self,
+        extractor: nn.Module,
+        record_shape: tuple[int, ...],
+        own: nn.Module | None,
+        classifier: nn.Module | None = None,
+    ) -> Declarable:
         """What the runs of a source extractor would declare.
 
         Args:
             extractor: in any mode; it stays as it is.
             record_shape: of one record.
             own: a target-side adapter of the caller's own, or None.
+            classifier: of the extractor's features, for methods that train it with the hospital's records.
         """
 
     @abc.abstractmethod

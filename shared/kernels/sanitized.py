@@ -8,20 +8,22 @@ most 2 C.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from shared.errors import InvalidValue
 from shared.kernels.clipping import clip_factors, neutralise
-from shared.kernels.noise import GridArray, NoiseSource, grid_step, narrowest_integer, release_steps
+from shared.kernels.noise import GridArray, NoiseSource, finest_exponent, release_finely
 
 _CHUNK = 1 << 18  # numbers held in float64 at a time: 2 MiB stay in a core's own cache
-_LARGEST_INT32 = 2**31 - 1
-_NOISE_REACH = 2**15  # 16 sigma of noise, in steps
 
 
-def check_gradient_range(*, batch: int, clip_norm: float, sigma: float) -> None:
-    """Refuse parameters whose noised sum could leave int32; uses public numbers only.
+def gradient_step(*, batch: int, clip_norm: float, sigma: float) -> float:
+    """The grid's step of a noised sum, as fine as 32 bits allow; from public numbers only.
+
+    All p coordinates change with one record, so that a coarse grid would cost as much as the root of p of its steps.
 
     Args:
         batch: b, records in the sample.
@@ -29,15 +31,15 @@ def check_gradient_range(*, batch: int, clip_norm: float, sigma: float) -> None:
         sigma: standard deviation of the noise on the sum.
 
     Raises:
-        InvalidValue: the sum may saturate.
+        InvalidValue: the sum may saturate on any grid.
     """
+    return math.ldexp(sigma, -_exponent(batch, clip_norm, sigma))
+
+
+def _exponent(batch: int, clip_norm: float, sigma: float) -> int:
     if not 0.0 < clip_norm < float("inf"):
         raise InvalidValue(f"the clip norm is {clip_norm}; it must be positive and finite")
-    if batch * clip_norm / grid_step(sigma) + _NOISE_REACH > _LARGEST_INT32:
-        raise InvalidValue(
-            f"a sum of {batch} gradients clipped to {clip_norm} does not fit in 32 bits at noise sigma {sigma}; "
-            f"batch * clip_norm / sigma must stay below {2**20 - 16}: use more noise or a smaller clip norm"
-        )
+    return finest_exponent(batch * clip_norm, sigma=sigma)
 
 
 def release_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, noise: NoiseSource) -> GridArray:
@@ -54,7 +56,7 @@ def release_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, nois
         noise: where the noise comes from.
 
     Returns:
-        (p,), the noised sum over the batch, in the narrowest type that holds a sum of b C and ten sigma of noise.
+        (p,), the noised sum over the batch, in steps of `gradient_step`.
 
     Raises:
         InvalidValue: the shape is wrong, or the sum could leave int32.
@@ -62,12 +64,11 @@ def release_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, nois
     if per_record.dim() != 2:
         raise InvalidValue(f"per-record gradients have shape {tuple(per_record.shape)}; use (records, parameters)")
     batch, parameters = per_record.shape
-    check_gradient_range(batch=batch, clip_norm=clip_norm, sigma=sigma)
-    step = grid_step(sigma)
+    exponent = _exponent(batch, clip_norm, sigma)
+    step = math.ldexp(sigma, -exponent)
     total = torch.zeros(parameters, dtype=torch.float64, device=per_record.device)
     for rows in torch.split(per_record.detach(), max(1, _CHUNK // max(1, parameters))):
         finite = neutralise(rows)
         clipped = finite.to(torch.float64) * clip_factors(finite, clip_norm)
         total += torch.round(clipped / step).sum(dim=0)  # integers below 2^53: exact in any order
-    integer = narrowest_integer(batch * clip_norm, sigma=sigma)
-    return release_steps(total, sigma=sigma, noise=noise, integer=integer)
+    return release_finely(total * step, sigma=sigma, exponent=exponent, noise=noise)

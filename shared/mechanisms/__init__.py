@@ -12,6 +12,7 @@ from shared.mechanisms.critic.mechanism import CRITIC
 from shared.mechanisms.evaluation.mechanism import EVALUATION
 from shared.mechanisms.gradient.mechanism import GRADIENT
 from shared.mechanisms.interface import AnyMechanism
+from shared.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT
 from shared.mechanisms.quantiles.mechanism import QUANTILES
 from shared.mechanisms.rows.mechanism import ROWS
 from shared.mechanisms.sinkhorn.mechanism import SINKHORN
@@ -19,7 +20,16 @@ from shared.mechanisms.sinkhorn.mechanism import SINKHORN
 MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
     {
         mechanism.name: mechanism
-        for mechanism in (ROWS, QUANTILES, GRADIENT, CRITIC, EVALUATION, CLASS_STATISTICS, SINKHORN)
+        for mechanism in (
+            ROWS,
+            QUANTILES,
+            GRADIENT,
+            CRITIC,
+            EVALUATION,
+            CLASS_STATISTICS,
+            LABELLED_GRADIENT,
+            SINKHORN,
+        )
     }
 )
 """Every mechanism by its name; no plug-ins, nothing is registered at import."""

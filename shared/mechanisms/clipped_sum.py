@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from shared.errors import InvalidValue
-from shared.kernels.noise import GridArray, NoiseSource, grid_step
-from shared.kernels.sanitized import check_gradient_range, release_gradient
+from shared.kernels.noise import GridArray, NoiseSource
+from shared.kernels.sanitized import gradient_step, release_gradient
 from shared.mechanisms.interface import Facts, FloatArray, Limits, RunSize
 from shared.privacy.events import SanitizedGradient
 from shared.protocol import limits as protocol
@@ -50,7 +50,7 @@ class ClippedSum(MessagePayload, message=pb.ClippedSumDeclaration, field="declar
         broken = positive(f"{_FIELD}.clip_norm", self.clip_norm) + positive(f"{_FIELD}.sigma", self.sigma)
         if not broken:
             try:
-                check_gradient_range(batch=run.batch, clip_norm=self.clip_norm, sigma=self.sigma)
+                self._step(run)
             except InvalidValue as error:
                 broken.append((f"{_FIELD}.sigma", str(error)))
         field, known = f"{_FIELD}.parameters", facts.model.parameter_shapes
@@ -71,10 +71,13 @@ class ClippedSum(MessagePayload, message=pb.ClippedSumDeclaration, field="declar
             broken.append((field, text))
         return broken
 
-    def part(self, facts: Facts) -> SanitizedGradient:
+    def part(self, run: RunSize, facts: Facts) -> SanitizedGradient:
         """The part that prices it; refuses nothing that `violations` lets pass."""
         size = facts.model.size(self.parameters)
-        return SanitizedGradient(size, self.clip_norm, self.sigma, grid_step(self.sigma))
+        return SanitizedGradient(size, self.clip_norm, self.sigma, self._step(run))
+
+    def _step(self, run: RunSize) -> float:
+        return gradient_step(batch=run.batch, clip_norm=self.clip_norm, sigma=self.sigma)
 
     def check(self, adapted: FloatArray | None, facts: Facts) -> list[Violation]:
         """Whether a step brings as many adapted values as were declared, or none at all."""

@@ -10,7 +10,14 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from benchmarks import labelled_digits, labelled_hearts, records
+from benchmarks import (
+    labelled_digits,
+    labelled_gradients,
+    labelled_hearts,
+    labelled_occupations,
+    optimal_transport,
+    records,
+)
 from benchmarks.labelled import ADD, REPLACE, Site, SizeFacts, declaration_of, released
 from benchmarks.labelled_hearts import Clinical, textbook
 from public_client.methods.statistics import Statistics
@@ -72,6 +79,12 @@ def test_a_release_has_the_noise_of_its_relation(relation):
     np.testing.assert_array_equal(same.features[0] - same.features[1], drawn[-1])
 
 
+def test_the_fast_scattering_is_the_extractors():
+    model, x = labelled_digits.Scattering(), torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(labelled_digits._scatter(model, x), model(x), rtol=0, atol=1e-6)
+
+
 def test_the_signs_speak_of_the_class_that_is_ill():
     healthy, ill = textbook()
     assert (healthy == -ill).all()
@@ -83,4 +96,8 @@ def test_the_page_says_what_is_on_file():
     hearts, digits = (records.read(module.RESULTS) for module in (labelled_hearts, labelled_digits))
     assert labelled_hearts.table(hearts) in page
     assert labelled_digits.table(digits) in page
+    assert labelled_gradients.table(records.read(labelled_gradients.RESULTS)) in page
+    assert labelled_occupations.page(records.read(labelled_occupations.RESULTS)) in page
+    transport = PAGE.parents[1] / "privacy" / "optimal-transport.md"
+    assert optimal_transport.table(records.read(optimal_transport.RESULTS)) in transport.read_text(encoding="utf-8")
     assert set(labelled_hearts.summary(hearts)) == {"epsilon 1", "epsilon 0.1"}

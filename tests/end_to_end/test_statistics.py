@@ -1,4 +1,4 @@
-"""Labelled statistics of real curator processes: two hospitals, one model; what is charged, refused and resumed."""
+"""Labelled statistics and gradients of real curator processes: two hospitals, one model; charges, refusals, retries."""
 
 from __future__ import annotations
 
@@ -105,6 +105,37 @@ def test_two_hospitals_labels_make_one_model_at_one_charge_each(hospitals, tmp_p
     assert json.loads(applied.stdout)["accuracy_on_own_labels"] > best - 0.1
 
 
+def test_two_hospitals_gradients_train_one_classifier(hospitals, tmp_path):
+    fresh, labels = made(3000, 9)
+    with Federation.connect(
+        {name: hospital.address for name, hospital in hospitals.items()},
+        credentials={name: hospital.credentials for name, hospital in hospitals.items()},
+        run_directory=tmp_path / "run",
+    ) as sites:
+        before = {name: one.spent for name, one in sites.describe().items()}
+        asked = problem(sites, shared=True, checkpoint=tmp_path / "run", settings={"learning_rate": 1.0})
+        asked = replace(asked, wishes={"epsilon": 0.7, "steps": 12})
+        trained = approach("finetune").train(asked)
+        for report in trained.reports:
+            assert (report["state"], report["steps"]) == ("finished", 12)
+        spent = {name: one.spent for name, one in sites.describe().items()}
+        assert all(0.0 < spent[name] - before[name] <= 0.7 for name in SIZES)
+        assert all(len(sites_run.history) > 2 for sites_run in trained.adaptation.sites.values())
+        again = approach("finetune").train(asked)  # from its directory: no step is drawn, or charged, again
+        assert {name: one.spent for name, one in sites.describe().items()} == spent
+        weights = [run.models["north"].classifier.weight for run in (trained, again)]
+        torch.testing.assert_close(*weights)
+        for name in SIZES:
+            lines = (tmp_path / "run" / "sites" / name / "receipts.jsonl").read_text().splitlines()
+            entries, findings = chain_checks.read_export(lines)
+            assert findings == []
+            assert len(entries) == 13  # the charge and twelve gradients
+    scores = {
+        name: trained.adaptation.score(torch.from_numpy(fresh), torch.from_numpy(labels), site=name) for name in SIZES
+    }
+    assert scores["north"] == scores["south"] > 0.6  # the source's own classifier is right on next to none
+
+
 def test_the_operator_keeps_a_team_from_labels(hospitals):
     """One word in the settings; the team sees it in `describe`, and its plan is refused before anything is charged."""
     south = hospitals["south"]
@@ -132,17 +163,19 @@ def test_the_operator_keeps_a_team_from_labels(hospitals):
         south.start()
 
 
-def test_the_command_rehearses_with_labels_and_saves_a_model(tmp_path):
+@pytest.mark.parametrize(("method", "steps"), [("statistics", 1), ("finetune", 20)])
+def test_the_command_rehearses_with_labels_and_saves_a_model(tmp_path, method, steps):
     """Digits behind a turn, whose labels the rehearsal's hospital has: the head beats the source-only classifier."""
     path = tmp_path / "model.safetensors"
-    words = ["train", "--method", "statistics", "--data", "digits", "--epsilon", "4", "--device", "cpu"]
+    words = ["train", "--method", method, "--data", "digits", "--epsilon", "4", "--device", "cpu"]
+    words += ["--steps", str(steps)]
     done = CliRunner().invoke(main, [*words, "--source-epochs", "10", "--save", str(path), "--format", "json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert (found["method"], found["steps"]) == ("statistics", 1)
+    assert (found["method"], found["steps"]) == (method, steps)
     assert 3.9 < found["spent"] <= 4.0
     assert found["adapted"] > found["source_only"] + 5.0
     assert load_adapted(path, device="cpu").classes == 10
     dry = CliRunner().invoke(main, [*words, "--dry-run", "--format", "json"])
     assert dry.exit_code == 0, dry.output
-    assert "class" in json.dumps(json.loads(dry.stdout)["runs"][0]["charges"])
+    assert "records" in json.dumps(json.loads(dry.stdout)["runs"][0]["charges"])

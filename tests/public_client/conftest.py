@@ -31,9 +31,9 @@ from shared.kernels.noise import GridArray
 from shared.ledger import receipts
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.class_statistics.mechanism import StatisticsReply
-from shared.mechanisms.critic.mechanism import CriticReply
 from shared.mechanisms.gradient.mechanism import GradientReply
 from shared.mechanisms.interface import ModelFacts
+from shared.mechanisms.loss_gradient import LossGradientReply
 from shared.mechanisms.sliced import SlicedReply
 from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
 from shared.protocol.receipts import encode_receipt
@@ -193,7 +193,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
     def _reply(self):
         """Numbers of the declared sizes."""
         if self.mechanism.name == "critic":
-            return CriticReply(self._sums())
+            return LossGradientReply(self._sums())
         if self.mechanism.name == "gradient":
             return GradientReply(self._sliced(self.declared.sliced), self._sums(), 0.5)
         if self.mechanism.name == "class_statistics":

@@ -118,7 +118,7 @@ class Gradient(Mechanism[GradientDeclaration, GradientRequest, GradientReply]):
 
     def parts(self, declared: GradientDeclaration, run: RunSize, facts: Facts) -> tuple[Part, ...]:
         """See `Mechanism`."""
-        return (SLICED[declared.release].part(declared.sliced, facts), declared.sum.part(facts))
+        return (SLICED[declared.release].part(declared.sliced, facts), declared.sum.part(run, facts))
 
     def synthetic(self, declared: GradientDeclaration, run: RunSize, facts: Facts) -> GradientRequest:
         """See `Mechanism`."""

@@ -993,7 +993,37 @@ class CriticDeclaration(_message.Message):
 Global___CriticDeclaration: _TypeAlias = CriticDeclaration  # noqa: Y015
 
 @_typing.final
-class CriticRequest(_message.Message):
+class LabelledGradientDeclaration(_message.Message):
+    """Mechanism "labelled_gradient": the gradient of the cross-entropy with the records' own labels over a sample, where the
+    uploaded graph takes a record to one score for each class (docs/privacy/labelled-gradients.md).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    classes: _builtins.int
+    """C, the number of classes."""
+    @_builtins.property
+    def sum(self) -> Global___ClippedSumDeclaration: ...
+    def __init__(
+        self,
+        *,
+        classes: _builtins.int = ...,
+        sum: Global___ClippedSumDeclaration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LabelledGradientDeclaration: _TypeAlias = LabelledGradientDeclaration  # noqa: Y015
+
+@_typing.final
+class LossGradientRequest(_message.Message):
+    """Of both mechanisms."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ADAPTED_PARAMETERS_FIELD_NUMBER: _builtins.int
@@ -1010,10 +1040,10 @@ class CriticRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CriticRequest: _TypeAlias = CriticRequest  # noqa: Y015
+Global___LossGradientRequest: _TypeAlias = LossGradientRequest  # noqa: Y015
 
 @_typing.final
-class CriticReply(_message.Message):
+class LossGradientReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GRADIENT_FIELD_NUMBER: _builtins.int
@@ -1032,7 +1062,7 @@ class CriticReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CriticReply: _TypeAlias = CriticReply  # noqa: Y015
+Global___LossGradientReply: _TypeAlias = LossGradientReply  # noqa: Y015
 
 @_typing.final
 class EvaluationDeclaration(_message.Message):

@@ -25,9 +25,9 @@ from public_client.methods import Adapter
 from shared import errors
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CriticRequest
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.mechanisms.gradient.mechanism import GradientRequest
+from shared.mechanisms.loss_gradient import LossGradientRequest
 from shared.protocol.publications import Proposal, Publication
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -138,7 +138,7 @@ SLICED = quantiles(2, 3.0, directions=4)
 ONE_STEP = {
     "rows": (rows(30.0, directions=4), b""),
     "gradient": (gradient(SLICED, ClippedSum(("0.bias",), 0.5, 8.0)), GradientRequest(source(20)[0][:, :5].numpy())),
-    "critic": (critic(ClippedSum(("0.bias",), 0.5, 8.0)), CriticRequest()),
+    "critic": (critic(ClippedSum(("0.bias",), 0.5, 8.0)), LossGradientRequest()),
 }
 
 

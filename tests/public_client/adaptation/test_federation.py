@@ -17,7 +17,7 @@ from public_client.data.source import source_loader
 from public_client.methods import METHODS
 from shared import errors
 from shared.errors import InvalidValue, SettingsError
-from shared.mechanisms.critic.mechanism import CriticReply
+from shared.mechanisms.loss_gradient import LossGradientReply
 from shared.protocol.messages import StepRelease
 from shared.protocol.v1 import curator_pb2 as pb
 
@@ -185,7 +185,7 @@ def test_a_shared_critic_follows_the_weighted_mean_of_the_sites_gradients(connec
     for name, share in (("north", 0.75), ("south", 0.25)):
         run = adaptation.sites[name].run
         (reply,) = [v for v in sites[name].curator.stored.values() if isinstance(v, pb.DrawStepResponse)]
-        sums = CriticReply.from_bytes(StepRelease.from_bytes(reply.step_release).payload).gradient.to_tensor()
+        sums = LossGradientReply.from_bytes(StepRelease.from_bytes(reply.step_release).payload).gradient.to_tensor()
         private = private + share * sums / run.plan.batch_size
     reversal = 2 / (1 + np.exp(-10)) - 1  # the run's only step is its last
     adapter = torch.cat([p.grad.reshape(-1) for p in run.players.adapter])

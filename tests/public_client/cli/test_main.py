@@ -61,6 +61,8 @@ def test_describe_and_plan_read_a_curator(served):
     assert plan["noise"] > 0
     assert plan["method"]["name"] == "adapter"
     assert served.curator.spent == 0
+    compared = json.loads(invoke("plan", *there, "--epsilon", "2", "--compare", "--format", "json").stdout)
+    assert {"replay", "statistics", "finetune"} <= {one["method"] for one in compared}
     refused = invoke("plan", *there, "--epsilon", "6")
     assert "does NOT fit" in refused.stdout
     assert refused.exit_code == 8

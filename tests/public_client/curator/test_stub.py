@@ -15,8 +15,9 @@ from shared import errors
 from shared.kernels.feature_map import FeatureMap
 from shared.ledger import chain_checks, receipts
 from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CriticDeclaration, CriticReply, CriticRequest
+from shared.mechanisms.critic.mechanism import CriticDeclaration
 from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
+from shared.mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
 from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
 from shared.protocol.messages import RunParameters
 from shared.protocol.receipts import encode_receipt
@@ -143,7 +144,7 @@ SOURCE = np.ones((4, 6), dtype=np.float32)
         ("quantiles", QUANTILES, SlicedRequest(), SlicedReply),
         ("gradient", gradient_of("rows", ROWS), GradientRequest(SOURCE, WEIGHTS, MAP), GradientReply),
         ("gradient", gradient_of("quantiles", QUANTILES), GradientRequest("b" * 64, WEIGHTS), GradientReply),
-        ("critic", CriticDeclaration(SUM), CriticRequest(WEIGHTS), CriticReply),
+        ("critic", CriticDeclaration(SUM), LossGradientRequest(WEIGHTS), LossGradientReply),
     ],
 )
 def test_a_step_carries_the_mechanisms_own_request_and_reply(hospital, served, mechanism, declared, asked, reply):

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import digits, office, small_hospitals
+from benchmarks import digits, labelled_digits, labelled_gradients, labelled_hearts, office, small_hospitals
 from benchmarks.records import read
 from benchmarks.shifts import __main__ as shifts
 from public_client import Adapter, AllWeights, Hospital, Plan, Replay
+from public_client.methods import METHODS
+from public_client.methods.choosing import choices, choices_text
 from public_client.plans.measured import BATTERY, MEASURED, Battery, measured_alike
 from public_client.testing.mock import MockCurator, mock_description
 from public_client.training.method import plan_json
@@ -60,8 +62,42 @@ def test_the_figures_of_a_small_hospital_are_those_on_file(measured):
     assert rounded(found) == (measured.after, measured.deviation)
 
 
+@pytest.mark.parametrize("measured", [m for m in MEASURED if m.page.endswith("labelled.md")], ids=str)
+def test_the_figures_of_labelled_hospitals_are_those_on_file(measured):
+    if measured.modality == "vectors":
+        assert measured.records == 199 + 172 + 30 + 85
+        line = f"| replace-one | {measured.epsilon:g} | none | {measured.after} ± {measured.deviation} |"
+        table = labelled_hearts.table(read(labelled_hearts.RESULTS))
+        assert line in table
+        assert f"commonest class |  | {measured.before} " in table
+        return
+    module = {"statistics": labelled_digits, "finetune": labelled_gradients}[measured.method]
+    runs = [run for run in read(module.RESULTS) if run["epsilon"] == measured.epsilon]
+    runs = [run for run in runs if run.get("moments", "auto") == "auto"]
+    assert len(runs) == 3
+    assert rounded([run["accuracy"] for run in runs]) == (measured.after, measured.deviation)
+    assert round(statistics.mean(run.get("usps_alone", run.get("before")) for run in runs), 1) == measured.before
+
+
+def test_the_choices_say_what_records_can_carry():
+    """A labelled hospital carries everything; without labels, two methods are refused by name."""
+    told = {}
+    for classes in (0, 10):
+        described = mock_description(records=70_000, record_shape=(1, 28, 28), epsilon=4.0, delta=1e-5, classes=classes)
+        told[classes] = choices(described, epsilon=1.0)
+        text = choices_text(described, told[classes], epsilon=1.0)
+        assert text.splitlines()[0].endswith("70,000 images, labels of 10 classes" if classes else "no labels")
+    assert [one.refused for one in told[10]] == [""] * len(METHODS)
+    reached = {one.method: one.measured for one in told[10]}
+    assert (reached["finetune"].after, reached["statistics"].after) == (97.5, 97.3)
+    assert reached["dp-dann"] is None
+    assert {one.method for one in told[0] if one.refused} == {"statistics", "finetune"}
+    assert [bool(one.refused) for one in told[0]] == sorted(bool(one.refused) for one in told[0])
+    assert "declares no classes" in text or "yes (from the labels)" in text
+
+
 def test_the_figures_on_vectors_are_those_on_file():
-    (measured,) = [m for m in MEASURED if m.modality == "vectors"]
+    (measured,) = [m for m in MEASURED if (m.method, m.modality) == ("replay", "vectors")]
     runs = [run for run in read(office.RESULTS) if run["epsilon"] == measured.epsilon and run["records"] > 900]
     pairs = {(run["source"], run["target"]) for run in runs}
     assert len(pairs) == 6

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shared.errors import InvalidValue
-from shared.kernels.noise import SeededNoise, grid_step
-from shared.kernels.sanitized import release_gradient
+from shared.kernels.noise import SeededNoise, release_finely
+from shared.kernels.sanitized import gradient_step, release_gradient
 
 
 def test_release_is_the_sum_of_clipped_gradients_plus_the_sources_noise(
@@ -20,8 +20,10 @@ def test_release_is_the_sum_of_clipped_gradients_plus_the_sources_noise(
     gradients = torch.randn(30, 50, generator=generator).to(device)
     released = release_gradient(gradients, clip_norm=2.0, sigma=3.0, noise=noise)
     assert released.values.dtype == "int32"
-    step = grid_step(3.0)
-    alone = SeededNoise(bytes(range(32))).grid_gaussian((50,), sigma=3.0, step=step)
+    step = gradient_step(batch=30, clip_norm=2.0, sigma=3.0)
+    nothing = torch.zeros(50)
+    alone = release_finely(nothing, sigma=3.0, exponent=20, noise=SeededNoise(bytes(range(32)))).values
+    assert released.step == step == 3.0 / 2**20
     exact = gradients.double().cpu()
     expected = (exact * (2.0 / exact.norm(dim=1, keepdim=True)).clamp(max=1.0)).sum(dim=0).numpy()
     assert abs((released.values - alone) * step - expected).max() <= 30 * step / 2 + 1e-4
@@ -30,7 +32,11 @@ def test_release_is_the_sum_of_clipped_gradients_plus_the_sources_noise(
 def test_chunks_do_not_change_the_sum(generator: torch.Generator, silence: object) -> None:
     gradients = torch.randn(9, 100_000, generator=generator)  # five chunks
     whole = release_gradient(gradients, clip_norm=1.0, sigma=1e-3, noise=silence).values
-    parts = [release_gradient(g[None], clip_norm=1.0, sigma=1e-3, noise=silence).values for g in gradients]
+    parts = []
+    for number, gradient in enumerate(gradients):
+        alone = torch.zeros_like(gradients)  # as many records: the grid is the same
+        alone[number] = gradient
+        parts.append(release_gradient(alone, clip_norm=1.0, sigma=1e-3, noise=silence).values)
     assert np.array_equal(whole, np.sum(parts, axis=0))
 
 
@@ -65,7 +71,7 @@ def test_one_replaced_record_moves_the_sum_by_at_most_what_is_charged(
         for row in (record, replacement)
     ]
     moved = float((released[0] - released[1]).norm())
-    assert moved <= 2 * clip_norm + grid_step(sigma) * math.sqrt(6)
+    assert moved <= 2 * clip_norm + gradient_step(batch=5, clip_norm=clip_norm, sigma=sigma) * math.sqrt(6)
 
 
 def test_sums_that_cannot_travel_are_refused_from_public_numbers(noise: SeededNoise) -> None:

@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from declarations import Declared, class_statistics, critic, evaluation, gradient, quantiles, rows, sinkhorn
+from declarations import (
+    Declared,
+    class_statistics,
+    critic,
+    evaluation,
+    gradient,
+    labelled_gradient,
+    quantiles,
+    rows,
+    sinkhorn,
+)
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
@@ -20,11 +30,13 @@ from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, StatisticsRequest
 from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CriticDeclaration, CriticReply, CriticRequest
+from shared.mechanisms.critic.mechanism import CriticDeclaration
 from shared.mechanisms.evaluation.counts import EvaluationReply
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
 from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
 from shared.mechanisms.interface import Payload
+from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from shared.mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
 from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration, SinkhornReply, SinkhornRequest
 from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
 
@@ -126,9 +138,10 @@ GRADIENT_VALUES = (
 )
 CRITIC_VALUES = (
     st.builds(CriticDeclaration, _SUMS),
-    st.builds(CriticRequest, _ADAPTED),
-    st.builds(CriticReply, _grids(dims=1)),
+    st.builds(LossGradientRequest, _ADAPTED),
+    st.builds(LossGradientReply, _grids(dims=1)),
 )
+LABELLED_GRADIENT_VALUES = (st.builds(LabelledGradientDeclaration, COUNTS, _SUMS), *CRITIC_VALUES[1:])
 EVALUATION_VALUES = (
     st.builds(EvaluationDeclaration, COUNTS, NUMBERS, NUMBERS, COUNTS, NUMBERS),
     st.just(EvaluationRequest()),
@@ -207,8 +220,8 @@ _GRADIENT_REQUESTS: tuple[tuple[Payload | bytes, str], ...] = (
     (b"\xff\xff", "payload"),
 )
 _CRITIC_REQUESTS: tuple[tuple[Payload | bytes, str], ...] = (
-    (CriticRequest(np.full(INPUTS, -np.inf, np.float32)), "payload.adapted_parameters"),
-    (CriticRequest(np.zeros(INPUTS + 1, np.float32)), "payload.adapted_parameters"),
+    (LossGradientRequest(np.full(INPUTS, -np.inf, np.float32)), "payload.adapted_parameters"),
+    (LossGradientRequest(np.zeros(INPUTS + 1, np.float32)), "payload.adapted_parameters"),
     (b"\xff\xff", "payload"),
 )
 
@@ -338,7 +351,7 @@ CASES = (
         name="critic",
         declared=critic(_SUM),
         outputs=1,
-        request=CriticRequest(),
+        request=LossGradientRequest(),
         batch=8,
         released=lambda reply: (reply.gradient,),
         seed=lambda _: None,
@@ -346,6 +359,29 @@ CASES = (
         hostile=_sum_hostile(CriticDeclaration(_SUM)),
         hostile_requests=_CRITIC_REQUESTS,
         values=CRITIC_VALUES,
+    ),
+    Case(
+        name="labelled gradient",
+        declared=labelled_gradient(_SUM, classes=CLASSES),
+        outputs=CLASSES,
+        request=LossGradientRequest(),
+        batch=8,
+        released=lambda reply: (reply.gradient,),
+        seed=lambda _: None,
+        feature_map=None,
+        hostile=(
+            *_sum_hostile(LabelledGradientDeclaration(CLASSES, _SUM)),
+            *(
+                (LabelledGradientDeclaration(count, _SUM), "declaration.classes")
+                for count in (0, CLASSES + 1, 2**32 - 1)
+            ),
+        ),
+        hostile_requests=(
+            (LossGradientRequest(np.full(CLASSES * INPUTS, np.nan, np.float32)), "payload.adapted_parameters"),
+            (LossGradientRequest(np.zeros(CLASSES * INPUTS + 1, np.float32)), "payload.adapted_parameters"),
+            (b"\xff\xff", "payload"),
+        ),
+        values=LABELLED_GRADIENT_VALUES,
     ),
     Case(
         name="evaluation",

@@ -7,8 +7,8 @@ import pytest
 
 from shared.errors import RequestInvalid
 from shared.kernels.noise import GridArray
-from shared.mechanisms.critic.mechanism import CriticReply
 from shared.mechanisms.gradient.mechanism import GradientReply
+from shared.mechanisms.loss_gradient import LossGradientReply
 from shared.mechanisms.sliced import SlicedReply
 
 ROWS = SlicedReply(b"s" * 32, GridArray(np.zeros((2, 3), dtype=np.int16), 0.5, "int16"))
@@ -17,6 +17,6 @@ ROWS = SlicedReply(b"s" * 32, GridArray(np.zeros((2, 3), dtype=np.int16), 0.5, "
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1), ()])
 def test_a_gradient_that_is_no_vector_is_refused(shape):
     matrix = GridArray(np.zeros(shape, dtype=np.int32), 0.5)
-    for reply in (CriticReply(matrix), GradientReply(ROWS, matrix, 1.0)):
+    for reply in (LossGradientReply(matrix), GradientReply(ROWS, matrix, 1.0)):
         with pytest.raises(RequestInvalid, match=r"reply\.gradient"):
             type(reply).from_bytes(reply.to_bytes())

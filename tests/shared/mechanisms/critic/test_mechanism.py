@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from shared.errors import BudgetExhausted, RequestInvalid
 from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CriticDeclaration, CriticRequest
+from shared.mechanisms.critic.mechanism import CriticDeclaration
+from shared.mechanisms.loss_gradient import LossGradientRequest
 from shared.privacy import calibration
 from shared.privacy.crosscheck import check_with_autodp
 from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
@@ -45,7 +46,7 @@ def test_without_noise_the_sum_is_that_of_clipped_autograd_gradients(make_hospit
     parameters = _declare(hospital, model)
     adapted = np.random.default_rng(8).normal(size=SIZE).astype(np.float32)
     adapted[-1] = 5.0  # the logit's bias: the critic is sure of some records, whose gradients are short
-    stored = hospital.step(hospital.open_run(parameters), parameters, CriticRequest(adapted))
+    stored = hospital.step(hospital.open_run(parameters), parameters, LossGradientRequest(adapted))
     released = _gradient(hospital, parameters, stored)
     tensors = dict(model.named_parameters())
     start, total, clipped = 0, torch.zeros(SIZE), 0
@@ -66,7 +67,7 @@ def test_without_noise_the_sum_is_that_of_clipped_autograd_gradients(make_hospit
 
 def test_the_charge_is_one_subsampled_gaussian_a_step(make_hospital, model):
     def event(sigma):
-        part = SanitizedGradient(parameters=SIZE, clip_norm=0.6, sigma=sigma, grid_step=sigma / 2048)
+        part = SanitizedGradient(parameters=SIZE, clip_norm=0.6, sigma=sigma, grid_step=sigma / 2**20)
         return RunEvent(StepEvent(records=N, batch=10, parts=(part,)), steps=30)
 
     sigma = calibration.calibrate_sigma(event, epsilon=2.0, delta=1e-5)
@@ -76,7 +77,7 @@ def test_the_charge_is_one_subsampled_gaussian_a_step(make_hospital, model):
     assert run.event == event(sigma)
     law = run.event.step.shift()
     assert law.is_constant
-    assert law.largest == pytest.approx((1.2 / sigma + SIZE**0.5 / 2048) ** 2, rel=1e-12)
+    assert law.largest == pytest.approx((1.2 / sigma + SIZE**0.5 / 2**20) ** 2, rel=1e-12)
     check_with_autodp(run.event)
     account, _ = hospital.ledger.budget_of("ml-team")
     assert account.epsilon_spent == pytest.approx(2.0, rel=1e-4)  # all of it, and not a step more
@@ -107,9 +108,9 @@ def test_unknown_parameters_and_values_that_do_not_fit_are_refused(make_hospital
     parameters = _declare(hospital, model)
     run = hospital.open_run(parameters)
     with pytest.raises(RequestInvalid, match="holds 14 values; the run declares 15"):
-        hospital.step(run, parameters, CriticRequest(np.zeros(SIZE - 1, np.float32)))
+        hospital.step(run, parameters, LossGradientRequest(np.zeros(SIZE - 1, np.float32)))
     with pytest.raises(RequestInvalid, match="NaN"):
-        hospital.step(run, parameters, CriticRequest(np.full(SIZE, np.nan, np.float32)))
+        hospital.step(run, parameters, LossGradientRequest(np.full(SIZE, np.nan, np.float32)))
 
 
 def test_a_critic_without_a_gradient_is_refused_by_name(make_hospital, model):

@@ -1,0 +1,222 @@
+"""Labelled gradients: DP-SGD of the team's model on the hospital's labelled records, across the wire.
+
+The hospital sends the noised sum of clipped per-record gradients of the cross-entropy with its own labels
+(docs/privacy/labelled-gradients.md); Adam is here. What the recipe sets (view, clip, rate, batch, steps) follows from
+the public source and from constants that were chosen on public data (docs/ml-team/labelled.md).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from public_client.curator.description import Description
+from public_client.curator.stub import Curator
+from public_client.data.source import collect
+from public_client.methods.public_view import folded, viewed_head
+from public_client.plans.declarable import Declarable
+from public_client.plans.plan import Plan
+from public_client.plans.recipe import not_positive
+from public_client.training.loop import PublicStep, Training, align
+from public_client.training.losses import gradient_term
+from public_client.training.method import Method
+from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from public_client.training.sites import Group, Model
+from shared.errors import InvalidValue
+from shared.extractor.building import Extractor
+from shared.extractor.weights import weights_from_bytes
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
+from shared.mechanisms.labelled_gradient.mechanism import (
+    LABELLED_GRADIENT,
+    LabelledGradientDeclaration,
+    entropy_cotangents,
+)
+from shared.mechanisms.loss_gradient import LossGradientRequest
+
+_BATCH, _STEPS = 4096, 100
+"""Nearly as little noise for the signal as steps on all records have, in a tenth of their time."""
+_PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
+_CLIP_SHARE = 0.2
+"""C in units of what a public record with a wrong label would say: most directions count alike (De and others 2022)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune(Method):
+    """DP-SGD of the classifier, or of more weights, on the hospital's labelled records.
+
+    Attributes:
+        trains: "classifier": its last linear layer alone, in the public source's own axes; "all": every weight of
+            extractor and classifier; else names of parameters or beginnings of names, separated by commas, such as
+            "extractor.7,classifier".
+        learning_rate: of the classifier in its axes, at the start.
+        weight_rate: of weights that are trained as they are.
+        clip_norm: C; by default a share of the norms that public records with wrong labels would have.
+    """
+
+    name = "finetune"
+
+    learning_rate: float = 0.2
+    trains: str = "classifier"
+    weight_rate: float = 0.003
+    clip_norm: float | None = None
+
+    def problems(self) -> list[str]:
+        """See `Method`."""
+        positive = ("weight_rate", *(("clip_norm",) if self.clip_norm is not None else ()))
+        named = [] if self.trains.strip(", ") else ["trains is empty; name parameters, or say classifier or all"]
+        return [*super().problems(), *not_positive(self, *positive), *named]
+
+    @property
+    def mechanism(self) -> AnyMechanism:
+        """See `Recipe`."""
+        return LABELLED_GRADIENT
+
+    def usual_size(self, description: Description) -> RunSize:
+        """See `Recipe`."""
+        return RunSize(batch=_BATCH, steps=_STEPS)
+
+    def declaration(
+        self,
+        *,
+        noise: float,
+        batch: int,
+        dimension: int,
+        classes: int,
+        names: tuple[str, ...],
+        feature_map: FeatureMap | None,
+    ) -> Payload:
+        """See `Recipe`; without a clip of its own it is that of C = 1, since the price is any clip's."""
+        clip_norm = 1.0 if self.clip_norm is None else self.clip_norm
+        return LabelledGradientDeclaration(classes, ClippedSum(names, clip_norm, 2.0 * clip_norm * noise))
+
+    def adapts(self, record_shape: tuple[int, ...] | None) -> str:
+        """See `Recipe`."""
+        what = {"classifier": "the classifier", "all": "all weights"}.get(self.trains, self.trains)
+        return f"{what}, by gradients of the hospital's own labels"
+
+    def declarable(
+        self,
+        extractor: nn.Module,
+        record_shape: tuple[int, ...],
+        own: nn.Module | None,
+        classifier: nn.Module | None = None,
+    ) -> Declarable:
+        """See `Method`, as far as the price goes: sizes are right, the classifier's axes are not yet.
+
+        Raises:
+            InvalidValue: the classifier is not given.
+        """
+        if classifier is None:
+            raise InvalidValue("finetune trains the classifier too; plan with extractor and classifier")
+        whole = self._whole(Model(extractor, classifier), None)
+        return Declarable.of(whole, record_shape, self._names(whole))
+
+    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> FinetuneRun:
+        """See `Method`; the module computes a score for each class, and all its parameters are trained."""
+        names = tuple(name for name, _ in extractor.named_parameters())
+        return FinetuneRun(curator, Declarable.of(extractor, plan.record_shape, names), plan)
+
+    def begin(self, group: Group, training: Training) -> None:
+        """See `Method`: one model for all sites of a group."""
+        shape = group.record_shape()
+        whole = self._whole(training.model, training.features.cpu()).to(training.device)
+        classifier = whole.get_submodule("classifier")
+        kept = group.store.read("head") if group.store is not None else None
+        if kept is not None:  # what the runs were declared with, to the last bit
+            classifier.load_state_dict(kept["classifier"])
+        ready = Declarable.of(whole, shape, self._names(whole))
+        clip_norm = float(kept["clip_norm"]) if kept is not None else self.clip_norm or _public_clip(ready, training)
+        if kept is None and group.store is not None:
+            group.store.write("head", {"classifier": classifier.state_dict(), "clip_norm": clip_norm})
+        settled = replace(self, clip_norm=clip_norm)
+        group.each(
+            lambda site: site.begin(
+                FinetuneRun(site.curator, ready, replace(site.plan, method=settled), checkpoint=site.store)
+            )
+        )
+        group.install(Model(whole.get_submodule("extractor"), classifier))  # a copy: the source's own stays as it was
+
+    def fit(self, group: Group, training: Training) -> None:
+        """See `Method`."""
+        rate = self.learning_rate if self.trains == "classifier" else self.weight_rate
+        features = PublicStep(training.features)
+        optimizer = torch.optim.Adam(group.live[0].run.parameters, lr=rate)
+        align(group, optimizer, lambda: features, lambda _: 1.0, training, averaging=self.averaging)
+        trained = group.live[0].model
+        assert trained is not None, "installed when the runs were opened"
+        group.install(Model(trained.extractor, folded(trained.classifier)))
+
+    def _whole(self, model: Model, features: Tensor | None) -> nn.Module:
+        """A copy of the model, from records to scores; a classifier that alone is trained stands in the features' axes.
+
+        Without features the axes are made up, which is enough for the price.
+        """
+        extractor, classifier = copy.deepcopy(model.extractor).cpu(), copy.deepcopy(model.classifier).cpu()
+        if self.trains == "classifier":
+            last = classifier[-1] if isinstance(classifier, nn.Sequential) else classifier
+            if not isinstance(last, nn.Linear):
+                raise InvalidValue(
+                    f"the classifier ends in {type(last).__name__}, no linear layer; finetune with trains='all', or "
+                    "name the parameters to train"
+                )
+            before = classifier[:-1] if isinstance(classifier, nn.Sequential) else nn.Identity()
+            with torch.no_grad():
+                shown = torch.eye(last.in_features) if features is None else before.eval()(features)
+            head = viewed_head(last, shown)
+            classifier = nn.Sequential(*before, head) if isinstance(before, nn.Sequential) else head
+        return nn.Sequential(OrderedDict(extractor=extractor, classifier=classifier)).eval()
+
+    def _names(self, whole: nn.Module) -> tuple[str, ...]:
+        known = [name for name, _ in whole.named_parameters()]
+        if self.trains == "classifier":
+            return tuple(name for name in known if name.endswith(("head.weight", "head.bias")))
+        if self.trains == "all":
+            return tuple(known)
+        wanted = tuple(word.strip() for word in self.trains.split(",") if word.strip())
+        unknown = [word for word in wanted if not any(_begins(name, word) for name in known)]
+        if unknown:
+            raise InvalidValue(f"trains names {', '.join(unknown)}; the model's parameters are {', '.join(known)}")
+        return tuple(name for name in known if any(_begins(name, word) for word in wanted))
+
+
+class FinetuneRun(ChargedRun):
+    """A run of labelled gradients; making it charges the whole run. See `ChargedRun`."""
+
+    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
+        """See `ChargedRun`."""
+        return LossGradientRequest(self.adapted_values())
+
+    def answered(
+        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
+    ) -> AnsweredStep:
+        """A loss whose gradient is the released mean; its value says how long that is, less what is noise.
+
+        The estimate of the squared norm of the mean clipped gradient is unbiased, so it may be negative.
+        """
+        gradient = drawn.reply.gradient.to_tensor() / self.plan.batch_size  # (p,)
+        noise = self.declared.sum.sigma / self.plan.batch_size
+        length = float(gradient.double().square().sum()) - gradient.numel() * noise**2
+        loss = gradient_term(self.parameters, gradient)
+        return AnsweredStep(drawn.number, loss, length, 1.0, drawn.request_id)
+
+
+def _begins(name: str, word: str) -> bool:
+    return name == word or name.startswith(word + ".")
+
+
+def _public_clip(ready: Declarable, training: Training) -> float:
+    """A share of the median norm of public records' gradients, each with the label of another record."""
+    source = collect(training.source, most=max(1, _PUBLIC_NORMS // training.ranks.size))
+    graph = ready.graph
+    weights = weights_from_bytes(ready.weights, graph.tensor_shapes)
+    model = Extractor.from_graph(graph, weights, device=training.device)
+    forward = model.begin(source.images.to(training.device), ready.names)
+    wrong = (source.labels.to(training.device) + 1) % graph.feature_dimension
+    norms = forward.gradients(entropy_cotangents(forward.outputs, wrong)).norm(dim=1)
+    return max(_CLIP_SHARE * float(training.ranks.gather(norms).median()), 1e-6)

@@ -1,0 +1,1 @@
+"""The sanitized gradient of cross-entropy with the records' own labels."""
