@@ -5,7 +5,7 @@
     python -m benchmarks.generate_published summary
 
 needs mnist.npz in the folder. A mock curator holds the 60,000 records and computes with the product's mechanisms. The
-settings of the short runs were tried once on USPS and not tuned, their classifier's fixed beforehand; test records are
+settings of the short runs were not tuned, their classifier's fixed beforehand; test records are
 looked at once.
 """
 
