@@ -21,10 +21,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
-	@echo "make test              lint, types, import directions and all tests, those in containers too"
+	@echo "make test              lint, types, import directions and the tests, the story in containers too"
 	@echo "make test-quick        the same without containers and without other stories of several processes"
-	@echo "make test-exhaustive   random kills, long timing runs, ten times the examples, all with new seeds (hours)"
-	@echo "make test-containers   the two sites in containers, on an engine of its own if none is given"
+	@echo "make test-exhaustive   random kills, long timing runs, the air gap, ten times the examples, new seeds (hours)"
+	@echo "make test-containers   all that is tested in containers: two hospitals, lost networks, the air gap too"
 	@echo "make docs              build the documentation site into .build/site"
 	@echo "make accountant-table  write docs/privacy/accountant.md"
 	@echo "make settings-page     write docs/reference/settings.md from both parties' settings"
@@ -51,7 +51,7 @@ test-quick: set-up lint types
 	$(BIN)/pytest --numprocesses $(WORKERS) -m "not containers and not end_to_end and not exhaustive" $(ARGS)
 
 test-containers: set-up
-	$(BIN)/pytest -m containers $(ARGS)
+	$(BIN)/pytest -m containers --timeout 7200 $(ARGS)
 
 # What was found is printed with its seed or its example; put it into the test as a case of its own.
 test-exhaustive: set-up

@@ -65,15 +65,13 @@ LONGEST = (
     "postgres",
     "end_to_end/test_training.py",
     "public_client/adaptation/test_domain_adaptation.py",
-    "end_to_end/test_air_gap.py",
     "public_client/adaptation/test_federation.py",
     "public_client/training/test_distributed.py",
     "end_to_end/test_federation.py",
     "end_to_end/test_worker.py",
     "end_to_end/test_readme.py",
 )
-"""What takes longest, so that no process ends with it alone while the others are done. The air gap needs the images
-that the sites' tests make meanwhile."""
+"""What takes longest, so that no process ends with it alone while the others are done."""
 
 
 def pytest_collection_modifyitems(items):

@@ -50,9 +50,9 @@ class TestLiveCurators:
         ("fault", "attack", "trials"),
         [
             ("noise halved", COEFFICIENTS, 600),
-            ("batch maximum in the place of clipping", COEFFICIENTS, 500),
+            pytest.param("batch maximum in the place of clipping", COEFFICIENTS, 500, marks=pytest.mark.exhaustive),
             ("target gradient unsanitized", GRADIENT, 100),
-            ("directions chosen by the client", GUESSED, 500),
+            pytest.param("directions chosen by the client", GUESSED, 500, marks=pytest.mark.exhaustive),
             pytest.param("generated points clipped one by one", POINTS, 200, marks=pytest.mark.exhaustive),
         ],
         ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,

@@ -19,7 +19,7 @@ import docker
 from engine import BASE_IMAGE, ROOT, compose_command, debian_docker, say, started
 from two_sites import wait
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.containers, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.containers, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
 
 def _environment(address: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from two_sites import STEPS, TRAIN, TRAINING_S, finish, wait
 pytestmark = [
     pytest.mark.end_to_end,
     pytest.mark.containers,
+    pytest.mark.exhaustive,
     pytest.mark.timeout(1800),
 ]
 

@@ -85,6 +85,7 @@ def test_a_curator_that_is_killed_in_mid_run_goes_on_where_it_was(more_budget):
     assert json.loads(sites.operator("ledger", "verify", "--format", "json"))["ok"]
 
 
+@pytest.mark.exhaustive
 def test_a_network_that_is_cut_and_healed_costs_nothing_but_time(more_budget):
     sites = more_budget
     wait("a healthy curator", lambda: sites.health() == "healthy")

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test di
 
 from pages import ROOT, Command, Meanwhile, Shell, steps
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.exhaustive, pytest.mark.timeout(900)]
 
 OPERATOR = ROOT / "docs" / "operator"
 ALONE = "unshare -rn "

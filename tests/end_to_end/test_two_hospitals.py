@@ -15,6 +15,7 @@ from two_sites import LEAST_RIGHT, percentage
 pytestmark = [
     pytest.mark.end_to_end,
     pytest.mark.containers,
+    pytest.mark.exhaustive,
     pytest.mark.timeout(1800),
 ]
 
