@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +72,13 @@ class _Context:
     def auth_context(self) -> dict[str, list[bytes]]:
         return self._peer
 
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        callback()
+        return True
+
+    def cancel(self) -> None:
+        raise AssertionError("a request that is all there was received too slowly")
+
     def abort_with_status(self, status: object) -> None:
         raise _Aborted(status)
 
@@ -138,7 +146,7 @@ class Site:
             Finding: it was refused.
         """
         try:
-            reply = self._service.answer(method, message.SerializeToString(), self._context)
+            reply = self._service.answer(method, iter([message.SerializeToString()]), self._context)
         except _Aborted as aborted:
             text = _status(aborted).message
             raise Finding(f"a valid {method} was refused: {text}") from aborted
@@ -173,7 +181,7 @@ class Site:
         except DecodeError:
             decodable = False
         try:
-            reply = self._service.answer(method, data, self._context)
+            reply = self._service.answer(method, iter([data]), self._context)
         except _Aborted as aborted:
             reason = _refusal(method, aborted)
             return reason if decodable else UNDECODABLE

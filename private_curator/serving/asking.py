@@ -73,6 +73,13 @@ def described(
     return ask
 
 
+def small(request: Message | None) -> Message | None:
+    """What `described` reads of a request."""
+    if isinstance(request, pb.DrawStepRequest):
+        return pb.DrawStepRequest(run_id=request.run_id)
+    return request if isinstance(request, pb.OpenRunRequest | pb.RequestBudgetRequest) else None
+
+
 def host_of(place: str) -> str:
     """The address in gRPC's name of a peer, such as ``ipv6:%5B::1%5D:50123``, without the port."""
     text = urllib.parse.unquote(place)

@@ -28,7 +28,7 @@ from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.statements import AccountStatus, Client, DataSetState, Request, Run
 from private_curator.observability.requests import OK, UNKNOWN
 from private_curator.serving import wire
-from private_curator.serving.asking import AskLog, described
+from private_curator.serving.asking import AskLog, described, small
 from private_curator.serving.authentication import authenticate
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.turns import Turns
@@ -68,7 +68,10 @@ _MOST_BYTES: Mapping[str, int] = {"Describe": MAX_STATEMENT_BYTES + 1024, "OpenR
 
 @dataclass(frozen=True)
 class _Ended:
-    """How a request ended: a reply, or a refusal with its reason and what the handler met."""
+    """How a request ended: a reply, or a refusal with its reason and what the handler met.
+
+    What may be large of a request is let go with its turn: what requests hold is bounded by turns.
+    """
 
     caller: str
     request: Message | None
@@ -167,17 +170,19 @@ class CuratorService:
                 step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
                 with self.turns.alone(caller, step), self._paced(step):
                     try:
-                        return _Ended(caller, request, reply=self._handled(operation, client, request))
+                        return _Ended(caller, small(request), reply=self._handled(operation, client, request))
                     except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
                         refusal, outcome = self._translated(error, operation=operation, caller=caller)
-                        return _Ended(caller, request, refusal=refusal, outcome=outcome, error=error)
+                        return _Ended(
+                            caller, small(request), refusal=refusal, outcome=outcome, error=error.with_traceback(None)
+                        )
         except grpc.RpcError:
             fields = {"operation": operation, "client": caller, "outcome": UNKNOWN}
             _log.info("%s for %s: not received as a whole", operation, caller, extra=fields)
             raise  # nobody waits for an answer; gRPC knows its own error
         except Exception as error:  # noqa: BLE001 - the same, of what comes before the pause
             refusal, outcome = self._translated(error, operation=operation, caller=caller)
-            return _Ended(caller, request, refusal=refusal, outcome=outcome, error=error)
+            return _Ended(caller, small(request), refusal=refusal, outcome=outcome, error=error.with_traceback(None))
 
     def ask(self, operation: str, request: Message, *, client: str) -> Any:
         """The reply to a registered client's request, without a transport: for a hospital that serves nobody.

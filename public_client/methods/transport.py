@@ -8,6 +8,7 @@ penalty, or over random parts of both samples where they are large. All of it is
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -24,7 +25,7 @@ from public_client.data.accuracy import features as features_of
 from public_client.plans.declarable import Declarable, quoted
 from public_client.plans.plan import Plan
 from public_client.plans.recipe import Recipe, not_counts, not_one_of, not_positive, refuse
-from shared.errors import InvalidValue
+from shared.errors import InvalidValue, SettingsError
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
 from shared.mechanisms.rows.mechanism import ROWS
@@ -113,7 +114,10 @@ def transported(curator: Curator, plan: Plan, extractor: nn.Module, records: Ten
 
     Raises:
         BudgetExhausted: the plan does not fit; nothing was spent.
+        SettingsError: the library that solves is not installed; nothing was spent.
     """
+    if importlib.util.find_spec("ot") is None:
+        raise SettingsError("plans are solved by POT, which is not installed: pip install 'dpswd[transport]'")
     method = plan.method
     if not isinstance(method, Transport):
         raise InvalidValue(f"the plan is of {method.name}; make it with Transport()")

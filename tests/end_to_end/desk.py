@@ -31,6 +31,7 @@ from free_ports import own_port
 from pages import PROGRAMS, Command, Meanwhile, Session, compare, steps
 from torch import nn
 
+from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite import file_lock, write_lock
 from private_curator.operator import preflight
 from private_curator.serving import server
@@ -225,8 +226,8 @@ class Desk:
         with file_lock(write_lock(self.home.ledger), timeout_s=5, held_by="a test"):
             yield
 
-    def _serve(self, home: HomeDirectory, settings: CuratorSettings) -> None:
-        """In the place of `server.serve`, which would not return before a signal."""
+    def _serve(self, home: HomeDirectory, settings: CuratorSettings, *, ledger: Ledger) -> None:
+        """In the place of `server.serve`, which would not return before a signal; `ledger` is closed by then."""
         self.stop()
         self.at = server.no_checkpoint
         self.running = server.CuratorServer(home, settings, checkpoint=lambda name: self.at(name))

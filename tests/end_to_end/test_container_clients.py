@@ -26,7 +26,7 @@ def test_a_client_that_is_killed_and_resumed_spends_nothing_twice(sites):
     before, answered = sites.budget(), sites.answers
     kept = "--checkpoint killed-run --save killed.safetensors"
     training = sites.team(f"{TRAIN} {kept}")
-    wait("a few steps", lambda: sites.answers >= answered + 3)
+    wait("a few steps", seconds=TRAINING_S, condition=lambda: sites.answers >= answered + 3)
     training.kill("SIGKILL")
     assert training.wait(timeout=60)["StatusCode"] == 137
     training.remove()

@@ -25,6 +25,7 @@ from drawn_steps import new_step, parameters, reply_of
 from private_curator.storage.certificates import CertificateAuthority
 from public_client.curator.identity import make_identity
 from shared import errors
+from shared.certificates import request_fingerprint
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
@@ -159,7 +160,8 @@ def test_a_certificate_that_was_signed_but_never_added_is_refused(hospital):
 def test_a_client_that_made_its_own_key_is_served_until_it_is_revoked(hospital, curator):
     directory = hospital.credentials("hospital-b")
     request = make_identity("hospital-b", directory)
-    hospital.command("client", "add", "hospital-b", "--request", request, "--out", directory, "--epsilon", "0.5")
+    hospital.command("client", "add", "hospital-b", "--request", request, "--out", directory, "--epsilon", "0.5",
+                     "--fingerprint", request_fingerprint(request.read_bytes()))  # fmt: skip
     with hospital.connect(name="hospital-b") as connection:
         assert connection.describe().client_budget.epsilon == 0.5
         run = curator.open_run(_declare(curator, steps=1))

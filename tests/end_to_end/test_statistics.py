@@ -163,7 +163,9 @@ def test_the_operator_keeps_a_team_from_labels(hospitals):
         south.start()
 
 
-@pytest.mark.parametrize(("method", "steps"), [("statistics", 1), ("finetune", 20)])
+@pytest.mark.parametrize(
+    ("method", "steps"), [("statistics", 1), pytest.param("finetune", 20, marks=pytest.mark.exhaustive)]
+)
 def test_the_command_rehearses_with_labels_and_saves_a_model(tmp_path, method, steps):
     """Digits behind a turn, whose labels the rehearsal's hospital has: the head beats the source-only classifier."""
     path = tmp_path / "model.safetensors"

@@ -92,7 +92,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
             data_set_budget=self._budget(),
             client_budget=self._budget(),
             neighbouring_relation="replace-one",
-            mechanisms=["rows", "quantiles", "gradient", "critic", "class_statistics"],
+            mechanisms=["rows", "quantiles", "gradient", "critic", "class_statistics", "labelled_gradient"],
             limits=pb.Limits(
                 max_message_bytes=1 << 24, max_directions=2000, max_coefficients=64, max_batch_size=4096,
                 max_adapted_parameters=100_000, max_source_features=4096,
@@ -192,7 +192,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
 
     def _reply(self):
         """Numbers of the declared sizes."""
-        if self.mechanism.name == "critic":
+        if self.mechanism.name in ("critic", "labelled_gradient"):
             return LossGradientReply(self._sums())
         if self.mechanism.name == "gradient":
             return GradientReply(self._sliced(self.declared.sliced), self._sums(), 0.5)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from public_client import Hospital, MockCurator, mock_description
-from public_client.methods.transport import Transport, estimated_costs, solve
-from shared.errors import BudgetExhausted, InvalidValue
+from public_client.methods.transport import Transport, estimated_costs, solve, transported
+from shared.errors import BudgetExhausted, InvalidValue, SettingsError
 from shared.kernels.directions import directions
 from shared.kernels.feature_map import FeatureMap
 
@@ -91,3 +91,9 @@ def test_large_samples_are_matched_part_by_part():
 def test_settings_out_of_range_are_refused(settings, told):
     with pytest.raises(InvalidValue, match=told):
         Transport(**settings)
+
+
+def test_without_the_solvers_library_nothing_is_charged(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SettingsError, match=r"dpswd\[transport\]"):
+        transported(None, None, None, None)

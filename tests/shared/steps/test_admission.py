@@ -166,7 +166,9 @@ def test_which_mechanism_takes_which_request():
 
 
 def test_what_is_offered_depends_on_labels():
-    assert set(MECHANISMS) - set(offered(MECHANISMS, DATA)) == {"evaluation", "class_statistics"}
+    assert set(MECHANISMS) - set(offered(MECHANISMS, DATA)) == {
+        "evaluation", "class_statistics", "labelled_gradient", "sinkhorn"
+    }  # fmt: skip
     assert offered(MECHANISMS, replace(DATA, classes=4)) == tuple(MECHANISMS)
     with pytest.raises(RequestInvalid, match="no classes of the records' labels"):
         _run(evaluation(EvaluationDeclaration(4, 5.0)), batch_size=1000)
