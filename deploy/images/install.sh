@@ -99,6 +99,7 @@ case $1 in
     touch mark
     locked client.lock
     trim
+    rm -rf "$venv"/lib/python3*/site-packages/tensorboard_data_server/bin # the viewer's; logs are only written here
     bytecode matplotlib.pyplot sklearn.datasets yaml torch._dynamo # an optimizer's first use imports it
     stage mark
     ;;
