@@ -12,7 +12,6 @@ from own_mechanism import CLIPPED_MEAN, MeanDeclaration, MeanRequest
 from torch import Tensor, nn
 
 from public_client import Method
-from public_client.plans.declarable import Declarable
 from public_client.plans.recipe import not_positive
 from public_client.training.loop import PublicStep, align
 from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
@@ -43,11 +42,8 @@ class MatchMeans(Method):
     def usual_size(self, description):
         return RunSize(batch=BATCH, steps=STEPS)
 
-    def declaration(self, *, noise, batch, dimension, classes, names, feature_map):
-        return MeanDeclaration(self.clip_norm, 2.0 * self.clip_norm * noise)
-
-    def declarable(self, extractor, record_shape, own, classifier=None):
-        return Declarable.of(extractor, record_shape)
+    def declaration(self, run):
+        return MeanDeclaration(self.clip_norm, 2.0 * self.clip_norm * run.noise)
 
     def open(self, curator, plan, extractor):
         ready = self.declarable(extractor, plan.record_shape, None)

@@ -25,15 +25,14 @@ from public_client.methods.statistics import StatisticsRun
 from public_client.methods.statistics_head import shares_of
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
-from public_client.plans.recipe import not_counts, not_positive
+from public_client.plans.recipe import RunTerms, not_counts, not_positive
 from public_client.replay.fit import cosine
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.run import ChargedRun
 from shared.kernels.clipping import RECORD_NORM
-from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.class_statistics.geometry import Weights
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
-from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
+from shared.mechanisms.interface import AnyMechanism, Payload
 
 _TOLD_EVERY = 50  # updates, on the progress bar
 
@@ -71,29 +70,16 @@ class DpMerf(Network):
         """See `Recipe`."""
         return CLASS_STATISTICS
 
-    def usual_size(self, description: Description) -> RunSize:
-        """See `Recipe`: one release of all records."""
-        return RunSize(batch=description.records, steps=1)
-
-    def declaration(
-        self,
-        *,
-        noise: float,
-        batch: int,
-        dimension: int,
-        classes: int,
-        names: tuple[str, ...],
-        feature_map: FeatureMap | None,
-    ) -> Payload:
+    def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
-        weights = Weights(classes, Weights(classes, 0.0, 0.0, 0.0).free_count(), 0.0, 0.0)
+        weights = Weights(run.classes, Weights(run.classes, 0.0, 0.0, 0.0).free_count(), 0.0, 0.0)
         return StatisticsDeclaration(
-            classes=classes,
+            classes=run.classes,
             count_weight=weights.count,
             moment_weight=0.0,
             centring=0.0,
-            sigma=noise * weights.sensitivity(),
-            feature_map=feature_map,
+            sigma=run.noise * weights.sensitivity(),
+            feature_map=run.feature_map,
         )
 
     def features(self, description: Description) -> nn.Module:

@@ -25,7 +25,7 @@ from public_client.generation.method import Fitting
 from public_client.generation.networks import Centred
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
-from public_client.plans.recipe import not_counts, not_positive
+from public_client.plans.recipe import RunTerms, not_counts, not_positive
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
 from shared.kernels.clipping import clip_records
@@ -84,19 +84,10 @@ class DpSinkhorn(Network):
         """See `Recipe`: the paper's batch; its some 200,000 steps take a GPU."""
         return RunSize(batch=50, steps=1000)
 
-    def declaration(
-        self,
-        *,
-        noise: float,
-        batch: int,
-        dimension: int,
-        classes: int,
-        names: tuple[str, ...],
-        feature_map: FeatureMap | None,
-    ) -> Payload:
+    def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
         return SinkhornDeclaration(
-            classes=classes,
+            classes=run.classes,
             points=self.points,
             fresh=self.fresh,
             label_weight=self.label_weight,
@@ -104,7 +95,7 @@ class DpSinkhorn(Network):
             blur=self.blur,
             iterations=self.iterations,
             clip_norm=self.clip_norm,
-            sigma=2.0 * self.clip_norm * noise,
+            sigma=2.0 * self.clip_norm * run.noise,
             clip_points=self.clip_points,
         )
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.data.progress import reporting
 from public_client.generation.method import Fitting, GenerationMethod
@@ -14,11 +13,11 @@ from public_client.methods.statistics import Statistics, StatisticsRun
 from public_client.methods.statistics_head import Known
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
+from public_client.plans.recipe import RunTerms
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.run import ChargedRun
-from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS
-from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
+from shared.mechanisms.interface import AnyMechanism, Payload
 
 _RELEASED = Statistics(prior="none", moments="yes")
 """A generator always needs the spread of its records; at the weight that is used it is free."""
@@ -33,24 +32,9 @@ class StatisticsGeneration(GenerationMethod):
         """See `Recipe`."""
         return CLASS_STATISTICS
 
-    def usual_size(self, description: Description) -> RunSize:
-        """See `Recipe`: one release of all records."""
-        return _RELEASED.usual_size(description)
-
-    def declaration(
-        self,
-        *,
-        noise: float,
-        batch: int,
-        dimension: int,
-        classes: int,
-        names: tuple[str, ...],
-        feature_map: FeatureMap | None,
-    ) -> Payload:
+    def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
-        return _RELEASED.declaration(
-            noise=noise, batch=batch, dimension=dimension, classes=classes, names=names, feature_map=feature_map
-        )
+        return _RELEASED.declaration(run)
 
     def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> ChargedRun:
         """See `GenerationMethod`."""

@@ -21,7 +21,7 @@ from public_client.data.source import collect
 from public_client.methods.domain_critic import Adversaries, domain_critic, source_terms
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
-from public_client.plans.recipe import not_counts, not_positive
+from public_client.plans.recipe import RunTerms, not_counts, not_positive
 from public_client.training.adapters import with_adapters
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.loop import PublicStep, Training, align
@@ -81,21 +81,12 @@ class DpDann(Method):
         """See `Recipe`."""
         return RunSize(batch=512, steps=200)
 
-    def declaration(
-        self,
-        *,
-        noise: float,
-        batch: int,
-        dimension: int,
-        classes: int,
-        names: tuple[str, ...],
-        feature_map: FeatureMap | None,
-    ) -> Payload:
+    def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`; without a clip of its own it is that of C = 1, since the price is any clip's."""
-        if dimension != 1:
-            raise InvalidValue(f"a critic computes one logit for each record, not {dimension} numbers")
+        if run.dimension != 1:
+            raise InvalidValue(f"a critic computes one logit for each record, not {run.dimension} numbers")
         clip_norm = 1.0 if self.clip_norm is None else self.clip_norm
-        return CriticDeclaration(ClippedSum(names, clip_norm, 2.0 * clip_norm * noise))
+        return CriticDeclaration(ClippedSum(run.names, clip_norm, 2.0 * clip_norm * run.noise))
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         """See `Recipe`."""

@@ -14,19 +14,17 @@ from typing import Any
 
 from torch import nn
 
-from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.curator.values import PendingStep, Quote, new_request_id
 from public_client.methods.evaluation_report import Report, correct_variance
 from public_client.plans.declarable import Declarable, quoted
 from public_client.plans.plan import Plan
-from public_client.plans.recipe import Recipe, not_positive, refuse
+from public_client.plans.recipe import Recipe, RunTerms, not_positive, refuse
 from public_client.training.saved_model import load_adapted
 from shared.errors import InvalidValue
 from shared.extractor.weights import weights_to_bytes
-from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.evaluation import mechanism as released
-from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
+from shared.mechanisms.interface import AnyMechanism, Payload
 from shared.models.adapted import AdaptedModel
 from shared.protocol.limits import MAX_BINS
 
@@ -63,30 +61,17 @@ class Evaluate(Recipe):
         """See `Recipe`."""
         return released.EVALUATION
 
-    def usual_size(self, description: Description) -> RunSize:
-        """See `Recipe`: one release of all records."""
-        return RunSize(batch=description.records, steps=1)
-
-    def declaration(
-        self,
-        *,
-        noise: float,
-        batch: int,
-        dimension: int,
-        classes: int,
-        names: tuple[str, ...],
-        feature_map: FeatureMap | None,
-    ) -> Payload:
+    def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`. At noise 1 the squared shifts are the shares."""
         confusion = self.confusion_share if self.confusion else 0.0
         calibration = self.calibration_share if self.bins else 0.0
         total = self.correct_share + confusion + calibration
 
         def sigma(sensitivity: float, share: float) -> float:
-            return noise * sensitivity * math.sqrt(total / share) if share else 0.0
+            return run.noise * sensitivity * math.sqrt(total / share) if share else 0.0
 
         return released.EvaluationDeclaration(
-            classes=classes,
+            classes=run.classes,
             correct_sigma=sigma(released.CORRECT_SENSITIVITY, self.correct_share),
             confusion_sigma=sigma(released.CONFUSION_SENSITIVITY, confusion),
             bins=self.bins,

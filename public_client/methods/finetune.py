@@ -20,7 +20,7 @@ from public_client.data.source import collect
 from public_client.methods.public_view import folded, viewed_head
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
-from public_client.plans.recipe import not_positive
+from public_client.plans.recipe import RunTerms, not_positive
 from public_client.training.loop import PublicStep, Training, align
 from public_client.training.losses import gradient_term
 from public_client.training.method import Method
@@ -81,19 +81,10 @@ class Finetune(Method):
         """See `Recipe`."""
         return RunSize(batch=_BATCH, steps=_STEPS)
 
-    def declaration(
-        self,
-        *,
-        noise: float,
-        batch: int,
-        dimension: int,
-        classes: int,
-        names: tuple[str, ...],
-        feature_map: FeatureMap | None,
-    ) -> Payload:
+    def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`; without a clip of its own it is that of C = 1, since the price is any clip's."""
         clip_norm = 1.0 if self.clip_norm is None else self.clip_norm
-        return LabelledGradientDeclaration(classes, ClippedSum(names, clip_norm, 2.0 * clip_norm * noise))
+        return LabelledGradientDeclaration(run.classes, ClippedSum(run.names, clip_norm, 2.0 * clip_norm * run.noise))
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         """See `Recipe`."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import torch
 
-from public_client.curator.description import Description
 from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.data.source import collect
@@ -30,7 +29,6 @@ from public_client.replay.verdict import Fitted
 from public_client.training.drawing import draw_all
 from public_client.training.loop import Training, status, write_histories
 from public_client.training.sites import Group, Model, Site
-from shared.mechanisms.interface import RunSize
 from shared.mechanisms.sliced import SlicedReply
 
 _log = logging.getLogger(__name__)
@@ -54,10 +52,6 @@ class Replay(SlicedMethod):
     def problems(self) -> list[str]:
         """See `Method`."""
         return super().problems() + not_counts(self, "tuning_steps")
-
-    def usual_size(self, description: Description) -> RunSize:
-        """See `Recipe`: one release of the full batch pays for the fewest numbers; what follows is post-processing."""
-        return RunSize(batch=description.records, steps=1)
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         """See `Recipe`."""

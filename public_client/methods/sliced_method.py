@@ -13,7 +13,7 @@ from public_client.curator.stub import Curator
 from public_client.methods.aligned_run import AlignedRun
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
-from public_client.plans.recipe import not_between, not_counts, not_one_of, not_positive
+from public_client.plans.recipe import RunTerms, not_between, not_counts, not_one_of, not_positive
 from public_client.training.loop import Training
 from public_client.training.method import Method
 from public_client.training.sites import Group
@@ -55,30 +55,19 @@ class SlicedMethod(Method):
         """See `Recipe`."""
         return SLICED[self.release]
 
-    def declaration(
-        self,
-        *,
-        noise: float,
-        batch: int,
-        dimension: int,
-        classes: int,
-        names: tuple[str, ...],
-        feature_map: FeatureMap | None,
-    ) -> Payload:
+    def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
-        return self.sliced(noise, batch=batch, dimension=dimension, feature_map=feature_map)
+        return self.sliced(run)
 
-    def sliced(
-        self, noise: float, *, batch: int, dimension: int, feature_map: FeatureMap | None, share: float = 1.0
-    ) -> SlicedDeclaration:
+    def sliced(self, run: RunTerms, *, share: float = 1.0) -> SlicedDeclaration:
         """The sliced release; `share` is its part of a step's mean squared shift at noise 1."""
         quantiles = self.release == "quantiles"
-        weight = (2 * self.coefficients - 1) / batch if quantiles else 1.0  # kappa / b, docs/privacy 6
+        weight = (2 * self.coefficients - 1) / run.batch if quantiles else 1.0  # kappa / b, docs/privacy 6
         return SlicedDeclaration(
             directions=self.directions,
-            sigma=noise * math.sqrt(weight * self.directions / dimension / share),
+            sigma=run.noise * math.sqrt(weight * self.directions / run.dimension / share),
             coefficients=self.coefficients if quantiles else 0,
-            feature_map=feature_map,
+            feature_map=run.feature_map,
         )
 
     def names(self, extractor: nn.Module) -> tuple[str, ...]:
@@ -147,20 +136,13 @@ class GradientMethod(SlicedMethod):
         """See `Recipe`."""
         return RunSize(batch=512, steps=60)
 
-    def declaration(
-        self,
-        *,
-        noise: float,
-        batch: int,
-        dimension: int,
-        classes: int,
-        names: tuple[str, ...],
-        feature_map: FeatureMap | None,
-    ) -> Payload:
+    def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
-        if not names:
+        if not run.names:
             raise InvalidValue(f"the extractor has no parameters that {self.name} could adapt")
         share = self.gradient_share
-        sliced = self.sliced(noise, batch=batch, dimension=dimension, feature_map=feature_map, share=1.0 - share)
-        sigma = noise * 2.0 * self.clip_norm / math.sqrt(share)
-        return GradientDeclaration(self.release, sliced, ClippedSum(names, self.clip_norm, sigma), self.step_features)
+        sliced = self.sliced(run, share=1.0 - share)
+        sigma = run.noise * 2.0 * self.clip_norm / math.sqrt(share)
+        return GradientDeclaration(
+            self.release, sliced, ClippedSum(run.names, self.clip_norm, sigma), self.step_features
+        )

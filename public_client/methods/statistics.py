@@ -13,7 +13,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.data.accuracy import features as features_of
 from public_client.data.progress import Reporter, reporting
@@ -21,7 +20,7 @@ from public_client.data.source import collect
 from public_client.methods.statistics_head import Head, Known, Prior, discriminant, shares_of
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
-from public_client.plans.recipe import not_one_of, not_positive
+from public_client.plans.recipe import RunTerms, not_one_of, not_positive
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.drawing import draw_all
 from public_client.training.loop import Training, write_histories
@@ -33,7 +32,7 @@ from shared.kernels.clipping import RECORD_NORM
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.class_statistics.geometry import Weights, free_moment_weight
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration, StatisticsRequest
-from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
+from shared.mechanisms.interface import AnyMechanism, Payload
 
 PLENTY = 30.0
 """Records for each unit of noise along all features, above which everything is released of two classes; below it, what
@@ -75,29 +74,16 @@ class Statistics(Method):
         """See `Recipe`."""
         return CLASS_STATISTICS
 
-    def usual_size(self, description: Description) -> RunSize:
-        """See `Recipe`: one release of all records; more of them only share the price."""
-        return RunSize(batch=description.records, steps=1)
-
-    def declaration(
-        self,
-        *,
-        noise: float,
-        batch: int,
-        dimension: int,
-        classes: int,
-        names: tuple[str, ...],
-        feature_map: FeatureMap | None,
-    ) -> Payload:
+    def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
-        weights = self.weights(noise, records=batch, dimension=dimension, classes=classes)
+        weights = self.weights(run.noise, records=run.batch, dimension=run.dimension, classes=run.classes)
         return StatisticsDeclaration(
-            classes=classes,
+            classes=run.classes,
             count_weight=weights.count,
             moment_weight=weights.moment,
             centring=weights.centring,
-            sigma=noise * weights.sensitivity(),
-            feature_map=feature_map,
+            sigma=run.noise * weights.sensitivity(),
+            feature_map=run.feature_map,
         )
 
     def weights(self, noise: float, *, records: int, dimension: int, classes: int) -> Weights:
@@ -120,16 +106,6 @@ class Statistics(Method):
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         """See `Recipe`."""
         return "the classifier, from the hospital's labels; the extractor stays"
-
-    def declarable(
-        self,
-        extractor: nn.Module,
-        record_shape: tuple[int, ...],
-        own: nn.Module | None,
-        classifier: nn.Module | None = None,
-    ) -> Declarable:
-        """See `Method`."""
-        return Declarable.of(extractor, record_shape)
 
     def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> StatisticsRun:
         """See `Method`; features are taken as they are and clipped at 1/2. `StatisticsRun.known` reads the release."""

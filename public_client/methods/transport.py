@@ -18,16 +18,15 @@ import numpy.typing as npt
 from scipy import sparse
 from torch import Tensor, nn
 
-from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.curator.values import PendingStep, new_request_id
 from public_client.data.accuracy import features as features_of
 from public_client.plans.declarable import Declarable, quoted
 from public_client.plans.plan import Plan
-from public_client.plans.recipe import Recipe, not_counts, not_one_of, not_positive, refuse
+from public_client.plans.recipe import Recipe, RunTerms, not_counts, not_one_of, not_positive, refuse
 from shared.errors import InvalidValue, SettingsError
 from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
+from shared.mechanisms.interface import AnyMechanism, Payload
 from shared.mechanisms.rows.mechanism import ROWS
 from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
 
@@ -66,23 +65,10 @@ class Transport(Recipe):
         """See `Recipe`."""
         return ROWS
 
-    def usual_size(self, description: Description) -> RunSize:
-        """See `Recipe`: one release of all records, in a secret order."""
-        return RunSize(batch=description.records, steps=1)
-
-    def declaration(
-        self,
-        *,
-        noise: float,
-        batch: int,
-        dimension: int,
-        classes: int,
-        names: tuple[str, ...],
-        feature_map: FeatureMap | None,
-    ) -> Payload:
+    def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`; the mean squared shift along k of d directions is k / d."""
-        sigma = noise * math.sqrt(self.directions / dimension)
-        return SlicedDeclaration(self.directions, sigma, feature_map=feature_map)
+        sigma = run.noise * math.sqrt(self.directions / run.dimension)
+        return SlicedDeclaration(self.directions, sigma, feature_map=run.feature_map)
 
 
 @dataclass(frozen=True, eq=False)

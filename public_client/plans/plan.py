@@ -15,10 +15,10 @@ from typing import Any
 
 from public_client.curator.description import Description
 from public_client.curator.values import UploadedExtractor
-from public_client.plans.recipe import Recipe, not_counts, not_positive, refuse
+from public_client.plans.recipe import Recipe, RunTerms, not_counts, not_positive, refuse
 from shared.errors import InvalidValue, rounded
 from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts, Payload, RunSize
+from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from shared.privacy.bounds import Bound
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.calibration import epsilon as epsilon_of
@@ -153,15 +153,16 @@ class Plan:
         facts = self.facts
         if self.noise is None:
             raise InvalidValue("the plan's noise depends on the model; call for_model first")
-        declared: Payload = self.method.declaration(
-            noise=self.noise,
-            batch=self.batch_size,
-            dimension=facts.model.feature_dimension,
-            classes=facts.data.classes,
-            names=names if self.gradient_parameters else (),
-            feature_map=feature_map,
+        return self.method.declaration(
+            RunTerms(
+                noise=self.noise,
+                batch=self.batch_size,
+                dimension=facts.model.feature_dimension,
+                classes=facts.data.classes,
+                names=names if self.gradient_parameters else (),
+                feature_map=feature_map,
+            )
         )
-        return declared
 
     def event(self) -> RunEvent:
         """The event that prices the run.

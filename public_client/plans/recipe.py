@@ -15,6 +15,27 @@ from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunTerms:
+    """What a run's declaration depends on, besides the method's settings.
+
+    Attributes:
+        noise: factor of all its noises; 1 where the mean squared shift of one step is about 1.
+        batch: b.
+        dimension: d of the uploaded graph.
+        classes: C of the records' labels; 0 where there are none.
+        names: of the adapted parameters, in the order of the flat gradient; empty for none.
+        feature_map: the public map of every step that brings none.
+    """
+
+    noise: float
+    batch: int
+    dimension: int
+    classes: int
+    names: tuple[str, ...]
+    feature_map: FeatureMap | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe(abc.ABC):
     """The settings of one method, and what a run of it declares. A frozen value; its fields are the team's choices.
 
@@ -29,30 +50,19 @@ class Recipe(abc.ABC):
     def mechanism(self) -> AnyMechanism:
         """What each step releases."""
 
-    @abc.abstractmethod
     def usual_size(self, description: Description) -> RunSize:
-        """Steps and batch size where the team names none; a batch larger than allowed means the largest."""
+        """Steps and batch size where the team names none; a batch larger than allowed means the largest.
+
+        By default one release of all records: more of them would only share the price.
+        """
+        return RunSize(batch=description.records, steps=1)
 
     @abc.abstractmethod
-    def declaration(
-        self,
-        *,
-        noise: float,
-        batch: int,
-        dimension: int,
-        classes: int,
-        names: tuple[str, ...],
-        feature_map: FeatureMap | None,
-    ) -> Payload:
+    def declaration(self, run: RunTerms) -> Payload:
         """What a run declares.
 
         Args:
-            noise: factor of all its noises; 1 where the mean squared shift of one step is about 1.
-            batch: b.
-            dimension: d of the uploaded graph.
-            classes: C of the records' labels; 0 where there are none.
-            names: of the adapted parameters, in the order of the flat gradient; empty for none.
-            feature_map: the public map of every step that brings none.
+            run: the rest.
 
         Raises:
             InvalidValue: such a graph does not serve this method.

@@ -51,7 +51,6 @@ class Method(Recipe):
             *not_between(self, 0.0, 1.0, "averaging"),
         ]
 
-    @abc.abstractmethod
     def declarable(
         self,
         extractor: nn.Module,
@@ -59,7 +58,7 @@ class Method(Recipe):
         own: nn.Module | None,
         classifier: nn.Module | None = None,
     ) -> Declarable:
-        """What the runs of a source extractor would declare.
+        """What the runs of a source extractor would declare: by default that alone, with nothing adapted.
 
         Args:
             extractor: in any mode; it stays as it is.
@@ -67,6 +66,7 @@ class Method(Recipe):
             own: a target-side adapter of the caller's own, or None.
             classifier: of the extractor's features, for methods that train it with the hospital's records.
         """
+        return Declarable.of(extractor, record_shape)
 
     @abc.abstractmethod
     def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ChargedRun:
