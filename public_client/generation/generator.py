@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -34,13 +33,12 @@ from public_client.generation.variation import varied
 from shared.devices import resolve_device
 from shared.errors import DataInvalid, InvalidValue
 from shared.extractor.building import Extractor
-from shared.extractor.graph import MAX_PARAMETERS, ExtractorGraph
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights
 from shared.files import write_public
+from shared.models.model_file import json_object, read_model_file, rebuilt
 
 FORMAT = "dpswd-generator-1"
-MAX_FILE_BYTES = 3 * 4 * MAX_PARAMETERS
 MAX_ROWS = 1_000_000
 """Of one call: a number with too many zeros would otherwise fill the memory before anybody looks."""
 _MAX_FACTS_CHARACTERS = 1_000_000
@@ -286,16 +284,7 @@ def load_generator(path: str | Path, *, device: str = "cpu") -> Generator:
         DataInvalid: the file is something else; the message says what does not hold.
     """
     path = Path(path)
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise DataInvalid(f"{path} has more than {MAX_FILE_BYTES} bytes; no generator is as large")
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise DataInvalid(f"{path} is not a generator of format {FORMAT}; `dpswd-client generate` writes one")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DataInvalid(f"{path} is not a safetensors file, or cannot be read") from error
+    metadata, tensors = read_model_file(path, kind="a generator", form=FORMAT, writer="dpswd-client generate")
     try:
         return _generator(metadata, tensors, resolve_device(device))
     except (InvalidValue, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -303,28 +292,20 @@ def load_generator(path: str | Path, *, device: str = "cpu") -> Generator:
 
 
 def _generator(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], device: torch.device) -> Generator:
-    if len(metadata["facts"]) > _MAX_FACTS_CHARACTERS:
-        raise InvalidValue(f"its facts are longer than {_MAX_FACTS_CHARACTERS} characters")
-    law, facts = json.loads(metadata["law"]), json.loads(metadata["facts"])
-    if not isinstance(facts, dict):
-        raise InvalidValue("its facts are no object")
-
-    def rebuilt(part: str) -> Extractor:
-        own = {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
-        return Extractor.from_graph(ExtractorGraph.from_bytes(metadata[part].encode("ascii")), own, device=device)
+    law = json.loads(metadata["law"])
 
     def bound(name: str) -> float | None:
         return None if law[name] is None else float(law[name])
 
     return Generator(
-        decoder=rebuilt(_DECODER),
+        decoder=rebuilt(_DECODER, metadata, tensors, device),
         record_shape=tuple(int(side) for side in law["record_shape"]),
         shares=tuple(float(share) for share in law["shares"]),
-        labeller=rebuilt(_LABELLER) if _LABELLER in metadata else None,
+        labeller=rebuilt(_LABELLER, metadata, tensors, device) if _LABELLER in metadata else None,
         low=bound("low"),
         high=bound("high"),
         by_rule=float(law["by_rule"]),
         varied=bool(law["varied"]),
         temperature=float(law["temperature"]),
-        facts=facts,
+        facts=json_object("facts", metadata["facts"], most=_MAX_FACTS_CHARACTERS),
     )

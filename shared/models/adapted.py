@@ -1,7 +1,7 @@
 """An adapted model as one file: two graphs of the closed vocabulary and their weights, as safetensors.
 
 Nothing in the file is code. Whoever loads it (a team, or the hospital on its own records) rebuilds both modules from
-the vocabulary. The file comes from outside: what is read of it is checked as an upload is.
+the vocabulary (`model_file`).
 """
 
 from __future__ import annotations
@@ -13,23 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from shared.errors import DataInvalid, InvalidValue
 from shared.extractor.building import Extractor
-from shared.extractor.graph import MAX_PARAMETERS, ExtractorGraph, Node, operation_of
+from shared.extractor.graph import ExtractorGraph, Node, operation_of
 from shared.files import write_public
+from shared.models.model_file import below, json_object, read_model_file, rebuilt
 from shared.models.source_statistics import SourceStatistics
 
 FORMAT = "dpswd-adapted-1"
 PARTS = ("extractor", "classifier")
 STATISTICS = "statistics"
 
-MAX_FILE_BYTES = 3 * 4 * MAX_PARAMETERS
-"""Two graphs at their limit, and statistics and names beside them."""
 _MAX_PLAN_CHARACTERS = 100_000
 
 
@@ -112,16 +110,7 @@ def read_adapted(path: str | Path, *, device: torch.device | str = "cpu") -> Ada
         DataInvalid: the file is something else; the message says what does not hold.
     """
     path = Path(path)
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise DataInvalid(f"{path} has more than {MAX_FILE_BYTES} bytes; no adapted model is as large")
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise DataInvalid(f"{path} is not an adapted model of format {FORMAT}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DataInvalid(f"{path} is not a safetensors file, or cannot be read") from error
+    metadata, tensors = read_model_file(path, kind="an adapted model", form=FORMAT, writer="dpswd-client train --save")
     try:
         return _model(metadata, tensors, torch.device(device))
     except InvalidValue as error:
@@ -129,39 +118,17 @@ def read_adapted(path: str | Path, *, device: torch.device | str = "cpu") -> Ada
 
 
 def _model(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], device: torch.device) -> AdaptedModel:
-    extractor, classifier = (_rebuilt(part, metadata, tensors, device) for part in PARTS)
+    extractor, classifier = (rebuilt(part, metadata, tensors, device) for part in PARTS)
     compose(extractor.graph, classifier.graph)  # refuses two parts that do not fit together
     statistics = None
     if STATISTICS in metadata:
         values, features = math.prod(extractor.graph.input_shape), extractor.graph.feature_dimension
         statistics = SourceStatistics.from_parts(
-            metadata[STATISTICS], _below(STATISTICS, tensors), record_values=values, features=features
+            metadata[STATISTICS], below(STATISTICS, tensors), record_values=values, features=features
         )
-    return AdaptedModel(extractor, classifier, _plan(metadata.get("plan", "{}")), statistics)
-
-
-def _rebuilt(part: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor], device: torch.device) -> Extractor:
-    try:
-        spelled = metadata[part].encode("ascii")
-    except (KeyError, UnicodeEncodeError) as error:
-        raise InvalidValue(f"its {part} is missing or no graph") from error
-    graph = ExtractorGraph.from_bytes(spelled)
-    return Extractor.from_graph(graph, _below(part, tensors), device=device)
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of one part, by the names that they have in it."""
-    return {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
-
-
-def _plan(text: str) -> dict[str, Any]:
-    try:
-        plan = json.loads(text) if len(text) <= _MAX_PLAN_CHARACTERS else None
-    except (ValueError, RecursionError) as error:
-        raise InvalidValue("its plan is not JSON") from error
-    if not isinstance(plan, dict):
-        raise InvalidValue(f"its plan is no object of at most {_MAX_PLAN_CHARACTERS} characters")
-    return plan
+    return AdaptedModel(
+        extractor, classifier, json_object("plan", metadata.get("plan", "{}"), most=_MAX_PLAN_CHARACTERS), statistics
+    )
 
 
 def compose(extractor: ExtractorGraph, classifier: ExtractorGraph) -> ExtractorGraph:

@@ -1,0 +1,91 @@
+"""Files of models: graphs of the closed vocabulary, their weights and plain facts, as safetensors.
+
+Nothing in such a file is code. It comes from outside: what is read of it is checked as an upload is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor
+
+from shared.errors import DataInvalid, InvalidValue
+from shared.extractor.building import Extractor
+from shared.extractor.graph import MAX_PARAMETERS, ExtractorGraph
+
+MAX_FILE_BYTES = 3 * 4 * MAX_PARAMETERS
+"""Two graphs at their limit, and statistics and names beside them."""
+
+
+def read_model_file(path: Path, *, kind: str, form: str, writer: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and the tensors of a file that may come from anybody.
+
+    Args:
+        path: the file.
+        kind: what it should be, in words, such as "an adapted model".
+        form: the format that its metadata must state.
+        writer: the command that writes such a file.
+
+    Raises:
+        DataInvalid: the file is something else; the message says what does not hold.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DataInvalid(f"{path} has more than {MAX_FILE_BYTES} bytes; {kind} is never as large")
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != form:
+                raise DataInvalid(f"{path} is not {kind} of format {form}; `{writer}` writes one")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataInvalid(f"{path} is not a safetensors file, or cannot be read") from error
+    return metadata, tensors
+
+
+def rebuilt(part: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor], device: torch.device) -> Extractor:
+    """One graph of a file with its weights.
+
+    Args:
+        part: its name in the metadata, and before its tensors' names.
+        metadata: of the file.
+        tensors: of the file.
+        device: where to compute.
+
+    Raises:
+        InvalidValue: the graph is missing or none, or its tensors do not fit.
+    """
+    try:
+        spelled = metadata[part].encode("ascii")
+    except (KeyError, UnicodeEncodeError) as error:
+        raise InvalidValue(f"its {part} is missing or no graph") from error
+    return Extractor.from_graph(ExtractorGraph.from_bytes(spelled), below(part, tensors), device=device)
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one part, by the names that they have in it."""
+    return {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
+
+
+def json_object(name: str, text: str, *, most: int) -> dict[str, Any]:
+    """Plain values that a file states.
+
+    Args:
+        name: of what is stated, for the message.
+        text: JSON.
+        most: characters.
+
+    Raises:
+        InvalidValue: it is no JSON object, or longer.
+    """
+    try:
+        found = json.loads(text) if len(text) <= most else None
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue(f"its {name} is not JSON") from error
+    if not isinstance(found, dict):
+        raise InvalidValue(f"its {name} is no object of at most {most} characters")
+    return found
