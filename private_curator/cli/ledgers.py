@@ -26,6 +26,7 @@ from private_curator.ledger.backup import restore as restore_backup
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.witness import Witness
+from private_curator.operator.acts import verify_ledger
 from private_curator.operator.facts import WHY_COUNTS_DIFFER
 from private_curator.operator.seconding import seconded
 from private_curator.storage.home_directory import HomeDirectory
@@ -58,18 +59,11 @@ def ledger() -> None:
 @click.pass_context
 def verify(context: click.Context, home: HomeDirectory, file: Path | None, receipts: Path | None) -> None:
     """Finds every edit, deletion, reordering, truncation and unlawful entry."""
-    report = verify_file(
-        file or home.ledger_location(),
-        public_key=home.read_ledger_key().public_key().public_bytes_raw(),
-        receipts=_read_receipts(receipts, home),
-    )
     if file is None:
-        first = report.findings[0].text if report.findings else ""
-        if not report.ok:
-            notices = home.notices()
-            notices.odd(first)
-            notices.close()
-        home.checks.note("verify", ok=report.ok, entries=report.entries, by=home.operator, text=first)
+        report = verify_ledger(home, receipts=_given(receipts))
+    else:
+        public_key = home.read_ledger_key().public_key().public_bytes_raw()
+        report = verify_file(file, public_key=public_key, receipts=_read_receipts(receipts, home))
     show(
         {
             "ok": report.ok,
@@ -281,13 +275,16 @@ def client_view(home: HomeDirectory, books: Ledger, name: str) -> Sequence[str]:
 def _read_receipts(path: Path | None, home: HomeDirectory) -> list[SignedEntry]:
     """What somebody kept, and what this curator noted itself."""
     noted = Witness(home.ledger_witness()).entry()
-    own = [] if noted is None else [noted]
+    return [*([] if noted is None else [noted]), *_given(path)]
+
+
+def _given(path: Path | None) -> list[SignedEntry]:
     if path is None:
-        return own
+        return []
     if not path.is_file():
         raise SettingsError(f"{path} does not exist; give the file in which receipts were kept")
     with path.open(encoding="ascii", errors="replace") as lines:
         entries, findings = read_export(lines)
     if findings:
         raise SettingsError(f"{path} holds lines that are no receipts: {findings[0].text}")
-    return [*own, *entries]
+    return entries

@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from private_curator.console.pages import Pages, download
-from private_curator.ledger.audit import verify_file
-from private_curator.ledger.witness import Witness
+from private_curator.operator.acts import verify_ledger
 from private_curator.operator.record import Record
 from private_curator.operator.report import report_page, signed_page
 from private_curator.storage.home_directory import HomeDirectory
@@ -84,16 +83,7 @@ class Acts:
         return _done(request, "/requests", f"{said}: epsilon {granted:g} is added." if granted else f"{said}.")
 
     def _verify(self, request: Request, _form: FormData) -> Response:
-        """The key's public half is read from the operator's own file: the ledger's word for it would prove nothing."""
-        home = self._home
-        noted = Witness(home.ledger_witness()).entry()
-        report = verify_file(
-            home.ledger_location(),
-            public_key=home.read_ledger_key().public_key().public_bytes_raw(),
-            receipts=[] if noted is None else [noted],
-        )
-        first = "" if report.ok else report.findings[0].text
-        home.checks.note("verify", ok=report.ok, entries=report.entries, by=home.operator, text=first)
+        report = verify_ledger(self._home)
         said = "verifies" if report.ok else f"DOES NOT VERIFY: {len(report.findings)} findings"
         return _done(request, "/ledger", f"The ledger {said}; {report.entries} entries were read.")
 

@@ -6,9 +6,12 @@ Others are the ledger's own (`private_curator.ledger.operator`), opened by a `Ho
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable
 
+from private_curator.ledger.audit import VerificationReport, verify_file
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.operator import check_extends
+from private_curator.ledger.witness import Witness
 from private_curator.operator import guards
 from private_curator.operator.seconding import seconded
 from private_curator.serving import renewals
@@ -17,6 +20,7 @@ from private_curator.storage.certificates import ClientCertificate
 from private_curator.storage.home_directory import HomeDirectory
 from shared.certificates import request_fingerprint
 from shared.errors import CredentialsInvalid, SettingsError
+from shared.ledger.receipts import SignedEntry
 from shared.privacy.budget import PrivacyBudget
 
 LEAST_TOLD = 16
@@ -120,6 +124,30 @@ def check_told(request: bytes, told: str | None) -> None:
             f"this request has the fingerprint {request_fingerprint(request)}, and another one was told: it is not the "
             "team's; nothing was signed"
         )
+
+
+def verify_ledger(home: HomeDirectory, *, receipts: Iterable[SignedEntry] = ()) -> VerificationReport:
+    """Verifies the ledger in use, also against what this curator noted; keeps the outcome, and tells of a bad one.
+
+    The key's public half is read from the operator's own file: the ledger's word for it would prove nothing.
+
+    Args:
+        home: of the curator.
+        receipts: entries that somebody kept elsewhere.
+    """
+    noted = Witness(home.ledger_witness()).entry()
+    report = verify_file(
+        home.ledger_location(),
+        public_key=home.read_ledger_key().public_key().public_bytes_raw(),
+        receipts=[*receipts, *([] if noted is None else [noted])],
+    )
+    first = "" if report.ok else report.findings[0].text
+    if not report.ok:
+        notices = home.notices()
+        notices.odd(first)
+        notices.close()
+    home.checks.note("verify", ok=report.ok, entries=report.entries, by=home.operator, text=first)
+    return report
 
 
 def _signed(

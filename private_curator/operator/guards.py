@@ -77,12 +77,17 @@ def words(budget: PrivacyBudget) -> str:
 
 def meaning(budget: PrivacyBudget) -> str:
     """A budget in a sentence: the factor that it allows."""
-    factor = math.exp(budget.epsilon) if budget.epsilon < 700 else math.inf
-    shown = f"{factor:,.3g}" if factor < 1e6 else "more than a million"
     return (
-        f"epsilon {budget.epsilon:g} lets what is concluded of one person become up to {shown} times as probable, but "
+        f"epsilon {budget.epsilon:g} lets what is concluded of one person become up to {factor(budget.epsilon)} times "
+        "as probable, but "
         f"for a chance of {budget.delta:g}"
     )
+
+
+def factor(epsilon: float) -> str:
+    """How much more probable a conclusion may become, in words."""
+    times = math.exp(min(epsilon, 50.0))
+    return f"{times:.3g}" if times < 1e6 else "more than a million"
 
 
 def _doubts(records: int, budget: PrivacyBudget) -> tuple[str, ...]:

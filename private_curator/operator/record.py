@@ -7,15 +7,15 @@ will do. Nothing here acts; acts are `private_curator.ledger.operator`'s.
 from __future__ import annotations
 
 import datetime as dt
-import math
 from dataclasses import fields
 from functools import cached_property
 
 from private_curator.ledger.accounts import CLIENT, DATA_SET
 from private_curator.ledger.reading import LedgerReading
-from private_curator.ledger.statements import BudgetRequest, Client, Kind, Run
+from private_curator.ledger.statements import AccountStatus, BudgetRequest, Client, Kind, Run
 from private_curator.ledger.witness import Witness
 from private_curator.operator.facts import CertificateFacts, ClientFacts, Forecast, Health, Overview, RunFacts
+from private_curator.operator.guards import factor
 from private_curator.operator.timeline import Event, Followed, followed, met, refused
 from private_curator.settings import tree as configuration
 from private_curator.storage.asks import Refusals, Seen
@@ -70,7 +70,7 @@ class Record:
     @cached_property
     def clients(self) -> tuple[ClientFacts, ...]:
         """Every client that was ever added, in that order."""
-        return tuple(self._client(client) for client, _ in self.reading.status.clients)
+        return tuple(self._client(client, account) for client, account in self.reading.status.clients)
 
     @cached_property
     def runs(self) -> tuple[RunFacts, ...]:
@@ -133,10 +133,9 @@ class Record:
     def _seen(self) -> dict[str, Seen]:
         return self.home.asks.seen()
 
-    def _client(self, client: Client) -> ClientFacts:
+    def _client(self, client: Client, account: AccountStatus | None) -> ClientFacts:
         books = self.reading.books
         share = books.shares.get(client.name)
-        account = next(told for known, told in self.reading.status.clients if known.name == client.name)
         certificates = tuple(self._certificate(fingerprint) for fingerprint in client.fingerprints)
         return ClientFacts(
             name=client.name,
@@ -200,12 +199,10 @@ class Record:
 
 def promise(epsilon: float, delta: float) -> str:
     """What a budget promises, in a sentence."""
-    factor = math.exp(epsilon) if epsilon < 50 else math.inf
-    shown = f"{factor:.3g}" if factor < 1e6 else "more than a million"
     return (
         f"Whatever is concluded from all releases together, by anybody, now or later, would have been concluded with "
-        f"at most {shown} times the probability had any one record been another one, but for a chance of {delta:g} "
-        f"(epsilon {epsilon:g}, delta {delta:g})"
+        f"at most {factor(epsilon)} times the probability had any one record been another one, but for a chance of "
+        f"{delta:g} (epsilon {epsilon:g}, delta {delta:g})"
     )
 
 

@@ -13,6 +13,7 @@ import urllib.parse
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -32,7 +33,7 @@ def described(
     *,
     peer: Mapping[str, Sequence[bytes]],
     place: str,
-    request: Message | None,
+    said: Mapping[str, Any],
     reply: Message | None,
     error: Exception | None,
     outcome: str,
@@ -44,7 +45,7 @@ def described(
         operation: the RPC.
         peer: gRPC's authentication context of the connection.
         place: gRPC's name of the other end.
-        request: as it was parsed; None where it was refused before.
+        said: see `said_by`; nothing where the request was refused before it was parsed.
         reply: of the handler; None where it was refused.
         error: what the handler met.
         outcome: OK, or the refusal's reason.
@@ -58,14 +59,8 @@ def described(
         outcome=outcome,
         fingerprint=fingerprint,
         peer=host_of(place),
+        **said,
     )
-    if isinstance(request, pb.OpenRunRequest):
-        declared, purpose = _words(request.parameters.mechanism), _words(request.purpose)
-        ask = replace(ask, dry_run=request.validate_only, mechanism=declared, purpose=purpose)
-    if isinstance(request, pb.DrawStepRequest):
-        ask = replace(ask, run=_words(request.run_id))
-    if isinstance(request, pb.RequestBudgetRequest) and request.epsilon:
-        ask = replace(ask, epsilon=request.epsilon, purpose=_words(request.because))
     if isinstance(reply, pb.OpenRunResponse):
         ask = replace(ask, outcome=outcome_of_reply(reply), run=reply.run_id, epsilon=reply.epsilon)
     if isinstance(error, BudgetExhausted):
@@ -73,11 +68,16 @@ def described(
     return ask
 
 
-def small(request: Message | None) -> Message | None:
-    """What `described` reads of a request."""
+def said_by(request: Message) -> dict[str, Any]:
+    """What a request says of itself, as fields of an `Ask`: it is small, whatever else the request brings."""
+    if isinstance(request, pb.OpenRunRequest):
+        declared, purpose = _words(request.parameters.mechanism), _words(request.purpose)
+        return {"dry_run": request.validate_only, "mechanism": declared, "purpose": purpose}
     if isinstance(request, pb.DrawStepRequest):
-        return pb.DrawStepRequest(run_id=request.run_id)
-    return request if isinstance(request, pb.OpenRunRequest | pb.RequestBudgetRequest) else None
+        return {"run": _words(request.run_id)}
+    if isinstance(request, pb.RequestBudgetRequest) and request.epsilon:
+        return {"epsilon": request.epsilon, "purpose": _words(request.because)}
+    return {}
 
 
 def host_of(place: str) -> str:

@@ -102,7 +102,7 @@ class CuratorServer:
                 if ask.outcome != OK:
                     notices.refused(ask)
                 elif ask.operation == "OpenRun" and not ask.dry_run:
-                    notices.budgets(self._ledger.status())
+                    notices.budgets(self._ledger.status)
 
             data.check_count(self._ledger.records, settings.records_file)
             limits, pace = settings.limits, settings.limits.reply_quantum_ms

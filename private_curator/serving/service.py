@@ -28,7 +28,7 @@ from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.statements import AccountStatus, Client, DataSetState, Request, Run
 from private_curator.observability.requests import OK, UNKNOWN
 from private_curator.serving import wire
-from private_curator.serving.asking import AskLog, described, small
+from private_curator.serving.asking import AskLog, described, said_by
 from private_curator.serving.authentication import authenticate
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.turns import Turns
@@ -70,11 +70,11 @@ _MOST_BYTES: Mapping[str, int] = {"Describe": MAX_STATEMENT_BYTES + 1024, "OpenR
 class _Ended:
     """How a request ended: a reply, or a refusal with its reason and what the handler met.
 
-    What may be large of a request is let go with its turn: what requests hold is bounded by turns.
+    The request itself is let go with its turn: what requests hold is bounded by turns.
     """
 
     caller: str
-    request: Message | None
+    said: Mapping[str, Any]
     reply: Message | None = None
     refusal: status_pb2.Status | None = None
     outcome: str = OK
@@ -136,7 +136,7 @@ class CuratorService:
             operation,
             peer=cast("Mapping[str, Sequence[bytes]]", context.auth_context()),
             place=context.peer(),
-            request=ended.request,
+            said=ended.said,
             reply=ended.reply,
             error=ended.error,
             outcome=ended.outcome,
@@ -156,7 +156,7 @@ class CuratorService:
 
     def _ended(self, operation: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> _Ended:
         """Runs the handler, in its turn and its pace."""
-        caller, request = "", None
+        caller, said = "", {}
         try:
             # grpc-stubs states one value for each key; gRPC gives a list of them.
             peer = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
@@ -167,22 +167,24 @@ class CuratorService:
             # computed.
             with self.turns.taken(caller) as received:
                 request = self._parsed(operation, self._received(requests, context, received))
+                said = said_by(request)
                 step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
                 with self.turns.alone(caller, step), self._paced(step):
                     try:
-                        return _Ended(caller, small(request), reply=self._handled(operation, client, request))
+                        return _Ended(caller, said, reply=self._handled(operation, client, request))
                     except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
-                        refusal, outcome = self._translated(error, operation=operation, caller=caller)
-                        return _Ended(
-                            caller, small(request), refusal=refusal, outcome=outcome, error=error.with_traceback(None)
-                        )
+                        return self._refused(error, operation, caller, said)
         except grpc.RpcError:
             fields = {"operation": operation, "client": caller, "outcome": UNKNOWN}
             _log.info("%s for %s: not received as a whole", operation, caller, extra=fields)
             raise  # nobody waits for an answer; gRPC knows its own error
         except Exception as error:  # noqa: BLE001 - the same, of what comes before the pause
-            refusal, outcome = self._translated(error, operation=operation, caller=caller)
-            return _Ended(caller, small(request), refusal=refusal, outcome=outcome, error=error.with_traceback(None))
+            return self._refused(error, operation, caller, said)
+
+    def _refused(self, error: Exception, operation: str, caller: str, said: Mapping[str, Any]) -> _Ended:
+        """How a request ends with an error, which no longer holds what the request brought."""
+        refusal, outcome = self._translated(error, operation=operation, caller=caller)
+        return _Ended(caller, said, refusal=refusal, outcome=outcome, error=error.with_traceback(None))
 
     def ask(self, operation: str, request: Message, *, client: str) -> Any:
         """The reply to a registered client's request, without a transport: for a hospital that serves nobody.

@@ -12,7 +12,7 @@ import logging
 import queue
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from private_curator.ledger.statements import ASKED_BY_CLIENTS, AccountStatus, Kind, LedgerStatus
@@ -67,8 +67,15 @@ class Notices:
             epsilon = {} if ask.epsilon is None else {"epsilon": ask.epsilon}
             self._tell("refused", reason=ask.outcome, time=ask.time.isoformat(), **told, **epsilon)
 
-    def budgets(self, status: LedgerStatus) -> None:
-        """Tells each budget that became low, once until it is larger again."""
+    def budgets(self, read: Callable[[], LedgerStatus]) -> None:
+        """Tells each budget that became low, once until it is larger again.
+
+        Args:
+            read: the ledger's status, which is worked out only where somebody is told.
+        """
+        if not self._command:
+            return
+        status = read()
         accounts: list[tuple[str, AccountStatus | None]] = [("", status.data_set)]
         accounts += [(client.name, account) for client, account in status.clients if not client.revoked]
         for client, account in accounts:
