@@ -211,7 +211,6 @@ class Hospital(AbstractContextManager["Hospital"]):
         device: str = "auto",
         directory: str | Path | None = None,
         progress: bool = True,
-        purpose: str = "",
     ) -> Generator:
         """Opens the plan's run, **which charges all of it**, and fits a generator to what is released.
 
@@ -222,7 +221,6 @@ class Hospital(AbstractContextManager["Hospital"]):
             device: "auto", "cpu" or "cuda".
             directory: keeps requests and answers; repeated with the same directory, the run is not charged again.
             progress: shows bars.
-            purpose: why, in one line; kept in the file.
 
         Returns:
             The generator: `sample` draws rows, free; `save` writes it, `batches` is a source for `DomainAdaptation`.
@@ -238,7 +236,6 @@ class Hospital(AbstractContextManager["Hospital"]):
             device=device,
             directory=directory,
             progress=progress,
-            purpose=purpose,
         )
 
     def plan_evaluation(self, evaluation: Evaluate | None = None, *, epsilon: float, model: Any = None) -> Plan:

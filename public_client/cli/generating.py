@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @click.option("--grid", type=FILE, help="A PNG with ten drawn images of each class; redrawn while a long fit goes on.")
 @click.option("--report", type=FILE, help="An HTML page: samples, what was released beside what is drawn, price.")
 @click.option("--out", type=FILE, help="The generator's file.")
-@click.option("--purpose", default="", help="Why, in one line; kept in the generator's file and its data card.")
+@click.option("--purpose", default="", help="Why, in one line; in ledger, receipts, file, data card.")
 @click.option(
     "--directory",
     type=DIRECTORY,
@@ -109,7 +109,7 @@ def generate(
     if out is None and not only_plan:
         raise click.UsageError("Missing option '--out', the generator's file; or only ask with '--plan'")
     method = _method(name, settings)
-    with _curator(address, credentials, description, directory) as curator:
+    with _curator(address, credentials, description, directory, purpose) as curator:
         plan, quote = plan_generator(curator, method, epsilon=epsilon, steps=steps, batch_size=batch)
         if out is None or only_plan:
             counted = f"  {'ledger':<9} counts epsilon {rounded(quote.epsilon, up=True)} for it alone"
@@ -125,7 +125,6 @@ def generate(
             device=device,
             directory=directory,
             progress=output == "text",
-            purpose=purpose,
             preview=None if grid is None else lambda shown: write_sheet(shown, grid, seed=seed),
         )
     generator.save(out)
@@ -228,7 +227,7 @@ def _list_methods() -> None:
 
 @contextmanager
 def _curator(
-    address: str | None, credentials: Path | None, description: Path | None, directory: Path | None
+    address: str | None, credentials: Path | None, description: Path | None, directory: Path | None, purpose: str
 ) -> Iterator[Curator]:
     """The curator that is asked; a mock of a described one in a dry run."""
     if description is not None:
@@ -239,9 +238,11 @@ def _curator(
             told: Any = json.loads(description.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise SettingsError(f"{description} cannot be read: {error}") from error
-        yield MockCurator(Description.from_json(told))
+        mock = MockCurator(Description.from_json(told))
+        mock.purpose = purpose
+        yield mock
         return
     where = from_settings("address", "--curator", address)
     keys = from_settings("credentials", "--credentials", credentials)
-    with connect(where, keys, run_directory=directory) as hospital:
+    with connect(where, keys, run_directory=directory, purpose=purpose) as hospital:
         yield hospital.curator

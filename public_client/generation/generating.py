@@ -68,7 +68,6 @@ def generate(
     directory: str | Path | None = None,
     progress: bool = True,
     preview: Preview | None = None,
-    purpose: str = "",
 ) -> Generator:
     """Opens the run, **which charges all of it**, fits a generator to what is released, and states its origin.
 
@@ -81,7 +80,6 @@ def generate(
         directory: keeps requests and answers; repeated with the same directory, the run is not charged again.
         progress: shows bars with epsilon on standard error.
         preview: shown the generator a few times during the fit.
-        purpose: why, in one line; kept in the file.
 
     Raises:
         BudgetExhausted: the plan does not fit; nothing was spent.
@@ -111,7 +109,7 @@ def generate(
     run = method.open(curator, plan, module, store)
     fitting = Fitting(seed, resolve_device(device), progress, store, preview)
     fitted = method.fit(run, module, fitting)
-    return fitted.with_facts({**_facts(run, description, seed=seed, purpose=purpose), **fitted.facts})
+    return fitted.with_facts({**_facts(run, description, seed=seed, purpose=curator.purpose), **fitted.facts})
 
 
 def _features(method: GenerationMethod, description: Description, extractor: nn.Module | None) -> nn.Module:

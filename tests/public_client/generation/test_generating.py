@@ -41,9 +41,7 @@ def test_rows_follow_the_records_law_and_cost_nothing_more(tmp_path):
     plan, quote = plan_generator(where, METHOD, epsilon=20.0)
     assert quote.fits
     assert where.charges == []
-    generator = generate(
-        where, plan, seed=1, device="cpu", progress=False, purpose="a test", directory=tmp_path / "run"
-    )
+    generator = generate(where, plan, seed=1, device="cpu", progress=False, directory=tmp_path / "run")
     (charge,) = where.charges
     assert 19.5 < charge.epsilon <= 20.0
     x, y = generator.sample(20_000, seed=5)
@@ -65,7 +63,8 @@ def test_rows_follow_the_records_law_and_cost_nothing_more(tmp_path):
 
 def test_the_file_is_the_generator_and_says_where_it_comes_from(tmp_path):
     where = curator(*made(2000, 0))
-    generator = generate(where, plan_generator(where, METHOD, epsilon=1.0)[0], progress=False, purpose="a test")
+    where.purpose = "a test"
+    generator = generate(where, plan_generator(where, METHOD, epsilon=1.0)[0], progress=False)
     path = tmp_path / "generator.safetensors"
     generator.save(path)
     again = load_generator(path)
@@ -104,6 +103,7 @@ def test_the_command_plans_rehearses_and_draws(tmp_path):
     done = run(main, [*words, "--out", str(out), "--rows", "40", "--records", str(rows), "--purpose", "rehearsal"])
     assert done.exit_code == 0, done.output
     assert "DRY RUN" in done.output
+    assert load_generator(out).facts["purpose"] == "rehearsal"
     with np.load(rows) as held:
         assert held["x"].shape == (40, D)
         assert held["y"].shape == (40,)
