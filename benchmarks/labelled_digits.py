@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from benchmarks import records
 from benchmarks.labelled import REPLACE, Site, SizeFacts, declaration_of, released
+from public_client.generation.wavelets import TURNS, both_signs, fixed, gaussian, morlet, real_and_imaginary, summing
 from public_client.methods.statistics import Statistics
 from public_client.methods.statistics_head import Head, Prior, discriminant
 
@@ -37,7 +38,6 @@ SEEDS = (0, 1, 2)
 AXES, WHITENING = 300, 0.15
 """d, and the power of a principal axis's variance by which it is divided; chosen on USPS (`choose`)."""
 _CHOICES = ((100, 200, 300, 400), (0.0, 0.15, 0.25, 0.35, 0.5))
-_TURNS = 8  # orientations of the wavelets
 _AT_A_TIME = 250  # images; bounds memory
 Images = npt.NDArray[np.uint8]
 
@@ -47,77 +47,37 @@ class Scattering(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        fine = [_morlet(reach=3, width=0.8, turn=turn, frequency=0.75 * math.pi) for turn in range(_TURNS)]
-        coarse = [_morlet(reach=5, width=1.6, turn=turn, frequency=0.375 * math.pi) for turn in range(_TURNS)]
-        channels = 2 * _TURNS
-        self.first = _fixed(_parts(fine + coarse), padding=5)
-        self.modulus = _fixed(_summing(1, channels))
-        self.fine = _fixed(torch.eye(channels)[:_TURNS, :, None, None])
-        self.second = _fixed(_parts(coarse).repeat(_TURNS, 1, 1, 1), padding=5, groups=_TURNS)
-        self.modulus_again = _fixed(_summing(_TURNS, _TURNS))
-        every = 1 + channels + _TURNS * _TURNS
-        self.blur = _fixed(_gaussian(2.08).expand(every, 1, -1, -1), padding=4, stride=4, groups=every)
+        fine = [
+            np.pad(morlet(reach=3, width=0.8, turn=turn, frequency=0.75 * math.pi), 2)  # in 11 x 11, as the coarse ones
+            for turn in range(TURNS)
+        ]
+        coarse = [morlet(reach=5, width=1.6, turn=turn, frequency=0.375 * math.pi) for turn in range(TURNS)]
+        channels = 2 * TURNS
+        self.first = fixed(real_and_imaginary(fine + coarse), padding=5)
+        self.modulus = fixed(summing(1, channels))
+        self.fine = fixed(torch.eye(channels)[:TURNS, :, None, None])
+        self.second = fixed(real_and_imaginary(coarse).repeat(TURNS, 1, 1, 1), padding=5, groups=TURNS)
+        self.modulus_again = fixed(summing(TURNS, TURNS))
+        every = 1 + channels + TURNS * TURNS
+        self.blur = fixed(gaussian(2.08, 4).expand(every, 1, -1, -1), padding=4, stride=4, groups=every)
         self.flat = nn.Flatten()
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, 1, 28, 28) to (b, 3969)."""
-        one = self.modulus(_both_signs(self.first(x)))
-        two = self.modulus_again(_both_signs(self.second(self.fine(one))))
+        one = self.modulus(both_signs(self.first(x)))
+        two = self.modulus_again(both_signs(self.second(self.fine(one))))
         flat: Tensor = self.flat(self.blur(torch.cat([x, one, two], dim=1)))
         return flat
 
 
-def _both_signs(x: Tensor) -> Tensor:
-    """Positive and negative parts, one after the other: their sum is the absolute value."""
-    return torch.cat([functional.relu(x), functional.relu(-x)], dim=1)
-
-
-def _fixed(weight: Tensor, **options: int) -> nn.Conv2d:
-    groups = options.get("groups", 1)
-    made = nn.Conv2d(weight.shape[1] * groups, weight.shape[0], weight.shape[2], bias=False, **options)
-    with torch.no_grad():
-        made.weight.copy_(weight)
-    return made.requires_grad_(False)
-
-
-def _morlet(*, reach: int, width: float, turn: int, frequency: float) -> npt.NDArray[np.complex128]:
-    """An oriented wave under a Gaussian, less what makes its mean zero; in 11 x 11."""
-    y, x = np.mgrid[-reach : reach + 1, -reach : reach + 1].astype(float)
-    angle = math.pi * turn / _TURNS
-    along, across = x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
-    slant = 4.0 / _TURNS
-    envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2.0 * width**2))
-    wave = envelope * np.exp(1j * frequency * along)
-    centred = (wave - wave.sum() / envelope.sum() * envelope) * slant / (2.0 * math.pi * width**2)
-    return np.pad(centred, 5 - reach)
-
-
-def _parts(wavelets: list[npt.NDArray[np.complex128]]) -> Tensor:
-    """(2 m, 1, 11, 11): real parts, then imaginary ones."""
-    stacked = np.stack([*(w.real for w in wavelets), *(w.imag for w in wavelets)])
-    return torch.from_numpy(stacked).float()[:, None]
-
-
-def _summing(groups: int, waves: int) -> Tensor:
-    """(g m, 4 g m, 1, 1): adds both signs of both parts, where each of g groups has m real, then m imaginary parts."""
-    parts = torch.kron(torch.eye(groups), torch.eye(waves).repeat(1, 2))
-    return parts.repeat(1, 2)[:, :, None, None]
-
-
-def _gaussian(width: float) -> Tensor:
-    y, x = np.mgrid[-4:5, -4:5]
-    values = np.exp(-(x**2 + y**2) / (2.0 * width**2))
-    return torch.from_numpy(values / values.sum()).float()[None, None]
-
-
 def _scatter(model: Scattering, x: Tensor) -> Tensor:
     """`model(x)`, several times faster on a processor: its groups all have the same filters."""
-    b, second = len(x), model.second.weight[: 2 * _TURNS]
+    b, second = len(x), model.second.weight[: 2 * TURNS]
     parts = functional.conv2d(x, model.first.weight, padding=5).abs()
-    one = parts[:, : 2 * _TURNS] + parts[:, 2 * _TURNS :]
-    waves = one[:, :_TURNS].reshape(b * _TURNS, 1, *x.shape[2:])
+    one = parts[:, : 2 * TURNS] + parts[:, 2 * TURNS :]
+    waves = one[:, :TURNS].reshape(b * TURNS, 1, *x.shape[2:])
     parts = functional.conv2d(waves, second, padding=5).abs()
-    two = (parts[:, :_TURNS] + parts[:, _TURNS:]).reshape(b, -1, *x.shape[2:])
+    two = (parts[:, :TURNS] + parts[:, TURNS:]).reshape(b, -1, *x.shape[2:])
     every = torch.cat([x, one, two], dim=1)
     blurred = functional.conv2d(every.reshape(-1, 1, *x.shape[2:]), model.blur.weight[:1], padding=4, stride=4)
     return blurred.reshape(b, -1)

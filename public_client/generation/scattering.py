@@ -11,16 +11,13 @@ from __future__ import annotations
 import functools
 import math
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from public_client.generation.procedural import procedural
+from public_client.generation.wavelets import TURNS, both_signs, fixed, gaussian, morlet, real_and_imaginary, summing
 from shared.kernels.clipping import RECORD_NORM
 
-_TURNS = 8  # orientations of the wavelets
 _POOL, _POOL_SEED = 6_000, 0  # procedural images that the axes are of
 _SPARE, _ROUNDS = 40, 3
 """Of the subspace iteration: more axes than are kept, and products with the data."""
@@ -38,26 +35,26 @@ class Scattering(nn.Module):
 
     def __init__(self, channels: int, low: float, high: float) -> None:
         super().__init__()
-        fine = [_morlet(reach=3, width=0.8, turn=turn, frequency=0.75 * math.pi) for turn in range(_TURNS)]
-        coarse = [_morlet(reach=5, width=1.6, turn=turn, frequency=0.375 * math.pi) for turn in range(_TURNS)]
+        fine = [morlet(reach=3, width=0.8, turn=turn, frequency=0.75 * math.pi) for turn in range(TURNS)]
+        coarse = [morlet(reach=5, width=1.6, turn=turn, frequency=0.375 * math.pi) for turn in range(TURNS)]
         self.gain, self.shift = 1.0 / (high - low), -low / (high - low)
-        self.fine = _fixed(_parts(fine).expand(-1, channels, -1, -1) / channels, padding=3)
-        self.coarse = _fixed(_parts(coarse).expand(-1, channels, -1, -1) / channels, padding=5, stride=2)
-        self.modulus = _fixed(_summing(1, _TURNS))
-        self.halved = _fixed(_gaussian(1.0, 2).expand(_TURNS, 1, -1, -1), padding=2, stride=2, groups=_TURNS)
-        self.second = _fixed(_parts(fine).repeat(_TURNS, 1, 1, 1), padding=3, groups=_TURNS)
-        self.modulus_again = _fixed(_summing(_TURNS, _TURNS))
-        self.blur = _fixed(_gaussian(2.08, 4).expand(channels, 1, -1, -1), padding=4, stride=4, groups=channels)
-        every = _TURNS * (2 + _TURNS)
-        self.blur_half = _fixed(_gaussian(1.04, 2).expand(every, 1, -1, -1), padding=2, stride=2, groups=every)
+        self.fine = fixed(real_and_imaginary(fine).expand(-1, channels, -1, -1) / channels, padding=3)
+        self.coarse = fixed(real_and_imaginary(coarse).expand(-1, channels, -1, -1) / channels, padding=5, stride=2)
+        self.modulus = fixed(summing(1, TURNS))
+        self.halved = fixed(gaussian(1.0, 2).expand(TURNS, 1, -1, -1), padding=2, stride=2, groups=TURNS)
+        self.second = fixed(real_and_imaginary(fine).repeat(TURNS, 1, 1, 1), padding=3, groups=TURNS)
+        self.modulus_again = fixed(summing(TURNS, TURNS))
+        self.blur = fixed(gaussian(2.08, 4).expand(channels, 1, -1, -1), padding=4, stride=4, groups=channels)
+        every = TURNS * (2 + TURNS)
+        self.blur_half = fixed(gaussian(1.04, 2).expand(every, 1, -1, -1), padding=2, stride=2, groups=every)
         self.flat = nn.Flatten()
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, c, h, w) to (b, (c + 80) ceil(h / 4) ceil(w / 4))."""
         x = x * self.gain + self.shift
-        fine = self.halved(self.modulus(_both_signs(self.fine(x))))
-        coarse = self.modulus(_both_signs(self.coarse(x)))
-        second = self.modulus_again(_both_signs(self.second(fine)))
+        fine = self.halved(self.modulus(both_signs(self.fine(x))))
+        coarse = self.modulus(both_signs(self.coarse(x)))
+        second = self.modulus_again(both_signs(self.second(fine)))
         rest = self.blur_half(torch.cat([fine, coarse, second], dim=1))
         flat: Tensor = self.flat(torch.cat([self.blur(x), rest], dim=1))
         return flat
@@ -128,45 +125,3 @@ def computed(module: nn.Module, records: Tensor) -> Tensor:
     """The module's output for many records (n, ...), without gradients, some at a time."""
     with torch.no_grad():
         return torch.cat([module(part) for part in torch.split(records, _AT_A_TIME)])
-
-
-def _both_signs(x: Tensor) -> Tensor:
-    """Positive and negative parts, one after the other: their sum is the absolute value."""
-    return torch.cat([F.relu(x), F.relu(-x)], dim=1)
-
-
-def _fixed(weight: Tensor, *, padding: int = 0, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    inputs, outputs, side = weight.shape[1] * groups, weight.shape[0], weight.shape[2]
-    made = nn.Conv2d(inputs, outputs, side, stride=stride, padding=padding, groups=groups, bias=False)
-    with torch.no_grad():
-        made.weight.copy_(weight)
-    return made.requires_grad_(False)
-
-
-def _morlet(*, reach: int, width: float, turn: int, frequency: float) -> npt.NDArray[np.complex128]:
-    """An oriented wave under a Gaussian, less what makes its mean zero."""
-    y, x = np.mgrid[-reach : reach + 1, -reach : reach + 1].astype(float)
-    angle, slant = math.pi * turn / _TURNS, 4.0 / _TURNS
-    along, across = x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
-    envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2.0 * width**2))
-    wave = envelope * np.exp(1j * frequency * along)
-    centred = (wave - wave.sum() / envelope.sum() * envelope) * slant / (2.0 * math.pi * width**2)
-    return np.asarray(centred, dtype=np.complex128)
-
-
-def _parts(wavelets: list[npt.NDArray[np.complex128]]) -> Tensor:
-    """(2 m, 1, s, s): real parts, then imaginary ones."""
-    stacked = np.stack([*(w.real for w in wavelets), *(w.imag for w in wavelets)])
-    return torch.from_numpy(stacked).float()[:, None]
-
-
-def _summing(groups: int, waves: int) -> Tensor:
-    """(g m, 4 g m, 1, 1): adds both signs of both parts, where each of g groups has m real, then m imaginary parts."""
-    parts = torch.kron(torch.eye(groups), torch.eye(waves).repeat(1, 2))
-    return parts.repeat(1, 2)[:, :, None, None]
-
-
-def _gaussian(width: float, reach: int) -> Tensor:
-    y, x = np.mgrid[-reach : reach + 1, -reach : reach + 1]
-    values = np.exp(-(x**2 + y**2) / (2.0 * width**2))
-    return torch.from_numpy(values / values.sum()).float()[None, None]
