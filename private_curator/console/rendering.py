@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
-from private_curator.console.charts import share_of
+from private_curator.operator.charts import share_of
 from shared.errors import rounded
 
 PLACES = (

@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 
-from private_curator.console.charts import NARROW, WIDE, SpentOverTime, spent_over_time
 from private_curator.ledger.statements import BudgetRequest
+from private_curator.operator.charts import SpentOverTime, spent_over_time
 from private_curator.operator.facts import ClientFacts, Health, Overview
 from private_curator.operator.timeline import Category, Point
 from private_curator.settings.groups import LedgerSettings
 from shared.errors import rounded
+
+_SIZES = {"wide": (1000.0, 300.0), "narrow": (320.0, 220.0)}
+"""Width and height of a desktop's chart and of a phone's. A page holds both, the style sheet shows one."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,7 @@ def ahead(overview: Overview) -> tuple[str, ...]:
 
 def charts(overview: Overview, *, now: dt.datetime) -> dict[str, SpentOverTime]:
     """The account over time, for a desktop and for a phone."""
-    points, day = overview.points, overview.forecast.exhausted_on
-    spent = [(moment(point.time), point.spent) for point in points]
-    budget = [(moment(point.time), point.epsilon) for point in points]
-    exhausted = None if day is None else moment(f"{day}T00:00:00+00:00")
-    return {
-        name: spent_over_time(spent, budget, size=size, now=now, exhausted=exhausted)
-        for name, size in (("wide", WIDE), ("narrow", NARROW))
-    }
+    return {name: spent_over_time(overview, size=size, now=now) for name, size in _SIZES.items()}
 
 
 def chart_in_words(overview: Overview) -> str:

@@ -6,6 +6,7 @@ by another key, is found by `check_report`. What comes from clients is escaped, 
 
 from __future__ import annotations
 
+import datetime as dt
 import html
 import os
 import re
@@ -15,8 +16,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from private_curator.operator.chart import budget_chart
-from private_curator.operator.facts import WHY_COUNTS_DIFFER, Health
+from private_curator.operator.charts import spent_over_time
+from private_curator.operator.facts import WHY_COUNTS_DIFFER, Health, Overview
 from private_curator.operator.record import Record
 from private_curator.operator.timeline import Category, selected
 from private_curator.storage.checks import Check
@@ -73,7 +74,7 @@ def report_page(record: Record, *, since: str | None = None, until: str | None =
         ),
         f"<p>{html.escape(_forecast(forecast.next_spent, forecast.exhausted_on, fits=forecast.next_fits))}</p>",
         "<h2>The budget over time</h2>",
-        budget_chart(seen.points, until=record.now),
+        _chart(seen, now=record.now),
         "<h2>Who spent what</h2>",
         _table(
             ("Client", "State", "Share", "Spent", "Runs", "Daily cap", "Refusals", "Last seen"),
@@ -182,6 +183,26 @@ def check_report(file: Path, *, public_key: str) -> None:
 
 def _signature_file(pdf: Path) -> Path:
     return pdf.with_name(f"{pdf.name}.signature")
+
+
+def _chart(seen: Overview, *, now: dt.datetime) -> str:
+    """Spent epsilon and the budget over time as SVG: no script, no font, readable in black and white."""
+    chart = spent_over_time(seen, size=(720.0, 280.0), now=now)
+    told = f"epsilon {seen.spent:.3g} of {seen.epsilon:g} is spent after {seen.runs} runs"
+    lines = [
+        f'<svg viewBox="0 0 {chart.width:g} {chart.height + 16:g}" role="img" aria-label="{html.escape(told)}">',
+        f"<title>{html.escape(told)}</title>",
+    ]
+    for tick in chart.across:
+        place = f'x1="{chart.left:g}" x2="{chart.right:g}" y1="{tick.at:.1f}" y2="{tick.at:.1f}"'
+        lines.append(f'<line class="grid" {place}/>')
+        lines.append(f'<text x="{chart.left - 8:g}" y="{tick.at + 4:.1f}" text-anchor="end">{tick.text}</text>')
+    for number, tick in enumerate(chart.along):
+        anchor = "start" if number == 0 else "end" if number == len(chart.along) - 1 else "middle"
+        lines.append(f'<text x="{tick.at:.1f}" y="{chart.height - 8:g}" text-anchor="{anchor}">{tick.text}</text>')
+    lines.append(f'<text x="{chart.left:g}" y="{chart.height + 12:g}">line: epsilon spent; dashes: the budget</text>')
+    lines += [f'<path class="budget" d="{chart.budget}"/>', f'<path class="spent" d="{chart.spent}"/>']
+    return "\n".join([*lines, "</svg>"])
 
 
 def _forecast(spent: float | None, exhausted: str | None, *, fits: bool) -> str:

@@ -1,20 +1,22 @@
-"""Figures as plain numbers: a template draws them as SVG, so that what they show is escaped like everything else.
+"""Figures as plain numbers, which the console's templates and the report draw as SVG.
 
-Coordinates are in the units of the SVG's view box; no figure has a style of its own, the style sheet draws both light
-and dark.
+Coordinates are in the units of the SVG's view box; no figure has a style of its own, a style sheet draws both light and
+dark.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-WIDE, NARROW = (1000.0, 300.0), (320.0, 220.0)
-"""Width and height: of a desktop's chart and of a phone's. A page holds both, the style sheet shows one."""
+from private_curator.operator.facts import Overview
+
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40.0, 6.0, 12.0, 30.0
 _TICKS = 4  # about so many lines across
+_ROOM_FOR_DATES = 600.0  # width; below, only the first and the last are written
 
 
 @dataclass(frozen=True)
@@ -67,24 +69,20 @@ Stairs = Sequence[tuple[dt.datetime, float]]
 Across = Callable[[dt.datetime], float]
 
 
-def spent_over_time(
-    spent: Stairs,
-    budget: Stairs,
-    *,
-    size: tuple[float, float],
-    now: dt.datetime,
-    exhausted: dt.datetime | None = None,
-) -> SpentOverTime:
-    """Draws the data set's life.
+def spent_over_time(overview: Overview, *, size: tuple[float, float], now: dt.datetime) -> SpentOverTime:
+    """Draws the data set's life, and when nothing is left at the present rate where that is near enough to be seen.
 
     Args:
-        spent: epsilon spent; begins with the opening of the data set.
-        budget: epsilon of the budget; begins with it, too.
-        size: `WIDE` or `NARROW`.
+        overview: of the data set.
+        size: width and height.
         now: the present.
-        exhausted: when nothing is left at the present rate; drawn where it is not too far away to be seen.
     """
     width, height = size
+    times = [dt.datetime.fromisoformat(point.time) for point in overview.points]
+    spent = list(zip(times, (point.spent for point in overview.points), strict=True))
+    budget = list(zip(times, (point.epsilon for point in overview.points), strict=True))
+    day = overview.forecast.exhausted_on
+    exhausted = None if day is None else dt.datetime.fromisoformat(f"{day}T00:00:00+00:00")
     begin = min(spent[0][0], budget[0][0])
     lived = max((now - begin).total_seconds(), 60.0)
     ahead = 0.0 if exhausted is None else (exhausted - now).total_seconds()
@@ -112,7 +110,7 @@ def spent_over_time(
         budget=_path(budget, x, y, until=end),
         forecast=forecast,
         across=tuple(Tick(y(step * number), f"{step * number:g}") for number in range(round(top / step) + 1)),
-        along=tuple(_dates(begin, end, x, count=4 if size == WIDE else 2)),
+        along=tuple(_dates(begin, end, x, count=4 if width > _ROOM_FOR_DATES else 2)),
         width=width,
         height=height,
     )
@@ -124,10 +122,11 @@ def share_of(part: float, whole: float) -> float:
 
 
 def _path(stairs: Stairs, x: Across, y: Callable[[float], float], *, until: dt.datetime) -> str:
-    (first, value), *rest = stairs
+    first, value = stairs[0]
     drawn = f"M{x(first):.1f} {y(value):.1f}"
-    for time, value in rest:
-        drawn += f"H{x(time):.1f}V{y(value):.1f}"
+    for (_, before), (time, value) in itertools.pairwise(stairs):
+        # What is spent is worked out anew with each budget: its last digits are no step.
+        drawn += f"H{x(time):.1f}" + ("" if math.isclose(value, before, rel_tol=1e-9) else f"V{y(value):.1f}")
     return f"{drawn}H{x(until):.1f}"
 
 
