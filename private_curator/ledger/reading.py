@@ -83,7 +83,6 @@ def status_of(session: Session, books: Books) -> LedgerStatus:
             (client, account_status(books.shares.get(name), closed=closed or client.revoked or client.paused))
             for name, client in books.clients.items()
         ),
-        spent_by={name: books.spent_by(name) for name in books.clients},
         runs=runs,
         steps_charged=charged,
         steps_used=used,

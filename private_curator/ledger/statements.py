@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,7 +280,6 @@ class LedgerStatus:
         state: whether the data set may be spent on.
         data_set: the data set's account.
         clients: every client with its account; None for one without a share of its own.
-        spent_by: what each client's own runs cost together, in the data set's filter at its delta, by name.
         runs: number of runs.
         steps_charged: steps of all runs.
         steps_used: steps that were begun.
@@ -295,7 +293,6 @@ class LedgerStatus:
     state: DataSetState
     data_set: AccountStatus
     clients: tuple[tuple[Client, AccountStatus | None], ...]
-    spent_by: Mapping[str, float]
     runs: int
     steps_charged: int
     steps_used: int
