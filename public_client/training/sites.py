@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.plans.declarable import Declarable, quoted
 from public_client.plans.plan import Plan
@@ -214,12 +215,17 @@ class Group:
             )  # fmt: skip
 
 
-def ask_first(sites: Sequence[Site], declarable: Callable[[tuple[int, ...]], Declarable]) -> None:
+def ask_first(
+    sites: Sequence[Site],
+    declarable: Callable[[tuple[int, ...]], Declarable],
+    check: Callable[[Description], None],
+) -> None:
     """Prices each site's plan at its curator; those that refuse are set aside.
 
     Args:
         sites: of one training; those whose run is declared already are not asked.
         declarable: what would be declared for records of a shape.
+        check: refuses a data set that does not go with the source.
 
     Raises:
         DpswdError: no site is left; the first one's error, such as `BudgetExhausted`.
@@ -239,6 +245,7 @@ def ask_first(sites: Sequence[Site], declarable: Callable[[tuple[int, ...]], Dec
                 f"{site.name} holds records of shape {description.record_shape}, the others of {shape}; train for it "
                 "apart"
             )
+        check(description)
         plan, answer = quoted(site.curator, ready, site.plan)
         if not answer.fits:
             raise BudgetExhausted(

@@ -36,13 +36,13 @@ class EvaluationReply(MessagePayload, message=pb.EvaluationReply, field="reply")
     """What an evaluation releases, in units of records, as int32.
 
     Attributes:
-        correct: (1,), noised number of correct predictions.
+        correct: (M,), noised number of correct predictions of each model.
         confusion: (C, C) noised counts, row the label, column the prediction; None unless declared.
         calibration: (3, B) noised sums: correct, wrong, and a quarter of the confidence's place in its bin; None unless
             declared.
     """
 
-    correct: Annotated[GridArray, Wire(shape=(1,), most=1)]
+    correct: Annotated[GridArray, Wire(shape=("M",), most=protocol.MAX_CLASSES)]
     confusion: Annotated[GridArray | None, Wire(shape=("C", "C"), most=protocol.MAX_CLASSES**2)]
     calibration: Annotated[GridArray | None, Wire(shape=(3, "B"), most=3 * protocol.MAX_BINS)]
 
@@ -53,14 +53,17 @@ class EvaluationCounter:
     Args:
         classes: C, at least 2.
         bins: B of the confidence between 1/C and 1; 0 without calibration.
+        models: M; of more than one the numbers of correct predictions alone are counted.
     """
 
-    def __init__(self, *, classes: int, bins: int = 0) -> None:
+    def __init__(self, *, classes: int, bins: int = 0, models: int = 1) -> None:
         if classes < 2 or bins < 0:
             raise InvalidValue(f"counts need at least 2 classes and 0 or more bins; got {classes} and {bins}")
         self._classes = classes
         self._bins = bins
+        self._models = models
         self.records = 0
+        self._right: NDArray[np.int64] = np.zeros(models, dtype=np.int64)
         self.confusion: NDArray[np.int64] = np.zeros((classes, classes), dtype=np.int64)
         """Counts so far; private."""
         self._table: NDArray[np.int64] = np.zeros((2, bins), dtype=np.int64)
@@ -70,23 +73,28 @@ class EvaluationCounter:
         """Counts a chunk of records.
 
         Args:
-            scores: (m, C) floating point; NaN and infinities count as 0.
+            scores: (m, M C) floating point, the first model's first; NaN and infinities count as 0.
             labels: (m,) from 0 to C - 1.
 
         Raises:
             InvalidValue: a shape or a label is outside what is allowed; the text names no value.
         """
-        if scores.dim() != 2 or scores.shape != (len(labels), self._classes) or labels.ndim != 1:
+        wide = self._models * self._classes
+        if scores.dim() != 2 or scores.shape != (len(labels), wide) or labels.ndim != 1:
             raise InvalidValue(
                 f"scores of shape {tuple(scores.shape)} and {labels.shape} labels cannot be counted; needed are (m, "
-                f"{self._classes}) and (m,)"
+                f"{wide}) and (m,)"
             )
         if len(labels) and not (labels.min() >= 0 and labels.max() < self._classes):
             raise InvalidValue(f"a label is outside of 0 to {self._classes - 1}")
         finite = neutralise(scores.detach()).to("cpu", torch.float64).clamp(-LARGEST_SCORE, LARGEST_SCORE)
-        predictions = finite.argmax(dim=1).numpy()
-        confidences = torch.softmax(finite, dim=1).max(dim=1).values.numpy()
         self.records += len(labels)
+        each = finite.reshape(len(labels), self._models, self._classes).argmax(dim=2).numpy()
+        self._right += (each == labels[:, None]).sum(axis=0)
+        if self._models > 1:
+            return
+        predictions = each[:, 0]
+        confidences = torch.softmax(finite, dim=1).max(dim=1).values.numpy()
         np.add.at(self.confusion, (labels, predictions), 1)
         if self._bins:
             bins, places = bin_places(confidences, classes=self._classes, bins=self._bins)
@@ -94,8 +102,8 @@ class EvaluationCounter:
             np.add.at(self._places, bins, places)
 
     def signals(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """The exact sums, private: correct (1,), confusion (C, C) and calibration (3, B)."""
-        correct = np.array([np.trace(self.confusion)], dtype=np.float64)
+        """The exact sums, private: correct (M,), confusion (C, C) and calibration (3, B)."""
+        correct = self._right.astype(np.float64)
         places = self._places * (CONFIDENCE_WEIGHT / _PLACE_UNITS)  # a power of two: exact
         return correct, self.confusion.astype(np.float64), np.vstack([self._table, places]).astype(np.float64)
 
