@@ -91,8 +91,8 @@ unsqueeze = reshaping(Tensor.unsqueeze, "use unsqueeze(1)")
 
 def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None = None) -> Traced:
     """torch.cat along the channels or features."""
-    ranks = [len(value.shape) for value in tensors if isinstance(value, Traced) and value.shape is not None]
-    rank = ranks[0] if ranks else 0
+    shapes = [value.shape for value in tensors if isinstance(value, Traced)]
+    rank = max((len(shape) for shape in shapes if shape is not None), default=0)
     values = [value.beside(builder, rank) if isinstance(value, Held) and rank else value for value in tensors]
     if any(not isinstance(value, Traced) for value in values):
         raise Refused("torch.cat takes a list of traced tensors", "keep constants out")
