@@ -105,7 +105,7 @@ def run(*experiments: Experiment, progress: bool = True) -> list[list[Result]]:
     prepared = next(iter(published(first).values())).load_extractor if first.releases else None
     for seed in first.seeds:
         source = train_source_model(first, task, seed=seed, prepared=prepared, progress=progress)
-        control = _control(first, task, source, seed=seed, progress=progress)
+        control = control_accuracy(first, task, source, seed=seed, progress=progress)
         for wanted, found in zip(experiments, results, strict=True):
             with connected_hospitals(wanted, task) as hospitals:
                 found.append(adapt(wanted, task, source, hospitals, seed=seed, control=control, progress=progress))
@@ -223,7 +223,7 @@ def _control_steps(wanted: Experiment) -> int:
     return int(wanted.method.settings.get("tuning_steps", Replay().tuning_steps))
 
 
-def _control(wanted: Experiment, task: Task, source: SourceModel, *, seed: int, progress: bool) -> float:
+def control_accuracy(wanted: Experiment, task: Task, source: SourceModel, *, seed: int, progress: bool) -> float:
     """Accuracy of the control on a rehearsal's stand-in, percent; NaN where nothing private is put beside it."""
     steps = _control_steps(wanted)
     if not (wanted.rehearsed and steps and approach(wanted.method.name).needs == "hospital"):

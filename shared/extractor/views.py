@@ -93,7 +93,9 @@ def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None =
     """torch.cat along the channels or features."""
     shapes = [value.shape for value in tensors if isinstance(value, Traced)]
     rank = max((len(shape) for shape in shapes if shape is not None), default=0)
-    values = [value.beside(builder, rank) if isinstance(value, Held) and rank else value for value in tensors]
+    values: list[Any] = [
+        value.beside(builder, rank) if isinstance(value, Held) and rank else value for value in tensors
+    ]
     if any(not isinstance(value, Traced) for value in values):
         raise Refused("torch.cat takes a list of traced tensors", "keep constants out")
     if any(value.shape is None for value in values):
@@ -102,7 +104,8 @@ def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None =
     if where < 0:
         raise Refused("torch.cat along the batch mixes records", "concatenate along dim=1")
     if len(values) == 1:
-        return values[0]
+        only: Traced = values[0]
+        return only
     if where == 0:
         return builder.emit("concat", *values)
     # `concat` joins first sides: the one that is meant is brought there and back.
