@@ -120,6 +120,8 @@ def page(runs: list[dict[str, Any]]) -> str:
         "view_most": f"{VIEW_MOST:.0%} of the variance",
         "tuned_on": ", ".join(sorted(TUNED_ON)),
         "planned": f"{whole['planned']:,}",
+        "cells": f"{whole['cells']:,}",
+        "unseen": f"{0.95 ** whole['cells']:.1%}",
         "drawn": f"{whole['drawn']['cells']:,}",
         "chosen": f"{whole['cells'] - whole['drawn']['cells']:,}",
         "summary": "\n".join(_row(title, figures) for title, figures in rows),

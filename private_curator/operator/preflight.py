@@ -191,7 +191,8 @@ def _records(site: _Site) -> str:
 
 def _contract(site: _Site) -> str:
     settings = site.settings.records
-    return check_contract(settings, target.load(settings, home=site.home.path), home=site.home.path)
+    home = site.home.path
+    return check_contract(settings, lambda: target.load(settings, home=home), home=home)
 
 
 def _ledger(site: _Site) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from shared.errors import SettingsError
 from shared.protocol.contract import DataContract
 
 _AT_A_TIME = 2**22  # values that are looked at together
+_NAMES = ("value_range", "channel_mean", "channel_std", "column_names", "units")
 
 
 def contract_of(settings: RecordsSettings, *, record_shape: tuple[int, ...]) -> DataContract:
@@ -22,19 +24,18 @@ def contract_of(settings: RecordsSettings, *, record_shape: tuple[int, ...]) -> 
     Raises:
         SettingsError: it breaks a rule, or does not fit the records' shape.
     """
-    named = ("value_range", "channel_mean", "channel_std", "column_names", "units")
-    made = DataContract(**{name: getattr(settings, name) or () for name in named})
+    made = DataContract(**{name: getattr(settings, name) or () for name in _NAMES})
     if wrong := made.problems(record_shape):
         raise SettingsError("; ".join(f"records.{one}" for one in wrong))
     return made
 
 
-def check_contract(settings: RecordsSettings, data: Target, *, home: Path) -> str:
-    """Holds every record to the declaration.
+def check_contract(settings: RecordsSettings, load: Callable[[], Target], *, home: Path) -> str:
+    """Holds every record to the declaration, where there is one.
 
     Args:
         settings: with the declaration.
-        data: the records as they are served.
+        load: gives the records as they are served.
         home: where paths of the settings that are not absolute start.
 
     Returns:
@@ -44,9 +45,10 @@ def check_contract(settings: RecordsSettings, data: Target, *, home: Path) -> st
         SettingsError: the declaration breaks a rule, or names other columns than the file.
         RecordsRefused: a record lies outside the declared range; the place is for the operator's terminal.
     """
-    contract = contract_of(settings, record_shape=data.record_shape)
-    if contract == DataContract():
+    if all(getattr(settings, name) is None for name in _NAMES):
         return "no range, names or units are declared; clients cannot tell whether their records are on your scale"
+    data = load()
+    contract = contract_of(settings, record_shape=data.record_shape)
     columns = open_source(settings, home=home).layout.columns
     if contract.column_names and columns and tuple(columns) != contract.column_names:
         raise SettingsError(

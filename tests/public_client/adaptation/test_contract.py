@@ -94,12 +94,12 @@ def test_the_hospital_finds_records_outside_and_declarations_that_do_not_fit(tmp
     np.save(tmp_path / "records.npy", images)
     data = Target(stored=images, record_shape=(3, 8, 8))
     declared = {"value_range": (0.0, 1.0), "channel_mean": MEAN, "channel_std": STD}
-    told = check_contract(hospital_records(**declared), data, home=tmp_path)
+    told = check_contract(hospital_records(**declared), lambda: data, home=tmp_path)
     assert told == "0 to 1; then less 0.485, 0.456, 0.406, over 0.229, 0.224, 0.225"
-    assert "cannot tell" in check_contract(hospital_records(), data, home=tmp_path)
+    assert "cannot tell" in check_contract(hospital_records(), lambda: data, home=tmp_path)
     images[7, 1, 2, 3] = 9.0
     with pytest.raises(RecordsRefused, match="declares") as caught:
-        check_contract(hospital_records(**declared), data, home=tmp_path)
+        check_contract(hospital_records(**declared), lambda: data, home=tmp_path)
     assert "record 7, counted from 0" in caught.value.in_full()
     assert "7" not in str(caught.value)
     for wrong, match in (
@@ -113,7 +113,7 @@ def test_the_hospital_finds_records_outside_and_declarations_that_do_not_fit(tmp
     (tmp_path / "table.csv").write_text("age,sugar\n1,2\n3,4\n")
     table = Target(stored=np.array([[1, 2], [3, 4]], dtype=np.float32), record_shape=(2,))
     with pytest.raises(SettingsError, match="the file's columns are age, sugar"):
-        check_contract(RecordsSettings(file="table.csv", column_names=("sugar", "age")), table, home=tmp_path)
+        check_contract(RecordsSettings(file="table.csv", column_names=("sugar", "age")), lambda: table, home=tmp_path)
 
 
 def test_a_contract_travels_and_reads_back():
