@@ -17,7 +17,7 @@ _LANES = 128  # blocks of one program
 
 
 @triton.jit
-def _quarter_round(a, b, c, d):  # type: ignore[no-untyped-def]
+def _quarter_round(a, b, c, d):
     """RFC 8439, 2.1."""
     a += b
     d ^= a
@@ -35,7 +35,7 @@ def _quarter_round(a, b, c, d):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _block(key, counter, nonce: tl.constexpr):  # type: ignore[no-untyped-def]
+def _block(key, counter, nonce: tl.constexpr):
     """The 16 words of each lane's block (RFC 8439, 2.3)."""
     zero = counter ^ counter
     i0, i1, i2, i3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
@@ -66,7 +66,7 @@ def _block(key, counter, nonce: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _put(low, high, tie_low, tie_high, thresholds, tie_breaks, aliases, out, place, count):  # type: ignore[no-untyped-def]
+def _put(low, high, tie_low, tie_high, thresholds, tie_breaks, aliases, out, place, count):
     """One value of each lane; both outcomes are computed and one is selected."""
     column = (high >> 16).to(tl.int32)
     rest = low.to(tl.int64) | ((high & 0xFFFF).to(tl.int64) << 32)
@@ -78,7 +78,7 @@ def _put(low, high, tie_low, tie_high, thresholds, tie_breaks, aliases, out, pla
 
 
 @triton.jit(do_not_specialize=["first_block", "skipped", "count"])  # or some sizes would be compiled anew
-def _kernel(key, thresholds, tie_breaks, aliases, out, first_block, skipped, count, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _kernel(key, thresholds, tie_breaks, aliases, out, first_block, skipped, count, LANES: tl.constexpr):
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
     counter = (lane + first_block).to(tl.uint32)
     place = lane.to(tl.int64) * 8 - skipped  # of the block's first value
