@@ -43,6 +43,7 @@ def main(operations: Mapping[str, Operation] | None = None) -> None:
     compute_in_full_float32()
     loop.warm_up(device)
     if device.type == "cuda":
+        device = torch.device(device.type, torch.cuda.current_device())  # memory is limited by number
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, wishes["memory_bytes"] / total), device)
     confinement.forbid_privileges()
