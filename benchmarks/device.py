@@ -5,8 +5,8 @@
 * The noise alone: OpenSSL's keystream and the table on the CPU; the same integers by tensor operations and by one
   Triton kernel on the device. Both end with the integers where the step needs them.
 * Whole steps as function calls: sample, features, clip, directions, projection, sort, coefficients or sums, noise, and
-  the copy of the released integers. The two take turns. The directions are drawn by numpy on the CPU in both; their
-  share stands in a column of its own.
+  the copy of the released integers; on the device also with the extractor in a confined worker process. They take
+  turns.
 * Where all records are read, the two releases of one key are compared integer by integer.
 
 Without a CUDA device the device's columns are the integer tensor operations on the CPU: slow, and a check that they
@@ -34,12 +34,13 @@ from benchmarks.worker import lenet
 from private_curator.steps.randomness import DeviceNoise, SystemNoise
 from private_curator.worker.denormals import flushed_denormals
 from private_curator.worker.local import LocalEngine
-from private_curator.worker.sessions import ExtractorSource
+from private_curator.worker.pool import WorkerPool
+from private_curator.worker.process import WorkerSettings
+from private_curator.worker.sessions import Engine, ExtractorSource
 from shared.devices import compute_in_full_float32, resolve_device
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.kernels.device_noise import DeviceSampler
-from shared.kernels.directions import directions
 from shared.kernels.grid_gaussian import grid_gaussian_table
 from shared.kernels.keystream import KEY_BYTES, Keystream
 from shared.kernels.noise import GridArray
@@ -55,6 +56,7 @@ from shared.steps.computing import Laboratory, computed
 
 NOISE_VALUES = (1 << 14, 1 << 18, 1 << 22, 1 << 24)
 _CLASSES = 10
+_WORKER_BYTES = 16 << 30
 _FEWEST, _MOST = 3, 50  # times that each thing is measured
 CPU = torch.device("cpu")
 
@@ -161,7 +163,7 @@ class Ready:
         )
         return cls(case, run, ExtractorSource(case.name, facts, lambda: (graph.to_bytes(), weights)), lab, request)
 
-    def step(self, engine: LocalEngine, lab: Laboratory) -> bytes:
+    def step(self, engine: Engine, lab: Laboratory) -> bytes:
         with flushed_denormals(), engine.session(self.extractor) as session:
             return computed(self.run, self.request, session, lab)
 
@@ -223,35 +225,30 @@ def noise_lines(device: torch.device, seconds: float) -> list[str]:
 def step_lines(device: torch.device, seconds: float) -> list[str]:
     """Table of whole steps."""
     lines = [
-        "| step | CPU | device | CPU / device | of it directions | integers that differ | by at most |",
+        "| step | CPU | device | CPU / device | with a worker process | integers that differ | by at most |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     here, there = LocalEngine(device=CPU), LocalEngine(device=device)
+    settings = WorkerSettings(device=device.type, threads=0, memory_bytes=_WORKER_BYTES, seconds=300.0)
+    pool = WorkerPool(settings, workers=1)
     for case in CASES:
         ready = Ready.of(case)
         lab = replace(ready.lab, noise=DeviceNoise(device), device=device)
         calls: dict[str, Callable[[], object]] = {
             "CPU": lambda ready=ready: ready.step(here, ready.lab),
             "device": lambda ready=ready, lab=lab: ready.step(there, lab),
+            "worker": lambda ready=ready, lab=lab: ready.step(pool, lab),
         }
-        k = _directions(case)
-        if k:
-            d = ready.run.facts.model.feature_dimension
-            calls["directions"] = lambda d=d, k=k: directions(bytes(KEY_BYTES), d, k)
         times = in_turn(calls, seconds)
-        share = f"{1e3 * times['directions']:.1f} ms" if k else ""
         cells = [case.name, f"{1e3 * times['CPU']:.1f} ms", f"{1e3 * times['device']:.1f} ms"]
-        cells += [f"{times['CPU'] / times['device']:.1f}", share, *_differences(ready, here, there, device)]
+        cells += [f"{times['CPU'] / times['device']:.1f}", f"{1e3 * times['worker']:.1f} ms"]
+        cells += _differences(ready, here, there, device)
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], flush=True)
         here.close()
         there.close()
+    pool.close()
     return lines
-
-
-def _directions(case: Case) -> int:
-    declared = getattr(case.declared, "sliced", case.declared)
-    return getattr(declared, "directions", 0)
 
 
 def _differences(ready: Ready, here: LocalEngine, there: LocalEngine, device: torch.device) -> tuple[str, str]:
@@ -291,9 +288,10 @@ the device, and one copy brings the released integers back. The noise has the CP
 
 ## Whole steps
 
-Function calls in one process (`compute.isolation = "in-process"`), in turn, medians; the CPU's column has {threads}
-torch threads. A worker process on a GPU adds copies of records and features through the host's memory. The directions
-are drawn by numpy on the CPU in both columns, and nothing else happens meanwhile; what they take is part of both.
+Function calls in turn, medians; the CPU's column has {threads} torch threads. The first two columns are computed in one
+process (`compute.isolation = "in-process"`). With a worker process, the default, the extractor runs on the same device
+in another one, and records, features and gradients go through the host's memory. The sample is drawn and its records
+are put together on the CPU in all of them.
 
 {steps}
 
