@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,7 +64,9 @@ def directions(
         rows.copy_(whole)
         squared += (whole * whole).sum(dim=0)  # about d 2^40, exact in any order
     # A column of zeros stays one and shows nothing: probability 2^-21 for d = 1, and its power for more.
-    return points.div_(squared.clamp(min=1).to(torch.float64).sqrt()).to(dtype)
+    # numpy's root is IEEE 754's on every machine; torch's on a CPU is MKL's, whose last bit is off once in seventy.
+    norms = np.sqrt(squared.clamp(min=1).cpu().numpy().astype(np.float64))
+    return points.div_(torch.from_numpy(norms).to(place)).to(dtype)
 
 
 def _table_on(device: torch.device, key: bytes) -> Callable[[int], Tensor]:
