@@ -33,7 +33,7 @@ _SURE_SIGMAS = 10.0  # a value of the noise lies further out with probability 1.
 class NoiseSource(Protocol):
     """Where noise comes from. The curator's is keyed by the operating system; tests use a seeded one."""
 
-    def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> NDArray[np.int64]:
+    def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> NDArray[np.int64] | Tensor:
         """Independent ideal N(0, sigma^2) values rounded to the grid.
 
         Args:
@@ -42,7 +42,8 @@ class NoiseSource(Protocol):
             step: distance of two grid points in the same units, `grid_step(sigma)`.
 
         Returns:
-            Integers, in units of `step`.
+            Integers, in units of `step`: an array, or an int64 tensor where the source draws on a device. Nobody else
+            keeps them, so a release may overwrite them.
         """
         ...
 
@@ -139,9 +140,14 @@ def gaussian_on_grid(stream: Keystream, shape: tuple[int, ...], *, sigma: float,
     Raises:
         InvalidValue: the step does not belong to sigma.
     """
+    check_step(step, sigma=sigma)
+    return grid_gaussian_table().sample(stream, math.prod(shape)).reshape(shape)
+
+
+def check_step(step: float, *, sigma: float) -> None:
+    """Refuses a step that is not `grid_step(sigma)`, by InvalidValue."""
     if step != grid_step(sigma):
         raise InvalidValue(f"the grid step {step} does not belong to sigma {sigma}; use sigma * 2**-{GRID_EXPONENT}")
-    return grid_gaussian_table().sample(stream, math.prod(shape)).reshape(shape)
 
 
 def narrowest_integer(bound: float, *, sigma: float) -> Integer:
@@ -202,12 +208,25 @@ def release_steps(steps: Tensor, *, sigma: float, noise: NoiseSource, integer: I
         The release.
     """
     step = grid_step(sigma)
-    whole = steps.clamp(-_LARGEST_SIGNAL, _LARGEST_SIGNAL).to(torch.int64).cpu().numpy()
-    noised = whole + noise.grid_gaussian(tuple(steps.shape), sigma=sigma, step=step)
+    drawn = _drawn(noise, steps, sigma=sigma, step=step)
+    return _noised(steps, drawn, step=step, integer=integer)
+
+
+def _drawn(noise: NoiseSource, like: Tensor, *, sigma: float, step: float) -> Tensor:
+    """Noise in the signal's shape, int64, on its device."""
+    values = noise.grid_gaussian(tuple(like.shape), sigma=sigma, step=step)
+    return torch.as_tensor(values, dtype=torch.int64, device=like.device)
+
+
+def _noised(steps: Tensor, drawn: Tensor, *, step: float, integer: Integer) -> GridArray:
+    """Signal plus noise, saturated, where they are; only the sum's integers are copied to the host.
+
+    The sum is written over the noise, so that of the two none is left but what the caller has of the signal.
+    """
+    drawn += steps.clamp(-_LARGEST_SIGNAL, _LARGEST_SIGNAL).to(torch.int64)
     limit = _limit(integer)
-    kept = np.clip(noised, -limit, limit)
-    values = kept.astype(np.int16) if integer == "int16" else kept.astype(np.int32)
-    return GridArray(values=values, step=step, integer=integer)
+    narrow = torch.int16 if integer == "int16" else torch.int32
+    return GridArray(drawn.clamp_(-limit, limit).to(narrow).cpu().numpy(), step, integer)
 
 
 def finest_exponent(bound: float, *, sigma: float) -> int:
@@ -252,13 +271,13 @@ def release_finely(signal: Tensor, *, sigma: float, exponent: int, noise: NoiseS
     """
     coarse, step = grid_step(sigma), math.ldexp(sigma, -exponent)
     small = _BLUR_STEPS * coarse
-    shape = tuple(signal.shape)
-    drawn = noise.grid_gaussian(shape, sigma=sigma, step=coarse) << (_FINEST_EXPONENT - GRID_EXPONENT)
-    drawn = drawn + noise.grid_gaussian(shape, sigma=small, step=grid_step(small))
+    drawn = _drawn(noise, signal, sigma=sigma, step=coarse)
+    drawn <<= _FINEST_EXPONENT - GRID_EXPONENT
+    fine = _drawn(noise, signal, sigma=small, step=grid_step(small))
+    drawn += fine
+    fine.zero_()
     dropped = _FINEST_EXPONENT - exponent
     if dropped:
-        drawn = (drawn + (1 << (dropped - 1))) >> dropped
-    steps = torch.round(signal.detach().to(torch.float64) / step)
-    whole = steps.clamp(-_LARGEST_SIGNAL, _LARGEST_SIGNAL).to(torch.int64).cpu().numpy()
-    limit = _limit("int32")
-    return GridArray(np.clip(whole + drawn, -limit, limit).astype(np.int32), step)
+        drawn += 1 << (dropped - 1)
+        drawn >>= dropped
+    return _noised(torch.round(signal.detach().to(torch.float64) / step), drawn, step=step, integer="int32")
