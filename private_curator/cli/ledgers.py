@@ -184,7 +184,7 @@ def list_runs(record: Record) -> None:
             "steps": charged.steps,
             "steps_used": charged.steps_used,
             "batch": charged.batch,
-            "closed": charged.closed,
+            "state": charged.state,
             "purpose": charged.purpose,
         }
         for charged in record.runs

@@ -22,7 +22,7 @@ from public_client import DomainAdaptation, Hospital
 from public_client.data.ranks import Ranks
 from public_client.data.source import train_source
 from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.distributed import shared_curator
+from public_client.training.distributed import shared_curators
 from shared.errors import BudgetExhausted, InvalidValue
 
 D, BATCH, BATCHES = 6, 24, 4
@@ -102,7 +102,7 @@ def train(out: Path, name: str, ranks: Ranks) -> None:
         mock_description(records=300, record_shape=(D,), epsilon=4.0, delta=1e-5, classes=3),
         randomness=lambda size: next(counter).to_bytes(size, "big"),  # both runs see the same noise
     )
-    hospital = Hospital(mock if ranks.size == 1 else shared_curator(lambda: mock))
+    hospital = Hospital(mock if ranks.size == 1 else shared_curators(lambda: {name: mock})[name])
     method = small(name, source_records=BATCH * BATCHES, **SETTINGS.get(name, {}))
     size = {} if name in ("replay", "statistics") else {"steps": 5, "batch_size": 80}
     torch.manual_seed(ranks.rank)  # ranks begin with different weights; rank 0's count

@@ -14,7 +14,7 @@ import torch
 from public_client.data.ranks import Ranks, _packed, _unpacked
 from public_client.methods import METHODS
 from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.distributed import SharedTransport, shared_curator
+from public_client.training.distributed import SharedTransport, shared_curators
 from public_client.training.saved_model import load_adapted
 from shared import errors
 
@@ -110,7 +110,7 @@ def test_one_process_is_a_job_of_one():
     assert ranks.gather(rows) is rows
     with pytest.raises(errors.SettingsError, match="rank 0"):
         SharedTransport(None)
-    curator = shared_curator(
-        lambda: MockCurator(mock_description(records=9, record_shape=(2,), epsilon=1.0, delta=1e-5))
+    curators = shared_curators(
+        lambda: {"north": MockCurator(mock_description(records=9, record_shape=(2,), epsilon=1.0, delta=1e-5))}
     )
-    assert curator.describe().records == 9
+    assert curators["north"].describe().records == 9
