@@ -164,8 +164,8 @@ def test_who_needs_all_sites_is_refused_before_anything_is_spent(real):
     assert not both.hospitals["here"].curator.charges
 
 
-def test_a_site_that_starts_slowly_is_waited_for_when_asked(real):
-    home, _, credentials = real["real-0"]
+def test_a_site_that_starts_slowly_is_waited_for_when_asked(tmp_path):
+    home, credentials = made_home(tmp_path, made(60, 1)[0]), tmp_path / "credentials"
     port, done = own_port(), threading.Event()
 
     def start_late():
