@@ -19,6 +19,7 @@ from private_curator.cli.common import (
     reason_option,
     record_command,
     show,
+    verifying,
 )
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.backup import move as move_ledger
@@ -59,11 +60,13 @@ def ledger() -> None:
 @click.pass_context
 def verify(context: click.Context, home: HomeDirectory, file: Path | None, receipts: Path | None) -> None:
     """Finds every edit, deletion, reordering, truncation and unlawful entry."""
-    if file is None:
-        report = verify_ledger(home, receipts=_given(receipts))
-    else:
-        public_key = home.read_ledger_key().public_key().public_bytes_raw()
-        report = verify_file(file, public_key=public_key, receipts=_read_receipts(receipts, home))
+    with verifying() as progress:
+        if file is None:
+            report = verify_ledger(home, receipts=_given(receipts), progress=progress)
+        else:
+            public_key = home.read_ledger_key().public_key().public_bytes_raw()
+            kept = _read_receipts(receipts, home)
+            report = verify_file(file, public_key=public_key, receipts=kept, progress=progress)
     show(
         {
             "ok": report.ok,
@@ -181,7 +184,7 @@ def list_runs(record: Record) -> None:
             "steps": charged.steps,
             "steps_used": charged.steps_used,
             "batch": charged.batch,
-            "closed": charged.closed,
+            "state": charged.state,
             "purpose": charged.purpose,
         }
         for charged in record.runs
