@@ -125,6 +125,7 @@ class CuratorServer:
                 parallel_steps=settings.compute.parallel_steps,
                 max_attempts=limits.max_step_attempts,
                 most_seconds=settings.compute.worker_seconds,
+                pass_seconds=settings.compute.pass_seconds,
             )
             self._service = CuratorService(
                 settings=settings,

@@ -119,6 +119,13 @@ class ComputeSettings(SettingsGroup):
         unit="seconds",
         gt=0,
     )
+    pass_seconds: float = setting(
+        3600.0,
+        "Seconds that a sum over every record may take, by the time of its made records; longer ones are refused "
+        "before they are charged.",
+        unit="seconds",
+        gt=0,
+    )
     worker_memory_bytes: int = setting(
         4096 * _MEBIBYTE,
         "Bytes that a worker may allocate beyond what it needs to start (on a GPU, also of its memory).",
