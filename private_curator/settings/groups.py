@@ -134,6 +134,21 @@ class ComputeSettings(SettingsGroup):
     )
 
 
+class ClusterSettings(SettingsGroup):
+    """Other machines that compute sums over every record; needs `dpswd[cluster]`."""
+
+    scheduler: str | None = setting(
+        None,
+        "The cluster's scheduler; without one this machine computes alone (docs/operator/cluster.md).",
+        allowed="tls://host:port or none",
+        pattern=r"^(tls://[^/\s]+:\d+)?$",
+    )
+    certificates: Path = Field(
+        default=Path("cluster"),
+        description="The curator's folder of the cluster's certificates: ca.crt, member.crt and member.key.",
+    )
+
+
 class ExtractorSettings(SettingsGroup):
     """Which extractors may see records."""
 

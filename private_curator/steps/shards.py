@@ -28,6 +28,7 @@ MAX_ATTEMPTS = 4
 """How often one shard is computed before the step fails: what ends that many processes ends the next one too."""
 _STRAGGLES = 3.0  # times the usual time of a shard: then another copy of it is begun
 _LEAST_STRAGGLING_S = 2.0
+_PAUSE_S = 0.2
 _SHARD_BYTES = 1 << 28  # of a shard's records in float32: seconds of work, so that little is lost with it
 _SHARDS_FOR_EACH = 4  # at least, of those that compute: so that the slowest holds up the others little
 _MOST_SHARDS = 4096
@@ -73,7 +74,7 @@ def gathered(
     Args:
         parts: the shards.
         submit: begins to compute one.
-        at_once: how many can be computed side by side now.
+        at_once: how many can be computed side by side now; raises where nobody computes for too long.
         attempts: how often one shard may be lost before the step fails.
         least_straggling_s: no shard is slow before.
 
@@ -90,10 +91,12 @@ def gathered(
             if not waiting and room > 0 and usual:
                 slow = max(least_straggling_s, _STRAGGLES * statistics.median(usual))
                 waiting.extend(_stragglers(running, open_shards, slow)[:room])
-            while waiting and (room > 0 or not running):
+            while waiting and room > 0:
                 shard = waiting.popleft()
                 running[submit(shard)] = shard, time.monotonic()
                 room -= 1
+            if not running:  # nobody computes now; `at_once` decides how long that may last
+                time.sleep(_PAUSE_S)
             done, _ = wait(running, timeout=least_straggling_s / 2.0, return_when=FIRST_COMPLETED)
             for future in done:
                 shard, begun = running.pop(future)
