@@ -127,7 +127,11 @@ def check_told(request: bytes, told: str | None) -> None:
 
 
 def verify_ledger(
-    home: HomeDirectory, *, receipts: Iterable[SignedEntry] = (), progress: Progress = untold
+    home: HomeDirectory,
+    *,
+    receipts: Iterable[SignedEntry] = (),
+    every_signature: bool = True,
+    progress: Progress = untold,
 ) -> VerificationReport:
     """Verifies the ledger in use, also against what this curator noted; keeps the outcome, and tells of a bad one.
 
@@ -136,6 +140,7 @@ def verify_ledger(
     Args:
         home: of the curator.
         receipts: entries that somebody kept elsewhere.
+        every_signature: see `verify_file`.
         progress: told how far it is.
     """
     noted = Witness(home.ledger_witness()).entry()
@@ -143,6 +148,7 @@ def verify_ledger(
         home.ledger_location(),
         public_key=home.read_ledger_key().public_key().public_bytes_raw(),
         receipts=[*receipts, *([] if noted is None else [noted])],
+        every_signature=every_signature,
         progress=progress,
     )
     first = "" if report.ok else report.findings[0].text

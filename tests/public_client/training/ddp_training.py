@@ -24,6 +24,8 @@ from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.data.ranks import Ranks
 from public_client.data.source import train_source
+from public_client.generation import Replayed, replayed
+from public_client.methods.statistics_head import Known
 from public_client.replay import delivery, fit
 from public_client.replay.residuals import Residuals
 from public_client.testing.mock import MockCurator, mock_description
@@ -141,7 +143,21 @@ def divided(out: Path, ranks: Ranks) -> None:
             extractor, nn.Linear(5, 3), fit.view_for(source.images, seen), source,
             steps=6, generator=torch.Generator().manual_seed(0), bar=bar, ranks=ranks,
         )  # fmt: skip
-    torch.save((found.reason, tuned[0].state_dict()), out / f"divided-{ranks.rank}.pt")
+    torch.save((found.reason, tuned[0].state_dict(), drawn(ranks)), out / f"divided-{ranks.rank}.pt")
+
+
+def drawn(ranks: Ranks) -> torch.Tensor:
+    """Weights of a decoder that is fitted by all ranks together."""
+    replayed._AT_A_TIME = 20  # several parts
+    torch.manual_seed(2)
+    features = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), replayed.OnSphere(5)).eval()
+    rng = np.random.default_rng(1)
+    means = 20.0 * rng.normal(size=(3, 5))
+    known = Known(
+        np.zeros(3), means - means.mean(axis=0), means.sum(axis=0), 60.0 * np.eye(5), 300.0, 1.0, 1.0, 1.0, 1.0
+    )
+    fitted = Replayed(pool=70, hidden=8).fitted(known, features, (1, 8, 8), seed=0, ranks=ranks)
+    return torch.cat([value.flatten() for _, value in sorted(fitted.decoder.weights.items())])
 
 
 def released(target: torch.Tensor, feature_map: FeatureMap, *, sigma: float) -> SlicedReply:
