@@ -8,6 +8,7 @@
   the copy of the released integers; on the device also with the extractor in a confined worker process. They take
   turns.
 * Where all records are read, the two releases of one key are compared integer by integer.
+* Steps on the device over sizes of data: time, memory and bytes.
 
 Without a CUDA device the device's columns are the integer tensor operations on the CPU: slow, and a check that they
 run.
@@ -19,174 +20,56 @@ import argparse
 import itertools
 import os
 import platform
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
+from benchmarks.device_cases import CLASSES, CPU, Case, Ready, features, in_turn
+from benchmarks.device_sizes import size_lines
 from benchmarks.worker import lenet
 from private_curator.steps.randomness import DeviceNoise, SystemNoise
-from private_curator.worker.denormals import flushed_denormals
 from private_curator.worker.local import LocalEngine
 from private_curator.worker.pool import WorkerPool
 from private_curator.worker.process import WorkerSettings
-from private_curator.worker.sessions import Engine, ExtractorSource
 from shared.devices import compute_in_full_float32, resolve_device
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.kernels.device_noise import DeviceSampler
 from shared.kernels.grid_gaussian import grid_gaussian_table
 from shared.kernels.keystream import KEY_BYTES, Keystream
 from shared.kernels.noise import GridArray
-from shared.mechanisms import MECHANISMS
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
-from shared.mechanisms.interface import DataSetFacts, Limits, ModelFacts, Payload
+from shared.mechanisms.gradient.mechanism import GradientDeclaration
 from shared.mechanisms.sliced import SlicedDeclaration
-from shared.protocol.messages import RunParameters
-from shared.steps.admission import AdmittedRun, admit_run
-from shared.steps.computing import Laboratory, computed
 
 NOISE_VALUES = (1 << 14, 1 << 18, 1 << 22, 1 << 24)
-_CLASSES = 10
 _WORKER_BYTES = 16 << 30
-_FEWEST, _MOST = 3, 50  # times that each thing is measured
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Case:
-    """One kind of step.
-
-    Attributes:
-        name: for the table.
-        module: the extractor.
-        shape: of a record.
-        records: n.
-        batch: b; n for all records.
-        mechanism: the release.
-        declared: by the run.
-    """
-
-    name: str
-    module: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    records: int
-    batch: int
-    mechanism: str
-    declared: Payload
-
-
-def _features() -> nn.Module:
-    """Records that are features already."""
-    return nn.Sequential(nn.Flatten())
-
-
 _ADAPTED = ClippedSum(("3.weight", "3.bias"), clip_norm=0.1, sigma=1.0)
 CASES = (
     Case("quantiles L = 3 of all 60,000, LeNet d = 320, k = 200", lenet, (1, 28, 28), 60_000, 60_000,
          "quantiles", SlicedDeclaration(200, 1.0, 3)),
-    Case("quantiles L = 4 of all 55,387, d = 100, k = 500 (VisDA)", _features, (100,), 55_387, 55_387,
+    Case("quantiles L = 4 of all 55,387, d = 100, k = 500 (VisDA)", features, (100,), 55_387, 55_387,
          "quantiles", SlicedDeclaration(500, 1.0, 4)),
-    Case("class statistics with second moments of all 60,000, d = 784", _features, (784,), 60_000, 60_000,
-         "class_statistics", StatisticsDeclaration(_CLASSES, 1.0, 1.0, 0.0, 4.0)),
+    Case("class statistics with second moments of all 60,000, d = 784", features, (784,), 60_000, 60_000,
+         "class_statistics", StatisticsDeclaration(CLASSES, 1.0, 1.0, 0.0, 4.0)),
     Case("rows, LeNet d = 320, k = 200, b = 128", lenet, (1, 28, 28), 60_000, 128,
          "rows", SlicedDeclaration(200, 1.0)),
     Case("rows, LeNet d = 320, k = 1000, b = 4096", lenet, (1, 28, 28), 60_000, 4096,
          "rows", SlicedDeclaration(1000, 1.0)),
-    Case("rows, d = 8192, k = 2000, b = 256 (CelebA)", _features, (8192,), 4096, 256,
+    Case("rows, d = 8192, k = 2000, b = 256 (CelebA)", features, (8192,), 4096, 256,
          "rows", SlicedDeclaration(2000, 1.0)),
     Case("rows and a gradient of 25,050 parameters, LeNet, b = 128", lenet, (1, 28, 28), 60_000, 128,
          "gradient", GradientDeclaration("rows", SlicedDeclaration(200, 1.0), _ADAPTED, 128)),
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Held:
-    """Made records in memory, as a curator's are in the file cache."""
-
-    values: np.ndarray
-
-    @property
-    def count(self) -> int:
-        return len(self.values)
-
-    def take(self, indices: np.ndarray) -> np.ndarray:
-        return self.values[indices]
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A case on made records, to be computed in this process.
-
-    Attributes:
-        case: what it is.
-        run: admitted, as a curator admits it.
-        extractor: the run's.
-        lab: on the CPU, with its own noise.
-        request: of every step.
-    """
-
-    case: Case
-    run: AdmittedRun
-    extractor: ExtractorSource
-    lab: Laboratory
-    request: Any
-
-    @classmethod
-    def of(cls, case: Case) -> Ready:
-        module = case.module()
-        graph = trace(module, case.shape)
-        weights = weights_to_bytes(module_weights(module, graph))
-        facts = ModelFacts.of(graph)
-        parameters = RunParameters("a" * 64, "b" * 64, case.mechanism, case.declared.to_bytes(), case.batch, 1)
-        data = DataSetFacts(case.records, case.shape, _CLASSES)
-        run = admit_run(parameters, mechanisms=MECHANISMS, data=data, model=facts, limits=Limits())
-        rng = np.random.default_rng(3)
-        request = run.mechanism.synthetic(run.declared, run.size, run.facts)
-        if case.mechanism == "gradient":
-            request = GradientRequest(rng.random((case.batch, facts.feature_dimension), dtype=np.float32))
-        lab = Laboratory(
-            records=Held(rng.standard_normal((case.records, *case.shape), dtype=np.float32)),
-            labels=np.arange(case.records, dtype=np.int64) % _CLASSES,
-            noise=SystemNoise(),
-            device=CPU,
-            fresh_seed=lambda: os.urandom(KEY_BYTES),
-            reached=lambda _: None,
-        )
-        return cls(case, run, ExtractorSource(case.name, facts, lambda: (graph.to_bytes(), weights)), lab, request)
-
-    def step(self, engine: Engine, lab: Laboratory) -> bytes:
-        with flushed_denormals(), engine.session(self.extractor) as session:
-            return computed(self.run, self.request, session, lab)
-
-
 def _keys() -> Callable[[int], bytes]:
     """Public keys, the same for every source: only to compare two releases."""
     numbers = itertools.count(1)
     return lambda size: bytes([next(numbers)]) * size
-
-
-def in_turn(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Median seconds of each call; they take turns, after a round that is not counted."""
-    spent: dict[str, list[float]] = {name: [] for name in calls}
-    end = time.monotonic() + seconds
-    for turn in range(_MOST + 1):
-        for name, call in calls.items():
-            begun = time.perf_counter()
-            call()
-            if turn:
-                spent[name].append(time.perf_counter() - begun)
-        if turn >= _FEWEST and time.monotonic() > end:
-            break
-    return {name: statistics.median(times) for name, times in spent.items()}
 
 
 def noise_lines(device: torch.device, seconds: float) -> list[str]:
@@ -297,6 +180,14 @@ are put together on the CPU in all of them.
 
 The last two columns compare the two releases of the same key and directions: features are float32 sums in another
 order, which moves an integer now and then.
+
+## By size
+
+Steps on the device, in one process; records are features already. Device memory is the largest that torch had
+allocated, the records of the step included. A sorted release reads at most 65,536 records, and no more than 32,000,000
+projections. Class sums read all of them, 4,096 at a time: their time is that of reading and copying the records.
+
+{sizes}
 """
 
 
@@ -315,6 +206,7 @@ def main() -> None:
         machine=machine,
         noise="\n".join(noise_lines(device, arguments.seconds)),
         steps="\n".join(step_lines(device, arguments.seconds)),
+        sizes="\n".join(size_lines(device, arguments.seconds / 4)),
         threads=torch.get_num_threads(),
     )
     if arguments.write is not None:
