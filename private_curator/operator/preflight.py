@@ -298,8 +298,12 @@ def _device(site: _Site) -> str:
         raise SettingsError(f"{device} computes wrong sums; do not use it: set compute.device to cpu")
     if device.type != "cuda":
         return "steps run on cpu" + ("; a CUDA device is there and not used" if torch.cuda.is_available() else "")
+    from shared.kernels.device_noise import device_sampler
+
+    kind = "one kernel" if device_sampler(device).fused else "tensor operations (slower: Triton does not work here)"
     free, _ = torch.cuda.mem_get_info(device)
-    return f"steps run on {torch.cuda.get_device_name(device)}, {free >> 20} MiB free"
+    name = torch.cuda.get_device_name(device)
+    return f"steps run on {name}, {free >> 20} MiB free; it draws the CPU's noise from the same key, by {kind}"
 
 
 def _worker(site: _Site) -> str:
