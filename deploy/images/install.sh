@@ -4,6 +4,7 @@
 #   install.sh tools          /srv: pip and the build back end, which are never shipped
 #   install.sh dependencies   /opt/dpswd: a virtual environment with torch and curator.lock, without pip
 #   install.sh project        /stage/opt/dpswd: this project, to be laid over it
+#   install.sh cluster        /stage/opt/dpswd: what cluster.lock has and curator.lock has not, to be laid over it
 #   install.sh extras         /stage/opt/dpswd: what client.lock has and curator.lock has not, to be laid over it
 set -euo pipefail
 
@@ -110,8 +111,15 @@ case $1 in
     bytecode matplotlib.pyplot sklearn.datasets yaml torch._dynamo # an optimizer's first use imports it
     stage mark
     ;;
+  cluster)
+    touch mark
+    locked cluster.lock
+    trim
+    bytecode dask distributed
+    stage mark
+    ;;
   *)
-    printf 'install.sh: %s is no part; allowed: dependencies, project, extras\n' "$1" >&2
+    printf 'install.sh: %s is no part; allowed: dependencies, project, extras, cluster\n' "$1" >&2
     exit 2
     ;;
 esac

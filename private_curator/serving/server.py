@@ -20,6 +20,7 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import shared
+from private_curator.cluster.choice import cluster_of
 from private_curator.ledger.ledger import Ledger
 from private_curator.observability import logs
 from private_curator.observability.metrics import Metrics, MetricsServer
@@ -112,12 +113,16 @@ class CuratorServer:
             )
             self._engine = make_engine(settings.compute, device)
             opened.callback(self._engine.close)
+            labels = load_labels(settings.records, home=home.path, records=data.count)
+            shards = cluster_of(settings, labels=labels, records=data.count)
+            if shards is not None:
+                opened.callback(shards.close)
             self._pipeline = ReleasePipeline(
                 ledger=self._ledger,
                 engine=self._engine,
                 lab=Laboratory(
                     records=data,
-                    labels=load_labels(settings.records, home=home.path, records=data.count),
+                    labels=labels,
                     noise=noise_for(device),
                     device=device,
                     fresh_seed=fresh_seed,
@@ -126,6 +131,8 @@ class CuratorServer:
                 parallel_steps=settings.compute.parallel_steps,
                 max_attempts=limits.max_step_attempts,
                 most_seconds=settings.compute.worker_seconds,
+                pass_seconds=settings.compute.pass_seconds,
+                shards=shards,
             )
             self._service = CuratorService(
                 settings=settings,

@@ -58,7 +58,9 @@ def directions(
     points = torch.empty(feature_dimension, directions, dtype=torch.float64, device=place)
     squared = torch.zeros(directions, dtype=torch.int64, device=place)
     draw = _table_on(place, key)
-    for rows in torch.split(points, feature_dimension if place.type == "cuda" else max(1, _CHUNK // directions)):
+    at_once = feature_dimension if place.type == "cuda" else max(1, _CHUNK // directions)
+    for start in range(0, feature_dimension, at_once):
+        rows = points[start : start + at_once]
         large, small = draw(2 * rows.numel()).reshape(len(rows), 2, directions).unbind(dim=1)
         whole = large * _FINER + small  # some 2^20 large
         rows.copy_(whole)

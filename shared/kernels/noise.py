@@ -22,11 +22,14 @@ from shared.kernels.keystream import Keystream, derived_key
 
 _LARGEST_SIGNAL = float(1 << 52)  # grid steps; far outside int32, and still exact in float64 with noise added
 
-Integer = Literal["int16", "int24", "int32"]
-_BITS: dict[Integer, int] = {"int16": 16, "int24": 24, "int32": 32}
+Integer = Literal["int16", "int24", "int32", "int64"]
+_BITS: dict[Integer, int] = {"int16": 16, "int24": 24, "int32": 32, "int64": 64}
+_TYPES = {"int16": torch.int16, "int24": torch.int32, "int32": torch.int32, "int64": torch.int64}
+"""In memory."""
 _KEPT_SIGMAS = 16  # no noise lies further out
 _BLUR_STEPS = 4  # deviation of the small noise of `release_finely`, in steps of the usual grid
 _FINEST_EXPONENT = 2 * GRID_EXPONENT - 2  # the small noise's own grid: 4 sigma 2^-11 2^-11
+_COARSE_EXPONENT = 14  # of a sum's grid in 32 bits: a coarser one would cost more than its bytes save
 _SURE_SIGMAS = 10.0  # a value of the noise lies further out with probability 1.5e-23
 
 
@@ -53,18 +56,18 @@ class GridArray:
     """Released integers and the step that gives them a unit.
 
     Attributes:
-        values: int16 or int32, any shape; made read-only.
+        values: int16, int32 or int64, any shape; made read-only.
         step: units of the released quantity for each integer step, positive and finite.
         integer: what each value fits in, by declared sizes and not by the values; decides their width on the wire.
     """
 
-    values: NDArray[np.int16] | NDArray[np.int32]
+    values: NDArray[np.int16] | NDArray[np.int32] | NDArray[np.int64]
     step: float
     integer: Integer = "int32"
 
     def __post_init__(self) -> None:
-        if self.values.dtype not in (np.dtype(np.int16), np.dtype(np.int32)):
-            raise InvalidValue(f"grid values have type {self.values.dtype}; use int16 or int32")
+        if self.values.dtype not in (np.int16, np.int32, np.int64):
+            raise InvalidValue(f"grid values have type {self.values.dtype}; use int16, int32 or int64")
         if not (math.isfinite(self.step) and self.step > 0.0):
             raise InvalidValue(f"the grid step is {self.step}; it must be positive and finite")
         self.values.setflags(write=False)
@@ -225,8 +228,7 @@ def _noised(steps: Tensor, drawn: Tensor, *, step: float, integer: Integer) -> G
     """
     drawn += steps.clamp(-_LARGEST_SIGNAL, _LARGEST_SIGNAL).to(torch.int64)
     limit = _limit(integer)
-    narrow = torch.int16 if integer == "int16" else torch.int32
-    return GridArray(drawn.clamp_(-limit, limit).to(narrow).cpu().numpy(), step, integer)
+    return GridArray(drawn.clamp_(-limit, limit).to(_TYPES[integer]).cpu().numpy(), step, integer)
 
 
 def finest_exponent(bound: float, *, sigma: float) -> int:
@@ -253,7 +255,35 @@ def finest_exponent(bound: float, *, sigma: float) -> int:
     )
 
 
-def release_finely(signal: Tensor, *, sigma: float, exponent: int, noise: NoiseSource) -> GridArray:
+def sum_grid(bound: float, *, sigma: float) -> tuple[int, Integer]:
+    """The grid of a noised sum over any number of records; a function of public numbers alone.
+
+    Args:
+        bound: no coordinate of the signal can be larger, in the released quantity's units.
+        sigma: standard deviation of the noise, in the same units.
+
+    Returns:
+        e of the step sigma 2^-e, and the width: 32 bits where a grid of 14 or finer fits, else 64 and the finest grid.
+
+    Raises:
+        InvalidValue: the signal could leave the integers that float64 holds, or sigma is no sigma.
+    """
+    grid_step(sigma)
+    reach = bound / sigma + _KEPT_SIGMAS
+    for exponent in range(_FINEST_EXPONENT, _COARSE_EXPONENT - 1, -1):
+        if reach * 2.0**exponent <= _limit("int32"):
+            return exponent, "int32"
+    if reach * 2.0**_FINEST_EXPONENT <= _LARGEST_SIGNAL:
+        return _FINEST_EXPONENT, "int64"
+    raise InvalidValue(
+        f"a sum of up to {bound:g} does not fit in 52 bits at noise sigma {sigma:g}; the sum over sigma must stay "
+        f"below {2**32 - _KEPT_SIGMAS}: use more noise"
+    )
+
+
+def release_finely(
+    signal: Tensor, *, sigma: float, exponent: int, noise: NoiseSource, integer: Integer = "int32"
+) -> GridArray:
     """As `release_on_grid`, on a finer grid: where many coordinates change at once, rounding must cost less.
 
     The noise is the sum of two from the one table: N(0, sigma^2) on its usual grid, and a small one with a deviation of
@@ -263,11 +293,12 @@ def release_finely(signal: Tensor, *, sigma: float, exponent: int, noise: NoiseS
     Args:
         signal: any shape, finite, in the released quantity's units.
         sigma: standard deviation of the noise, in the same units.
-        exponent: e of the grid's step sigma 2^-e, from `finest_exponent`.
+        exponent: e of the grid's step sigma 2^-e, from `finest_exponent` or `sum_grid`.
         noise: where the noise comes from.
+        integer: the type that travels.
 
     Returns:
-        The release as int32; its rounding adds at most one step to each coordinate's sensitivity.
+        The release; its rounding adds at most one step to each coordinate's sensitivity.
     """
     coarse, step = grid_step(sigma), math.ldexp(sigma, -exponent)
     small = _BLUR_STEPS * coarse
@@ -280,4 +311,4 @@ def release_finely(signal: Tensor, *, sigma: float, exponent: int, noise: NoiseS
     if dropped:
         drawn += 1 << (dropped - 1)
         drawn >>= dropped
-    return _noised(torch.round(signal.detach().to(torch.float64) / step), drawn, step=step, integer="int32")
+    return _noised(torch.round(signal.detach().to(torch.float64) / step), drawn, step=step, integer=integer)
