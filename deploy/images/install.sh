@@ -92,7 +92,7 @@ case $1 in
     bytecode torch torch.fx torch.func scipy.{fft,integrate,linalg,optimize,signal,special,stats} autodp.rdp_bank \
       autodp.{mechanism_zoo,transformer_zoo} grpc grpc_health.v1.health grpc_status.rpc_status google.rpc.error_details_pb2 \
       cryptography.x509 cryptography.hazmat.primitives.asymmetric.{ec,ed25519} cryptography.hazmat.primitives.serialization \
-      pydantic_settings rich.{console,table,progress} safetensors.torch randomgen PIL.Image pyarrow.parquet psycopg \
+      pydantic_settings rich.{console,table,progress} safetensors.torch PIL.Image pyarrow.parquet psycopg \
       prometheus_client click
     ;;
   project)

@@ -34,7 +34,7 @@ from private_curator.serving.turns import Turns
 from private_curator.settings.permissions import check_permissions
 from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
-from private_curator.steps.randomness import SystemNoise, fresh_seed
+from private_curator.steps.randomness import fresh_seed, noise_for
 from private_curator.steps.release import ReleasePipeline, no_checkpoint
 from private_curator.storage.asks import Ask
 from private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
@@ -42,7 +42,7 @@ from private_curator.storage.home_directory import SAFE_UMASK, HomeDirectory
 from private_curator.storage.incidents import IncidentBook
 from private_curator.storage.uploads import UploadStore
 from private_curator.worker.choice import make_engine, report
-from shared.devices import resolve_device
+from shared.devices import compute_in_full_float32, resolve_device
 from shared.errors import SettingsError
 from shared.files import write_public
 from shared.mechanisms import MECHANISMS
@@ -87,6 +87,7 @@ class CuratorServer:
         _check_imports()
         check_permissions(settings.clients, mechanisms)
         device = resolve_device(settings.compute.device)
+        compute_in_full_float32()
         if settings.compute.torch_threads:
             torch.set_num_threads(settings.compute.torch_threads)
         data = target.load(settings.records, home=home.path)
@@ -122,7 +123,7 @@ class CuratorServer:
                 lab=Laboratory(
                     records=data,
                     labels=labels,
-                    noise=SystemNoise(),
+                    noise=noise_for(device),
                     device=device,
                     fresh_seed=fresh_seed,
                     reached=checkpoint,

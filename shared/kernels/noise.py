@@ -24,7 +24,7 @@ _LARGEST_SIGNAL = float(1 << 52)  # grid steps; far outside int32, and still exa
 
 Integer = Literal["int16", "int24", "int32", "int64"]
 _BITS: dict[Integer, int] = {"int16": 16, "int24": 24, "int32": 32, "int64": 64}
-_TYPES = {"int16": np.int16, "int24": np.int32, "int32": np.int32, "int64": np.int64}
+_TYPES = {"int16": torch.int16, "int24": torch.int32, "int32": torch.int32, "int64": torch.int64}
 """In memory."""
 _KEPT_SIGMAS = 16  # no noise lies further out
 _BLUR_STEPS = 4  # deviation of the small noise of `release_finely`, in steps of the usual grid
@@ -36,7 +36,7 @@ _SURE_SIGMAS = 10.0  # a value of the noise lies further out with probability 1.
 class NoiseSource(Protocol):
     """Where noise comes from. The curator's is keyed by the operating system; tests use a seeded one."""
 
-    def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> NDArray[np.int64]:
+    def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> NDArray[np.int64] | Tensor:
         """Independent ideal N(0, sigma^2) values rounded to the grid.
 
         Args:
@@ -45,7 +45,8 @@ class NoiseSource(Protocol):
             step: distance of two grid points in the same units, `grid_step(sigma)`.
 
         Returns:
-            Integers, in units of `step`.
+            Integers, in units of `step`: an array, or an int64 tensor where the source draws on a device. Nobody else
+            keeps them, so a release may overwrite them.
         """
         ...
 
@@ -65,7 +66,7 @@ class GridArray:
     integer: Integer = "int32"
 
     def __post_init__(self) -> None:
-        if self.values.dtype not in [np.dtype(each) for each in _TYPES.values()]:
+        if self.values.dtype not in (np.int16, np.int32, np.int64):
             raise InvalidValue(f"grid values have type {self.values.dtype}; use int16, int32 or int64")
         if not (math.isfinite(self.step) and self.step > 0.0):
             raise InvalidValue(f"the grid step is {self.step}; it must be positive and finite")
@@ -142,9 +143,14 @@ def gaussian_on_grid(stream: Keystream, shape: tuple[int, ...], *, sigma: float,
     Raises:
         InvalidValue: the step does not belong to sigma.
     """
+    check_step(step, sigma=sigma)
+    return grid_gaussian_table().sample(stream, math.prod(shape)).reshape(shape)
+
+
+def check_step(step: float, *, sigma: float) -> None:
+    """Refuses a step that is not `grid_step(sigma)`, by InvalidValue."""
     if step != grid_step(sigma):
         raise InvalidValue(f"the grid step {step} does not belong to sigma {sigma}; use sigma * 2**-{GRID_EXPONENT}")
-    return grid_gaussian_table().sample(stream, math.prod(shape)).reshape(shape)
 
 
 def narrowest_integer(bound: float, *, sigma: float) -> Integer:
@@ -205,15 +211,24 @@ def release_steps(steps: Tensor, *, sigma: float, noise: NoiseSource, integer: I
         The release.
     """
     step = grid_step(sigma)
-    whole = steps.clamp(-_LARGEST_SIGNAL, _LARGEST_SIGNAL).to(torch.int64).cpu().numpy()
-    noised = whole + noise.grid_gaussian(tuple(steps.shape), sigma=sigma, step=step)
-    return _saturated(noised, step, integer)
+    drawn = _drawn(noise, steps, sigma=sigma, step=step)
+    return _noised(steps, drawn, step=step, integer=integer)
 
 
-def _saturated(noised: NDArray[np.int64], step: float, integer: Integer) -> GridArray:
-    """Integers of the declared width; what does not fit becomes the largest that does."""
+def _drawn(noise: NoiseSource, like: Tensor, *, sigma: float, step: float) -> Tensor:
+    """Noise in the signal's shape, int64, on its device."""
+    values = noise.grid_gaussian(tuple(like.shape), sigma=sigma, step=step)
+    return torch.as_tensor(values, dtype=torch.int64, device=like.device)
+
+
+def _noised(steps: Tensor, drawn: Tensor, *, step: float, integer: Integer) -> GridArray:
+    """Signal plus noise, saturated, where they are; only the sum's integers are copied to the host.
+
+    The sum is written over the noise, so that of the two none is left but what the caller has of the signal.
+    """
+    drawn += steps.clamp(-_LARGEST_SIGNAL, _LARGEST_SIGNAL).to(torch.int64)
     limit = _limit(integer)
-    return GridArray(np.clip(noised, -limit, limit).astype(_TYPES[integer]), step, integer)
+    return GridArray(drawn.clamp_(-limit, limit).to(_TYPES[integer]).cpu().numpy(), step, integer)
 
 
 def finest_exponent(bound: float, *, sigma: float) -> int:
@@ -287,12 +302,13 @@ def release_finely(
     """
     coarse, step = grid_step(sigma), math.ldexp(sigma, -exponent)
     small = _BLUR_STEPS * coarse
-    shape = tuple(signal.shape)
-    drawn = noise.grid_gaussian(shape, sigma=sigma, step=coarse) << (_FINEST_EXPONENT - GRID_EXPONENT)
-    drawn = drawn + noise.grid_gaussian(shape, sigma=small, step=grid_step(small))
+    drawn = _drawn(noise, signal, sigma=sigma, step=coarse)
+    drawn <<= _FINEST_EXPONENT - GRID_EXPONENT
+    fine = _drawn(noise, signal, sigma=small, step=grid_step(small))
+    drawn += fine
+    fine.zero_()
     dropped = _FINEST_EXPONENT - exponent
     if dropped:
-        drawn = (drawn + (1 << (dropped - 1))) >> dropped
-    steps = torch.round(signal.detach().to(torch.float64) / step)
-    whole = steps.clamp(-_LARGEST_SIGNAL, _LARGEST_SIGNAL).to(torch.int64).cpu().numpy()
-    return _saturated(whole + drawn, step, integer)
+        drawn += 1 << (dropped - 1)
+        drawn >>= dropped
+    return _noised(torch.round(signal.detach().to(torch.float64) / step), drawn, step=step, integer=integer)
