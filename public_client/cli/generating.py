@@ -102,7 +102,7 @@ def generate(
     files = _Files(rows, records, grid, report, seed)
     files.check(out, given)
     if given is not None:
-        _tell(load_generator(given), files, [], output)
+        _tell(load_generator(given, device=device), files, [], output)
         return
     if epsilon is None:
         raise click.UsageError("Missing option '--epsilon'; or draw from a file with '--from'")

@@ -12,11 +12,14 @@ from public_client.generation.method import GenerationMethod
 from public_client.generation.random_features import DpMerf
 from public_client.generation.replayed import Replayed
 from public_client.generation.sinkhorn import DpSinkhorn
+from public_client.generation.sliced import DpSwd, DpSwdQuantiles
 
 __all__ = [
     "GENERATION_METHODS",
     "DpMerf",
     "DpSinkhorn",
+    "DpSwd",
+    "DpSwdQuantiles",
     "Gaussian",
     "GenerationMethod",
     "Generator",
@@ -25,6 +28,6 @@ __all__ = [
 ]
 
 GENERATION_METHODS: Mapping[str, type[GenerationMethod]] = MappingProxyType(
-    {method.name: method for method in (Replayed, Gaussian, DpMerf, DpSinkhorn)}
+    {method.name: method for method in (Replayed, Gaussian, DpMerf, DpSinkhorn, DpSwd, DpSwdQuantiles)}
 )
 """Every method by its name on the command line; the first is the default."""
