@@ -30,6 +30,7 @@ from public_client.data.datasets import Labelled
 from public_client.data.source import source_loader
 from public_client.generation.matching import Matching
 from public_client.generation.procedural import procedural
+from public_client.generation.schema import Schema
 from public_client.generation.variation import varied
 from shared.devices import resolve_device
 from shared.errors import DataInvalid, InvalidValue
@@ -64,6 +65,7 @@ class Generator:
         varied: decoded images are changed by rule (`variation`) before they are labelled.
         temperature: scores are divided by it before they become probabilities.
         matching: moves decoded images until their features are those that were drawn; None: as decoded.
+        schema: of a table's columns: drawn values are brought to what it allows.
         facts: where it comes from: guarantee, neighbours, accountant, method, seeds, receipts; plain values.
     """
 
@@ -77,6 +79,7 @@ class Generator:
     varied: bool = False
     temperature: float = 1.0
     matching: Matching | None = None
+    schema: Schema | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -106,6 +109,8 @@ class Generator:
                     f"what is matched is drawn from {law.input_shape} for records {features.input_shape}; needed are "
                     f"{taken} and {self.record_shape}, with a least and a largest value"
                 )
+        if self.schema is not None and self.record_shape != (len(self.schema.columns),):
+            raise InvalidValue(f"the schema has {len(self.schema.columns)} columns for records of {self.record_shape}")
         by_rule = self.by_rule or self.varied
         if by_rule and (self.labeller is None or len(self.record_shape) != 3 or None in (self.low, self.high)):
             raise InvalidValue("rows by rule need images (c, h, w) with a least and a largest value, and a labeller")
@@ -125,6 +130,7 @@ class Generator:
         varied: bool = False,
         temperature: float = 1.0,
         matching: tuple[nn.Module, nn.Module, int] | None = None,
+        schema: Schema | None = None,
     ) -> Generator:
         """From modules in evaluation mode, which are traced.
 
@@ -140,6 +146,7 @@ class Generator:
             varied: see `Generator`.
             temperature: see `Generator`.
             matching: law, features and steps of a `Matching`.
+            schema: see `Generator`.
 
         Raises:
             ExtractorUnsupported: a module uses something outside of the closed vocabulary.
@@ -161,6 +168,7 @@ class Generator:
             by_rule=by_rule,
             varied=varied,
             temperature=temperature,
+            schema=schema,
             matching=None
             if matching is None
             else Matching(
@@ -260,6 +268,8 @@ class Generator:
                     made[places] = self._ruled(ruled, own)
                 if self.low is not None or self.high is not None:
                     made = made.clamp(min=self.low, max=self.high)
+                if self.schema is not None:
+                    made = self.schema.snapped(made)
                 if self.labeller is not None:
                     scores.append(self.labeller.features(made[:kept]).cpu())
                 records.append(made[:kept])
@@ -303,6 +313,7 @@ class Generator:
                 "by_rule": self.by_rule,
                 "varied": self.varied,
                 "temperature": self.temperature,
+                "schema": None if self.schema is None else self.schema.to_json(),
                 "matching": 0 if self.matching is None else self.matching.steps,
             }
         )
@@ -351,5 +362,6 @@ def _generator(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], devic
         varied=bool(law["varied"]),
         temperature=float(law["temperature"]),
         matching=matching,
+        schema=None if law["schema"] is None else Schema.from_json(law["schema"]),
         facts=json_object("facts", metadata["facts"], most=_MAX_FACTS_CHARACTERS),
     )
