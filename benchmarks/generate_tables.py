@@ -5,10 +5,10 @@
 
 needs adult.npz and heart_uci.npz in the folder (UCI, CC BY 4.0; heart disease: the principal investigators are
 A. Janosi, W. Steinbrunn, M. Pfisterer and R. Detrano). Seven tenths of the records are the hospital's, drawn anew for
-each seed; as many rows are drawn as it has records, logistic regression on the schema's bins and gradient boosted trees
-on the values are trained on them with scikit-learn's own settings, and the other three tenths are looked at once. Beside
-them the same classifiers trained on the hospital's own records, without privacy. The schema says what the data sets'
-documentation does: bounds, codes, and that 0 stands for no capital gain, and for an unknown cholesterol.
+each seed; as many rows are drawn as it has records, logistic regression on the schema's bins and gradient boosted
+trees on the values are trained on them with scikit-learn's own settings, and the other three tenths are looked at once.
+Beside them the same classifiers trained on the hospital's own records, without privacy. The schema says what the data
+sets' documentation does: bounds, codes, and that 0 stands for no capital gain, and for an unknown cholesterol.
 """
 
 from __future__ import annotations
