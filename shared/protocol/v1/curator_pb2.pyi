@@ -811,7 +811,8 @@ class SlicedDeclaration(_message.Message):
     """---- Declarations, requests and replies of the mechanisms -----------------------------------------------------------
 
     Mechanism "rows": noisy projections, row by row, N(0, sigma^2) on each of batch_size * directions values (DP-SWD,
-    Algorithm 1). Mechanism "quantiles": N(0, sigma^2) on each of coefficients * directions values.
+    Algorithm 1). Mechanism "quantiles": N(0, sigma^2) on each of coefficients * directions values. "labelled_rows" and
+    "labelled_quantiles" are the same of features with the record's one-hot label appended.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -820,10 +821,15 @@ class SlicedDeclaration(_message.Message):
     COEFFICIENTS_FIELD_NUMBER: _builtins.int
     SIGMA_FIELD_NUMBER: _builtins.int
     FEATURE_MAP_FIELD_NUMBER: _builtins.int
+    LABEL_WEIGHT_FIELD_NUMBER: _builtins.int
     directions: _builtins.int
     coefficients: _builtins.int
     """Of each direction; 0 for rows."""
     sigma: _builtins.float
+    label_weight: _builtins.float
+    """Of the one-hot label that "labelled_rows" and "labelled_quantiles" append to the mapped features before the clip; 0
+    for mechanisms that read no labels.
+    """
     @_builtins.property
     def feature_map(self) -> Global___FeatureMap:
         """The map of every step that does not bring its own."""
@@ -835,10 +841,11 @@ class SlicedDeclaration(_message.Message):
         coefficients: _builtins.int = ...,
         sigma: _builtins.float = ...,
         feature_map: Global___FeatureMap | None = ...,
+        label_weight: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coefficients", b"coefficients", "directions", b"directions", "feature_map", b"feature_map", "sigma", b"sigma"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coefficients", b"coefficients", "directions", b"directions", "feature_map", b"feature_map", "label_weight", b"label_weight", "sigma", b"sigma"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
