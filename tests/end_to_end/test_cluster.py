@@ -61,6 +61,13 @@ def listening(pid: int) -> int:
     return sum(row[3] == "0A" and f"socket:[{row[9]}]" in own for row in rows)
 
 
+def _named(home: Path, address: str, folder: Path) -> configuration.CuratorSettings:
+    """The settings of a curator that has this cluster."""
+    return configuration.load(
+        home, {"cluster.scheduler": address, "cluster.certificates": str(folder.relative_to(home) / "curator")}
+    )
+
+
 def answers_to(address: str, folder: Path | None) -> bool:
     """Whether a peer with this member's certificate, or with none, can read a byte of the scheduler's greeting."""
     host, _, port = address.removeprefix("tls://").rpartition(":")
@@ -128,7 +135,11 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
             nodes.append(node)
 
         meant = Meant.here(records=found.digest, labels=labels, count=N)
-        cluster = ClusterShards(address, folder / "curator", meant=meant)
+        with pytest.raises(SettingsError, match="records accept"):
+            cluster_of(named := _named(tmp_path, address, folder), labels=labels, records=N)
+        found.write(tmp_path)  # as the curator's own check does
+        cluster = cluster_of(named, labels=labels, records=N)
+        assert cluster is not None
         ended.callback(cluster.close)
         first = added(cluster.sums(run, source), records=N)
         parts = []
