@@ -47,6 +47,11 @@ def started(*arguments: str, ready: str) -> tuple[subprocess.Popen[str], str]:
     raise AssertionError(f"{arguments[0]} ended before it was ready")
 
 
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
 def listening(pid: int) -> int:
     """How many TCP ports a process listens on."""
     own = set()
@@ -116,7 +121,7 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
         scheduler, line = started(
             "scheduler", "--address", "127.0.0.1:0", "--certificates", str(folder / "scheduler"), ready="scheduling on"
         )
-        ended.callback(scheduler.kill)
+        ended.callback(end, scheduler)
         address = line.rpartition(" ")[2]
         assert address.startswith("tls://127.0.0.1:")
         assert answers_to(address, folder / "node")
@@ -130,7 +135,7 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
                 "node", "--settings", str(tmp_path / "curator.toml"), "--scheduler", address, "--host", "127.0.0.1",
                 "--certificates", str(folder / "node"), ready="node of",
             )  # fmt: skip
-            ended.callback(node.kill)
+            ended.callback(end, node)
             assert listening(node.pid) == 1
             nodes.append(node)
 
@@ -166,4 +171,6 @@ def test_a_cluster_that_is_not_there_is_told(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(SettingsError, match="start its scheduler"):
-        ClusterShards(f"tls://127.0.0.1:{port}", tmp_path / "cluster" / "curator", meant=Meant("", "", "", 1))
+        ClusterShards(
+            f"tls://127.0.0.1:{port}", tmp_path / "cluster" / "curator", meant=Meant("", "", "", 1), connect_s=0.5
+        )
