@@ -36,8 +36,9 @@ case $1 in
       sources="--option Dir::Etc::SourceList=$work/sources.list --option Dir::Etc::SourceParts=-"
     fi
     chmod -R a+rX "$work" # apt downloads as a user of its own
-    # shellcheck disable=SC2086  # two options or none
-    apt-get $sources update && apt-get $sources install --yes --no-install-recommends python3 python3-venv
+    # Unquoted: two options or none.
+    apt-get $sources update
+    apt-get $sources install --yes --no-install-recommends python3 python3-venv
     rm -rf /var/lib/apt/lists/*
     ;;
   run)

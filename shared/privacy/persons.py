@@ -66,5 +66,5 @@ def allowed_for_record(epsilon: float, delta: float, records: int) -> tuple[floa
 
 
 def _log_sum(epsilon: float, whole: float) -> float:
-    """log of (e^whole - 1) / (e^epsilon - 1)."""
+    """Logarithm of (e^whole - 1) / (e^epsilon - 1)."""
     return whole - epsilon + math.log(-math.expm1(-whole)) - math.log(-math.expm1(-epsilon))

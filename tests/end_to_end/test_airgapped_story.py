@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
 import docker
-from engine import say
-from two_sites import LEAST_RIGHT, Sites, percentage
+from engine import ROOT, say
+from two_sites import LEAST_RIGHT, STORY_S, Sites, percentage
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -74,10 +76,19 @@ def test_each_side_writes_its_own_folder_and_sees_no_more_of_the_other(sites):
     assert mounts("airgapped-publish") == {"records": False, "home": True, "to-team": True, "to-hospital": False}
 
 
-def test_a_second_time_nothing_is_charged(sites):
+def test_told_again_in_order_as_it_is_said_and_nothing_is_charged(sites):
     before = sites.budget(HOME)
-    assert "The ledger verifies" in sites.tell(REPORT, *PROFILE)
-    assert "is there already; nothing was charged" in sites.words("airgapped-publish")
+    environment = sites.environment() | {"PROJECT": sites.project}
+    told = subprocess.run(
+        ["bash", "deploy/story.sh", "airgapped"],
+        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=STORY_S, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stdout[-2000:] + told.stderr[-2000:]
+    assert re.findall("^== (.*)$", told.stdout, re.MULTILINE) == ["airgapped-records", *TOLD, REPORT]
+    publishing, rest = told.stdout.split("== airgapped-publish\n")[1].split("== airgapped-train\n")
+    assert "is there already; nothing was charged" in publishing
+    assert "all of it verifies" in rest
+    assert "The ledger verifies" in rest
     after = sites.budget(HOME)
     for figure in ("runs", "steps_used", "epsilon_spent"):
         assert after[figure] == before[figure]
