@@ -152,7 +152,7 @@ class Description:
 
     def _of_persons(self) -> tuple[tuple[str, str], ...]:
         """What the whole budget promises a person, where one may have several records."""
-        if self.records_per_person == 1:
+        if self.records_per_person <= 1:
             return ()
         whole = self.data_set_budget
         epsilon, delta = promised_to_person(whole.epsilon, whole.delta, self.records_per_person)
