@@ -91,7 +91,7 @@ def test_two_hospitals_files_are_prepared_and_trained_from(team, tmp_path):
 
 def test_a_proposal_of_no_described_hospital_is_refused_in_words(team):
     assert "dry_run.records or dry_run.descriptions" in team.prepares("out", code=3)
-    assert "is one release; prepare with replay" in team.prepares(
+    assert "is one release; prepare with replay or statistics" in team.prepares(
         "out", "--records", 50, "--method", "all-weights", code=9
     )
     (team.directory / "out").touch()
