@@ -50,7 +50,7 @@ _UNSYNCHRONISED = 5  # adjtimex(2): TIME_ERROR
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckOutcome:
     """One check's result.
 
     Attributes:
@@ -64,7 +64,7 @@ class Finding:
     text: str
 
 
-def check(home: HomeDirectory, overrides: Mapping[str, str] | None = None) -> list[Finding]:
+def check(home: HomeDirectory, overrides: Mapping[str, str] | None = None) -> list[CheckOutcome]:
     """Runs every check; a failing one does not stop the others.
 
     Args:
@@ -77,7 +77,7 @@ def check(home: HomeDirectory, overrides: Mapping[str, str] | None = None) -> li
 
 def check_before_serving(
     home: HomeDirectory, overrides: Mapping[str, str] | None = None
-) -> tuple[list[Finding], Ledger]:
+) -> tuple[list[CheckOutcome], Ledger]:
     """What `serve` asks before it starts: whether keys, certificates, clock and ledger may be trusted.
 
     Args:
@@ -106,11 +106,11 @@ def check_before_serving(
 _NEEDED_TO_SERVE = ("permissions", "keys", "key files", "certificates", "clock", "ledger")
 
 
-def _found(name: str, site: _Site) -> Finding:
+def _found(name: str, site: _Site) -> CheckOutcome:
     try:
-        return Finding(check=name, ok=True, text=CHECKS[name](site))
+        return CheckOutcome(check=name, ok=True, text=CHECKS[name](site))
     except (DpswdError, OSError, ValueError) as error:
-        return Finding(check=name, ok=False, text=_explained(error))
+        return CheckOutcome(check=name, ok=False, text=_explained(error))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from private_curator.operator.facts import CertificateFacts, ClientFacts, Foreca
 from private_curator.operator.guards import factor
 from private_curator.operator.timeline import Event, Followed, followed, met, refused
 from private_curator.settings import tree as configuration
-from private_curator.storage.asks import Refusals, Seen
+from private_curator.storage.asks import LastUse, Refusals
 from private_curator.storage.home_directory import HomeDirectory
 from private_curator.storage.incidents import IncidentBook
 from shared.errors import GrantNotHeld
@@ -132,7 +132,7 @@ class Record:
         return self.home.asks.refusals()
 
     @cached_property
-    def _seen(self) -> dict[str, Seen]:
+    def _seen(self) -> dict[str, LastUse]:
         return self.home.asks.seen()
 
     def _client(self, client: Client, account: AccountStatus | None) -> ClientFacts:

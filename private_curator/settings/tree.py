@@ -29,7 +29,7 @@ class CuratorSettings(SettingsTree):
     records: groups.RecordsSettings
     compute: groups.ComputeSettings = groups.ComputeSettings()
     extractors: groups.ExtractorSettings = groups.ExtractorSettings()
-    clients: groups.ClientSettings = groups.ClientSettings()
+    clients: groups.PermissionSettings = groups.PermissionSettings()
     limits: groups.LimitSettings = groups.LimitSettings()
     ledger: groups.LedgerSettings = groups.LedgerSettings()
     operators: groups.OperatorSettings = groups.OperatorSettings()
