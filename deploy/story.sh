@@ -6,6 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+export DOCKER_BUILDKIT="${DOCKER_BUILDKIT:-1}"
 compose=(docker compose)
 docker compose version >/dev/null 2>&1 || compose=(docker-compose)
 [ -z "${PROJECT:-}" ] || compose+=(--project-name "$PROJECT")
