@@ -7,7 +7,6 @@ fails.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime as dt
 import logging
 import os
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives import serialization
 
 from private_curator.ledger.ledger import Ledger
 from private_curator.observability.requests import tracing_of
+from private_curator.operator.machine import check_free, clock_is_synchronised
 from private_curator.records import target
 from private_curator.records.labels import class_count, load_labels
 from private_curator.records.opening import open_source
@@ -46,7 +46,6 @@ RENEW_BEFORE = dt.timedelta(days=30)
 MAX_CLOCK_SKEW = dt.timedelta(minutes=5)  # as much as certificates allow for
 _TELL_EACH_S = 5.0
 _log = logging.getLogger(__name__)
-_UNSYNCHRONISED = 5  # adjtimex(2): TIME_ERROR
 
 
 @dataclass(frozen=True)
@@ -339,7 +338,7 @@ def _address(site: _Site) -> str:
     listen = site.settings.listen
     if _serving(site.home):
         return f"this curator serves already, at {site.home.address.read_text(encoding='ascii').strip()}"
-    _bind(listen.host, listen.port, section="listen")
+    check_free(listen.host, listen.port, section="listen")
     return f"{listen.host} port {listen.port} is free"
 
 
@@ -348,23 +347,13 @@ def _watching(site: _Site) -> str:
     shown = []
     if settings.metrics.enabled:
         if not _serving(site.home):
-            _bind(settings.metrics.host, settings.metrics.port, section="metrics")
+            check_free(settings.metrics.host, settings.metrics.port, section="metrics")
         shown.append(f"metrics at {settings.metrics.host}:{settings.metrics.port}")
     tracing = tracing_of(settings.tracing)
     if tracing is not None:
         tracing.close()
         shown.append(f"traces to {settings.tracing.endpoint}")
     return ", ".join(shown) or "neither metrics nor traces are on"
-
-
-def clock_is_synchronised() -> bool:
-    """What the kernel knows of the clock (adjtimex(2)); true where it cannot be asked."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "adjtimex"):
-        return True
-    # struct timex is 208 bytes on 64-bit Linux; modes = 0 asks and sets nothing.
-    state: int = libc.adjtimex(ctypes.create_string_buffer(256))
-    return state != _UNSYNCHRONISED
 
 
 def _serving(home: HomeDirectory) -> bool:
@@ -375,24 +364,6 @@ def _serving(home: HomeDirectory) -> bool:
             return True
     except (OSError, ValueError):
         return False
-
-
-def _bind(host: str, port: int, *, section: str) -> None:
-    name = f"{section}.host {host!r} and {section}.port {port}"
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise SettingsError(
-            f"{name}: the host has no address ({error.strerror}); write one of this machine's"
-        ) from error
-    with socket.socket(family, kind) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            raise SettingsError(
-                f"{name} cannot be bound ({error.strerror}); end what listens there, or choose another"
-            ) from error
 
 
 CHECKS: dict[str, Callable[[_Site], str]] = {
