@@ -4,6 +4,7 @@
 #   install.sh tools          /srv: pip and the build back end, which are never shipped
 #   install.sh dependencies   /opt/dpswd: a virtual environment with torch and curator.lock, without pip
 #   install.sh project        /stage/opt/dpswd: this project, to be laid over it
+#   install.sh cluster        /stage/opt/dpswd: what cluster.lock has and curator.lock has not, to be laid over it
 #   install.sh extras         /stage/opt/dpswd: what client.lock has and curator.lock has not, to be laid over it
 set -euo pipefail
 
@@ -91,7 +92,7 @@ case $1 in
     bytecode torch torch.fx torch.func scipy.{fft,integrate,linalg,optimize,signal,special,stats} autodp.rdp_bank \
       autodp.{mechanism_zoo,transformer_zoo} grpc grpc_health.v1.health grpc_status.rpc_status google.rpc.error_details_pb2 \
       cryptography.x509 cryptography.hazmat.primitives.asymmetric.{ec,ed25519} cryptography.hazmat.primitives.serialization \
-      pydantic_settings rich.{console,table,progress} safetensors.torch randomgen PIL.Image pyarrow.parquet psycopg \
+      pydantic_settings rich.{console,table,progress} safetensors.torch PIL.Image pyarrow.parquet psycopg \
       prometheus_client click
     ;;
   project)
@@ -110,8 +111,15 @@ case $1 in
     bytecode matplotlib.pyplot sklearn.datasets yaml torch._dynamo # an optimizer's first use imports it
     stage mark
     ;;
+  cluster)
+    touch mark
+    locked cluster.lock
+    trim
+    bytecode dask distributed
+    stage mark
+    ;;
   *)
-    printf 'install.sh: %s is no part; allowed: dependencies, project, extras\n' "$1" >&2
+    printf 'install.sh: %s is no part; allowed: dependencies, project, extras, cluster\n' "$1" >&2
     exit 2
     ;;
 esac

@@ -27,7 +27,7 @@ from shared.protocol.v1 import curator_pb2 as pb
 
 _FIRST_CONTACT_S = 3.0  # then it is said what may be wrong: with the address, the certificates, the curator
 _NO_HANDSHAKE_S = 10.0  # somebody is there and speaks to nobody: longer waiting mends no certificate
-_ATTEMPT_S = 10.0  # of connecting
+_LEAST_ATTEMPT_S = 2.0  # for a handshake and an answer
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class Curator(AbstractContextManager["Curator"]):
         credentials: str | Path,
         timeout_s: float = 120.0,
         patience_s: float = 180.0,
+        start_s: float | None = None,
         run_directory: str | Path | None = None,
         server_name: str | None = None,
         purpose: str = "",
@@ -66,6 +67,8 @@ class Curator(AbstractContextManager["Curator"]):
             credentials: directory with ca.crt, client.crt and client.key, as the operator handed them out.
             timeout_s: deadline of one attempt, in seconds.
             patience_s: how long a lost connection is tried again, in seconds.
+            start_s: how long a curator that does not answer yet is waited for here, in seconds; by default as long as
+                for any request, and 10 where somebody takes the connection and no handshake comes about.
             run_directory: where receipts.jsonl is written; nowhere by default.
             server_name: the name in the curator's certificate, where the address differs from it.
             purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
@@ -84,16 +87,20 @@ class Curator(AbstractContextManager["Curator"]):
         transport = GrpcTransport(channel, patience=Patience(timeout_s=timeout_s, total_s=patience_s))
         curator = Curator(transport, receipts=receipts, purpose=purpose)
         try:
-            first = Patience(timeout_s=min(timeout_s, _ATTEMPT_S), total_s=min(patience_s, _FIRST_CONTACT_S))
+            wait_s = patience_s if start_s is None else start_s
+            first = Patience(
+                timeout_s=min(timeout_s, _NO_HANDSHAKE_S if start_s is None else max(start_s, _LEAST_ATTEMPT_S)),
+                total_s=min(wait_s, _FIRST_CONTACT_S),
+            )
             newest = None if receipts is None else receipts.newest()
             try:
                 told = curator.describe(patience=first, present=newest).ledger_public_key
             except CuratorUnavailable as error:
-                refused = never_answered(error) and not is_gone(address)
-                left_s = (min(patience_s, _NO_HANDSHAKE_S) if refused else patience_s) - first.total_s
-                if left_s <= 0:
+                if start_s is None and never_answered(error) and not is_gone(address):
+                    wait_s = min(wait_s, _NO_HANDSHAKE_S)
+                if wait_s <= first.total_s:
                     raise
-                left = Patience(timeout_s=first.timeout_s, total_s=left_s, told=True)
+                left = Patience(timeout_s=first.timeout_s, total_s=wait_s - first.total_s, told=True)
                 # As long as for any other request, and with what may be wrong for whoever waits.
                 why = explain(address, credentials=Path(credentials), server_name=server_name)
                 _log.warning("waiting for a curator at %s, for up to %.0f s more: %s", address, left.total_s, why)

@@ -186,4 +186,4 @@ def test_the_build_takes_the_arguments_and_keeps_none_in_an_image():
         if "outside.sh run" in stage:
             assert "ARG CA_CERTIFICATE=" in stage
             assert "ARG PIP_INDEX=" in stage
-    assert sum("outside.sh run" in stage for stage in stages) == 3
+    assert sum("outside.sh run" in stage for stage in stages) == 4
