@@ -74,7 +74,7 @@ def plan(
         click.echo(plan_json(paid) if output == "json" else paid)
         return
     if epsilon is None:
-        raise click.UsageError("Missing option '--epsilon'; what the run may cost")
+        raise click.UsageError("Missing option '--epsilon'.")
     with connect(address, credentials) as hospital:
         if compare:
             described = hospital.describe()
