@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         RunFinished,
         SettingsError,
     )
+    from shared.protocol.contract import DataContract
 
 _MODULES = {
     "public_client.adaptation.domain_adaptation": ("DomainAdaptation",),
@@ -55,6 +56,7 @@ _MODULES = {
     "public_client.testing.local_hospital": ("LocalHospital",),
     "public_client.testing.mock": ("MockCurator", "mock_description"),
     "public_client.training.saved_model": ("load_adapted",),
+    "shared.protocol.contract": ("DataContract",),
 }
 __version__ = metadata.version("dpswd")
 
@@ -65,6 +67,7 @@ __all__ = [
     "CredentialsInvalid",
     "Curator",
     "CuratorUnavailable",
+    "DataContract",
     "DataInvalid",
     "DomainAdaptation",
     "DpDann",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _DELTA = 1e-5  # well below one over the 898 private records
 _SETTINGS: dict[str, Any] = {"source.epochs": 40, "privacy.delta": _DELTA}
 _DIRECTIONS = {"method.settings.directions": 100}
+_CONTROL = "control: the default's tuning without a release"
 _NON_PRIVATE = "non-private SWD"
 _METHODS: dict[str, dict[str, Any]] = {
     "DP-SWD by quantiles": {"method.name": "replay", **_DIRECTIONS},
@@ -52,7 +53,7 @@ def demo(context: click.Context, epsilon: float, seed: int, out: Path, device: s
     from public_client.experiments.connect import connected_hospitals
     from public_client.experiments.file import read_experiment
     from public_client.experiments.plots import plot_accuracy
-    from public_client.experiments.run import adapt, check
+    from public_client.experiments.run import adapt, check, control_accuracy
     from public_client.experiments.start import load_data, train_source_model
     from public_client.testing.local_hospital import console_of
     from public_client.training.sites import ALONE
@@ -74,6 +75,9 @@ def demo(context: click.Context, epsilon: float, seed: int, out: Path, device: s
     )
     source = train_source_model(experiment, task, seed=seed, progress=progress)
     source_seconds = time.monotonic() - begun
+    control_begun = time.monotonic()
+    control = control_accuracy(experiment, task, source, seed=seed, progress=progress)
+    control_seconds = time.monotonic() - control_begun
     results: dict[str, Result] = {}
     refusal = ""
     consoles = contextlib.ExitStack()
@@ -101,7 +105,8 @@ def demo(context: click.Context, epsilon: float, seed: int, out: Path, device: s
                     refusal = f"{type(error).__name__}: {error}"
 
     rows: list[dict[str, Any]] = [
-        {"method": "source-only", "accuracy": source.accuracy, "spent": None, "left": None, "seconds": source_seconds}
+        {"method": "source-only", "accuracy": source.accuracy, "spent": None, "left": None, "seconds": source_seconds},
+        {"method": _CONTROL, "accuracy": control, "spent": None, "left": None, "seconds": control_seconds},
     ]
     for name, result in results.items():
         (reached,), budget = result.accuracies.values(), result.budgets.get(ALONE, {})
@@ -113,7 +118,7 @@ def demo(context: click.Context, epsilon: float, seed: int, out: Path, device: s
     plot_accuracy(
         figure,
         {name: result.trained.histories[ALONE] for name, result in results.items() if result.trained.histories},
-        levels={row["method"]: row["accuracy"] for row in (rows[0], rows[-1])},
+        levels={row["method"]: row["accuracy"] for row in (*rows[:2], rows[-1])},
         title=f"Private adaptation to the hospital's digits, epsilon {epsilon:g}, delta {_DELTA:g}",
     )
     console.print(f"Plot: {figure}   adapted models and receipts: {folder}/method-1 and so on", soft_wrap=True)

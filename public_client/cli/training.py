@@ -26,6 +26,7 @@ _KEYS = {
     "--epsilon": "privacy.epsilon",
     "--delta": "privacy.delta",
     "--budget": "privacy.budget",
+    "--evaluate-epsilon": "privacy.evaluate_epsilon",
     "--steps": "privacy.steps",
     "--batch": "privacy.batch_size",
     "--source-epochs": "source.epochs",
@@ -33,6 +34,7 @@ _KEYS = {
     "--purpose": "purpose",
     "--checkpoint": "output.checkpoint",
     "--resume": "output.resume",
+    "--keep-best": "output.keep_best",
     "--save": "output.save",
     "--log-dir": "output.log_dir",
     "--plots": "output.plots",
@@ -217,14 +219,7 @@ def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_
 
 def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> None:
     last = results[-1]
-    for name in last.accuracies:
-        reached = [result.accuracies[name] for result in results]
-        if not math.isnan(reached[0]):
-            label = "adapted" if len(last.accuracies) == 1 else name
-            click.echo(f"source-only  {_mean_and_deviation([result.source_only for result in results])}")
-            click.echo(f"{label:<12} {_mean_and_deviation(reached)}")
-    if baselines:
-        click.echo(f"non-private  {_mean_and_deviation(baselines)}")
+    _accuracies(results, baselines)
     for report in last.trained.reports:
         if report["state"] != "finished":
             click.echo(
@@ -251,6 +246,22 @@ def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> 
         click.echo(f"wrote        {path}")
 
 
+def _accuracies(results: list[Result], baselines: list[float]) -> None:
+    """Where they are known: before, of the control, after."""
+    last = results[-1]
+    for name in last.accuracies:
+        reached = [result.accuracies[name] for result in results]
+        if not math.isnan(reached[0]):
+            label = "adapted" if len(last.accuracies) == 1 else name
+            click.echo(f"source-only  {_mean_and_deviation([result.source_only for result in results])}")
+            if not math.isnan(last.control):
+                controls = _mean_and_deviation([result.control for result in results])
+                click.echo(f"control      {controls} (the default's tuning without a release)")
+            click.echo(f"{label:<12} {_mean_and_deviation(reached)}")
+    if baselines:
+        click.echo(f"non-private  {_mean_and_deviation(baselines)}")
+
+
 def _json(wanted: Experiment, results: list[Result], baselines: list[float]) -> dict[str, Any]:
     """One document; the figures of one seed at one site also stand at its top, by short names."""
     found: dict[str, Any] = {
@@ -262,7 +273,12 @@ def _json(wanted: Experiment, results: list[Result], baselines: list[float]) -> 
     last = results[-1]
     if len(results) == 1 and len(last.accuracies) == 1:
         run = found["runs"][0]
-        found |= {"seed": last.seed, "source_only": run["source_only"], "seconds": last.seconds}
+        found |= {
+            "seed": last.seed,
+            "source_only": run["source_only"],
+            "control": run["control"],
+            "seconds": last.seconds,
+        }
         found["adapted"] = next(iter(run["accuracy"].values()))
         for name, plan in last.trained.plans.items():
             found |= {"method": plan.method.name, "steps": plan.steps}

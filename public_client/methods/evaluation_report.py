@@ -69,10 +69,16 @@ class Counts:
 
     @classmethod
     def of(cls, reply: EvaluationReply) -> Counts:
-        """The counts of a reply."""
+        """The counts of a reply about one model.
+
+        Raises:
+            InvalidValue: it is about several.
+        """
         confusion, calibration = reply.confusion, reply.calibration
+        if len(correct := reply.correct.to_numpy()) != 1:
+            raise InvalidValue(f"the release holds {len(correct)} numbers of correct predictions; 1 was declared")
         return cls(
-            float(reply.correct.to_numpy()[0]),
+            float(correct[0]),
             None if confusion is None else confusion.to_numpy(),
             None if calibration is None else calibration.to_numpy(),
         )

@@ -42,6 +42,7 @@ from shared.privacy.filter import PrivacyFilter
 from shared.protocol import arrays
 from shared.protocol import limits as protocol
 from shared.protocol.checks import invalid
+from shared.protocol.contract import DataContract
 from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
 from shared.protocol.payloads import float_bytes
 from shared.protocol.receipts import encode_receipt
@@ -74,7 +75,14 @@ class MockCharge:
 
 
 def mock_description(
-    *, records: int, record_shape: tuple[int, ...], epsilon: float, delta: float, name: str = "mock", classes: int = 0
+    *,
+    records: int,
+    record_shape: tuple[int, ...],
+    epsilon: float,
+    delta: float,
+    name: str = "mock",
+    classes: int = 0,
+    contract: DataContract | None = None,
 ) -> Description:
     """What a curator with a fresh budget and the usual limits would say of such a data set.
 
@@ -85,6 +93,7 @@ def mock_description(
         delta: of that budget.
         name: the data set's.
         classes: C of the labels; 0 where there are none.
+        contract: what its operator declares of the records' values.
 
     Returns:
         A description for `MockCurator`.
@@ -108,6 +117,7 @@ def mock_description(
         client_name=_CLIENT,
         software_version="mock",
         classes=classes,
+        contract=contract or DataContract(),
     )
 
 
@@ -230,6 +240,7 @@ class MockCurator(Curator):
             "client_budget": budget,
             "limits": pb.Limits(**asdict(told.limits)),
             "ledger_public_key": self._key.public_key().public_bytes_raw(),
+            "contract": told.contract.to_message(),
         }
         return pb.DescribeResponse(**{one.name: getattr(told, one.name) for one in fields(told)} | own)
 
