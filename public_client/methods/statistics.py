@@ -74,6 +74,11 @@ class Statistics(Method):
         """See `Recipe`."""
         return CLASS_STATISTICS
 
+    @property
+    def published_map_norm(self) -> float | None:
+        """See `Method`."""
+        return self.target_norm
+
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
         weights = self.weights(run.noise, records=run.batch, dimension=run.dimension, classes=run.classes)
@@ -132,8 +137,13 @@ class Statistics(Method):
 
         known = group.each(known_of)
         live = [site for site in group.live if site.name in known]
-        together = Known.together([known[site.name] for site in live])
         feature_map = _run_of(live[0]).feature_map
+        if any(not _same(_run_of(site).feature_map, feature_map) for site in live):
+            raise InvalidValue(
+                "the hospitals' statistics are of different public maps and do not add up; train from each alone, or "
+                "have them prepared from one source with one extractor (`dpswd-client prepare --extractor`)"
+            )
+        together = Known.together([known[site.name] for site in live])
         head = discriminant(together, self._prior(training, feature_map, classes=len(together.counts)))
         shares = shares_of(together)
         for site in live:
@@ -202,6 +212,10 @@ class StatisticsRun(ChargedRun):
             InvalidValue: always: statistics are no loss.
         """
         raise InvalidValue("class statistics are no loss to descend on; read them with `known`")
+
+
+def _same(one: FeatureMap, other: FeatureMap) -> bool:
+    return torch.equal(one.center.cpu(), other.center.cpu()) and torch.equal(one.scale.cpu(), other.scale.cpu())
 
 
 def _run_of(site: Site) -> StatisticsRun:
