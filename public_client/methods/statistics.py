@@ -162,7 +162,8 @@ class Statistics(Method):
         source = collect(training.source, most=max(1, self.source_records // training.ranks.size))
         features = features_of(training.model.extractor, source.images.to(training.device))
         labels = training.ranks.gather(source.labels.to(training.device)).cpu().numpy()
-        u = feature_map.clipped(training.ranks.gather(features)).to("cpu", torch.float64) / RECORD_NORM
+        gathered = training.ranks.gather(features).to(feature_map.center.device)
+        u = feature_map.clipped(gathered).to("cpu", torch.float64) / RECORD_NORM
         return Prior.from_source(u.numpy(), labels, classes=classes)
 
 
