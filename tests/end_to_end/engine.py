@@ -239,8 +239,8 @@ def _wheelhouse_fits() -> bool:
         if not wheel.is_file() or hashlib.sha256(wheel.read_bytes()).hexdigest() != digest:
             return False
     present = {"-".join(wheel.name.lower().split("-")[:2]) for wheel in house.glob("*.whl")}
-    for lock in ("curator.lock", "client.lock"):
-        for line in (ROOT / "deploy" / "images" / lock).read_text().splitlines():
+    for lock in (ROOT / "deploy" / "images").glob("*.lock"):
+        for line in lock.read_text().splitlines():
             if "==" in line and not line.startswith((" ", "#")):
                 name, version = line.split()[0].split("==")
                 if f"{name.lower().replace('-', '_').replace('.', '_')}-{version}" not in present:
