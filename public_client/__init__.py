@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from public_client.adaptation.published import PublishedHospital
     from public_client.curator.stub import Curator
     from public_client.generation import Generator, Replayed, load_generator
-    from public_client.methods import Adapter, AllWeights, DpDann, Finetune, Method, Replay, Rows, Statistics
+    from public_client.methods import Adapter, AllWeights, Dpda, DpDann, Finetune, Method, Replay, Rows, Statistics
     from public_client.methods.evaluation import Evaluate
     from public_client.methods.transport import Transport
     from public_client.plans.plan import Plan
@@ -47,7 +47,17 @@ _MODULES = {
     "public_client.adaptation.published": ("PublishedHospital",),
     "public_client.curator.stub": ("Curator",),
     "public_client.generation": ("Generator", "Replayed", "load_generator"),
-    "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Finetune", "Method", "Replay", "Rows", "Statistics"),
+    "public_client.methods": (
+        "Adapter",
+        "AllWeights",
+        "DpDann",
+        "Dpda",
+        "Finetune",
+        "Method",
+        "Replay",
+        "Rows",
+        "Statistics",
+    ),
     "public_client.methods.evaluation": ("Evaluate",),
     "public_client.methods.transport": ("Transport",),
     "public_client.plans.plan": ("Plan",),
@@ -68,6 +78,7 @@ __all__ = [
     "DataInvalid",
     "DomainAdaptation",
     "DpDann",
+    "Dpda",
     "DpswdError",
     "Evaluate",
     "ExtractorUnsupported",

@@ -140,6 +140,7 @@ def train(
     published of them, without a network and at no price.
     """
     from public_client.experiments.approaches import approach, approach_names
+    from public_client.methods import METHODS
 
     if list_methods:
         for name in approach_names():
@@ -159,6 +160,10 @@ def train(
     if non_private_steps:
         if not wanted.rehearsed:
             raise SettingsError("--non-private-steps needs the target itself; it is for rehearsals without --curator")
+        if wanted.method.name in METHODS and METHODS[wanted.method.name].own_target:
+            raise SettingsError(
+                f"--non-private-steps adapts to the hospital; {wanted.method.name} adapts to the source"
+            )
         swd = wanted.method.model_copy(update={"name": "swd", "steps": non_private_steps, "settings": {}})
         experiments.append(wanted.model_copy(update={"method": swd, "output": type(wanted.output)()}))
     from public_client.experiments.run import run
@@ -217,14 +222,8 @@ def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_
 
 def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> None:
     last = results[-1]
-    for name in last.accuracies:
-        reached = [result.accuracies[name] for result in results]
-        if not math.isnan(reached[0]):
-            label = "adapted" if len(last.accuracies) == 1 else name
-            click.echo(f"source-only  {_mean_and_deviation([result.source_only for result in results])}")
-            click.echo(f"{label:<12} {_mean_and_deviation(reached)}")
-    if baselines:
-        click.echo(f"non-private  {_mean_and_deviation(baselines)}")
+    for line in _reached(results, baselines):
+        click.echo(line)
     for report in last.trained.reports:
         if report["state"] != "finished":
             click.echo(
@@ -249,6 +248,18 @@ def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> 
         )
     for path in last.files:
         click.echo(f"wrote        {path}")
+
+
+def _reached(results: list[Result], baselines: list[float]) -> list[str]:
+    """Accuracies, as far as they are known."""
+    lines, sites = [], results[-1].accuracies
+    for name in sites:
+        known = {
+            "source-only": [result.source_only for result in results],
+            "adapted" if len(sites) == 1 else name: [result.accuracies[name] for result in results],
+        }
+        lines += [f"{label:<12} {_mean_and_deviation(own)}" for label, own in known.items() if not math.isnan(own[0])]
+    return lines + ([f"non-private  {_mean_and_deviation(baselines)}"] if baselines else [])
 
 
 def _json(wanted: Experiment, results: list[Result], baselines: list[float]) -> dict[str, Any]:
