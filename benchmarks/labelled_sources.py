@@ -41,8 +41,9 @@ from public_client.adaptation.domain_adaptation import DomainAdaptation
 from public_client.adaptation.hospital import Hospital
 from public_client.data.datasets import load_mnist, load_task, load_usps
 from public_client.methods.dpda import Dpda, principal_components, target_network
-from public_client.methods.labelled_transport import UNLABELLED, Matching, Points, moved
+from public_client.methods.labelled_transport import Matching, Points, moved
 from public_client.methods.statistics import Statistics
+from shared.mechanisms.interface import UNLABELLED
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.events import BoundedSum, RunEvent, StepEvent
 

@@ -22,6 +22,7 @@ from private_curator.records.target import Target
 from private_curator.worker.denormals import flushed_denormals
 from shared.errors import DataInvalid, InvalidValue, SettingsError
 from shared.files import create_private
+from shared.mechanisms.interface import UNLABELLED
 from shared.models.adapted import AdaptedModel
 
 _RECORDS_AT_A_TIME = 512
@@ -48,8 +49,8 @@ class Application:
         return counts
 
     def accuracy(self, labels: npt.NDArray[np.int64]) -> float:
-        """Share of predictions that agree with the hospital's own labels; not private."""
-        return float((self.predictions == labels).mean())
+        """Share of predictions that agree with the hospital's own labels, where there are any; not private."""
+        return float((self.predictions == labels)[labels != UNLABELLED].mean())
 
 
 def apply_model(

@@ -1,8 +1,8 @@
 """The records' labels as class numbers, for evaluations. Private, like the records; only the classes are public.
 
 Labels are whole numbers from 0 to C - 1, or texts (or numbers) that the operator names in ``records.classes``. A label
-outside of them is refused here, when the curator is made or starts, so that no request depends on it. Errors name the
-file and the rule, never a label.
+outside of them is refused here, when the curator is made or starts, so that no request depends on it; but for the one
+that ``records.unlabelled`` names, of records without a label. Errors name the file and the rule, never a label.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from private_curator.records.arrays import ArraySource
 from private_curator.records.opening import open_source
 from private_curator.settings.groups import RecordsSettings
 from shared.errors import DataInvalid, SettingsError
+from shared.mechanisms.interface import UNLABELLED
 
 Labels = npt.NDArray[np.int64]
 
@@ -41,7 +42,7 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
         records: n.
 
     Returns:
-        (n,), or None where no classes are declared.
+        (n,), `UNLABELLED` for a record without one; or None where no classes are declared.
 
     Raises:
         SettingsError: classes are declared and no labels are named.
@@ -70,18 +71,25 @@ def _numbers(found: npt.NDArray[np.generic], settings: RecordsSettings, path: Pa
     names, count = class_names(settings), class_count(settings)
     if names:
         places = {name: number for number, name in enumerate(names)}
-        numbers = np.array([places.get(_text(label), -1) for label in found.tolist()], dtype=np.int64)
+        numbers = np.array([places.get(_text(label), UNLABELLED) for label in found.tolist()], dtype=np.int64)
         allowed = f"one of the {count} names in records.classes"
     elif found.dtype.kind in "biu":
         # Compared before the cast, so that no large number of another type wraps into the range.
         inside = (found >= 0) & (found < count)  # type: ignore[operator]
-        numbers = np.where(inside, found, -1).astype(np.int64)
+        numbers = np.where(inside, found, UNLABELLED).astype(np.int64)
         allowed = f"a whole number from 0 to {count - 1} (records.classes = {count})"
     else:
         raise DataInvalid(
             f"{path}: the labels are texts; name the classes in order, records.classes = [...] or init --classes A,B"
         )
-    if (numbers < 0).any():
+    none = settings.unlabelled
+    if none is not None:
+        allowed += f", nor {none!r} for none (records.unlabelled)"
+        if (names and none in names) or (not names and none in map(str, range(count))):
+            raise SettingsError(
+                f"records.unlabelled is {none!r}, one of records.classes; choose another label for none"
+            )
+    if any(_text(label) != none for label in np.unique(found[numbers == UNLABELLED]).tolist()):
         raise DataInvalid(f"{path}: a label is not {allowed}; correct the labels or the declared classes")
     return numbers
 

@@ -278,6 +278,7 @@ class CuratorService:
             software_version=metadata.version("dpswd"),
             classes=self.data_set.classes,
             class_names=self.data_set.class_names,
+            partly_labelled=self.data_set.partly_labelled,
         )
 
     def _upload_extractor(self, client: Client, request: pb.UploadExtractorRequest) -> pb.UploadExtractorResponse:

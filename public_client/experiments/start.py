@@ -21,9 +21,9 @@ from public_client.experiments.file import Experiment
 from public_client.generation.generator import load_generator
 from public_client.methods import METHODS
 from public_client.methods.dpda import principal_components, target_network
-from public_client.methods.labelled_transport import UNLABELLED
 from shared.devices import resolve_device
 from shared.errors import DataInvalid, SettingsError
+from shared.mechanisms.interface import UNLABELLED
 
 GENERATOR_SUFFIX = ".safetensors"
 _SMALL_SOURCE = 2000  # records, below which batches of 128 would be a large part of the source

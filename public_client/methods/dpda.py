@@ -21,7 +21,7 @@ from torch.nn import functional
 from public_client.data.accuracy import features as features_of
 from public_client.data.progress import reporting
 from public_client.data.source import collect
-from public_client.methods.labelled_transport import UNLABELLED, Labels, Matching, Points, Values, moved, require_solver
+from public_client.methods.labelled_transport import Labels, Matching, Points, Values, moved, require_solver
 from public_client.methods.statistics_head import Classes, Known, classes_of
 from public_client.methods.statistics_method import StatisticsMethod, statistics_run
 from public_client.plans.recipe import not_between, not_counts, not_positive
@@ -31,6 +31,7 @@ from public_client.training.sites import Group, Model
 from shared.errors import InvalidValue
 from shared.kernels.clipping import RECORD_NORM
 from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.interface import UNLABELLED
 
 _BATCH, _DECAY = 128, 1e-3
 _HIDDEN = 100

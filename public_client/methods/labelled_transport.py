@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import SettingsError
+from shared.mechanisms.interface import UNLABELLED
 
 Values = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
-UNLABELLED = -1
-"""The label of a record whose class is not known."""
 _ITERATIONS, _INNER, _CHANGE = 5, 100, 1e-6  # of the conditional gradient, of each of its plans, and where both stop
 
 

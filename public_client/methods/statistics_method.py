@@ -66,7 +66,13 @@ class StatisticsMethod(Method):
 
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
-        weights = self.weights(run.noise, records=run.batch, dimension=run.dimension, classes=run.classes)
+        weights = self.weights(
+            run.noise,
+            records=run.batch,
+            dimension=run.dimension,
+            classes=run.classes,
+            partly_labelled=run.partly_labelled,
+        )
         return StatisticsDeclaration(
             classes=run.classes,
             count_weight=weights.count,
@@ -76,7 +82,9 @@ class StatisticsMethod(Method):
             feature_map=run.feature_map,
         )
 
-    def weights(self, noise: float, *, records: int, dimension: int, classes: int) -> Weights:
+    def weights(
+        self, noise: float, *, records: int, dimension: int, classes: int, partly_labelled: bool = False
+    ) -> Weights:
         """What a record's blocks weigh, from public numbers: with few records for the noise, class differences alone.
 
         Args:
@@ -84,8 +92,9 @@ class StatisticsMethod(Method):
             records: n.
             dimension: d.
             classes: C.
+            partly_labelled: whether the number of labelled records must follow from the counts, as it is not public.
         """
-        plenty = classes > 2 or records / (noise * math.sqrt(dimension)) > PLENTY
+        plenty = partly_labelled or classes > 2 or records / (noise * math.sqrt(dimension)) > PLENTY
         if plenty or self.moments == "yes":
             moments = self.moments == "yes" or (self.moments == "auto" and dimension <= _MOST_MOMENTS)
             plain = Weights(classes, 0.0, free_moment_weight(classes, 0.0) if moments else 0.0, 0.0)
@@ -149,7 +158,8 @@ class StatisticsRun(ChargedRun):
         if not drawn:
             raise InvalidValue("the curator gave up every step of this run; nothing was released")
         told = {"records": self.plan.records, "dimension": self._dimension}
-        return Known.mean([Known.of(reply, self.declared, **told) for reply in drawn])
+        partly = self.plan.partly_labelled
+        return Known.mean([Known.of(reply, self.declared, **told, partly_labelled=partly) for reply in drawn])
 
     def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
         """See `ChargedRun`."""

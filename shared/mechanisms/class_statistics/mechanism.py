@@ -1,8 +1,8 @@
 """Class counts, class sums and shared second moments of features, released once as one noised sum.
 
-docs/privacy/class-statistics.md derives the price. The labels are private; public is what the operator declares: that
-every record has one, and the number of classes. The sum is linear in the records, so the sums of several hospitals add
-up, each with its own noise.
+docs/privacy/class-statistics.md derives the price. The labels are private; public is what the operator declares: the
+number of classes, and whether every record has a label. A record without one adds nothing. The sum is linear in the
+records, so the sums of several hospitals add up, each with its own noise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray, finest_exponent, release_finely
 from shared.mechanisms.class_statistics.geometry import Weights
 from shared.mechanisms.clipped_sum import FRAMING_BYTES
-from shared.mechanisms.interface import Facts, Limits, Mechanism, RunSize, Step
+from shared.mechanisms.interface import UNLABELLED, Facts, Limits, Mechanism, RunSize, Step
 from shared.mechanisms.sliced import map_violations
 from shared.privacy.events import BoundedSum, Part
 from shared.protocol import limits as protocol
@@ -197,7 +197,10 @@ class ClassStatistics(Mechanism[StatisticsDeclaration, StatisticsRequest, Statis
             assert labels is not None, "offered only where there are labels"
             raw = step.model.features(records).to(step.device)
             u = feature_map.clipped(raw).to(torch.float64) / RECORD_NORM  # (m, d), |u| <= 1, record by record
-            kinds = functional.one_hot(torch.from_numpy(labels).to(step.device), declared.classes).to(torch.float64)
+            classes = torch.from_numpy(labels).to(step.device)
+            labelled = (classes != UNLABELLED)[:, None]  # a record without a label adds nothing to any block
+            u = u * labelled
+            kinds = functional.one_hot(classes.clamp(min=0), declared.classes).to(torch.float64) * labelled
             by_class[:, 0] += declared.count_weight * kinds.sum(dim=0)
             by_class[:, 1:] += kinds.T @ u
             if declared.moment_weight:

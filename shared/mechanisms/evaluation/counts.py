@@ -17,7 +17,9 @@ from torch import Tensor
 from shared.errors import InvalidValue
 from shared.kernels.clipping import neutralise
 from shared.kernels.noise import GridArray, NoiseSource, grid_step, release_on_grid
+from shared.mechanisms.interface import UNLABELLED
 from shared.protocol import limits as protocol
+from shared.protocol.checks import Violation
 from shared.protocol.payloads import MessagePayload, Wire
 from shared.protocol.v1 import curator_pb2 as pb
 
@@ -36,15 +38,21 @@ class EvaluationReply(MessagePayload, message=pb.EvaluationReply, field="reply")
     """What an evaluation releases, in units of records, as int32.
 
     Attributes:
-        correct: (1,), noised number of correct predictions.
+        correct: (1,), noised number of correct predictions; of partly labelled records (2,), of correct and of wrong
+            ones.
         confusion: (C, C) noised counts, row the label, column the prediction; None unless declared.
         calibration: (3, B) noised sums: correct, wrong, and a quarter of the confidence's place in its bin; None unless
             declared.
     """
 
-    correct: Annotated[GridArray, Wire(shape=(1,), most=1)]
+    correct: Annotated[GridArray, Wire(shape=("correct, wrong",), most=2)]
     confusion: Annotated[GridArray | None, Wire(shape=("C", "C"), most=protocol.MAX_CLASSES**2)]
     calibration: Annotated[GridArray | None, Wire(shape=(3, "B"), most=3 * protocol.MAX_BINS)]
+
+    def broken_structure(self) -> list[Violation]:
+        """See `MessagePayload`."""
+        size = self.correct.values.size
+        return [] if size in (1, 2) else [("correct", f"holds {size} values; needed are 1 or 2")]
 
 
 class EvaluationCounter:
@@ -71,7 +79,7 @@ class EvaluationCounter:
 
         Args:
             scores: (m, C) floating point; NaN and infinities count as 0.
-            labels: (m,) from 0 to C - 1.
+            labels: (m,) from 0 to C - 1; `UNLABELLED` records count nowhere.
 
         Raises:
             InvalidValue: a shape or a label is outside what is allowed; the text names no value.
@@ -81,12 +89,14 @@ class EvaluationCounter:
                 f"scores of shape {tuple(scores.shape)} and {labels.shape} labels cannot be counted; needed are (m, "
                 f"{self._classes}) and (m,)"
             )
-        if len(labels) and not (labels.min() >= 0 and labels.max() < self._classes):
+        if len(labels) and not (labels.min() >= UNLABELLED and labels.max() < self._classes):
             raise InvalidValue(f"a label is outside of 0 to {self._classes - 1}")
+        self.records += len(labels)
+        labelled = labels != UNLABELLED
+        scores, labels = scores[torch.from_numpy(labelled).to(scores.device)], labels[labelled]
         finite = neutralise(scores.detach()).to("cpu", torch.float64).clamp(-LARGEST_SCORE, LARGEST_SCORE)
         predictions = finite.argmax(dim=1).numpy()
         confidences = torch.softmax(finite, dim=1).max(dim=1).values.numpy()
-        self.records += len(labels)
         np.add.at(self.confusion, (labels, predictions), 1)
         if self._bins:
             bins, places = bin_places(confidences, classes=self._classes, bins=self._bins)
@@ -100,7 +110,13 @@ class EvaluationCounter:
         return correct, self.confusion.astype(np.float64), np.vstack([self._table, places]).astype(np.float64)
 
     def release(
-        self, *, correct_sigma: float, confusion_sigma: float, calibration_sigma: float, noise: NoiseSource
+        self,
+        *,
+        correct_sigma: float,
+        confusion_sigma: float,
+        calibration_sigma: float,
+        noise: NoiseSource,
+        partly_labelled: bool = False,
     ) -> EvaluationReply:
         """Adds noise to the sums.
 
@@ -109,6 +125,7 @@ class EvaluationCounter:
             confusion_sigma: of each cell; 0: not released.
             calibration_sigma: of each calibration sum; 0: not released.
             noise: where the noise comes from.
+            partly_labelled: whether the number of wrong predictions is released beside that of correct ones.
 
         Raises:
             InvalidValue: a sum could leave int32.
@@ -121,6 +138,8 @@ class EvaluationCounter:
             check_count_range(records=self.records, sigma=sigma)
             return release_on_grid(torch.from_numpy(signal), sigma=sigma, noise=noise, integer="int32")
 
+        if partly_labelled:
+            correct = np.append(correct, confusion.sum() - correct[0])
         first = noised(correct, correct_sigma)
         if first is None:
             raise InvalidValue("correct_sigma is 0; the number of correct predictions is always released with noise")

@@ -1,6 +1,7 @@
 """Noised counts of a model's predictions on all labelled records (docs/privacy/evaluation.md).
 
-The labels are private. Public is what the operator declares: that every record has one, and the number of classes.
+The labels are private. Public is what the operator declares: the number of classes, and whether every record has a
+label; one without counts nowhere.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class EvaluationDeclaration(MessagePayload, message=pb.EvaluationDeclaration, fi
         confusion_sigma: noise on each of the C^2 cells of the confusion matrix; 0: it is not released.
         bins: B, bins of the confidence; 0 without calibration.
         calibration_sigma: noise on each of the 3 B calibration sums; 0: they are not released.
+        partly_labelled: whether the number of wrong predictions is released beside that of correct ones, with the same
+            noise: of records that may have no label their sum is private.
     """
 
     classes: int
@@ -48,6 +51,12 @@ class EvaluationDeclaration(MessagePayload, message=pb.EvaluationDeclaration, fi
     confusion_sigma: float = 0.0
     bins: int = 0
     calibration_sigma: float = 0.0
+    partly_labelled: bool = False
+
+    @property
+    def correct_part(self) -> tuple[int, float]:
+        """How many numbers tell how many are correct, and how far a replaced record moves them."""
+        return (2, CONFUSION_SENSITIVITY) if self.partly_labelled else (1, CORRECT_SENSITIVITY)
 
 
 class EvaluationRequest(NoPayload):
@@ -75,6 +84,9 @@ class Evaluation(Mechanism[EvaluationDeclaration, EvaluationRequest, EvaluationR
         if scores != classes:
             text = f"computes {scores} scores for each record; needed is one for each of {classes} classes"
             broken.append(("parameters.graph_digest", text))
+        if declared.partly_labelled != facts.data.partly_labelled:
+            text = f"is {declared.partly_labelled}; of this data set it is {facts.data.partly_labelled}"
+            broken.append(("declaration.partly_labelled", text))
         if (declared.bins == 0) != (declared.calibration_sigma == 0.0):
             broken.append(("declaration.bins", "and calibration_sigma belong together; declare both, or neither"))
         for name in ("correct_sigma", "confusion_sigma", "calibration_sigma"):
@@ -93,7 +105,7 @@ class Evaluation(Mechanism[EvaluationDeclaration, EvaluationRequest, EvaluationR
         cells, sums = declared.classes**2, 3 * declared.bins
         # Of the calibration sums two bins differ in four, one bin in three.
         released = (
-            (1, CORRECT_SENSITIVITY, 1, declared.correct_sigma),
+            (*declared.correct_part, declared.correct_part[0], declared.correct_sigma),
             (cells, CONFUSION_SENSITIVITY, 2, declared.confusion_sigma),
             (sums, CALIBRATION_SENSITIVITY, min(4, sums), declared.calibration_sigma),
         )
@@ -120,6 +132,7 @@ class Evaluation(Mechanism[EvaluationDeclaration, EvaluationRequest, EvaluationR
             confusion_sigma=declared.confusion_sigma,
             calibration_sigma=declared.calibration_sigma,
             noise=step.noise,
+            partly_labelled=declared.partly_labelled,
         )
         step.reached("released")
         return reply
@@ -127,6 +140,8 @@ class Evaluation(Mechanism[EvaluationDeclaration, EvaluationRequest, EvaluationR
     def summary(self, declared: EvaluationDeclaration, facts: Facts) -> str:
         """See `Mechanism`."""
         told = ["the number of correct predictions"]
+        if declared.partly_labelled:
+            told = ["the numbers of correct and of wrong predictions"]
         told += [f"{declared.classes} x {declared.classes} counts"] * bool(declared.confusion_sigma)
         told += [f"{declared.bins} bins of confidences"] * bool(declared.calibration_sigma)
         return f"noised counts: {', '.join(told)}"

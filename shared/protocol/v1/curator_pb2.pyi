@@ -280,6 +280,7 @@ class DescribeResponse(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
     CLASS_NAMES_FIELD_NUMBER: _builtins.int
+    PARTLY_LABELLED_FIELD_NUMBER: _builtins.int
     data_set: _builtins.str
     records: _builtins.int
     """The number of records n; public under replace-one neighbours."""
@@ -295,6 +296,8 @@ class DescribeResponse(_message.Message):
     """The version of the curator's software."""
     classes: _builtins.int
     """The number of classes of the labels, declared by the operator; 0 where nothing can be evaluated."""
+    partly_labelled: _builtins.bool
+    """Whether some records may have no label; how many have one is private then."""
     @_builtins.property
     def record_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The shape of one record."""
@@ -332,10 +335,11 @@ class DescribeResponse(_message.Message):
         software_version: _builtins.str = ...,
         classes: _builtins.int = ...,
         class_names: _abc.Iterable[_builtins.str] | None = ...,
+        partly_labelled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "data_set_budget", b"data_set_budget", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "record_shape", b"record_shape", "records", b"records", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "partly_labelled", b"partly_labelled", "record_shape", b"record_shape", "records", b"records", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1077,6 +1081,7 @@ class EvaluationDeclaration(_message.Message):
     CORRECT_SIGMA_FIELD_NUMBER: _builtins.int
     CONFUSION_SIGMA_FIELD_NUMBER: _builtins.int
     CALIBRATION_SIGMA_FIELD_NUMBER: _builtins.int
+    PARTLY_LABELLED_FIELD_NUMBER: _builtins.int
     classes: _builtins.int
     """C, the number of classes."""
     bins: _builtins.int
@@ -1087,6 +1092,8 @@ class EvaluationDeclaration(_message.Message):
     """N(0, sigma^2) on each cell of the confusion matrix; 0: it is not released."""
     calibration_sigma: _builtins.float
     """N(0, sigma^2) on each of the 3 B calibration sums; 0: they are not released."""
+    partly_labelled: _builtins.bool
+    """As in DescribeResponse; the number of wrong predictions is then released beside that of correct ones."""
     def __init__(
         self,
         *,
@@ -1095,10 +1102,11 @@ class EvaluationDeclaration(_message.Message):
         correct_sigma: _builtins.float = ...,
         confusion_sigma: _builtins.float = ...,
         calibration_sigma: _builtins.float = ...,
+        partly_labelled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bins", b"bins", "calibration_sigma", b"calibration_sigma", "classes", b"classes", "confusion_sigma", b"confusion_sigma", "correct_sigma", b"correct_sigma"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bins", b"bins", "calibration_sigma", b"calibration_sigma", "classes", b"classes", "confusion_sigma", b"confusion_sigma", "correct_sigma", b"correct_sigma", "partly_labelled", b"partly_labelled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1128,7 +1136,7 @@ class EvaluationReply(_message.Message):
     CALIBRATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def correct(self) -> Global___GridArray:
-        """The noised number of correct predictions (1)."""
+        """The noised number of correct predictions (1); of partly labelled records those of correct and wrong ones (2)."""
 
     @_builtins.property
     def confusion(self) -> Global___GridArray:

@@ -237,7 +237,8 @@ def _grid(*shape):
     "message",
     [
         pb.EvaluationReply(),
-        pb.EvaluationReply(correct=_grid(2)),
+        pb.EvaluationReply(correct=_grid(0)),
+        pb.EvaluationReply(correct=_grid(3)),
         pb.EvaluationReply(correct=_grid(1), confusion=_grid(2, 3)),
         pb.EvaluationReply(correct=_grid(1), calibration=_grid(2, 3)),
     ],
