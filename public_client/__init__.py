@@ -11,6 +11,7 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from public_client.adaptation.combined import CombinedAdaptation
     from public_client.adaptation.domain_adaptation import DomainAdaptation
     from public_client.adaptation.federation import Federation
     from public_client.adaptation.hospital import Hospital
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
+    "public_client.adaptation.combined": ("CombinedAdaptation",),
     "public_client.adaptation.domain_adaptation": ("DomainAdaptation",),
     "public_client.adaptation.federation": ("Federation",),
     "public_client.adaptation.hospital": ("Hospital",),
@@ -72,6 +74,7 @@ __all__ = [
     "Adapter",
     "AllWeights",
     "BudgetExhausted",
+    "CombinedAdaptation",
     "CredentialsInvalid",
     "Curator",
     "CuratorUnavailable",
