@@ -81,6 +81,7 @@ lock:
 	$(PIP_COMPILE) --all-extras --output-file requirements.lock pyproject.toml
 	$(PIP_COMPILE) --constraint requirements.lock --extra curator --output-file deploy/images/curator.lock pyproject.toml
 	$(PIP_COMPILE) --constraint requirements.lock --extra client --output-file deploy/images/client.lock pyproject.toml
+	$(PIP_COMPILE) --constraint requirements.lock --extra curator --extra cluster --output-file deploy/images/cluster.lock pyproject.toml
 	sed -i '/^# WARNING/,$$d' requirements.lock deploy/images/*.lock
 
 docs: set-up

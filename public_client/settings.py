@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic_settings import SettingsConfigDict
 
@@ -47,6 +48,31 @@ class ConnectionSettings(SettingsGroup):
     )
     patience_seconds: float = setting(
         180.0, "How long a curator that cannot be reached is tried again.", unit="seconds", ge=0, le=86_400
+    )
+    site_patience_seconds: float = setting(
+        15.0,
+        "The same for each of several hospitals that are trained with together: then it is set aside.",
+        unit="seconds",
+        ge=0,
+        le=86_400,
+    )
+    start_seconds: float | None = setting(
+        None,
+        "How long a curator that does not answer yet is waited for when connecting, such as one that starts slowly; by "
+        "default 10, or the patience if that is less.",
+        unit="seconds",
+        ge=0,
+        le=86_400,
+    )
+    straggler_seconds: float = setting(
+        20.0,
+        "Of several hospitals asked together, each has twice as long as half of them took, and so many seconds more.",
+        unit="seconds",
+        ge=0,
+        le=86_400,
+    )
+    absent_sites: Literal["set aside", "refuse"] = setting(
+        "set aside", "Whether several hospitals are trained with when one of them is down before anything is charged."
     )
 
 

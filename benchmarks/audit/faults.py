@@ -55,7 +55,7 @@ def plain_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, noise:
 
 @contextmanager
 def _noise_halved() -> Iterator[None]:
-    with mock.patch("private_curator.serving.server.SystemNoise", HalvedNoise):
+    with mock.patch("private_curator.serving.server.noise_for", return_value=HalvedNoise()):
         yield
 
 

@@ -1,29 +1,35 @@
 #!/usr/bin/env bash
-# Inside the image build.
+# Inside the image build, with the wheelhouse at /mnt, if there is one, and the tools at /srv.
 #
+#   install.sh tools          /srv: pip and the build back end, which are never shipped
 #   install.sh dependencies   /opt/dpswd: a virtual environment with torch and curator.lock, without pip
 #   install.sh project        /stage/opt/dpswd: this project, to be laid over it
+#   install.sh cluster        /stage/opt/dpswd: what cluster.lock has and curator.lock has not, to be laid over it
 #   install.sh extras         /stage/opt/dpswd: what client.lock has and curator.lock has not, to be laid over it
 set -euo pipefail
 
 venv=/opt/dpswd
-tools=/opt/tools # pip and the build back end; never shipped
+tools=/srv
+wheelhouse=/mnt
 pip() {
   "$tools/bin/python" -m pip --disable-pip-version-check --no-cache-dir --python "$venv/bin/python" install --quiet --no-compile "$@"
 }
 
 # A wheelhouse was checked against the lock's hashes when it was made and carries its own checksums; wheels that were
 # built from source there have no hash in the lock.
-if compgen -G "wheelhouse/*.whl" >/dev/null; then
-  source=(--no-index --find-links wheelhouse)
+if compgen -G "$wheelhouse/*.whl" >/dev/null; then
+  source=(--no-index --find-links "$wheelhouse")
 else
   source=()
   [ -n "${TORCH_INDEX:-}" ] && source=(--extra-index-url "$TORCH_INDEX")
 fi
 locked() {
   if [ "${source[0]:-}" = --no-index ]; then
-    sed -e '/^ *--hash=/d' -e 's/ *\\$//' "$1" >pinned.txt
-    pip "${source[@]}" --no-deps -r pinned.txt
+    local pinned
+    pinned=$(mktemp)
+    sed -e '/^ *--hash=/d' -e 's/ *\\$//' "$1" >"$pinned"
+    pip "${source[@]}" --no-deps -r "$pinned"
+    rm "$pinned"
   else
     pip --no-deps --require-hashes -r "$1"
   fi
@@ -51,19 +57,21 @@ stage() {
 }
 
 case $1 in
+  tools)
+    [ "${source[0]:-}" = --no-index ] && (cd "$wheelhouse" && sha256sum --quiet --check SHA256SUMS)
+    python3 -m venv "$tools"
+    "$tools/bin/python" -m pip --disable-pip-version-check --no-cache-dir install --quiet "${source[@]}" \
+      --no-deps hatchling packaging pathspec pluggy trove-classifiers
+    ;;
   dependencies)
     torch=${TORCH_VERSION:?}
-    [ "${source[0]:-}" = --no-index ] && (cd wheelhouse && sha256sum --quiet --check SHA256SUMS)
-    python3 -m venv "$tools"
     python3 -m venv --without-pip "$venv"
     if [ "${ACCELERATOR:-cpu}" = cpu ]; then
       pip "${source[@]}" --no-deps "torch==$torch+cpu" || pip "${source[@]}" "torch==$torch"
     else
       pip "${source[@]}" "torch==$torch"
     fi
-    locked curator.lock
-    "$tools/bin/python" -m pip --disable-pip-version-check --no-cache-dir install --quiet "${source[@]}" \
-      --no-deps hatchling packaging pathspec pluggy trove-classifiers
+    locked "$tools/curator.lock"
     site=$(echo "$venv"/lib/python3*/site-packages)
     # Headers, compilers' inputs and test suites: 200 MB that nothing imports at run time.
     rm -rf "$site"/torch/{include,test,share,utils/model_dump}
@@ -84,7 +92,7 @@ case $1 in
     bytecode torch torch.fx torch.func scipy.{fft,integrate,linalg,optimize,signal,special,stats} autodp.rdp_bank \
       autodp.{mechanism_zoo,transformer_zoo} grpc grpc_health.v1.health grpc_status.rpc_status google.rpc.error_details_pb2 \
       cryptography.x509 cryptography.hazmat.primitives.asymmetric.{ec,ed25519} cryptography.hazmat.primitives.serialization \
-      pydantic_settings rich.{console,table,progress} safetensors.torch randomgen PIL.Image pyarrow.parquet psycopg \
+      pydantic_settings rich.{console,table,progress} safetensors.torch PIL.Image pyarrow.parquet psycopg \
       prometheus_client click
     ;;
   project)
@@ -103,8 +111,15 @@ case $1 in
     bytecode matplotlib.pyplot sklearn.datasets yaml torch._dynamo # an optimizer's first use imports it
     stage mark
     ;;
+  cluster)
+    touch mark
+    locked cluster.lock
+    trim
+    bytecode dask distributed
+    stage mark
+    ;;
   *)
-    printf 'install.sh: %s is no part; allowed: dependencies, project, extras\n' "$1" >&2
+    printf 'install.sh: %s is no part; allowed: dependencies, project, extras, cluster\n' "$1" >&2
     exit 2
     ;;
 esac

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from private_curator.operator.telling import Told
 from private_curator.records.problems import RecordsRefused
 from private_curator.settings.groups import ComputeSettings
 from private_curator.storage.certificates import DEFAULT_NAMES
@@ -24,6 +27,7 @@ from shared import errors
 from shared.configuration import SettingsGroup
 
 if TYPE_CHECKING:
+    from private_curator.ledger.audit import Progress as VerificationProgress
     from private_curator.operator.guards import Effect
     from private_curator.operator.record import Record
 
@@ -65,6 +69,19 @@ class Commands(click.Group):
             text = _explain(error, placed=ctx.invoked_subcommand != SERVING)
             click.echo(f"Error: {text}", err=True)
             ctx.exit(exit_code(error))
+
+
+@contextlib.contextmanager
+def verifying() -> Iterator[VerificationProgress]:
+    """Shows on standard error how far a ledger's verification is: a bar on a terminal, else a line now and then."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Told(functools.partial(click.echo, err=True))
+        return
+    columns = (TextColumn("verifying the ledger"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task("", total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
 def exit_code(error: BaseException) -> int:

@@ -19,6 +19,7 @@ from private_curator.cli.common import (
     reason_option,
     record_command,
     show,
+    verifying,
 )
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.backup import move as move_ledger
@@ -55,15 +56,25 @@ def ledger() -> None:
 @home_option
 @click.option("--file", type=FILE, help="A backup instead.")
 @_receipts_option
+@click.option(
+    "--last-signature",
+    is_flag=True,
+    help="Checks the last signature alone, as serve does: the chain of hashes makes it vouch for all entries.",
+)
 @format_option
 @click.pass_context
-def verify(context: click.Context, home: HomeDirectory, file: Path | None, receipts: Path | None) -> None:
+def verify(
+    context: click.Context, home: HomeDirectory, file: Path | None, receipts: Path | None, *, last_signature: bool
+) -> None:
     """Finds every edit, deletion, reordering, truncation and unlawful entry."""
-    if file is None:
-        report = verify_ledger(home, receipts=_given(receipts))
-    else:
-        public_key = home.read_ledger_key().public_key().public_bytes_raw()
-        report = verify_file(file, public_key=public_key, receipts=_read_receipts(receipts, home))
+    every = not last_signature
+    with verifying() as progress:
+        if file is None:
+            report = verify_ledger(home, receipts=_given(receipts), every_signature=every, progress=progress)
+        else:
+            public_key = home.read_ledger_key().public_key().public_bytes_raw()
+            kept = _read_receipts(receipts, home)
+            report = verify_file(file, public_key=public_key, receipts=kept, every_signature=every, progress=progress)
     show(
         {
             "ok": report.ok,
@@ -181,7 +192,7 @@ def list_runs(record: Record) -> None:
             "steps": charged.steps,
             "steps_used": charged.steps_used,
             "batch": charged.batch,
-            "closed": charged.closed,
+            "state": charged.state,
             "purpose": charged.purpose,
         }
         for charged in record.runs

@@ -12,6 +12,7 @@ from private_curator.cli.apply import apply
 from private_curator.cli.budgets import budget
 from private_curator.cli.certs import cert
 from private_curator.cli.clients import client
+from private_curator.cli.cluster import cluster
 from private_curator.cli.console import console
 from private_curator.cli.history import history, report
 from private_curator.cli.ledgers import extractor, incidents, ledger, run
@@ -137,5 +138,5 @@ def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> 
 
 for command in (cert, client, budget, extractor, ledger, records, run, incidents, serve, settings, preflight, apply):
     main.add_command(command)
-for command in (describe, publish, history, report, request, console):
+for command in (describe, publish, history, report, request, console, cluster):
     main.add_command(command)

@@ -89,7 +89,8 @@ def preflight(context: click.Context, home: HomeDirectory, assignments: tuple[st
     """Checks that this curator could serve, and says how to mend what it finds; exit code 3 if anything is wrong."""
     from private_curator.operator.preflight import check
 
-    findings = check(home, _assigned(assignments))
+    with common.verifying() as progress:
+        findings = check(home, _assigned(assignments), progress=progress)
     wrong = [finding.check for finding in findings if not finding.ok]
     if common.chosen_format() == "json":
         common.show([{"check": f.check, "ok": f.ok, "finding": f.text} for f in findings])

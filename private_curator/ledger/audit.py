@@ -14,20 +14,22 @@ Nothing here writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from private_curator.ledger.accounting import RENYI, Accounting
 from private_curator.ledger.accounts import DATA_SET
-from private_curator.ledger.budget import Books, require
+from private_curator.ledger.budget import Books
 from private_curator.ledger.database import LedgerLocation, Session, by_seq
+from private_curator.ledger.derivation import Derivation, inconsistent
+from private_curator.ledger.signatures import SignatureCheck, processes_for
 from private_curator.ledger.sqlite_file import as_location
-from private_curator.ledger.statements import DataSetState, Kind
+from private_curator.ledger.statements import Kind
 from shared.errors import InvalidValue, LedgerCorrupt
 from shared.ledger.chain_checks import ChainCheck, Finding, Tampering, finding_at, hold_receipts
-from shared.ledger.receipts import SignedEntry, sha256
+from shared.ledger.receipts import SignedEntry
 
 # A stored price may differ from one computed anew by the last digits of another machine's library.
 PRICE_TOLERANCE = 1e-6
@@ -38,8 +40,8 @@ Progress = Callable[[int, int], object]
 """Is told how many entries are done, and how many there are."""
 
 
-def _silent(done: int, total: int) -> None:
-    """Tells nobody."""
+def untold(done: int, total: int) -> None:
+    """A `Progress` that tells nobody."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,87 +66,6 @@ class VerificationReport:
         return not self.findings
 
 
-@dataclass
-class Derivation:
-    """The tables as the entries imply them.
-
-    Rows are in the order of the columns of `private_curator.ledger.schema`, without the stored bytes.
-    """
-
-    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    requests: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    steps: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
-    replies: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
-
-    def apply(self, entry: SignedEntry, books: Books) -> None:
-        """Takes one entry; the books are as of the one before.
-
-        Raises:
-            LedgerCorrupt, KeyError: the entry is not allowed where it stands.
-        """
-        payload = entry.payload
-        if entry.kind in (Kind.STEP_CONSUMED, Kind.STEP_RESUMED):
-            open_ = books.state is DataSetState.OPEN
-            require(open_, "nothing is released while the data set is frozen or ended")
-            holder, _ = self.steps[payload["run"], 0]
-            require(not books.clients[holder].paused, "nothing is released to a paused client")
-        match entry.kind:
-            case Kind.RUN_OPENED:
-                require(payload["run"] not in self.runs, "the run was opened before")
-                self.runs[payload["run"]] = {
-                    "seq": entry.seq,
-                    "parameters": payload["parameters"],
-                    "steps": payload["steps"],
-                    "steps_used": 0,
-                    "pruned": 0,
-                }
-                self._request(entry, step=0, attempts=0)
-            case Kind.STEP_CONSUMED:
-                run = self._live_run(payload)
-                run["steps_used"] += 1
-                require(payload["step"] == run["steps_used"] <= run["steps"], "only charged steps are used, one by one")
-                require(payload["client"] == holder, "a run belongs to one client")
-                self._request(entry, step=payload["step"], attempts=1)
-            case Kind.STEP_RESUMED:
-                self._live_run(payload)
-                run_step = payload["run"], payload["step"]
-                request = self.requests[self.steps[run_step]]
-                request["attempts"] += 1
-                require(run_step not in self.replies, "an answered step is not computed again")
-                require(payload["attempt"] == request["attempts"], "attempts are counted")
-            case Kind.STEP_ANSWERED:
-                run_step = payload["run"], payload["step"]
-                require(run_step not in self.replies, "a step is answered once")
-                require(payload["step"] > 0, "steps are counted from 1")
-                known = self.requests[self.steps[run_step]]
-                require(self.steps[run_step] == (payload["client"], payload["request_id"]), "another request's step")
-                require(known["digest"] == payload["digest"], "another request's content")
-                self.replies[run_step] = {"seq": entry.seq, "reply": payload["reply"], "audit": payload["audit"]}
-            case Kind.REPLIES_PRUNED:
-                self.runs[payload["run"]]["pruned"] = 1
-            case _:
-                pass  # the books take everything else
-
-    def _request(self, entry: SignedEntry, *, step: int, attempts: int) -> None:
-        payload = entry.payload
-        key, run_step = (payload["client"], payload["request_id"]), (payload["run"], step)
-        require(key not in self.requests, "a request id is used once")
-        require(run_step not in self.steps, "a step belongs to one request")
-        self.steps[run_step] = key
-        self.requests[key] = {
-            "digest": payload["digest"],
-            "run_id": payload["run"],
-            "step": step,
-            "attempts": attempts,
-            "seq": entry.seq,
-        }
-
-    def _live_run(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        run = self.runs[payload["run"]]
-        require(not run["pruned"], "a closed run releases nothing")
-        return run
-
-
 class VerificationOptions(TypedDict, total=False):
     """See `verify_file`."""
 
@@ -160,7 +81,7 @@ def verify_file(
     accounting: Accounting = RENYI,
     receipts: Iterable[SignedEntry] = (),
     every_signature: bool = True,
-    progress: Progress = _silent,
+    progress: Progress = untold,
 ) -> VerificationReport:
     """Answers the module's five questions for a ledger or a backup that need not be sound enough to open.
 
@@ -170,7 +91,7 @@ def verify_file(
         accounting: prices the runs anew.
         receipts: signed entries that somebody kept elsewhere.
         every_signature: False for the last entry's alone, which vouches for what the chain of hashes before it states.
-        progress: called now and then.
+        progress: called at the beginning, now and then, and at the end.
 
     Raises:
         LedgerUnavailable: it cannot be read at all.
@@ -178,32 +99,40 @@ def verify_file(
     location = as_location(where)
     kept = tuple(receipts)
     with location.reading() as connection:
-        findings = [_inconsistent(text) for text in location.defects(connection)]
-        chain, wanted = ChainCheck(public_key, every_signature=every_signature), {receipt.seq for receipt in kept}
-        books, derivation, hashes = Books(accounting), Derivation(), {}
-        last, length, count = None, 0, 0
         (total,) = connection.execute("SELECT count(*) FROM entries").fetchone()
-        for found in _read(connection):
-            if isinstance(found, Finding):
-                findings.append(found)
-                continue
-            last, length, count = found, max(length, found.seq), count + 1
-            if count % PROGRESS_EACH == 0:
-                progress(count, total)
-            findings += chain.follow(found)
-            if found.seq in wanted:
-                hashes[found.seq] = found.hash
-            try:
-                if found.kind == Kind.RUN_OPENED:
-                    findings += _check_price(books, found)
-                derivation.apply(found, books)
-                books.apply(found)
-            except (KeyError, TypeError, LedgerCorrupt) as error:
-                findings.append(finding_at(Tampering.UNLAWFUL, found, f"it is not allowed where it stands: {error}"))
-        if last is not None and not every_signature and not last.signed_by(public_key):
-            findings.append(finding_at(Tampering.EDITED, last, "its signature does not fit its content"))
+        progress(0, total)
+        findings = [inconsistent(text) for text in location.defects(connection)]
+        chain, wanted = ChainCheck(public_key, every_signature=False), {receipt.seq for receipt in kept}
+        books, derivation, hashes = Books(accounting), Derivation(connection), {}
+        last, length, count = None, 0, 0
+        processes = processes_for(total) if every_signature else 0
+        with SignatureCheck(public_key, processes=processes) as signatures:
+            for seq, found in _read(connection):
+                if isinstance(found, Finding):
+                    findings.append(found)
+                    continue
+                last, length, count = found, max(length, found.seq), count + 1
+                if count % PROGRESS_EACH == 0:
+                    progress(count, total)
+                findings += chain.follow(found)
+                if every_signature:
+                    signatures.take(found.seq, found.statement, found.signature)
+                if found.seq in wanted:
+                    hashes[found.seq] = found.hash
+                try:
+                    if found.kind == Kind.RUN_OPENED:
+                        findings += _check_price(books, found)
+                    derivation.apply(seq, found, books)
+                    books.apply(found)
+                except (KeyError, TypeError, LedgerCorrupt) as error:
+                    text = f"it is not allowed where it stands: {error}"
+                    findings.append(finding_at(Tampering.UNLAWFUL, found, text))
+            if last is not None and not every_signature:
+                signatures.take(last.seq, last.statement, last.signature)
+            findings += [_unsigned(seq) for seq in signatures.wrong()]
+        progress(count, total)
         findings += hold_receipts(kept, hashes, length, public_key)
-        findings += _compare(connection, derivation)
+        findings += derivation.findings()
     if books.public_key != public_key.hex():
         text = "the first entry does not name the public key that was given"
         findings.append(Finding(tampering=Tampering.FORGED, seq=1, text=text))
@@ -215,18 +144,23 @@ def verify_file(
     )
 
 
-def _read(connection: Session) -> Iterator[SignedEntry | Finding]:
-    """Entries, and what is wrong with how they are kept, one by one."""
+def _unsigned(seq: int) -> Finding:
+    text = f"entry {seq}: its signature does not fit its content"
+    return Finding(tampering=Tampering.EDITED, seq=seq, text=text)
+
+
+def _read(connection: Session) -> Iterator[tuple[int, SignedEntry | Finding]]:
+    """Entries with the numbers under which they are filed, and what is wrong with how they are kept, one by one."""
     for seq, kind, statement, signature in by_seq(connection, "SELECT seq, kind, statement, signature FROM entries"):
         try:
             entry = SignedEntry.parse(statement, signature)
         except InvalidValue as error:
-            yield Finding(tampering=Tampering.UNREADABLE, seq=seq, text=f"entry {seq}: {error}")
+            yield seq, Finding(tampering=Tampering.UNREADABLE, seq=seq, text=f"entry {seq}: {error}")
             continue
         if (entry.seq, entry.kind) != (seq, kind):
             text = f"entry {seq} ({kind}) states that it is entry {entry.seq} ({entry.kind})"
-            yield Finding(tampering=Tampering.EDITED, seq=seq, text=text)
-        yield entry
+            yield seq, Finding(tampering=Tampering.EDITED, seq=seq, text=text)
+        yield seq, entry
 
 
 def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
@@ -248,47 +182,3 @@ def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
             text = f"it states epsilon {entry.payload['epsilon']:.6g} and charges {stored:.6g}"
             findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
     return findings
-
-
-def _compare(connection: Session, derivation: Derivation) -> list[Finding]:
-    """Questions 3 and 4: every table row for row, and the bytes by their digests."""
-    run_columns = ("seq", "parameters", "steps", "steps_used", "pruned")
-    runs = {
-        row[0]: dict(zip(run_columns, row[1:], strict=True))
-        for row in connection.execute(f"SELECT run_id, {', '.join(run_columns)} FROM runs")  # noqa: S608 constants
-    }
-    for row in runs.values():
-        row["parameters"] = sha256(row["parameters"])
-    request_columns = ("digest", "run_id", "step", "attempts", "seq")
-    requests = {
-        (row[0], row[1]): dict(zip(request_columns, row[2:], strict=True))
-        for row in connection.execute(f"SELECT client, request_id, {', '.join(request_columns)} FROM requests")  # noqa: S608
-    }
-    replies = {}
-    findings = []
-    for seq, run_id, step, reply, audit in by_seq(connection, "SELECT seq, run_id, step, reply, audit FROM replies"):
-        pruned = bool(derivation.runs.get(run_id, {}).get("pruned"))
-        implied = derivation.replies.get((run_id, step), {}).get("reply")
-        if pruned == (reply is not None):
-            findings.append(
-                _inconsistent(f"the reply of step {step} of run {run_id} is kept or gone against the entries")
-            )
-        # Pruned bytes cannot be compared any more.
-        digest = implied if reply is None else sha256(reply)
-        replies[run_id, step] = {"seq": seq, "reply": digest, "audit": sha256(audit.encode())}
-    tables: tuple[tuple[str, Mapping[Any, Any], Mapping[Any, Any]], ...] = (
-        ("runs", derivation.runs, runs),
-        ("requests", derivation.requests, requests),
-        ("replies", derivation.replies, replies),
-    )
-    for name, implied_rows, stored_rows in tables:
-        findings += [
-            _inconsistent(f"the row {key!r} of {name} is not what the entries say")
-            for key in implied_rows.keys() | stored_rows.keys()
-            if implied_rows.get(key) != stored_rows.get(key)
-        ]
-    return findings
-
-
-def _inconsistent(text: str) -> Finding:
-    return Finding(tampering=Tampering.INCONSISTENT, seq=0, text=text)

@@ -25,7 +25,7 @@ from private_curator.ledger.budget import Books
 from private_curator.ledger.requests import answered, bind, charge, held_run, load_run, opened_before
 from private_curator.ledger.statements import BudgetRequest, Kind, Quote, Request, Run, StepGranted, StoredReply
 from private_curator.ledger.store import Store, Transaction
-from shared.errors import GrantNotHeld, LedgerUnavailable, RequestInProgress
+from shared.errors import GrantNotHeld, LedgerUnavailable, RequestInProgress, RunFinished
 from shared.ledger.receipts import Receipt, canonical_json, sha256
 from shared.privacy.events import RunEvent
 
@@ -249,6 +249,7 @@ class RunActs(Store):
         Raises:
             GrantNotHeld: the grant was ended before.
             RequestInProgress: another replica took the step over while this one seemed dead; send nothing.
+            RunFinished: the operator has closed the run meanwhile; send nothing.
             InvalidValue: the audit record is not JSON.
             LedgerUnavailable: nothing is stored, send nothing; the grant is ended, a repeat of the request gets a
                 new attempt.
@@ -295,14 +296,18 @@ class RunActs(Store):
 
     @staticmethod
     def _not_taken_over(transaction: Transaction, grant: StepGranted) -> None:
-        """Only the last attempt at a step may store a reply, however late an earlier one comes.
+        """Only the last attempt at a step may store a reply, however late an earlier one comes; of a closed run, none.
 
         Otherwise two replicas would race for being stored, and which reply is released could depend on how long each
         took. A replica whose connection broke seems dead to the others, and goes on computing.
         """
-        (attempts,) = transaction.connection.execute(
-            "SELECT attempts FROM requests WHERE client = ? AND request_id = ?", grant.request.mark
+        attempts, closed = transaction.connection.execute(
+            "SELECT attempts, pruned FROM requests JOIN runs ON runs.run_id = requests.run_id "
+            "WHERE client = ? AND request_id = ?",
+            grant.request.mark,
         ).fetchone()
+        if closed:
+            raise RunFinished("the operator has closed this run while a step of it was computed; open another run")
         if attempts != grant.attempt:
             raise RequestInProgress("another curator has taken this step over; repeat the request later with its id")
 

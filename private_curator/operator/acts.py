@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 
-from private_curator.ledger.audit import VerificationReport, verify_file
+from private_curator.ledger.audit import Progress, VerificationReport, untold, verify_file
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.operator import check_extends
 from private_curator.ledger.witness import Witness
@@ -126,7 +126,13 @@ def check_told(request: bytes, told: str | None) -> None:
         )
 
 
-def verify_ledger(home: HomeDirectory, *, receipts: Iterable[SignedEntry] = ()) -> VerificationReport:
+def verify_ledger(
+    home: HomeDirectory,
+    *,
+    receipts: Iterable[SignedEntry] = (),
+    every_signature: bool = True,
+    progress: Progress = untold,
+) -> VerificationReport:
     """Verifies the ledger in use, also against what this curator noted; keeps the outcome, and tells of a bad one.
 
     The key's public half is read from the operator's own file: the ledger's word for it would prove nothing.
@@ -134,12 +140,16 @@ def verify_ledger(home: HomeDirectory, *, receipts: Iterable[SignedEntry] = ()) 
     Args:
         home: of the curator.
         receipts: entries that somebody kept elsewhere.
+        every_signature: see `verify_file`.
+        progress: told how far it is.
     """
     noted = Witness(home.ledger_witness()).entry()
     report = verify_file(
         home.ledger_location(),
         public_key=home.read_ledger_key().public_key().public_bytes_raw(),
         receipts=[*receipts, *([] if noted is None else [noted])],
+        every_signature=every_signature,
+        progress=progress,
     )
     first = "" if report.ok else report.findings[0].text
     if not report.ok:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from private_curator.operator.drift import DriftMeter, DriftReport
+from private_curator.records.labels import Labels
 from private_curator.records.target import Target
 from private_curator.worker.denormals import flushed_denormals
 from shared.errors import DataInvalid, InvalidValue, SettingsError
@@ -48,9 +49,10 @@ class Application:
         counts: list[int] = np.bincount(self.predictions, minlength=classes).tolist()
         return counts
 
-    def accuracy(self, labels: npt.NDArray[np.int64]) -> float:
+    def accuracy(self, labels: Labels) -> float:
         """Share of predictions that agree with the hospital's own labels, where there are any; not private."""
-        return float((self.predictions == labels)[labels != UNLABELLED].mean())
+        own = labels[np.arange(len(self.predictions))]
+        return float((self.predictions == own)[own != UNLABELLED].mean())
 
 
 def apply_model(

@@ -142,7 +142,7 @@ class RunFacts:
         records: n.
         steps: T, charged.
         steps_used: begun.
-        closed: whether its replies were discarded.
+        state: "open", "finished" (every step is used), or "closed" (the operator has discarded its replies).
         epsilon: of the run alone, at the data set's delta.
         increase: what it added to the data set's epsilon.
         client_increase: what it added to the client's share; None without one then.
@@ -165,7 +165,7 @@ class RunFacts:
     records: int
     steps: int
     steps_used: int
-    closed: bool
+    state: str
     epsilon: float
     increase: float
     client_increase: float | None

@@ -15,7 +15,6 @@ import shutil
 import socket
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,8 +22,10 @@ from functools import cached_property
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from private_curator.ledger.audit import Progress
 from private_curator.ledger.ledger import Ledger
 from private_curator.observability.requests import tracing_of
+from private_curator.operator.telling import Told
 from private_curator.records import target
 from private_curator.records.labels import class_count, load_labels
 from private_curator.records.opening import open_source
@@ -44,7 +45,6 @@ from shared.protocol import limits
 MIN_FREE_BYTES = 1 << 30  # stored replies grow by about 50 kB a step: room for some 20,000 steps
 RENEW_BEFORE = dt.timedelta(days=30)
 MAX_CLOCK_SKEW = dt.timedelta(minutes=5)  # as much as certificates allow for
-_TELL_EACH_S = 5.0
 _log = logging.getLogger(__name__)
 _UNSYNCHRONISED = 5  # adjtimex(2): TIME_ERROR
 
@@ -64,14 +64,17 @@ class Finding:
     text: str
 
 
-def check(home: HomeDirectory, overrides: Mapping[str, str] | None = None) -> list[Finding]:
+def check(
+    home: HomeDirectory, overrides: Mapping[str, str] | None = None, *, progress: Progress | None = None
+) -> list[Finding]:
     """Runs every check; a failing one does not stop the others.
 
     Args:
         home: the curator's directory.
         overrides: settings from the command line, as `settings.load` takes them.
+        progress: told how far the ledger's verification is; by default the log is.
     """
-    with _Site(home, dict(overrides or {})) as site:
+    with _Site(home, dict(overrides or {}), progress=progress or Told(_log.info)) as site:
         return [_found(name, site) for name in CHECKS]
 
 
@@ -119,7 +122,7 @@ class _Site:
     overrides: dict[str, str]
     now: Callable[[], dt.datetime] = field(default=lambda: dt.datetime.now(dt.UTC))
     certificates_last: dt.timedelta = RENEW_BEFORE
-
+    progress: Progress = field(default_factory=lambda: Told(_log.info))
     opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @cached_property
@@ -144,18 +147,6 @@ class _Site:
 
     def __exit__(self, *_: object) -> None:
         self.opened.close()
-
-
-class _Told:
-    """Writes to the log how far a verification is, now and then."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + _TELL_EACH_S
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() >= self._next:
-            _log.info("the ledger: %d of %d entries are verified", done, total)
-            self._next = time.monotonic() + _TELL_EACH_S
 
 
 def _explained(error: Exception) -> str:
@@ -190,7 +181,7 @@ def _records(site: _Site) -> str:
 
 def _ledger(site: _Site) -> str:
     # The last signature vouches for the chain of hashes before it; `ledger verify` looks at each.
-    report = site.ledger.verify(every_signature=False, progress=_Told())
+    report = site.ledger.verify(every_signature=False, progress=site.progress)
     # A clock that was once wrong leaves its mark for ever; what was spent stands all the same.
     grave = [finding for finding in report.findings if finding.tampering is not Tampering.MISDATED]
     if grave:
@@ -307,8 +298,12 @@ def _device(site: _Site) -> str:
         raise SettingsError(f"{device} computes wrong sums; do not use it: set compute.device to cpu")
     if device.type != "cuda":
         return "steps run on cpu" + ("; a CUDA device is there and not used" if torch.cuda.is_available() else "")
+    from shared.kernels.device_noise import device_sampler
+
+    kind = "one kernel" if device_sampler(device).fused else "tensor operations (slower: Triton does not work here)"
     free, _ = torch.cuda.mem_get_info(device)
-    return f"steps run on {torch.cuda.get_device_name(device)}, {free >> 20} MiB free"
+    name = torch.cuda.get_device_name(device)
+    return f"steps run on {name}, {free >> 20} MiB free; it draws the CPU's noise from the same key, by {kind}"
 
 
 def _worker(site: _Site) -> str:

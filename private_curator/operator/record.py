@@ -222,7 +222,7 @@ def _run_facts(run: Run, increase: float, client_increase: float | None) -> RunF
         records=step.records,
         steps=run.steps,
         steps_used=run.steps_used,
-        closed=run.pruned,
+        state="closed" if run.pruned else "finished" if run.steps_used == run.steps else "open",
         epsilon=run.epsilon,
         increase=increase,
         client_increase=client_increase,

@@ -8,17 +8,45 @@ that ``records.unlabelled`` names, of records without a label. Errors name the f
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from private_curator.records.arrays import ArraySource
+from private_curator.records.mapped import MappedRecords
 from private_curator.records.opening import open_source
 from private_curator.settings.groups import RecordsSettings
 from shared.errors import DataInvalid, SettingsError
 from shared.mechanisms.interface import UNLABELLED
 
-Labels = npt.NDArray[np.int64]
+_AT_A_TIME = 1 << 20  # labels in memory while they are checked
+
+
+class LabelsInFile:
+    """Class numbers that stay in their npy file, for data sets whose labels alone would fill the memory.
+
+    Args:
+        stored: the checked labels, whole numbers.
+    """
+
+    def __init__(self, stored: MappedRecords) -> None:
+        self._stored = stored
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __getitem__(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.integer[Any]]:
+        """(b,) class numbers of these records, as stored.
+
+        Raises:
+            RecordsChanged: the file was cut short while it was served.
+        """
+        taken: npt.NDArray[np.integer[Any]] = self._stored.take(rows)  # type: ignore[assignment]
+        return taken
+
+
+Labels = npt.NDArray[np.integer[Any]] | LabelsInFile
 
 
 def class_names(settings: RecordsSettings) -> tuple[str, ...]:
@@ -42,7 +70,8 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
         records: n.
 
     Returns:
-        (n,), `UNLABELLED` for a record without one; or None where no classes are declared.
+        (n,), `UNLABELLED` for a record without one; or None where no classes are declared. Whole numbers in an npy
+        file stay there and are read with their records; others take one or two bytes each.
 
     Raises:
         SettingsError: classes are declared and no labels are named.
@@ -58,8 +87,11 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
             f"records.classes declares {count} classes, but no labels are named; set records.labels_array or "
             "records.labels_file, or leave records.classes out"
         )
+    found: npt.NDArray[np.generic]
     if isinstance(source, ArraySource) and source.labels is not None:
         found = source.labels  # read without the records
+        if isinstance(found, np.memmap) and found.dtype.kind in "biu" and _as_stored(settings):
+            return _in_their_file(found, settings, path, records)
     else:
         found = np.concatenate([batch.labels for batch in source.batches() if batch.labels is not None])
     if len(found) != records:
@@ -67,16 +99,30 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
     return _numbers(found, settings, path)
 
 
-def _numbers(found: npt.NDArray[np.generic], settings: RecordsSettings, path: Path) -> Labels:
+def _as_stored(settings: RecordsSettings) -> bool:
+    """Whether whole numbers in the file are the class numbers."""
+    return not class_names(settings) and settings.unlabelled is None
+
+
+def _in_their_file(found: np.memmap[Any, Any], settings: RecordsSettings, path: Path, records: int) -> LabelsInFile:
+    """Checks labels that stay in their file, part by part."""
+    assert found.filename is not None
+    stored = MappedRecords(Path(found.filename), offset=found.offset, dtype=found.dtype, shape=found.shape)
+    if len(stored) != records:
+        raise DataInvalid(f"{path}: {len(stored)} labels for {records} records; needed is one for each")
+    for part in stored.slices(_AT_A_TIME):
+        _numbers(part, settings, path)
+    return LabelsInFile(stored)
+
+
+def _numbers(found: npt.NDArray[np.generic], settings: RecordsSettings, path: Path) -> npt.NDArray[np.integer[Any]]:
     names, count = class_names(settings), class_count(settings)
+    # One or two bytes a label; -1 stands for what is no class.
+    numbers: npt.NDArray[np.integer[Any]] = np.empty(len(found), dtype=np.int8 if count <= 128 else np.int16)
     if names:
         places = {name: number for number, name in enumerate(names)}
-        numbers = np.array([places.get(_text(label), UNLABELLED) for label in found.tolist()], dtype=np.int64)
         allowed = f"one of the {count} names in records.classes"
     elif found.dtype.kind in "biu":
-        # Compared before the cast, so that no large number of another type wraps into the range.
-        inside = (found >= 0) & (found < count)  # type: ignore[operator]
-        numbers = np.where(inside, found, UNLABELLED).astype(np.int64)
         allowed = f"a whole number from 0 to {count - 1} (records.classes = {count})"
     else:
         raise DataInvalid(
@@ -85,10 +131,18 @@ def _numbers(found: npt.NDArray[np.generic], settings: RecordsSettings, path: Pa
     none = settings.unlabelled
     if none is not None:
         allowed += f", nor {none!r} for none (records.unlabelled)"
-        if (names and none in names) or (not names and none in map(str, range(count))):
+        if none in (names or map(str, range(count))):
             raise SettingsError(
                 f"records.unlabelled is {none!r}, one of records.classes; choose another label for none"
             )
+    for start in range(0, len(found), _AT_A_TIME):
+        part = found[start : start + _AT_A_TIME]
+        if names:
+            numbers[start : start + len(part)] = [places.get(_text(label), UNLABELLED) for label in part.tolist()]
+        else:
+            # Compared before the cast, so that no large number of another type wraps into the range.
+            inside = (part >= 0) & (part < count)  # type: ignore[operator]
+            numbers[start : start + len(part)] = np.where(inside, part, UNLABELLED)
     if any(_text(label) != none for label in np.unique(found[numbers == UNLABELLED]).tolist()):
         raise DataInvalid(f"{path}: a label is not {allowed}; correct the labels or the declared classes")
     return numbers

@@ -20,6 +20,7 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import shared
+from private_curator.cluster.choice import cluster_of
 from private_curator.ledger.ledger import Ledger
 from private_curator.observability import logs
 from private_curator.observability.metrics import Metrics, MetricsServer
@@ -33,7 +34,7 @@ from private_curator.serving.turns import Turns
 from private_curator.settings.permissions import check_permissions
 from private_curator.settings.tree import CuratorSettings
 from private_curator.steps.extraction import ExtractorCatalogue
-from private_curator.steps.randomness import SystemNoise, fresh_seed
+from private_curator.steps.randomness import fresh_seed, noise_for
 from private_curator.steps.release import ReleasePipeline, no_checkpoint
 from private_curator.storage.asks import Ask
 from private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
@@ -41,7 +42,7 @@ from private_curator.storage.home_directory import SAFE_UMASK, HomeDirectory
 from private_curator.storage.incidents import IncidentBook
 from private_curator.storage.uploads import UploadStore
 from private_curator.worker.choice import make_engine, report
-from shared.devices import resolve_device
+from shared.devices import compute_in_full_float32, resolve_device
 from shared.errors import SettingsError
 from shared.files import write_public
 from shared.mechanisms import MECHANISMS
@@ -86,6 +87,7 @@ class CuratorServer:
         _check_imports()
         check_permissions(settings.clients, mechanisms)
         device = resolve_device(settings.compute.device)
+        compute_in_full_float32()
         if settings.compute.torch_threads:
             torch.set_num_threads(settings.compute.torch_threads)
         data = target.load(settings.records, home=home.path)
@@ -111,13 +113,17 @@ class CuratorServer:
             )
             self._engine = make_engine(settings.compute, device)
             opened.callback(self._engine.close)
+            labels = load_labels(settings.records, home=home.path, records=data.count)
+            shards = cluster_of(settings, labels=labels, records=data.count)
+            if shards is not None:
+                opened.callback(shards.close)
             self._pipeline = ReleasePipeline(
                 ledger=self._ledger,
                 engine=self._engine,
                 lab=Laboratory(
                     records=data,
-                    labels=load_labels(settings.records, home=home.path, records=data.count),
-                    noise=SystemNoise(),
+                    labels=labels,
+                    noise=noise_for(device),
                     device=device,
                     fresh_seed=fresh_seed,
                     reached=checkpoint,
@@ -125,6 +131,8 @@ class CuratorServer:
                 parallel_steps=settings.compute.parallel_steps,
                 max_attempts=limits.max_step_attempts,
                 most_seconds=settings.compute.worker_seconds,
+                pass_seconds=settings.compute.pass_seconds,
+                shards=shards,
             )
             self._service = CuratorService(
                 settings=settings,

@@ -125,11 +125,33 @@ class ComputeSettings(SettingsGroup):
         unit="seconds",
         gt=0,
     )
+    pass_seconds: float = setting(
+        3600.0,
+        "Seconds that a sum over every record may take, by the time of its made records; longer ones are refused "
+        "before they are charged.",
+        unit="seconds",
+        gt=0,
+    )
     worker_memory_bytes: int = setting(
         4096 * _MEBIBYTE,
         "Bytes that a worker may allocate beyond what it needs to start (on a GPU, also of its memory).",
         unit="bytes",
         ge=32 * _MEBIBYTE,
+    )
+
+
+class ClusterSettings(SettingsGroup):
+    """Other machines that compute sums over every record; needs `dpswd[cluster]`."""
+
+    scheduler: str | None = setting(
+        None,
+        "The cluster's scheduler; without one this machine computes alone (docs/operator/cluster.md).",
+        allowed="tls://host:port or none",
+        pattern=r"^(tls://[^/\s]+:\d+)?$",
+    )
+    certificates: Path = Field(
+        default=Path("cluster"),
+        description="The curator's folder of the cluster's certificates: ca.crt, member.crt and member.key.",
     )
 
 

@@ -28,6 +28,7 @@ class CuratorSettings(SettingsTree):
     listen: groups.ListenSettings = groups.ListenSettings()
     records: groups.RecordsSettings
     compute: groups.ComputeSettings = groups.ComputeSettings()
+    cluster: groups.ClusterSettings = groups.ClusterSettings()
     extractors: groups.ExtractorSettings = groups.ExtractorSettings()
     clients: groups.ClientSettings = groups.ClientSettings()
     limits: groups.LimitSettings = groups.LimitSettings()

@@ -42,6 +42,8 @@ SERVER_KEY = "server.key"
 ISSUED = "issued"  # copies of clients' certificates, by fingerprint: the operator can see when they expire
 CLIENT_CERTIFICATE = "client.crt"
 CLIENT_KEY = "client.key"
+MEMBER_CERTIFICATE = "member.crt"
+MEMBER_KEY = "member.key"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
@@ -233,6 +235,45 @@ class CertificateAuthority:
             ) from error
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         return certificate, key
+
+
+def make_cluster_members(out: Path, *, members: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Makes an authority whose key is thrown away, and a folder with key and certificate for each of its members.
+
+    A cluster's members are clients and servers of each other, and nothing else trusts this authority.
+
+    Args:
+        out: holds the folders; must not exist.
+        members: their names.
+        names: host names and addresses under which members reach each other.
+
+    Raises:
+        SettingsError: `out` exists, or a name is not allowed.
+    """
+    alternatives = x509.SubjectAlternativeName(_alternative_names(names))
+    for member in members:
+        check_client_name(member)
+    if out.exists() or len(set(members)) != len(members):
+        raise SettingsError(f"{out} exists, or a member is named twice; certificates are never overwritten")
+    key, subject = ec.generate_private_key(ec.SECP256R1()), named("dpswd cluster")
+    authority = _certificate(
+        subject=subject, issuer=subject, public_key=key.public_key(), days=LEAF_DAYS, signed_by=key, authority=True,
+        extensions=[x509.SubjectKeyIdentifier.from_public_key(key.public_key())],
+    )  # fmt: skip
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    for member in members:
+        own = ec.generate_private_key(ec.SECP256R1())
+        certificate = _certificate(
+            subject=named(member), issuer=subject, public_key=own.public_key(), days=LEAF_DAYS, signed_by=key,
+            extensions=[
+                usage, alternatives, x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+            ],
+        )  # fmt: skip
+        (out / member).mkdir(parents=True, mode=0o700)
+        write_private(out / member / MEMBER_KEY, private_pem(own))
+        write_public(out / member / MEMBER_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+        write_public(out / member / CA_CERTIFICATE, authority.public_bytes(serialization.Encoding.PEM))
+    return tuple(members)
 
 
 def check_no_key(directory: Path) -> None:

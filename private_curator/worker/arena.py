@@ -97,3 +97,14 @@ def blob(*parts: bytes) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def contents(files: list[int]) -> bytes:
+    """All bytes of the first of these files, b"" where there is none; all are closed."""
+    for descriptor in files[1:]:
+        os.close(descriptor)
+    if not files:
+        return b""
+    with os.fdopen(files[0], "rb") as file:
+        file.seek(0)
+        return file.read()

@@ -51,15 +51,16 @@ def leave_network() -> bool:
     return any(_libc.unshare(wish) == 0 for wish in wishes)
 
 
-def forbid_privileges() -> None:
-    """No new privileges, no core dump (it would hold records), no files of any size, few open ones."""
+def forbid_privileges(*, files: bool = False) -> None:
+    """No new privileges, no core dump (it would hold records), no files of any size, few open ones.
+
+    Args:
+        files: whether files may have a size: those in memory have one too.
+    """
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
-    ):
+    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)]
+    for limit, value in limits if files else [*limits, (resource.RLIMIT_FSIZE, 0)]:
         resource.setrlimit(limit, (value, value))
 
 
@@ -78,11 +79,13 @@ def limit_memory(allowed_bytes: int) -> None:
     raise OSError(errno.ENOSYS, "this kernel does not tell a process's memory")
 
 
-def restrict_files(*, devices: bool) -> bool:
+def restrict_files(*, devices: bool, network: bool = False, further: Iterable[Path] = ()) -> bool:
     """Lets this process read the interpreter and the libraries, and nothing else; write nothing; open no TCP.
 
     Args:
         devices: whether it needs a GPU's device files.
+        network: whether it may open TCP all the same.
+        further: more files and folders that it may read.
 
     Returns:
         Whether the kernel has Landlock and allows it.
@@ -91,13 +94,14 @@ def restrict_files(*, devices: bool) -> bool:
     if abi < 1:
         return False
     rights = _RIGHTS_OF_ABI[min(abi, 5)]
-    fields = [rights] + [3] * (abi >= 4) + [3] * (abi >= 6)  # files; bind and connect; signals and abstract sockets
+    # Files; bind and connect; signals and abstract sockets.
+    fields = [rights] + [0 if network else 3] * (abi >= 4) + [3] * (abi >= 6)
     attributes = (ctypes.c_uint64 * len(fields))(*fields)
     ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.sizeof(attributes), 0)
     if ruleset < 0:
         return False
     try:
-        for path in _readable():
+        for path in (*_readable(), *further):
             _allow(ruleset, path, _READ)
         _allow(ruleset, Path(os.devnull), 1 << 2 | _WRITE_FILE)
         if devices:

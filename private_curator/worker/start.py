@@ -34,13 +34,16 @@ def main(operations: Mapping[str, Operation] | None = None) -> None:
     import torch
 
     from private_curator.worker import loop
+    from shared.devices import compute_in_full_float32
 
     torch.set_flush_denormal(True)  # for good, and inherited by every thread that torch starts from here on
     if wishes["threads"]:
         torch.set_num_threads(wishes["threads"])
     device = torch.device(wishes["device"])
+    compute_in_full_float32()
     loop.warm_up(device)
     if device.type == "cuda":
+        device = torch.device(device.type, torch.cuda.current_device())  # memory is limited by number
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, wishes["memory_bytes"] / total), device)
     confinement.forbid_privileges()

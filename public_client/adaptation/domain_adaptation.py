@@ -96,6 +96,7 @@ class DomainAdaptation:
         self.seed = seed
         self.source_epochs = source_epochs
         self._curators, self._plans, self._weights = _by_name(hospital, plan)
+        self._federation = hospital if isinstance(hospital, Federation) else None
         self.method = _method(self._plans)
         if view is not None and not self.method.fits_view:
             raise SettingsError(
@@ -162,9 +163,11 @@ class DomainAdaptation:
         )
         ranks = Ranks.current()
         progress = progress and ranks.first
-        transport = self._first.curator.transport
-        if ranks.size > 1 and (len(self.sites) > 1 or not isinstance(transport, SharedTransport)):
-            raise SettingsError("in several processes train against one hospital of Hospital.connect_from_rank_0")
+        if ranks.size > 1 and not all(isinstance(c.transport, SharedTransport) for c in self._curators.values()):
+            raise SettingsError(
+                "in several processes train against what Hospital.connect_from_rank_0 or "
+                "Federation.connect_from_rank_0 has connected"
+            )
         ranks.synchronise(self.extractor, self.classifier)
         store = None if checkpoint is None else Checkpoint(Path(checkpoint), ranks=ranks)
         before = {name: site.model for name, site in self.sites.items()}
@@ -172,7 +175,13 @@ class DomainAdaptation:
         for name, model in before.items():
             self.sites[name].model = model  # what an earlier fit reached stays until a new run is open
         groups = self._groups(store)
-        ask_first(list(self.sites.values()), lambda shape: self._declarable(batches, shape))
+        several = self._federation
+        ask_first(
+            list(self.sites.values()),
+            lambda shape: self._declarable(batches, shape),
+            straggler_s=None if several is None else several.straggler_s,
+            all_or_none=several is not None and several.absent == "refuse",
+        )
         groups = [group for group in groups if group.live]
         start = store.read("start") if store is not None else None
         if start is None:
@@ -326,7 +335,9 @@ class DomainAdaptation:
 
     def _groups(self, store: Checkpoint | None) -> list[Group]:
         sites = list(self.sites.values())
-        return [Group(sites, store)] if self.shared else [Group([site], site.store) for site in sites]
+        if not self.shared:
+            return [Group([site], site.store) for site in sites]
+        return [Group(sites, store, straggler_s=None if self._federation is None else self._federation.straggler_s)]
 
     def _by_site(self, evaluate: Evaluate | Mapping[str, Evaluate] | None) -> Mapping[str, Evaluate]:
         if evaluate is None:

@@ -15,20 +15,26 @@ holds it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from torch import Tensor, nn
 
 from public_client.adaptation.hospital import Hospital
 from public_client.curator.description import Description
+from public_client.curator.stub import Curator
+from public_client.data.ranks import Ranks
 from public_client.plans.plan import Plan
+from public_client.training.distributed import shared_curators
 from public_client.training.method import Method
-from public_client.training.sites import Group, Site, ask_each
-from shared.errors import DpswdError, InvalidValue, SettingsError
+from public_client.training.sites import STRAGGLER_S, Group, Site, ask_each
+from shared.errors import DpswdError, InvalidValue, ProtocolError, SettingsError
 
+Absent = Literal["set aside", "refuse"]
+"""What is done where a site is down before anything is charged."""
+_Value = TypeVar("_Value")
 _log = logging.getLogger(__name__)
 
 
@@ -45,15 +51,30 @@ class Federation(AbstractContextManager["Federation"]):
     Args:
         hospitals: at least one; the names are the team's own.
         weights: of each site in a model that they train together; equal by default.
+        straggler_s: where sites are asked together, each has twice as long as half of them took, and so many seconds
+            more; one that takes longer is set aside like one that is down.
+        absent: what happens where a site is down before anything is charged: it is set aside, and the others go on; or
+            "refuse": nothing is begun without it. Once runs are charged, a site that fails is set aside.
 
     Attributes:
         hospitals: those that answer.
         lost: why a site was left out, by name.
     """
 
-    def __init__(self, hospitals: Mapping[str, Hospital], *, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        hospitals: Mapping[str, Hospital],
+        *,
+        weights: Mapping[str, float] | None = None,
+        straggler_s: float = STRAGGLER_S,
+        absent: Absent = "set aside",
+    ) -> None:
+        if absent not in get_args(Absent):
+            raise SettingsError(f'absent is {absent!r}; needed is "set aside" or "refuse"')
         if not hospitals:
             raise SettingsError("a federation needs at least one hospital")
+        self.straggler_s = straggler_s
+        self.absent = absent
         self.hospitals = dict(hospitals)
         self.lost: dict[str, DpswdError] = {}
         self.weights = {name: float((weights or {}).get(name, 1.0)) for name in hospitals}
@@ -74,10 +95,15 @@ class Federation(AbstractContextManager["Federation"]):
         run_directory: str | Path | None = None,
         server_names: Mapping[str, str | None] | None = None,
         timeout_s: float = 120.0,
-        patience_s: float = 180.0,
+        patience_s: float = 15.0,
+        start_s: float | None = None,
+        straggler_s: float = STRAGGLER_S,
+        absent: Absent = "set aside",
         purpose: str = "",
     ) -> Federation:
         """Connects to all sites in parallel; one that does not answer is left out, with a warning.
+
+        A dead site holds the others up for seconds: `patience_s` is shorter than a single hospital's.
 
         Args:
             addresses: host:port by name.
@@ -86,7 +112,12 @@ class Federation(AbstractContextManager["Federation"]):
             run_directory: each site's receipts go to ``sites/NAME`` below it.
             server_names: the name in a curator's certificate, where it differs from its address.
             timeout_s: deadline of one attempt, in seconds.
-            patience_s: how long a lost connection is tried again, in seconds.
+            patience_s: how long a lost connection is tried again before the site is set aside, in seconds; longer
+                where curators restart in the middle of trainings.
+            start_s: how long a curator that does not answer yet is waited for here, in seconds, where some start
+                slowly; by default 10, or `patience_s` if that is less.
+            straggler_s: see the class.
+            absent: see the class.
             purpose: why runs are opened, for the hospitals' ledgers: one line of at most 200 characters.
 
         Returns:
@@ -94,7 +125,8 @@ class Federation(AbstractContextManager["Federation"]):
 
         Raises:
             SettingsError: credentials are missing.
-            ProtocolError: no site can be used; the first one's error, with the others' as notes.
+            ProtocolError: no site can be used, or one cannot and `absent` is "refuse"; the first one's error, with the
+                others' as notes.
         """
         if not addresses:
             raise SettingsError("a federation needs at least one curator's address")
@@ -110,20 +142,58 @@ class Federation(AbstractContextManager["Federation"]):
                 credentials=where[name],
                 timeout_s=timeout_s,
                 patience_s=patience_s,
+                start_s=start_s,
                 run_directory=None if run_directory is None else Path(run_directory) / "sites" / name,
                 server_name=(server_names or {}).get(name),
                 purpose=purpose,
             )
 
         connected, lost = ask_each(list(addresses), one)
-        if not connected:
-            first, *others = lost.items()
-            for name, error in others:
-                first[1].add_note(f"{name}: {error}")
-            raise first[1]
-        federation = cls(connected, weights={n: w for n, w in (weights or {}).items() if n in connected})
+        if lost and (absent == "refuse" or not connected):
+            for hospital in connected.values():
+                hospital.close()
+            raise _first_of(lost)
+        federation = cls(
+            connected,
+            weights={n: w for n, w in (weights or {}).items() if n in connected},
+            straggler_s=straggler_s,
+            absent=absent,
+        )
         for name, error in lost.items():
             federation._leave_out(name, error)
+        return federation
+
+    @classmethod
+    def connect_from_rank_0(
+        cls, addresses: Mapping[str, str], *, weights: Mapping[str, float] | None = None, **options: Any
+    ) -> Federation:
+        """One connection to each site for all processes of torchrun (`public_client.training.distributed`).
+
+        Args:
+            addresses: host:port by name.
+            weights: see the class.
+            options: as for `connect`.
+
+        Returns:
+            The sites that answered rank 0, on every rank; `lost` is rank 0's alone.
+
+        Raises:
+            SettingsError, ProtocolError: on every rank what `connect` raised on rank 0.
+        """
+        made: list[Federation] = []
+
+        def connect() -> dict[str, Curator]:
+            made.append(cls.connect(addresses, weights=weights, **options))
+            return {name: hospital.curator for name, hospital in made[0].hospitals.items()}
+
+        found = shared_curators(connect)
+        federation = cls(
+            {name: Hospital(curator) for name, curator in found.items()},
+            weights={name: weight for name, weight in (weights or {}).items() if name in found},
+            straggler_s=options.get("straggler_s", STRAGGLER_S),
+            absent=options.get("absent", "set aside"),
+        )
+        federation.lost.update(made[0].lost if made else {})
         return federation
 
     def __exit__(self, *_: object) -> None:
@@ -146,12 +216,7 @@ class Federation(AbstractContextManager["Federation"]):
         Raises:
             ProtocolError: none answers.
         """
-        found, lost = ask_each(list(self.hospitals), lambda name: self.hospitals[name].describe())
-        for name, error in lost.items():
-            self._leave_out(name, error)
-        if not found:
-            raise next(iter((lost or self.lost).values()))
-        return found
+        return self._ask(lambda name: self.hospitals[name].describe())
 
     def plan(
         self,
@@ -161,7 +226,7 @@ class Federation(AbstractContextManager["Federation"]):
         steps: int | Mapping[str, int] | None = None,
         batch_size: int | Mapping[str, int] | None = None,
     ) -> Plans:
-        """Plans a run at each site; nothing is spent.
+        """Plans a run at each site; nothing is spent. A site that does not answer is left out from now on.
 
         Args:
             method: the same for all; see `Hospital.plan`.
@@ -174,19 +239,21 @@ class Federation(AbstractContextManager["Federation"]):
 
         Raises:
             InvalidValue: a number is out of range, or names a site that does not exist.
+            ProtocolError: no site answers.
         """
         for wish, value in (("epsilon", epsilon), ("steps", steps), ("batch_size", batch_size)):
             if isinstance(value, Mapping) and (unknown := sorted(set(value) - set(self.hospitals) - set(self.lost))):
                 raise InvalidValue(f"{wish} names {', '.join(unknown)}; the sites are {', '.join(self.hospitals)}")
-        plans = Plans()
-        for name, hospital in self.hospitals.items():
+
+        def one(name: str) -> Plan:
             own = _of_site(epsilon, name)
             if own is None:
                 raise InvalidValue(f"no epsilon is planned for {name}")
-            plans[name] = hospital.plan(
+            return self.hospitals[name].plan(
                 method, epsilon=own, steps=_of_site(steps, name), batch_size=_of_site(batch_size, name)
             )
-        return plans
+
+        return Plans(self._ask(one))
 
     def open(self, plans: Mapping[str, Plan], extractor: nn.Module) -> FederatedRun:
         """Opens a run at every site, for a training loop of one's own: **this charges all steps of each**.
@@ -206,7 +273,7 @@ class Federation(AbstractContextManager["Federation"]):
         """
         self.check_planned(plans)
         sites = [Site(name, self.hospitals[name].curator, plan, self.weights[name]) for name, plan in plans.items()]
-        group = Group(sites, store=None)
+        group = Group(sites, store=None, straggler_s=self.straggler_s)
         group.each(lambda site: site.begin(self.hospitals[site.name].open(site.plan, extractor)), parallel=False)
         return FederatedRun(group)
 
@@ -222,6 +289,21 @@ class Federation(AbstractContextManager["Federation"]):
         unknown = sorted(set(plans) - set(self.hospitals))
         if unknown or not plans:
             raise SettingsError(f"there are plans for {unknown}; the connected sites are {sorted(self.hospitals)}")
+
+    def _ask(self, ask: Callable[[str], _Value]) -> dict[str, _Value]:
+        """Asks all sites something free; those that cannot be reached are left out, or needed."""
+        alone = Ranks.current().size == 1  # ranks ask together, in one order
+        found, lost = ask_each(list(self.hospitals), ask, parallel=alone, straggler_s=self.straggler_s)
+        for error in lost.values():
+            if not isinstance(error, ProtocolError):
+                raise error
+        if lost and self.absent == "refuse":
+            raise _first_of(lost)
+        for name, error in lost.items():
+            self._leave_out(name, error)
+        if not found:
+            raise next(iter((lost or self.lost).values()))
+        return found
 
     def _leave_out(self, name: str, error: DpswdError) -> None:
         self.lost[name] = error
@@ -264,7 +346,11 @@ class FederatedRun(AbstractContextManager["FederatedRun"]):
         return total
 
 
-_Value = TypeVar("_Value")
+def _first_of(lost: Mapping[str, DpswdError]) -> DpswdError:
+    """The first site's error, which names the others'."""
+    (name, first), *others = lost.items()
+    first.add_note(f"this is what {name} said" + "".join(f"; {other}: {error}" for other, error in others))
+    return first
 
 
 def _of_site(value: _Value | Mapping[str, _Value] | None, name: str) -> _Value | None:

@@ -31,7 +31,7 @@ from public_client.methods.replay import Replay
 from public_client.methods.transport import Transport, Transported, transported
 from public_client.plans.declarable import quoted
 from public_client.plans.plan import Plan, make_plan
-from public_client.training.distributed import shared_curator
+from public_client.training.distributed import shared_curators
 from public_client.training.method import Method
 from public_client.training.run import ChargedRun
 from shared.errors import InvalidValue
@@ -55,6 +55,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         credentials: str | Path,
         timeout_s: float = 120.0,
         patience_s: float = 180.0,
+        start_s: float | None = None,
         run_directory: str | Path | None = None,
         server_name: str | None = None,
         purpose: str = "",
@@ -66,6 +67,8 @@ class Hospital(AbstractContextManager["Hospital"]):
             credentials: directory with ca.crt, client.crt and client.key, as the operator handed them out.
             timeout_s: deadline of one attempt, in seconds.
             patience_s: how long a lost connection is tried again, in seconds.
+            start_s: how long a curator that does not answer yet is waited for here, in seconds; by default 10, or
+                `patience_s` if that is less: the address may be wrong.
             run_directory: where receipts.jsonl is written; nowhere by default.
             server_name: the name in the curator's certificate, where the address differs from it.
             purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
@@ -82,6 +85,7 @@ class Hospital(AbstractContextManager["Hospital"]):
                 credentials=credentials,
                 timeout_s=timeout_s,
                 patience_s=patience_s,
+                start_s=start_s,
                 run_directory=run_directory,
                 server_name=server_name,
                 purpose=purpose,
@@ -107,10 +111,11 @@ class Hospital(AbstractContextManager["Hospital"]):
             SettingsError, CredentialsInvalid, CuratorUnavailable, ProtocolError: on every rank what rank 0 met.
         """
 
-        def connect() -> Curator:
-            return Curator.connect(address, credentials=credentials, run_directory=run_directory, purpose=purpose)
+        def connect() -> dict[str, Curator]:
+            own = Curator.connect(address, credentials=credentials, run_directory=run_directory, purpose=purpose)
+            return {address: own}
 
-        return cls(shared_curator(connect))
+        return cls(shared_curators(connect)[address])
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -46,6 +46,7 @@ def connect(address: str, credentials: Path, *, run_directory: Path | None = Non
         run_directory=run_directory,
         timeout_s=settings.connection.timeout_seconds,
         patience_s=settings.connection.patience_seconds,
+        start_s=settings.connection.start_seconds,
         server_name=settings.curator.server_name,
         purpose=purpose,
     )

@@ -24,7 +24,8 @@ from shared.protocol import arrays
 from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
 from shared.protocol.v1 import curator_pb2 as pb
 
-_FIRST_CONTACT_S = 10.0  # connecting gives up earlier than a running training does: the address may be wrong
+_FIRST_CONTACT_S = 10.0  # by default connecting gives up earlier than a running training does
+_LEAST_ATTEMPT_S = 2.0  # for a handshake and an answer
 
 
 class Curator(AbstractContextManager["Curator"]):
@@ -50,6 +51,7 @@ class Curator(AbstractContextManager["Curator"]):
         credentials: str | Path,
         timeout_s: float = 120.0,
         patience_s: float = 180.0,
+        start_s: float | None = None,
         run_directory: str | Path | None = None,
         server_name: str | None = None,
         purpose: str = "",
@@ -61,6 +63,8 @@ class Curator(AbstractContextManager["Curator"]):
             credentials: directory with ca.crt, client.crt and client.key, as the operator handed them out.
             timeout_s: deadline of one attempt, in seconds.
             patience_s: how long a lost connection is tried again, in seconds.
+            start_s: how long a curator that does not answer yet is waited for here, in seconds; by default 10, or
+                `patience_s` if that is less: the address may be wrong.
             run_directory: where receipts.jsonl is written; nowhere by default.
             server_name: the name in the curator's certificate, where the address differs from it.
             purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
@@ -79,7 +83,10 @@ class Curator(AbstractContextManager["Curator"]):
         transport = GrpcTransport(channel, patience=Patience(timeout_s=timeout_s, total_s=patience_s))
         curator = Curator(transport, receipts=receipts, purpose=purpose)
         try:
-            first = Patience(timeout_s=min(timeout_s, _FIRST_CONTACT_S), total_s=min(patience_s, _FIRST_CONTACT_S))
+            first = Patience(
+                timeout_s=min(timeout_s, _FIRST_CONTACT_S if start_s is None else max(start_s, _LEAST_ATTEMPT_S)),
+                total_s=min(patience_s, _FIRST_CONTACT_S) if start_s is None else start_s,
+            )
             told = curator.describe(
                 patience=first, present=None if receipts is None else receipts.newest()
             ).ledger_public_key

@@ -97,6 +97,21 @@ class Ranks:
             listed = ", ".join(f"{one} on rank {rank}" for rank, one in enumerate(values))
             raise InvalidValue(f"{what} differ ({listed}); give every rank as many")
 
+    def divided(self, count: int, act: Callable[[int], _Answer]) -> list[_Answer]:
+        """What ``act`` returns for 0 to count - 1, on every rank: each is computed by one of them.
+
+        Args:
+            count: the same on all ranks.
+            act: its answer can be pickled.
+        """
+        if self.size == 1:
+            return [act(number) for number in range(count)]
+        own = {number: act(number) for number in range(self.rank, count, self.size)}
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, own)
+        together = {number: answer for part in parts for number, answer in part.items()}
+        return [together[number] for number in range(count)]
+
     def gather(self, rows: Tensor) -> Tensor:
         """All ranks' rows, in the order of ranks; differentiable in this rank's own.
 

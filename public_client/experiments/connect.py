@@ -73,7 +73,7 @@ def _budget(wanted: Experiment) -> float:
 
 def _remote(wanted: Experiment) -> Federation:
     own = settings.load()
-    patience = {"timeout_s": own.connection.timeout_seconds, "patience_s": own.connection.patience_seconds}
+    waiting = own.connection
     store = wanted.output.checkpoint
     named = dict(zip(site_names(wanted), wanted.curators, strict=True))
     if only := named.get(ALONE):
@@ -84,7 +84,9 @@ def _remote(wanted: Experiment) -> Federation:
             run_directory=store,
             server_name=server,
             purpose=wanted.purpose,
-            **patience,
+            patience_s=waiting.patience_seconds,
+            timeout_s=waiting.timeout_seconds,
+            start_s=waiting.start_seconds,
         )
         return Federation({ALONE: hospital})
     return Federation.connect(
@@ -94,7 +96,11 @@ def _remote(wanted: Experiment) -> Federation:
         run_directory=store,
         server_names={name: curator.server_name for name, curator in named.items()},
         purpose=wanted.purpose,
-        **patience,
+        patience_s=waiting.site_patience_seconds,
+        straggler_s=waiting.straggler_seconds,
+        absent=waiting.absent_sites,
+        timeout_s=waiting.timeout_seconds,
+        start_s=waiting.start_seconds,
     )
 
 

@@ -13,11 +13,13 @@ from torch import nn
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.curator.values import Quote
+from public_client.data.ranks import Ranks
 from public_client.generation.generator import Generator
 from public_client.generation.method import Fitting, GenerationMethod, Preview
 from public_client.plans.declarable import Declarable, quoted
 from public_client.plans.plan import Plan, make_plan
 from public_client.training.checkpoint import Checkpoint
+from public_client.training.distributed import SharedTransport
 from public_client.training.run import ChargedRun
 from shared.devices import resolve_device
 from shared.errors import InvalidValue, SettingsError
@@ -91,7 +93,11 @@ def generate(
         raise InvalidValue(f"a plan of {method.name} fits no generator; plan with a method of generation")
     description = curator.describe()
     module = _features(method, description, extractor)
-    store = None if directory is None else Checkpoint(Path(directory))
+    ranks = Ranks.current()
+    if ranks.size > 1 and not isinstance(curator.transport, SharedTransport):
+        raise SettingsError("in several processes fit against a hospital of Hospital.connect_from_rank_0")
+    store = None if directory is None else Checkpoint(Path(directory), ranks=ranks)
+    ranks.synchronise(module)  # another processor's numbers may differ in the last bit
     if store is not None and store.begun:
         begun = store.read_run()["plan"]
         asked = {"method": method.to_json(), "epsilon": plan.epsilon}
@@ -107,7 +113,7 @@ def generate(
         else:
             module.load_state_dict(kept)
     run = method.open(curator, plan, module, store)
-    fitting = Fitting(seed, resolve_device(device), progress, store, preview)
+    fitting = Fitting(seed, resolve_device(device), progress and ranks.first, store, preview, ranks)
     fitted = method.fit(run, module, fitting)
     return fitted.with_facts({**_facts(run, description, seed=seed, purpose=curator.purpose), **fitted.facts})
 

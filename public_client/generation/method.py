@@ -11,6 +11,7 @@ from torch import nn
 
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
+from public_client.data.ranks import Ranks
 from public_client.generation.generator import Generator
 from public_client.plans.plan import Plan
 from public_client.plans.recipe import Recipe, refuse
@@ -31,6 +32,7 @@ class Fitting:
         progress: shows bars on standard error.
         store: where requests are written before they are sent, and answers kept; None for nowhere.
         preview: shown the generator a few times during the fit.
+        ranks: the processes that fit together.
     """
 
     seed: int = 0
@@ -38,6 +40,7 @@ class Fitting:
     progress: bool = True
     store: Checkpoint | None = None
     preview: Preview | None = None
+    ranks: Ranks = field(default_factory=Ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from public_client.curator.description import Description
+from public_client.data.ranks import Ranks
 from public_client.generation.generator import Generator
 from public_client.generation.marginals import marginals
 from public_client.generation.method import Fitting
@@ -104,9 +105,13 @@ class Replayed(StatisticsGeneration):
 
     def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
-        return self.fitted(self.known(run, fitting), features, _image(run.plan.record_shape), seed=fitting.seed)
+        return self.fitted(
+            self.known(run, fitting), features, _image(run.plan.record_shape), seed=fitting.seed, ranks=fitting.ranks
+        )
 
-    def fitted(self, known: Known, features: nn.Module, shape: tuple[int, int, int], *, seed: int) -> Generator:
+    def fitted(
+        self, known: Known, features: nn.Module, shape: tuple[int, int, int], *, seed: int, ranks: Ranks | None = None
+    ) -> Generator:
         """A generator of what was released; asks nobody.
 
         Args:
@@ -114,6 +119,7 @@ class Replayed(StatisticsGeneration):
             features: that it is of.
             shape: of an image.
             seed: of the procedural images and the decoder's units.
+            ranks: processes that share the features of the procedural images, most of the work, and end alike.
         """
         laws = classes_of(known)
         seeded = torch.Generator().manual_seed(seed)
@@ -123,7 +129,7 @@ class Replayed(StatisticsGeneration):
             return computed(features, records) / RECORD_NORM  # u, |u| <= 1
 
         generator = Generator.of(
-            self._decoder(laws, images, released, seeded),
+            self._decoder(laws, images, released, seeded, ranks or Ranks()),
             latent=len(laws.covariance),
             record_shape=shape,
             shares=laws.shares,
@@ -139,7 +145,12 @@ class Replayed(StatisticsGeneration):
         )
 
     def _decoder(
-        self, laws: Classes, images: Tensor, released: Callable[[Tensor], Tensor], seeded: torch.Generator
+        self,
+        laws: Classes,
+        images: Tensor,
+        released: Callable[[Tensor], Tensor],
+        seeded: torch.Generator,
+        ranks: Ranks,
     ) -> nn.Module:
         """[z, e_c] to pixels: features by the laws, then the ridge regression on random units and the features."""
         d, classes = len(laws.covariance), len(laws.shares)
@@ -147,8 +158,8 @@ class Replayed(StatisticsGeneration):
         threshold = _SPREAD / math.sqrt(d) * torch.randn(self.hidden, generator=seeded, dtype=torch.float64)
         gram = torch.zeros((self.hidden + d + 1, self.hidden + d + 1), dtype=torch.float64)
         onto = torch.zeros((self.hidden + d + 1, math.prod(images.shape[1:])), dtype=torch.float64)
-        for some in torch.split(images, _AT_A_TIME):
-            u = released(some).double()
+        parts = torch.split(images, _AT_A_TIME)
+        for some, u in zip(parts, ranks.divided(len(parts), lambda i: released(parts[i]).double()), strict=True):
             units = torch.relu(u @ turned + threshold)
             seen = torch.cat([units, u, torch.ones((len(u), 1), dtype=torch.float64)], dim=1).float()
             # Products in single precision, sums in double: a quarter of the time, and as exact as is needed.

@@ -98,6 +98,7 @@ class Replay(SlicedMethod):
                     generator=generator,
                     bar=bar,
                     view=training.view,
+                    ranks=training.ranks,
                 )
             found[site.name] = fitted
             run.first = Seen(training.features, own[0], run.feature_map)
@@ -109,7 +110,7 @@ class Replay(SlicedMethod):
         with reporting(title, self.tuning_steps, shown=training.progress and tuned) as bar:
             delivered = delivery.deliver(
                 extractor, training.model.classifier, found, group.shares(group.live), source,
-                steps=self.tuning_steps, seed=training.seed, generator=generator, bar=bar,
+                steps=self.tuning_steps, seed=training.seed, generator=generator, bar=bar, ranks=training.ranks,
             )  # fmt: skip
             for site in group.live:
                 _install(site, delivered[site.name], training, found[site.name].left)

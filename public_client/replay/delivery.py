@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter, reporting
+from public_client.data.ranks import Ranks
 from public_client.replay.verdict import Fitted, Outcome
 from public_client.replay.views import FeatureView, MixedViews, View
 
@@ -63,6 +64,7 @@ def deliver(
     seed: int,
     generator: torch.Generator,
     bar: Reporter,
+    ranks: Ranks | None = None,
 ) -> dict[str, Delivered]:
     """Models of sites that train together, by name; sites whose releases speak for views share one.
 
@@ -76,7 +78,9 @@ def deliver(
         seed: of the draw of sites in a shared model.
         generator: of the batches.
         bar: told of each step of tuning.
+        ranks: processes with the same source that share each batch, and end alike.
     """
+    ranks = ranks or Ranks()
     views = {name: fitted.view for name, fitted in found.items() if fitted.convinced}
     tuned: tuple[nn.Module, nn.Module] = (extractor, classifier)
     trials: list[Trial] = []
@@ -85,10 +89,10 @@ def deliver(
         if len(views) > 1:
             view = MixedViews(list(views.values()), [shares[name] for name in views], seed)
 
-        tuned = tune(extractor, classifier, view, source, steps=steps, generator=generator, bar=bar)
+        tuned = tune(extractor, classifier, view, source, steps=steps, generator=generator, bar=bar, ranks=ranks)
         if not view.keeps_scores:
             trial = _held_out if view.tunes_extractor else _folds
-            trials = trial(extractor, classifier, view, source, min(steps, _TRIAL_STEPS), generator)
+            trials = trial(extractor, classifier, view, source, min(steps, _TRIAL_STEPS), generator, ranks)
     delivered = {}
     kept = (copy.deepcopy(extractor), copy.deepcopy(classifier))
     for name, fitted in found.items():
@@ -129,6 +133,7 @@ def _held_out(
     source: Labelled,
     steps: int,
     generator: torch.Generator,
+    ranks: Ranks,
 ) -> list[Trial]:
     """Where all weights are tuned: some records are held out once, and the source-trained model has seen them.
 
@@ -138,7 +143,7 @@ def _held_out(
     count = min(_MOST_HELD_OUT, int(_HELD_OUT * len(source)))
     kept, held = _taken(source, order[count:]), _taken(source, order[:count])
     with reporting("", steps, shown=False) as bar:
-        tuned = tune(extractor, classifier, view, kept, steps=steps, generator=generator, bar=bar)
+        tuned = tune(extractor, classifier, view, kept, steps=steps, generator=generator, bar=bar, ranks=ranks)
     return [Trial((extractor, classifier), tuned, held)]
 
 
@@ -149,6 +154,7 @@ def _folds(
     source: Labelled,
     steps: int,
     generator: torch.Generator,
+    ranks: Ranks,
 ) -> list[Trial]:
     """Where the extractor stays as it is, every record is held out once, and features are computed once.
 
@@ -167,7 +173,7 @@ def _folds(
         )
         with reporting("", 2 * steps, shown=False) as bar:
             before, after = (
-                tune(nn.Identity(), classifier, one, kept, steps=steps, generator=generator, bar=bar)
+                tune(nn.Identity(), classifier, one, kept, steps=steps, generator=generator, bar=bar, ranks=ranks)
                 for one in (still, view)
             )
         trials.append(Trial(before, after, held))
@@ -217,6 +223,7 @@ def tune(
     steps: int,
     generator: torch.Generator,
     bar: Reporter,
+    ranks: Ranks | None = None,
 ) -> tuple[nn.Module, nn.Module]:
     """Copies of both modules, fine-tuned on labelled source records seen through the view.
 
@@ -232,7 +239,13 @@ def tune(
         steps: updates.
         generator: of the batches.
         bar: told of each step.
+        ranks: that share each batch; each varies the images of its part by itself, and gradients are averaged.
     """
+    ranks = ranks or Ranks()
+    varied = generator
+    if ranks.size > 1:
+        first = int(torch.randint(2**31, (1,), generator=generator))
+        varied = torch.Generator().manual_seed(first + ranks.rank)
     extractor, classifier = laid_out(extractor, source.images), copy.deepcopy(classifier)
     trained = [*(extractor.parameters() if view.tunes_extractor else ()), *classifier.parameters()]
     view.requires_grad_(False)
@@ -246,11 +259,14 @@ def tune(
     for t in range(steps):
         optimizer.param_groups[0]["lr"] = _RATE * (1.0 - t / steps)
         chosen = torch.randint(len(source), (min(_BATCH, len(source)),), generator=generator)
-        features = view(extractor, source.images[chosen], generator)
+        part = len(chosen[ranks.rank :: ranks.size]) * ranks.size / len(chosen)  # of the mean over ranks
+        chosen = chosen[ranks.rank :: ranks.size]
+        features = view(extractor, source.images[chosen], varied)
         wanted = source.labels[chosen] if scores is None else scores[chosen]
         loss = functional.cross_entropy(classifier(features), wanted)
         optimizer.zero_grad()
-        torch.autograd.backward(loss)
+        torch.autograd.backward(part * loss)
+        ranks.average_gradients(trained)
         optimizer.step()
         bar.advance(f"class loss {float(loss.detach()):.3f}")
     return extractor.eval(), classifier.eval()

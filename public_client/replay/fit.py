@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter
+from public_client.data.ranks import Ranks
 from public_client.replay.class_frequencies import FrequencyModel
 from public_client.replay.delivery import laid_out
 from public_client.replay.missing_columns import TableView, find_gaps
@@ -62,12 +63,12 @@ class _Posterior:
     """Minus the logarithm of the posterior of a view, and the class frequencies that are most probable under it."""
 
     def __init__(
-        self, extractor: nn.Module, source: Labelled, residuals: Residuals, generator: torch.Generator
+        self, extractor: nn.Module, source: Labelled, residuals: Residuals, generator: torch.Generator, ranks: Ranks
     ) -> None:
         self._extractor = extractor
         self._source = source
         self._residuals = residuals
-        self._generator = generator
+        self.ranks = ranks
         self.classes = int(source.labels.max()) + 1
         self.values = residuals.values * len(residuals)
         self._shuffled = torch.randperm(len(source), generator=generator)
@@ -97,14 +98,14 @@ class _Posterior:
         view.factors.copy_(torch.tensor(found.factors[:2]))
         return found.log_posterior - without.log_posterior > _CONVINCED
 
-    def loss(self, start: _Start, step: int, variance: float) -> Tensor:
+    def loss(self, start: _Start, step: int, variance: float, generator: torch.Generator) -> Tensor:
         """One step's loss, a release alone standing for all of them.
 
         The product of two independent halves' residuals has no share of the source sample's own noise, which a square
         would have, and which would be made small by making the features small.
         """
         count, releases = len(self._source), len(self._residuals)
-        chosen = torch.randint(count, (min(_FIT_BATCH, 2 * count),), generator=self._generator)
+        chosen = torch.randint(count, (min(_FIT_BATCH, 2 * count),), generator=generator)
         first, second = (self._residuals.of(*self._seen(start, half), step % releases) for half in chosen.chunk(2))
         return (first * second).sum() * releases / (2 * variance) + start.view.penalty()
 
@@ -177,6 +178,7 @@ def find_view(
     generator: torch.Generator,
     bar: Reporter,
     view: View | None = None,
+    ranks: Ranks | None = None,
 ) -> Fitted:
     """The simplest explanation of the target's released coefficients that fits them; see `verdict`.
 
@@ -188,12 +190,13 @@ def find_view(
         generator: of candidates and source batches.
         bar: told of each of at most `VIEW_STEPS` steps.
         view: the identity of the kind of view to fit; not changed. By default the ready one for the kind of record.
+        ranks: processes with the same source that share the candidates' fits, and end alike.
     """
     extractor = laid_out(extractor, source.images)
     given = None if view is None else copy.deepcopy(view).to(source.images.device)
     if isinstance(given, TableView):
         return find_gaps(given, extractor, source, residuals, generator=generator, bar=bar)
-    posterior = _Posterior(extractor, source, residuals, generator)
+    posterior = _Posterior(extractor, source, residuals, generator, ranks or Ranks())
     with torch.no_grad():
         features = extractor(source.images[: 4 * _SCORED])
     identity = given if given is not None else view_for(source.images, features)
@@ -240,7 +243,8 @@ def _best_view(
     """The most probable view: its fit and that of the class frequencies alternate."""
     even = torch.ones(posterior.classes).to(next(identity.parameters()))
     starts = [_Start(view, even) for view in (identity, *identity.candidates(CANDIDATES, generator))]
-    squares = [posterior.square(start, _SCORED) for start in starts]
+    ranks = posterior.ranks
+    squares = ranks.divided(len(starts), lambda i: posterior.square(starts[i], _SCORED))
     variance = max(1.0, min(squares))
     with torch.no_grad():
         costs = [
@@ -251,8 +255,7 @@ def _best_view(
     starts = [starts[i] for i in order]
     for number, part in enumerate(_ROUNDS):
         del starts[part.kept :]
-        for start in starts:
-            _fit(start, posterior, variance, steps=part.steps, learning_rate=part.rate * learning_rate, bar=bar)
+        _fit_all(starts, posterior, variance, part, learning_rate=learning_rate, generator=generator, bar=bar)
         variance = _rank(starts, posterior)
         if number > 0:  # with many records one start stands out soon; with few, none does
             starts = [start for start in starts if start.score > starts[0].score - _HOPELESS]
@@ -266,7 +269,9 @@ def _rank(starts: list[_Start], posterior: _Posterior) -> float:
     A view is never quite right. What it cannot explain counts as noise: the variance is at least the release's own, 1,
     and otherwise what is left, so that a wrong model does not make the prior worthless.
     """
-    found = [posterior.evidence(start.view, start=start.frequencies, quick=True) for start in starts]
+    found = posterior.ranks.divided(
+        len(starts), lambda i: posterior.evidence(starts[i].view, start=starts[i].frequencies, quick=True)
+    )
     order = sorted(range(len(starts)), key=lambda i: found[i].log_evidence, reverse=True)
     for start, evidence in zip(starts, found, strict=True):
         start.frequencies = evidence.frequencies.frequencies
@@ -276,17 +281,50 @@ def _rank(starts: list[_Start], posterior: _Posterior) -> float:
     return max(1.0, found[order[0]].frequencies.chi_square)
 
 
-def _fit(
-    start: _Start, posterior: _Posterior, variance: float, *, steps: int, learning_rate: float, bar: Reporter
+def _fit_all(
+    starts: list[_Start],
+    posterior: _Posterior,
+    variance: float,
+    part: _Round,
+    *,
+    learning_rate: float,
+    generator: torch.Generator,
+    bar: Reporter,
 ) -> None:
-    """Descends from one start, in place, and keeps the average of the last part."""
+    """A part of the fit, of all starts in place; each draws for itself, so that it is the same whoever fits it."""
+    seeds, ranks, rate = torch.randint(2**31, (len(starts),), generator=generator), posterior.ranks, part.rate
+
+    def one(number: int) -> list[Tensor]:
+        own = torch.Generator().manual_seed(int(seeds[number]))
+        return _fit(starts[number], posterior, variance, own, part.steps, rate * learning_rate, bar)
+
+    fitted = ranks.divided(len(starts), one)
+    for start, values in zip(starts, fitted, strict=True):
+        with torch.no_grad():
+            for parameter, value in zip(start.view.parameters(), values, strict=True):
+                parameter.copy_(value)
+    elsewhere = len(starts) - len(range(ranks.rank, len(starts), ranks.size))
+    for _ in range(elsewhere * part.steps):
+        bar.advance("fitted by another process")
+
+
+def _fit(
+    start: _Start,
+    posterior: _Posterior,
+    variance: float,
+    generator: torch.Generator,
+    steps: int,
+    learning_rate: float,
+    bar: Reporter,
+) -> list[Tensor]:
+    """Descends from one start; returns the average of the view's parameters over the last part."""
     parameters = list(start.view.parameters())
     optimizer = torch.optim.Adam(parameters, lr=learning_rate, betas=(0.9, 0.99))
     first_averaged = math.ceil((1 - _AVERAGED) * steps)
     averages = [torch.zeros_like(parameter) for parameter in parameters]
     for t in range(steps):
         optimizer.param_groups[0]["lr"] = learning_rate * cosine(t / steps)
-        loss = posterior.loss(start, t, variance)
+        loss = posterior.loss(start, t, variance, generator)
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=parameters)
         optimizer.step()
@@ -294,9 +332,7 @@ def _fit(
             for average, parameter in zip(averages, parameters, strict=True):
                 average += parameter.detach() / (steps - first_averaged)
         bar.advance(f"loss {float(loss.detach()):.4g}")
-    with torch.no_grad():
-        for average, parameter in zip(averages, parameters, strict=True):
-            parameter.copy_(average)
+    return averages
 
 
 def cosine(progress: float) -> float:

@@ -14,12 +14,13 @@
 
 Every rank runs the same program. What rank 0 is answered, an error included, all ranks are answered; so each step is
 asked, charged and applied once, and the model is the same everywhere. With equal shares the result is that of one
-process with the batches of all ranks together.
+process with the batches of all ranks together. Several hospitals are connected by `Federation.connect_from_rank_0`; all
+ranks ask them in one order, one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -63,11 +64,18 @@ class SharedTransport:
             self._own.close()
 
 
-def shared_curator(connect: Callable[[], Curator]) -> Curator:
-    """A `Curator` of all ranks, over the connection that rank 0 makes; receipts are kept by rank 0."""
-    ranks = Ranks.current()
-    made: list[Curator] = []
-    ranks.share(lambda: made.append(connect()))
-    if not ranks.first:
+def shared_curators(connect: Callable[[], Mapping[str, Curator]]) -> dict[str, Curator]:
+    """Curators of all ranks, by name, over the connections that rank 0 makes; receipts are kept by rank 0."""
+    made: dict[str, Curator] = {}
+
+    def act() -> list[str]:
+        made.update(connect())
+        return list(made)
+
+    return {name: _shared(made.get(name)) for name in Ranks.current().share(act)}
+
+
+def _shared(own: Curator | None) -> Curator:
+    if own is None:
         return Curator(SharedTransport(None))
-    return Curator(SharedTransport(made[0].transport), receipts=made[0].receipts)
+    return Curator(SharedTransport(own.transport), receipts=own.receipts, purpose=own.purpose)

@@ -8,6 +8,9 @@ when none is left does its error end the training.
 from __future__ import annotations
 
 import logging
+import queue
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,12 +19,13 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from public_client.curator.stub import Curator
+from public_client.data.ranks import Ranks
 from public_client.plans.declarable import Declarable, quoted
 from public_client.plans.plan import Plan
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.history import HistoryPoint
 from public_client.training.run import AnsweredStep, ChargedRun, PublicSource
-from shared.errors import BudgetExhausted, DpswdError, InvalidValue, SettingsError
+from shared.errors import BudgetExhausted, CuratorUnavailable, DpswdError, InvalidValue, SettingsError
 from shared.kernels.feature_map import FeatureMap
 
 _log = logging.getLogger(__name__)
@@ -29,6 +33,8 @@ _Answer = TypeVar("_Answer")
 
 ALONE = "curator"
 """The name of a training's only site."""
+STRAGGLER_S = 20.0
+"""How much longer than twice what half of the sites took one may take, by default, before it is set aside: seconds."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +123,16 @@ class Group:
     Args:
         sites: at least one.
         store: where the state of the shared model is kept, or None.
+        straggler_s: see `ask_each`.
 
     Attributes:
         sites: all of them, also those set aside.
     """
 
-    def __init__(self, sites: Sequence[Site], store: Checkpoint | None) -> None:
+    def __init__(self, sites: Sequence[Site], store: Checkpoint | None, *, straggler_s: float | None = None) -> None:
         self.sites = list(sites)
         self.store = store
+        self._straggler_s = straggler_s
 
     def __str__(self) -> str:
         return ", ".join(site.name for site in self.sites)
@@ -162,7 +170,11 @@ class Group:
             SettingsError: of any site: the caller's settings are wrong, other sites do not help.
         """
         asked = {site.name: site for site in (self.live if sites is None else sites)}
-        answers, failed = ask_each(list(asked), lambda name: act(asked[name]), parallel=parallel)
+        # Ranks ask together, so all of them ask in one order.
+        parallel = parallel and Ranks.current().size == 1
+        answers, failed = ask_each(
+            list(asked), lambda name: act(asked[name]), parallel=parallel, straggler_s=self._straggler_s
+        )
         for name, error in failed.items():
             self._set_aside(asked[name], error)
         if not self.live:
@@ -214,17 +226,25 @@ class Group:
             )  # fmt: skip
 
 
-def ask_first(sites: Sequence[Site], declarable: Callable[[tuple[int, ...]], Declarable]) -> None:
+def ask_first(
+    sites: Sequence[Site],
+    declarable: Callable[[tuple[int, ...]], Declarable],
+    *,
+    straggler_s: float | None = None,
+    all_or_none: bool = False,
+) -> None:
     """Prices each site's plan at its curator; those that refuse are set aside.
 
     Args:
         sites: of one training; those whose run is declared already are not asked.
         declarable: what would be declared for records of a shape.
+        straggler_s: see `ask_each`.
+        all_or_none: refuses the training where a site would be set aside.
 
     Raises:
-        DpswdError: no site is left; the first one's error, such as `BudgetExhausted`.
+        DpswdError: no site is left, or one is not; the first one's error, such as `BudgetExhausted`.
     """
-    everybody = Group(sites, None)
+    everybody = Group(sites, None, straggler_s=straggler_s)
     new = [site for site in sites if site.store is None or not site.store.begun]
     if not new:
         return
@@ -249,10 +269,14 @@ def ask_first(sites: Sequence[Site], declarable: Callable[[tuple[int, ...]], Dec
             )
 
     everybody.each(ask, [site for site in new if site.lost is None])
+    for site in sites:
+        if all_or_none and site.lost is not None:
+            site.lost.add_note(f'{site.name} is needed (absent="refuse"); nothing was spent')
+            raise site.lost
 
 
 def train_groups(groups: Sequence[Group], begin: Callable[[Group], None], train: Callable[[Group], None]) -> None:
-    """Begins groups one after the other and trains them in parallel, each in a thread.
+    """Begins groups one after the other and trains them in parallel, each in a thread; ranks, in one order.
 
     A group that loses all its sites leaves the others alone.
 
@@ -277,8 +301,9 @@ def train_groups(groups: Sequence[Group], begin: Callable[[Group], None], train:
     for group in groups:
         attempt(begin, group)
     begun = [group for group in groups if group.live]
-    if len(begun) == 1:
-        attempt(train, begun[0])
+    if len(begun) == 1 or Ranks.current().size > 1:
+        for group in begun:
+            attempt(train, group)
     elif begun:
         with ThreadPoolExecutor(len(begun), thread_name_prefix="group") as pool:
             list(pool.map(lambda group: attempt(train, group), begun))
@@ -290,9 +315,17 @@ def train_groups(groups: Sequence[Group], begin: Callable[[Group], None], train:
 
 
 def ask_each(
-    names: Sequence[str], ask: Callable[[str], _Answer], *, parallel: bool = True
+    names: Sequence[str], ask: Callable[[str], _Answer], *, parallel: bool = True, straggler_s: float | None = None
 ) -> tuple[dict[str, _Answer], dict[str, DpswdError]]:
-    """Answers and errors by name; settings that cannot work are the caller's and end it at once."""
+    """Answers and errors by name; settings that cannot work are the caller's and end it at once.
+
+    Args:
+        names: of the sites.
+        ask: asks one.
+        parallel: one thread for each.
+        straggler_s: once half of the sites have answered, the others have as long again and so many seconds more; a
+            site that takes longer is given up, with `CuratorUnavailable`. Without it all are waited for.
+    """
 
     def attempt(name: str) -> _Answer | DpswdError:
         try:
@@ -303,9 +336,48 @@ def ask_each(
             return error
 
     if parallel and len(names) > 1:
-        with ThreadPoolExecutor(len(names), thread_name_prefix="site") as pool:
-            found = dict(zip(names, pool.map(attempt, names), strict=True))
+        found = _side_by_side(names, attempt, straggler_s)
     else:
         found = {name: attempt(name) for name in names}
     lost = {name: value for name, value in found.items() if isinstance(value, DpswdError)}
     return {name: value for name, value in found.items() if not isinstance(value, DpswdError)}, lost
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """What ended a thread, and is the caller's."""
+
+    error: BaseException
+
+
+def _side_by_side(
+    names: Sequence[str], attempt: Callable[[str], _Answer | DpswdError], straggler_s: float | None
+) -> dict[str, _Answer | DpswdError]:
+    """The outcomes by name. The threads of stragglers are left behind; what they still bring, nobody hears."""
+    heard: queue.SimpleQueue[tuple[str, _Answer | DpswdError | _Raised]] = queue.SimpleQueue()
+
+    def run(name: str) -> None:
+        try:
+            heard.put((name, attempt(name)))
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            heard.put((name, _Raised(error)))
+
+    begun = time.monotonic()
+    for name in names:
+        threading.Thread(target=run, args=(name,), name=f"site {name}", daemon=True).start()
+    found: dict[str, _Answer | DpswdError] = {}
+    answered, until_s = 0, None
+    while len(found) < len(names):
+        elapsed = time.monotonic() - begun
+        if until_s is None and straggler_s is not None and 2 * answered >= len(names):
+            until_s = 2.0 * elapsed + straggler_s
+        try:
+            name, outcome = heard.get(timeout=None if until_s is None else max(0.0, until_s - elapsed))
+        except queue.Empty:
+            break
+        if isinstance(outcome, _Raised):
+            raise outcome.error
+        found[name] = outcome
+        answered += not isinstance(outcome, DpswdError)
+    late = f"no answer within {until_s or 0.0:.0f} s, in which half of the sites had long answered; it was given up"
+    return {name: found[name] if name in found else CuratorUnavailable(late) for name in names}

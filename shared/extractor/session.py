@@ -36,7 +36,8 @@ class Session(Protocol):
             meanwhile: called once, while another process evaluates; what it does needs no feature.
 
         Returns:
-            (b, d), float32, in the caller's own memory.
+            (b, d), float32, in the caller's own memory: the host's, or the extractor's device's where it is evaluated
+            in the caller's process.
 
         Raises:
             ExtractionStopped: a limit was reached, or the worker ended.
@@ -96,7 +97,7 @@ class DirectSession:
             meanwhile()
         flat = None if adapted is None else torch.from_numpy(adapted.copy())
         outputs, self._forward = evaluated(self._extractor, torch.from_numpy(records), names, flat)
-        return outputs.cpu()
+        return outputs
 
     def gradients(self, cotangents: Tensor) -> Tensor:
         """See `Session`."""

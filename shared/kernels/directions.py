@@ -7,13 +7,20 @@ a seed never comes from a client.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import torch
-from randomgen import ChaCha
 from torch import Tensor
 
 from shared.errors import InvalidValue
-from shared.kernels.keystream import derived_key
+from shared.kernels.device_noise import device_sampler
+from shared.kernels.grid_gaussian import grid_gaussian_table
+from shared.kernels.keystream import Keystream, derived_key
+
+_FINER = 512  # steps of the small Gaussian in one of the large one's: `release_finely`'s construction
+_CHUNK = 1 << 13  # directions' entries at a time on a CPU: what they are made of stays in a core's own cache
 
 
 def directions(
@@ -26,9 +33,9 @@ def directions(
 ) -> Tensor:
     """U: independent columns, uniform on the unit sphere.
 
-    A normalised Gaussian vector is uniform on the sphere. The law needs no integer grid here: U is public and
-    independent of the records, so its float details reveal nothing. Every operation after the Gaussians is
-    an IEEE-exact one in a fixed order, so both parties get the same bits.
+    A normalised Gaussian vector is uniform on the sphere. The Gaussians are integers from the noise's table, on a grid
+    of 2^-20 of their deviation (docs/privacy/noise.md); sums of their squares are exact, and what follows are a root
+    and a division as IEEE 754 rounds them. So both parties get the same bits, on a CPU and on a device.
 
     Args:
         seed: 32 bytes.
@@ -47,8 +54,26 @@ def directions(
         raise InvalidValue(
             f"asked for {directions} directions in {feature_dimension} dimensions; both must be at least 1"
         )
-    key = int.from_bytes(derived_key(seed, "directions"), "little")
-    gaussian = np.random.Generator(ChaCha(key=key)).standard_normal((feature_dimension, directions))
-    # Summing over the slow axis adds row by row: the order, and so the last bit, is the same on every processor.
-    norms = np.sqrt(np.add.reduce(gaussian * gaussian, axis=0))
-    return torch.from_numpy(gaussian / norms).to(device=device, dtype=dtype)
+    place, key = torch.device(device), derived_key(seed, "directions")
+    points = torch.empty(feature_dimension, directions, dtype=torch.float64, device=place)
+    squared = torch.zeros(directions, dtype=torch.int64, device=place)
+    draw = _table_on(place, key)
+    at_once = feature_dimension if place.type == "cuda" else max(1, _CHUNK // directions)
+    for start in range(0, feature_dimension, at_once):
+        rows = points[start : start + at_once]
+        large, small = draw(2 * rows.numel()).reshape(len(rows), 2, directions).unbind(dim=1)
+        whole = large * _FINER + small  # some 2^20 large
+        rows.copy_(whole)
+        squared += (whole * whole).sum(dim=0)  # about d 2^40, exact in any order
+    # A column of zeros stays one and shows nothing: probability 2^-21 for d = 1, and its power for more.
+    # numpy's root is IEEE 754's on every machine; torch's on a CPU is MKL's, whose last bit is off once in seventy.
+    norms = np.sqrt(squared.clamp(min=1).cpu().numpy().astype(np.float64))
+    return points.div_(torch.from_numpy(norms).to(place)).to(dtype)
+
+
+def _table_on(device: torch.device, key: bytes) -> Callable[[int], Tensor]:
+    """Returns the next values of round(2^11 Z) from a key, the same ones on every device."""
+    if device.type == "cuda":  # all of them in one call
+        return functools.partial(device_sampler(device).sample, key)
+    stream, table = Keystream(key), grid_gaussian_table()
+    return lambda count: torch.from_numpy(table.sample(stream, count)).to(device)

@@ -11,7 +11,8 @@ Floating-point samplers only approximate this law, and their error is hard to st
   roundings of 2^-129 each, their sum returned to the centre, and the tail beyond 16 standard deviations, 2^-188);
 * no transcendental function of the machine is used, so both parties get the same bits from the same key;
 * one 64-bit word makes one value. Its upper 16 bits choose a column, all of it is compared with the column's
-  threshold. The threshold has 64 more bits, looked at only if the first 48 are equal (probability 2^-48).
+  threshold. The threshold has 64 more bits, which count only if the first 48 are equal (probability 2^-48); they are
+  compared with the word at the same place of the key's second stream.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from numpy.typing import NDArray
 from shared.kernels.keystream import Keystream
 
 GRID_EXPONENT = 11  # 2048 steps for each sigma: rounding costs 2^-11 sigma, and 16 sigma fit in 16 bits
-_COLUMN_BITS = 16
-_COLUMNS = 1 << _COLUMN_BITS
-_CENTRE = _COLUMNS >> 1  # column c stands for the value c - _CENTRE
+COLUMN_BITS = 16
+_COLUMNS = 1 << COLUMN_BITS
+CENTRE = _COLUMNS >> 1  # column c stands for the value c - CENTRE
 _TOTAL_BITS = 128  # probabilities are integers in units of 2^-128
-_CAPACITY = 1 << (_TOTAL_BITS - _COLUMN_BITS)  # each column's share of the mass, 2^112
+_CAPACITY = 1 << (_TOTAL_BITS - COLUMN_BITS)  # each column's share of the mass, 2^112
 _FRACTION_BITS = 224  # of the fixed-point arithmetic; 96 guard bits beyond the table's own
 _KEPT_SIGMAS = 16  # standard deviations kept; Phi(-16) = 2^-188.6
 _BLOCK = 1 << 14  # values at a time: words, thresholds and results stay in a core's own cache
@@ -64,18 +65,19 @@ class AliasTable:
         size = min(count, _BLOCK)
         column, threshold = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.uint64)
         for start in range(0, count, _BLOCK):
-            values = out[start : start + _BLOCK]
+            values, first = out[start : start + _BLOCK], stream.position
             words = stream.words(values.size)
             c, t = column[: values.size], threshold[: values.size]
-            np.right_shift(words, np.uint64(64 - _COLUMN_BITS), out=c.view(np.uint64))
+            np.right_shift(words, np.uint64(64 - COLUMN_BITS), out=c.view(np.uint64))
             # mode="clip" lets numpy write into `out` without a second buffer; no index is ever out of range.
             np.take(self.thresholds, c, out=t, mode="clip")
             np.take(self.aliases, c, out=values, mode="clip")
             own = words < t
             tied = words == t
             if tied.any():  # probability 2^-48 for each value
-                own[tied] = stream.words(int(tied.sum())) < self.tie_breaks[c[tied]]
-            c -= _CENTRE
+                for place in np.flatnonzero(tied).tolist():
+                    own[place] = stream.tie_word(first + place) < int(self.tie_breaks[c[place]])
+            c -= CENTRE
             np.copyto(values, c, where=own)
         return out
 
@@ -85,7 +87,7 @@ def grid_gaussian_table() -> AliasTable:
     """The table of round(2^11 Z), Z ~ N(0, 1). Built once in a process (about a third of a second)."""
     masses = [0] * _COLUMNS
     for n, weight in enumerate(gaussian_weights(GRID_EXPONENT)):
-        masses[_CENTRE + n] = masses[_CENTRE - n] = weight
+        masses[CENTRE + n] = masses[CENTRE - n] = weight
     return _alias_table(masses)
 
 
@@ -104,7 +106,7 @@ def gaussian_weights(exponent: int) -> list[int]:
     """
     steps = 1 << exponent
     one = 1 << _FRACTION_BITS
-    cells = min(_KEPT_SIGMAS * steps, _CENTRE - 1)
+    cells = min(_KEPT_SIGMAS * steps, CENTRE - 1)
     delta_squared = one // (4 * steps * steps)
     density = one  # exp(-n^2 / (2 R^2)), in fixed point
     ratio = _exponential(one // (2 * steps * steps))  # exp(-(2 n + 1) / (2 R^2)), the next density over this one
@@ -162,9 +164,9 @@ def _alias_table(masses: list[int]) -> AliasTable:
         if left[donor] < _CAPACITY:
             small.append(large.pop())
     # What is still in `large` is full to the brim and is its own alias: its threshold does not matter.
-    columns = [(c << (64 - _COLUMN_BITS)) | threshold for c, threshold in enumerate(thresholds)]
+    columns = [(c << (64 - COLUMN_BITS)) | threshold for c, threshold in enumerate(thresholds)]
     return AliasTable(
         thresholds=np.array(columns, dtype=np.uint64),
         tie_breaks=np.array(tie_breaks, dtype=np.uint64),
-        aliases=np.array(aliases, dtype=np.int64) - _CENTRE,
+        aliases=np.array(aliases, dtype=np.int64) - CENTRE,
     )

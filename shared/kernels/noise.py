@@ -22,18 +22,21 @@ from shared.kernels.keystream import Keystream, derived_key
 
 _LARGEST_SIGNAL = float(1 << 52)  # grid steps; far outside int32, and still exact in float64 with noise added
 
-Integer = Literal["int16", "int24", "int32"]
-_BITS: dict[Integer, int] = {"int16": 16, "int24": 24, "int32": 32}
+Integer = Literal["int16", "int24", "int32", "int64"]
+_BITS: dict[Integer, int] = {"int16": 16, "int24": 24, "int32": 32, "int64": 64}
+_TYPES = {"int16": torch.int16, "int24": torch.int32, "int32": torch.int32, "int64": torch.int64}
+"""In memory."""
 _KEPT_SIGMAS = 16  # no noise lies further out
 _BLUR_STEPS = 4  # deviation of the small noise of `release_finely`, in steps of the usual grid
 _FINEST_EXPONENT = 2 * GRID_EXPONENT - 2  # the small noise's own grid: 4 sigma 2^-11 2^-11
+_COARSE_EXPONENT = 14  # of a sum's grid in 32 bits: a coarser one would cost more than its bytes save
 _SURE_SIGMAS = 10.0  # a value of the noise lies further out with probability 1.5e-23
 
 
 class NoiseSource(Protocol):
     """Where noise comes from. The curator's is keyed by the operating system; tests use a seeded one."""
 
-    def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> NDArray[np.int64]:
+    def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> NDArray[np.int64] | Tensor:
         """Independent ideal N(0, sigma^2) values rounded to the grid.
 
         Args:
@@ -42,7 +45,8 @@ class NoiseSource(Protocol):
             step: distance of two grid points in the same units, `grid_step(sigma)`.
 
         Returns:
-            Integers, in units of `step`.
+            Integers, in units of `step`: an array, or an int64 tensor where the source draws on a device. Nobody else
+            keeps them, so a release may overwrite them.
         """
         ...
 
@@ -52,18 +56,18 @@ class GridArray:
     """Released integers and the step that gives them a unit.
 
     Attributes:
-        values: int16 or int32, any shape; made read-only.
+        values: int16, int32 or int64, any shape; made read-only.
         step: units of the released quantity for each integer step, positive and finite.
         integer: what each value fits in, by declared sizes and not by the values; decides their width on the wire.
     """
 
-    values: NDArray[np.int16] | NDArray[np.int32]
+    values: NDArray[np.int16] | NDArray[np.int32] | NDArray[np.int64]
     step: float
     integer: Integer = "int32"
 
     def __post_init__(self) -> None:
-        if self.values.dtype not in (np.dtype(np.int16), np.dtype(np.int32)):
-            raise InvalidValue(f"grid values have type {self.values.dtype}; use int16 or int32")
+        if self.values.dtype not in (np.int16, np.int32, np.int64):
+            raise InvalidValue(f"grid values have type {self.values.dtype}; use int16, int32 or int64")
         if not (math.isfinite(self.step) and self.step > 0.0):
             raise InvalidValue(f"the grid step is {self.step}; it must be positive and finite")
         self.values.setflags(write=False)
@@ -139,9 +143,14 @@ def gaussian_on_grid(stream: Keystream, shape: tuple[int, ...], *, sigma: float,
     Raises:
         InvalidValue: the step does not belong to sigma.
     """
+    check_step(step, sigma=sigma)
+    return grid_gaussian_table().sample(stream, math.prod(shape)).reshape(shape)
+
+
+def check_step(step: float, *, sigma: float) -> None:
+    """Refuses a step that is not `grid_step(sigma)`, by InvalidValue."""
     if step != grid_step(sigma):
         raise InvalidValue(f"the grid step {step} does not belong to sigma {sigma}; use sigma * 2**-{GRID_EXPONENT}")
-    return grid_gaussian_table().sample(stream, math.prod(shape)).reshape(shape)
 
 
 def narrowest_integer(bound: float, *, sigma: float) -> Integer:
@@ -202,12 +211,24 @@ def release_steps(steps: Tensor, *, sigma: float, noise: NoiseSource, integer: I
         The release.
     """
     step = grid_step(sigma)
-    whole = steps.clamp(-_LARGEST_SIGNAL, _LARGEST_SIGNAL).to(torch.int64).cpu().numpy()
-    noised = whole + noise.grid_gaussian(tuple(steps.shape), sigma=sigma, step=step)
+    drawn = _drawn(noise, steps, sigma=sigma, step=step)
+    return _noised(steps, drawn, step=step, integer=integer)
+
+
+def _drawn(noise: NoiseSource, like: Tensor, *, sigma: float, step: float) -> Tensor:
+    """Noise in the signal's shape, int64, on its device."""
+    values = noise.grid_gaussian(tuple(like.shape), sigma=sigma, step=step)
+    return torch.as_tensor(values, dtype=torch.int64, device=like.device)
+
+
+def _noised(steps: Tensor, drawn: Tensor, *, step: float, integer: Integer) -> GridArray:
+    """Signal plus noise, saturated, where they are; only the sum's integers are copied to the host.
+
+    The sum is written over the noise, so that of the two none is left but what the caller has of the signal.
+    """
+    drawn += steps.clamp(-_LARGEST_SIGNAL, _LARGEST_SIGNAL).to(torch.int64)
     limit = _limit(integer)
-    kept = np.clip(noised, -limit, limit)
-    values = kept.astype(np.int16) if integer == "int16" else kept.astype(np.int32)
-    return GridArray(values=values, step=step, integer=integer)
+    return GridArray(drawn.clamp_(-limit, limit).to(_TYPES[integer]).cpu().numpy(), step, integer)
 
 
 def finest_exponent(bound: float, *, sigma: float) -> int:
@@ -234,7 +255,35 @@ def finest_exponent(bound: float, *, sigma: float) -> int:
     )
 
 
-def release_finely(signal: Tensor, *, sigma: float, exponent: int, noise: NoiseSource) -> GridArray:
+def sum_grid(bound: float, *, sigma: float) -> tuple[int, Integer]:
+    """The grid of a noised sum over any number of records; a function of public numbers alone.
+
+    Args:
+        bound: no coordinate of the signal can be larger, in the released quantity's units.
+        sigma: standard deviation of the noise, in the same units.
+
+    Returns:
+        e of the step sigma 2^-e, and the width: 32 bits where a grid of 14 or finer fits, else 64 and the finest grid.
+
+    Raises:
+        InvalidValue: the signal could leave the integers that float64 holds, or sigma is no sigma.
+    """
+    grid_step(sigma)
+    reach = bound / sigma + _KEPT_SIGMAS
+    for exponent in range(_FINEST_EXPONENT, _COARSE_EXPONENT - 1, -1):
+        if reach * 2.0**exponent <= _limit("int32"):
+            return exponent, "int32"
+    if reach * 2.0**_FINEST_EXPONENT <= _LARGEST_SIGNAL:
+        return _FINEST_EXPONENT, "int64"
+    raise InvalidValue(
+        f"a sum of up to {bound:g} does not fit in 52 bits at noise sigma {sigma:g}; the sum over sigma must stay "
+        f"below {2**32 - _KEPT_SIGMAS}: use more noise"
+    )
+
+
+def release_finely(
+    signal: Tensor, *, sigma: float, exponent: int, noise: NoiseSource, integer: Integer = "int32"
+) -> GridArray:
     """As `release_on_grid`, on a finer grid: where many coordinates change at once, rounding must cost less.
 
     The noise is the sum of two from the one table: N(0, sigma^2) on its usual grid, and a small one with a deviation of
@@ -244,21 +293,22 @@ def release_finely(signal: Tensor, *, sigma: float, exponent: int, noise: NoiseS
     Args:
         signal: any shape, finite, in the released quantity's units.
         sigma: standard deviation of the noise, in the same units.
-        exponent: e of the grid's step sigma 2^-e, from `finest_exponent`.
+        exponent: e of the grid's step sigma 2^-e, from `finest_exponent` or `sum_grid`.
         noise: where the noise comes from.
+        integer: the type that travels.
 
     Returns:
-        The release as int32; its rounding adds at most one step to each coordinate's sensitivity.
+        The release; its rounding adds at most one step to each coordinate's sensitivity.
     """
     coarse, step = grid_step(sigma), math.ldexp(sigma, -exponent)
     small = _BLUR_STEPS * coarse
-    shape = tuple(signal.shape)
-    drawn = noise.grid_gaussian(shape, sigma=sigma, step=coarse) << (_FINEST_EXPONENT - GRID_EXPONENT)
-    drawn = drawn + noise.grid_gaussian(shape, sigma=small, step=grid_step(small))
+    drawn = _drawn(noise, signal, sigma=sigma, step=coarse)
+    drawn <<= _FINEST_EXPONENT - GRID_EXPONENT
+    fine = _drawn(noise, signal, sigma=small, step=grid_step(small))
+    drawn += fine
+    fine.zero_()
     dropped = _FINEST_EXPONENT - exponent
     if dropped:
-        drawn = (drawn + (1 << (dropped - 1))) >> dropped
-    steps = torch.round(signal.detach().to(torch.float64) / step)
-    whole = steps.clamp(-_LARGEST_SIGNAL, _LARGEST_SIGNAL).to(torch.int64).cpu().numpy()
-    limit = _limit("int32")
-    return GridArray(np.clip(whole + drawn, -limit, limit).astype(np.int32), step)
+        drawn += 1 << (dropped - 1)
+        drawn >>= dropped
+    return _noised(torch.round(signal.detach().to(torch.float64) / step), drawn, step=step, integer=integer)

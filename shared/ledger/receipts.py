@@ -17,6 +17,7 @@ Everything here is a pure function of bytes.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -41,6 +42,9 @@ _HEX_256 = re.compile(r"[0-9a-f]{64}")
 _KEYS = {"format", "kind", "payload", "previous", "seq", "time"}
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
 def canonical_json(value: object) -> bytes:
     """The one byte string of a JSON value: sorted keys, no spaces, ASCII, no NaN or infinity.
 
@@ -48,7 +52,7 @@ def canonical_json(value: object) -> bytes:
         InvalidValue: the value is not JSON, or holds a number that JSON does not have.
     """
     try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        text = _CANONICAL.encode(value)
     except (TypeError, ValueError) as error:
         raise InvalidValue(f"a ledger entry holds only finite JSON values: {error}") from error
     return text.encode("ascii")
@@ -66,14 +70,18 @@ def is_signed(statement: bytes, signature: bytes, public_key: bytes) -> bool:
         InvalidValue: ``public_key`` is no Ed25519 key.
     """
     try:
-        key = Ed25519PublicKey.from_public_bytes(public_key)
-    except ValueError as error:
-        raise InvalidValue(f"an Ed25519 public key has 32 raw bytes, this one has {len(public_key)}") from error
-    try:
-        key.verify(signature, statement)
+        _key(public_key).verify(signature, statement)
     except InvalidSignature:
         return False
     return True
+
+
+@functools.lru_cache(maxsize=16)
+def _key(public_key: bytes) -> Ed25519PublicKey:
+    try:
+        return Ed25519PublicKey.from_public_bytes(public_key)
+    except ValueError as error:
+        raise InvalidValue(f"an Ed25519 public key has 32 raw bytes, this one has {len(public_key)}") from error
 
 
 def signed_line(statement: bytes, signature: bytes, *, field: str = "statement") -> str:

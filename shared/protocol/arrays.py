@@ -20,8 +20,11 @@ _WIDTHS: dict[Integer, pb.GridArray.Width.ValueType] = {
     "int16": pb.GridArray.WIDTH_INT16,
     "int24": pb.GridArray.WIDTH_INT24,
     "int32": pb.GridArray.WIDTH_INT32,
+    "int64": pb.GridArray.WIDTH_INT64,
 }
-_BYTES = {pb.GridArray.WIDTH_INT16: 2, pb.GridArray.WIDTH_INT24: 3, pb.GridArray.WIDTH_INT32: 4}
+BYTES: dict[Integer, int] = {"int16": 2, "int24": 3, "int32": 4, "int64": 8}
+"""Of one value on the wire."""
+_SIZES = {_WIDTHS[integer]: size for integer, size in BYTES.items()}
 _INTEGERS = {width: integer for integer, width in _WIDTHS.items()}
 
 
@@ -73,33 +76,34 @@ def decode_map(message: pb.FeatureMap, *, field: str) -> FeatureMap:
 
 
 def encode_grid(released: GridArray) -> pb.GridArray:
-    """Encodes grid values at the width that their release declares: 2, 3 or 4 bytes each, little-endian.
+    """Encodes grid values at the width that their release declares: 2, 3, 4 or 8 bytes each, little-endian.
 
     Raises:
         ValueError: a value does not fit in that width.
     """
     width = _WIDTHS[released.integer]
-    values, size = released.values, _BYTES[width]
+    values, size = released.values, BYTES[released.integer]
     limit = 1 << (8 * size - 1)
     if values.size and not -limit <= int(values.min()) <= int(values.max()) < limit:
         raise ValueError(f"the grid values do not fit in {released.integer}")
-    if size == 2:
-        data = values.astype("<i2", copy=False).tobytes()
-    else:
+    if size == 3:
         whole = np.ascontiguousarray(values, dtype="<i4")
-        data = whole.tobytes() if size == 4 else whole.view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+        data = whole.view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+    else:
+        data = values.astype(f"<i{size}", copy=False).tobytes()
     return pb.GridArray(shape=values.shape, width=width, data=data, step=released.step)
 
 
 def decode_grid(message: pb.GridArray, *, field: str, max_values: int) -> GridArray:
-    """Decodes grid integers, as int16 or int32, with their step.
+    """Decodes grid integers, as int16, int32 or int64, with their step.
 
     Raises:
         RequestInvalid: rank, size, width, step or bytes do not agree.
     """
-    if message.width not in _BYTES:
-        raise invalid(field, f"width {message.width} is unknown; allowed are int16 (1), int32 (2) and int24 (3)")
-    size = _BYTES[message.width]
+    if message.width not in _SIZES:
+        allowed = ", ".join(f"{integer} ({width})" for integer, width in _WIDTHS.items())
+        raise invalid(field, f"width {message.width} is unknown; allowed are {allowed}")
+    size = _SIZES[message.width]
     count = _checked_count(message.shape, field=field, max_values=max_values)
     if len(message.data) != size * count:
         raise invalid(field, f"holds {len(message.data)} bytes; shape and width need {size * count}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,8 @@ import torch
 
 from shared.extractor.session import Session
 from shared.kernels.noise import NoiseSource
-from shared.mechanisms.interface import FloatArray, LabelArray, Step
+from shared.mechanisms.interface import Facts, FloatArray, LabelArray, Step
+from shared.mechanisms.linear import AnyLinear, LinearMechanism, Shard, ShardSum, added
 from shared.steps.admission import AdmittedRun
 from shared.steps.sampling import sample_without_replacement
 
@@ -30,18 +31,26 @@ class Records(Protocol):
         ...
 
 
+class Labels(Protocol):
+    """The records' class numbers, in memory or in their file."""
+
+    def __getitem__(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[np.integer[Any]]:
+        """(b,) class numbers of these records."""
+        ...
+
+
 @dataclass(frozen=True)
 class SecretSample:
     """A `Sample` of records; private.
 
     Attributes:
         records: all of them.
-        labels: (n,) of them, or None.
+        labels: of them, or None.
         rows: (b,) secret record numbers, in the sample's random order; None for every record in the stored order.
     """
 
     records: Records
-    labels: LabelArray | None
+    labels: Labels | None
     rows: npt.NDArray[np.int64] | None
 
     @property
@@ -52,7 +61,8 @@ class SecretSample:
     def take(self, start: int, stop: int) -> tuple[FloatArray, LabelArray | None]:
         """See `Sample`."""
         rows = np.arange(start, stop, dtype=np.int64) if self.rows is None else self.rows[start:stop]
-        return self.records.take(rows), None if self.labels is None else self.labels[rows]
+        labels: LabelArray | None = None if self.labels is None else self.labels[rows].astype(np.int64)
+        return self.records.take(rows), labels
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class Laboratory:
 
     Attributes:
         records: the data set's.
-        labels: (n,) class numbers, private; None where there are none.
+        labels: class numbers, private; None where there are none.
         noise: the only source of noise.
         device: where the arithmetic runs.
         fresh_seed: 32 public random bytes, unknown to everybody before.
@@ -69,11 +79,33 @@ class Laboratory:
     """
 
     records: Records
-    labels: LabelArray | None
+    labels: Labels | None
     noise: NoiseSource
     device: torch.device
     fresh_seed: Callable[[], bytes]
     reached: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LinearRun:
+    """What a sum over every record needs to know of its run: enough for a process that sees neither ledger nor price.
+
+    Attributes:
+        mechanism: what is summed.
+        declared: the mechanism's own declaration.
+        facts: public shapes.
+    """
+
+    mechanism: AnyLinear
+    declared: Any
+    facts: Facts
+
+    @classmethod
+    def of(cls, run: AdmittedRun) -> LinearRun | None:
+        """None where the mechanism is no sum over every record."""
+        if isinstance(run.mechanism, LinearMechanism):
+            return cls(run.mechanism, run.declared, run.facts)
+        return None
 
 
 def computed(run: AdmittedRun, request: Any, model: Session, lab: Laboratory) -> bytes:
@@ -102,4 +134,40 @@ def computed(run: AdmittedRun, request: Any, model: Session, lab: Laboratory) ->
         reached=lab.reached,
     )
     reply: bytes = mechanism.compute(run.declared, request, step).to_bytes()
+    return reply
+
+
+def summed(
+    run: LinearRun, shard: Shard, model: Session, *, records: Records, labels: Labels | None, device: torch.device
+) -> ShardSum:
+    """The exact sum of one shard; private, and without noise.
+
+    Args:
+        run: what is summed.
+        shard: of the data set.
+        model: evaluates the run's extractor.
+        records: the data set's.
+        labels: of them; None where there are none.
+        device: where the arithmetic runs.
+    """
+    everything = SecretSample(records, labels if run.mechanism.needs_labels else None, None)
+    return run.mechanism.summed(run.declared, run.facts, shard, everything, model, device)
+
+
+def completed(run: LinearRun, parts: Iterable[ShardSum], lab: Laboratory) -> bytes:
+    """The reply of a linear mechanism from the sums of all shards; noise is added here, once.
+
+    Args:
+        run: what was summed.
+        parts: the shards' sums, in any order.
+        lab: noise.
+
+    Raises:
+        InvalidValue: a record is in none of the shards, or in two.
+    """
+    lab.reached("sampled")
+    total = added(parts, records=run.facts.data.records)
+    lab.reached("extracted")
+    reply: bytes = run.mechanism.released(run.declared, run.facts, total, lab.noise).to_bytes()
+    lab.reached("released")
     return reply

@@ -11,7 +11,7 @@ import yaml
 from private_curator.settings.groups import ComputeSettings, LimitSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPOSE = ("docker-compose.yml", "deploy/monitoring/compose.yml")
+COMPOSE = ("docker-compose.yml", "deploy/monitoring/compose.yml", "deploy/cluster/compose.yml")
 UNITS = {"m": 1 << 20, "g": 1 << 30, "Mi": 1 << 20, "Gi": 1 << 30}
 OWN = 1 << 30
 """Of a curator without requests: the interpreter, torch, tables of the noise, the ledger's books."""

@@ -46,8 +46,10 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(75, 6), nn.Tanh())
 
 
-def settings(*, memory: int = 512, seconds: float = 60.0, program: tuple[str, ...] = PROGRAM) -> WorkerSettings:
-    return WorkerSettings(device="cpu", threads=1, memory_bytes=memory * MEBIBYTE, seconds=seconds, program=program)
+def settings(
+    *, memory: int = 512, seconds: float = 60.0, program: tuple[str, ...] = PROGRAM, device: str = "cpu"
+) -> WorkerSettings:
+    return WorkerSettings(device=device, threads=1, memory_bytes=memory * MEBIBYTE, seconds=seconds, program=program)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +98,22 @@ def test_a_worker_computes_what_the_curator_would(pool, changed):
     torch.testing.assert_close(there[1], here[1], rtol=1e-4, atol=1e-6)
     assert there[1].shape == (40, 456)
     assert there[1].abs().sum() > 1.0
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+def test_a_worker_on_a_gpu_computes_the_same_and_is_confined(limited, tmp_path):
+    pool = limited(device="cuda", memory=4096)
+    extractor, names = source(small()), ("4.weight", "4.bias")
+    here = evaluate(LocalEngine(device=torch.device("cpu")), extractor, names=names)
+    for _ in range(2):
+        there = evaluate(pool, extractor, names=names)
+        torch.testing.assert_close(there[0], here[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(there[1], here[1], rtol=1e-4, atol=1e-6)
+    (tmp_path / "ledger.key").write_text("secret")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        could = pool.probe(port=listener.getsockname()[1], secret=str(tmp_path / "ledger.key"))
+    assert not any(could.values()), could
 
 
 def test_what_a_worker_must_not_do_it_cannot(pool, tmp_path):

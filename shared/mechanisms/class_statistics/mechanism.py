@@ -8,30 +8,27 @@ records, so the sums of several hospitals add up, each with its own noise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from shared.errors import InvalidValue
-from shared.kernels.clipping import RECORD_NORM
 from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray, finest_exponent, release_finely
+from shared.kernels.noise import GridArray, Integer, NoiseSource, release_finely, sum_grid
 from shared.mechanisms.class_statistics.geometry import Weights
+from shared.mechanisms.class_statistics.sums import ClassSums, feature_bits, radius
 from shared.mechanisms.clipped_sum import FRAMING_BYTES
-from shared.mechanisms.interface import UNLABELLED, Facts, Limits, Mechanism, RunSize, Step
+from shared.mechanisms.interface import Facts, Limits, RunSize
+from shared.mechanisms.linear import LinearMechanism, ShardSum
 from shared.mechanisms.sliced import map_violations
 from shared.privacy.events import BoundedSum, Part
 from shared.protocol import limits as protocol
+from shared.protocol.arrays import BYTES
 from shared.protocol.checks import Violation, positive, positive_or_zero
 from shared.protocol.payloads import MessagePayload, NoPayload, Wire
 from shared.protocol.v1 import curator_pb2 as pb
-
-_RECORDS_AT_A_TIME = 4096
-"""Bounds memory; the sum does not depend on it but for the rounding of float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +61,13 @@ class StatisticsDeclaration(MessagePayload, message=pb.ClassStatisticsDeclaratio
         """Coordinates of the sum for d features."""
         return self.classes * (1 + dimension) + (moments_of(dimension) if self.moment_weight else 0)
 
-    def exponent(self, records: int) -> int:
-        """Of the noise's grid, from public numbers alone: as fine as a sum over so many records allows.
+    def grid(self, records: int) -> tuple[int, Integer]:
+        """Exponent and width of the noise's grid, from public numbers alone; see `sum_grid`.
 
         Raises:
-            InvalidValue: sigma is so small that the sum could leave 32 bits on any grid.
+            InvalidValue: sigma is so small that the sum could leave the widest grid.
         """
-        return finest_exponent(records * max(1.0, self.count_weight, self.moment_weight), sigma=self.sigma)
+        return sum_grid(records * max(1.0, self.count_weight, self.moment_weight), sigma=self.sigma)
 
 
 class StatisticsRequest(NoPayload):
@@ -132,7 +129,7 @@ class Sums:
         return cls(counts, by_class[:, 1:].copy(), moments)
 
 
-class ClassStatistics(Mechanism[StatisticsDeclaration, StatisticsRequest, StatisticsReply]):
+class ClassStatistics(LinearMechanism[StatisticsDeclaration, StatisticsRequest, StatisticsReply]):
     """Counts, sums and second moments of clipped features by class, over all labelled records."""
 
     name = "class_statistics"
@@ -140,7 +137,6 @@ class ClassStatistics(Mechanism[StatisticsDeclaration, StatisticsRequest, Statis
     request = StatisticsRequest
     reply = StatisticsReply
     needs_labels = True
-    whole = True
 
     def violations(
         self, declared: StatisticsDeclaration, run: RunSize, facts: Facts, limits: Limits
@@ -151,16 +147,20 @@ class ClassStatistics(Mechanism[StatisticsDeclaration, StatisticsRequest, Statis
             broken += positive_or_zero(f"declaration.{name}", getattr(declared, name))
         if declared.centring > 1.0:
             broken.append(("declaration.centring", f"is {declared.centring}; allowed are 0 to 1"))
+        width = 4  # bytes of one value
         if not broken:
             try:
-                declared.exponent(facts.data.records)
+                width = BYTES[declared.grid(facts.data.records)[1]]
             except InvalidValue as error:
                 broken.append(("declaration.sigma", str(error)))
         if declared.classes != facts.data.classes:
             text = f"is {declared.classes}; the data set's labels have {facts.data.classes}"
             return [*broken, ("declaration.classes", text)]
         d = facts.model.feature_dimension
-        values, most = declared.values(d), min(protocol.MAX_RELEASE_VALUES, _values_of(limits.max_message_bytes))
+        values, most = (
+            declared.values(d),
+            min(protocol.MAX_RELEASE_VALUES, max(0, limits.max_message_bytes - FRAMING_BYTES) // width),
+        )
         if values > most:
             text = f"computes {d} features, whose sums have {values} values; at most {most} are sent"
             advice = "leave out the second moments (moment_weight 0), or " if declared.moment_weight else ""
@@ -172,7 +172,7 @@ class ClassStatistics(Mechanism[StatisticsDeclaration, StatisticsRequest, Statis
         d = facts.model.feature_dimension
         touched = declared.classes if declared.centring else 2  # classes whose sums a replacement may change
         changed = touched * (1 + d) + (moments_of(d) if declared.moment_weight else 0)
-        step = declared.sigma * 2.0 ** -declared.exponent(facts.data.records)
+        step = declared.sigma * 2.0 ** -declared.grid(facts.data.records)[0]
         part = BoundedSum(
             values=declared.values(d),
             sensitivity=declared.weights.sensitivity(),
@@ -186,34 +186,33 @@ class ClassStatistics(Mechanism[StatisticsDeclaration, StatisticsRequest, Statis
         """See `Mechanism`: neither weights nor noise nor the map's values cost time."""
         return (declared.classes, bool(declared.moment_weight))
 
-    def compute(self, declared: StatisticsDeclaration, request: StatisticsRequest, step: Step) -> StatisticsReply:
-        """See `Mechanism`."""
-        d, count = step.facts.model.feature_dimension, step.sample.count
-        feature_map = (declared.feature_map or FeatureMap.identity(d)).to(step.device)
-        by_class = torch.zeros((declared.classes, 1 + d), dtype=torch.float64, device=step.device)
-        moments = torch.zeros((d, d) if declared.moment_weight else (0, 0), dtype=torch.float64, device=step.device)
-        for start in range(0, count, _RECORDS_AT_A_TIME):
-            records, labels = step.sample.take(start, min(start + _RECORDS_AT_A_TIME, count))
-            assert labels is not None, "offered only where there are labels"
-            raw = step.model.features(records).to(step.device)
-            u = feature_map.clipped(raw).to(torch.float64) / RECORD_NORM  # (m, d), |u| <= 1, record by record
-            classes = torch.from_numpy(labels).to(step.device)
-            labelled = (classes != UNLABELLED)[:, None]  # a record without a label adds nothing to any block
-            u = u * labelled
-            kinds = functional.one_hot(classes.clamp(min=0), declared.classes).to(torch.float64) * labelled
-            by_class[:, 0] += declared.count_weight * kinds.sum(dim=0)
-            by_class[:, 1:] += kinds.T @ u
-            if declared.moment_weight:
-                moments += u.T @ u
-        by_class -= declared.centring / declared.classes * by_class.sum(dim=0)
-        step.reached("extracted")
+    def accumulator(self, declared: StatisticsDeclaration, facts: Facts, device: torch.device) -> ClassSums:
+        """See `LinearMechanism`."""
+        return ClassSums(
+            classes=declared.classes,
+            dimension=facts.model.feature_dimension,
+            moments=bool(declared.moment_weight),
+            bits=feature_bits(facts.data.records),
+            feature_map=None if declared.feature_map is None else declared.feature_map.to(device),
+            device=device,
+        )
+
+    def released(
+        self, declared: StatisticsDeclaration, facts: Facts, total: ShardSum, noise: NoiseSource
+    ) -> StatisticsReply:
+        """See `LinearMechanism`."""
+        counts, features, moments = total.sums
+        unit = 1.0 / radius(facts.model.feature_dimension, feature_bits(facts.data.records))
+        by_class = np.concatenate([declared.count_weight * counts[:, None], features * unit], axis=1)
+        by_class -= declared.centring / declared.classes * by_class.sum(axis=0)
         signal = by_class.reshape(-1)
         if declared.moment_weight:
-            signal = torch.cat((signal, declared.moment_weight * _upper(moments)))
+            signal = np.concatenate([signal, declared.moment_weight * _upper(moments * (unit * unit))])
         # What a smaller or larger sample's grid would be is no matter: the declared n is the price's.
-        exponent = declared.exponent(step.facts.data.records)
-        released = release_finely(signal, sigma=declared.sigma, exponent=exponent, noise=step.noise)
-        step.reached("released")
+        exponent, integer = declared.grid(facts.data.records)
+        released = release_finely(
+            torch.from_numpy(signal), sigma=declared.sigma, exponent=exponent, noise=noise, integer=integer
+        )
         return StatisticsReply(released)
 
     def summary(self, declared: StatisticsDeclaration, facts: Facts) -> str:
@@ -228,17 +227,12 @@ def moments_of(dimension: int) -> int:
     return dimension * (dimension + 1) // 2
 
 
-def _upper(moments: Tensor) -> Tensor:
+def _upper(moments: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.floating[Any]]:
     """The upper triangle row by row, off the diagonal times the root of 2: its norm is the matrix's Frobenius norm."""
-    d = len(moments)
-    rows, columns = torch.triu_indices(d, d, device=moments.device)
-    off = torch.where(rows == columns, 1.0, 2.0**0.5).to(moments)
-    return moments[rows, columns] * off
-
-
-def _values_of(message_bytes: int) -> int:
-    """How many int32 values fit into a message."""
-    return max(0, message_bytes - FRAMING_BYTES) // 4
+    rows, columns = np.triu_indices(len(moments))
+    upper = moments[rows, columns]
+    upper[rows != columns] *= 2.0**0.5
+    return upper
 
 
 CLASS_STATISTICS = ClassStatistics()

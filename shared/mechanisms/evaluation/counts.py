@@ -16,8 +16,9 @@ from torch import Tensor
 
 from shared.errors import InvalidValue
 from shared.kernels.clipping import neutralise
-from shared.kernels.noise import GridArray, NoiseSource, grid_step, release_on_grid
-from shared.mechanisms.interface import UNLABELLED
+from shared.kernels.noise import GridArray, Integer, NoiseSource, grid_step, release_on_grid
+from shared.mechanisms.interface import UNLABELLED, LabelArray
+from shared.mechanisms.linear import Integers
 from shared.protocol import limits as protocol
 from shared.protocol.checks import Violation
 from shared.protocol.payloads import MessagePayload, Wire
@@ -30,12 +31,13 @@ LARGEST_SCORE = 1e4
 """Scores are cut here: a softmax of larger ones is 0 or 1 in any case."""
 _PLACE_UNITS = 1 << 20  # a confidence's place in its bin is a whole number of 2^-20 bins
 _LARGEST_INT32 = 2**31 - 1
+_LARGEST_EXACT = 2**52  # of a count in steps, in float64
 _NOISE_REACH = 2**15  # 16 sigma of noise, in steps
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationReply(MessagePayload, message=pb.EvaluationReply, field="reply"):
-    """What an evaluation releases, in units of records, as int32.
+    """What an evaluation releases, in units of records, as int32, or int64 of very many.
 
     Attributes:
         correct: (1,), noised number of correct predictions; of partly labelled records (2,), of correct and of wrong
@@ -56,7 +58,7 @@ class EvaluationReply(MessagePayload, message=pb.EvaluationReply, field="reply")
 
 
 class EvaluationCounter:
-    """Counts records chunk by chunk; every record enters by a function of itself alone.
+    """Counts records chunk by chunk, each by a function of itself alone; see `Accumulator`.
 
     Args:
         classes: C, at least 2.
@@ -68,22 +70,23 @@ class EvaluationCounter:
             raise InvalidValue(f"counts need at least 2 classes and 0 or more bins; got {classes} and {bins}")
         self._classes = classes
         self._bins = bins
-        self.records = 0
         self.confusion: NDArray[np.int64] = np.zeros((classes, classes), dtype=np.int64)
         """Counts so far; private."""
         self._table: NDArray[np.int64] = np.zeros((2, bins), dtype=np.int64)
         self._places: NDArray[np.int64] = np.zeros(bins, dtype=np.int64)
 
-    def add(self, scores: Tensor, labels: NDArray[np.int64]) -> None:
+    def add(self, features: Tensor, labels: LabelArray | None) -> None:
         """Counts a chunk of records.
 
         Args:
-            scores: (m, C) floating point; NaN and infinities count as 0.
+            features: (m, C) scores, floating point; NaN and infinities count as 0.
             labels: (m,) from 0 to C - 1; `UNLABELLED` records count nowhere.
 
         Raises:
             InvalidValue: a shape or a label is outside what is allowed; the text names no value.
         """
+        scores = features
+        assert labels is not None, "offered only where there are labels"
         if scores.dim() != 2 or scores.shape != (len(labels), self._classes) or labels.ndim != 1:
             raise InvalidValue(
                 f"scores of shape {tuple(scores.shape)} and {labels.shape} labels cannot be counted; needed are (m, "
@@ -91,7 +94,6 @@ class EvaluationCounter:
             )
         if len(labels) and not (labels.min() >= UNLABELLED and labels.max() < self._classes):
             raise InvalidValue(f"a label is outside of 0 to {self._classes - 1}")
-        self.records += len(labels)
         labelled = labels != UNLABELLED
         scores, labels = scores[torch.from_numpy(labelled).to(scores.device)], labels[labelled]
         finite = neutralise(scores.detach()).to("cpu", torch.float64).clamp(-LARGEST_SCORE, LARGEST_SCORE)
@@ -103,47 +105,60 @@ class EvaluationCounter:
             np.add.at(self._table, ((predictions != labels).astype(np.int64), bins), 1)
             np.add.at(self._places, bins, places)
 
-    def signals(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """The exact sums, private: correct (1,), confusion (C, C) and calibration (3, B)."""
-        correct = np.array([np.trace(self.confusion)], dtype=np.float64)
-        places = self._places * (CONFIDENCE_WEIGHT / _PLACE_UNITS)  # a power of two: exact
-        return correct, self.confusion.astype(np.float64), np.vstack([self._table, places]).astype(np.float64)
+    @property
+    def sums(self) -> tuple[Integers, Integers, Integers]:
+        """See `Accumulator`: confusion (C, C), calibration counts (2, B), places (B,)."""
+        return self.confusion, self._table, self._places
 
-    def release(
-        self,
-        *,
-        correct_sigma: float,
-        confusion_sigma: float,
-        calibration_sigma: float,
-        noise: NoiseSource,
-        partly_labelled: bool = False,
-    ) -> EvaluationReply:
-        """Adds noise to the sums.
 
-        Args:
-            correct_sigma: of the number of correct predictions.
-            confusion_sigma: of each cell; 0: not released.
-            calibration_sigma: of each calibration sum; 0: not released.
-            noise: where the noise comes from.
-            partly_labelled: whether the number of wrong predictions is released beside that of correct ones.
+def signals(
+    sums: tuple[Integers, ...],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """What is noised of a counter's sums, private: correct (1,), confusion (C, C) and calibration (3, B)."""
+    confusion, table, places = sums
+    correct = np.array([np.trace(confusion)], dtype=np.float64)
+    weighed = places * (CONFIDENCE_WEIGHT / _PLACE_UNITS)  # a power of two: exact
+    return correct, confusion.astype(np.float64), np.vstack([table, weighed]).astype(np.float64)
 
-        Raises:
-            InvalidValue: a sum could leave int32.
-        """
-        correct, confusion, calibration = self.signals()
 
-        def noised(signal: NDArray[np.float64], sigma: float) -> GridArray | None:
-            if not sigma:
-                return None
-            check_count_range(records=self.records, sigma=sigma)
-            return release_on_grid(torch.from_numpy(signal), sigma=sigma, noise=noise, integer="int32")
+def released(
+    sums: tuple[Integers, ...],
+    *,
+    records: int,
+    correct_sigma: float,
+    confusion_sigma: float,
+    calibration_sigma: float,
+    noise: NoiseSource,
+    partly_labelled: bool = False,
+) -> EvaluationReply:
+    """Adds noise to a counter's sums.
 
-        if partly_labelled:
-            correct = np.append(correct, confusion.sum() - correct[0])
-        first = noised(correct, correct_sigma)
-        if first is None:
-            raise InvalidValue("correct_sigma is 0; the number of correct predictions is always released with noise")
-        return EvaluationReply(first, noised(confusion, confusion_sigma), noised(calibration, calibration_sigma))
+    Args:
+        sums: of all records.
+        records: n.
+        correct_sigma: of the number of correct predictions.
+        confusion_sigma: of each cell; 0: not released.
+        calibration_sigma: of each calibration sum; 0: not released.
+        noise: where the noise comes from.
+        partly_labelled: whether the number of wrong predictions is released beside that of correct ones.
+
+    Raises:
+        InvalidValue: a sum could leave the widest integers.
+    """
+    correct, confusion, calibration = signals(sums)
+
+    def noised(signal: NDArray[np.float64], sigma: float) -> GridArray | None:
+        if not sigma:
+            return None
+        integer = count_width(records=records, sigma=sigma)
+        return release_on_grid(torch.from_numpy(signal), sigma=sigma, noise=noise, integer=integer)
+
+    if partly_labelled:
+        correct = np.append(correct, confusion.sum() - correct[0])
+    first = noised(correct, correct_sigma)
+    if first is None:
+        raise InvalidValue("correct_sigma is 0; the number of correct predictions is always released with noise")
+    return EvaluationReply(first, noised(confusion, confusion_sigma), noised(calibration, calibration_sigma))
 
 
 def bin_places(
@@ -172,18 +187,22 @@ def bin_edges(*, classes: int, bins: int) -> NDArray[np.float64]:
     return lowest + (1.0 - lowest) * np.arange(bins + 1) / bins
 
 
-def check_count_range(*, records: int, sigma: float) -> None:
-    """Refuses noise so small that a noised count of all records could leave int32; uses public numbers only.
+def count_width(*, records: int, sigma: float) -> Integer:
+    """The type that noised counts of n records travel in; a function of public numbers alone.
 
     Args:
         records: n.
         sigma: standard deviation of the noise.
 
     Raises:
-        InvalidValue: the count may saturate.
+        InvalidValue: the counts may leave the integers that float64 holds.
     """
-    if records / grid_step(sigma) + _NOISE_REACH > _LARGEST_INT32:
-        raise InvalidValue(
-            f"counts of {records} records do not fit in 32 bits at noise sigma {sigma:g}; records / sigma must stay "
-            f"below {2**20 - 16}: use more noise"
-        )
+    reach = records / grid_step(sigma) + _NOISE_REACH
+    if reach <= _LARGEST_INT32:
+        return "int32"
+    if reach <= _LARGEST_EXACT:
+        return "int64"
+    raise InvalidValue(
+        f"counts of {records} records do not fit in 52 bits at noise sigma {sigma:g}; records / sigma must stay "
+        f"below {2**41 - 16}: use more noise"
+    )

@@ -9,10 +9,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from shared.errors import InvalidValue
-from shared.kernels.noise import grid_step
-from shared.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT, EvaluationCounter, EvaluationReply, check_count_range
-from shared.mechanisms.interface import Facts, Limits, Mechanism, RunSize, Step
+from shared.kernels.noise import NoiseSource, grid_step
+from shared.mechanisms.evaluation.counts import (
+    CONFIDENCE_WEIGHT,
+    EvaluationCounter,
+    EvaluationReply,
+    count_width,
+    released,
+)
+from shared.mechanisms.interface import Facts, Limits, RunSize
+from shared.mechanisms.linear import LinearMechanism, ShardSum
 from shared.privacy.events import BoundedSum, Part
 from shared.protocol import limits as protocol
 from shared.protocol.checks import Violation, between, positive, positive_or_zero
@@ -27,9 +36,6 @@ CONFUSION_SENSITIVITY = math.nextafter(math.sqrt(2.0), math.inf)
 
 CALIBRATION_SENSITIVITY = math.nextafter(math.sqrt(2.0 + CONFIDENCE_WEIGHT**2), math.inf)
 """One bin, right against wrong, with confidences at its two ends."""
-
-_RECORDS_AT_A_TIME = 4096
-"""Bounds memory; the counts are sums and do not depend on it."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class EvaluationRequest(NoPayload):
     """What a step brings: nothing, the uploaded weights are what is evaluated."""
 
 
-class Evaluation(Mechanism[EvaluationDeclaration, EvaluationRequest, EvaluationReply]):
+class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, EvaluationReply]):
     """Accuracy, confusion matrix and calibration of a submitted model, as noised counts of one joint release."""
 
     name = "evaluation"
@@ -71,7 +77,6 @@ class Evaluation(Mechanism[EvaluationDeclaration, EvaluationRequest, EvaluationR
     request = EvaluationRequest
     reply = EvaluationReply
     needs_labels = True
-    whole = True
 
     def violations(
         self, declared: EvaluationDeclaration, run: RunSize, facts: Facts, limits: Limits
@@ -94,7 +99,7 @@ class Evaluation(Mechanism[EvaluationDeclaration, EvaluationRequest, EvaluationR
             wrong = positive(field, sigma) if name == "correct_sigma" else positive_or_zero(field, sigma)
             if sigma and not wrong:
                 try:
-                    check_count_range(records=facts.data.records, sigma=sigma)
+                    count_width(records=facts.data.records, sigma=sigma)
                 except InvalidValue as error:
                     wrong = [(field, str(error))]
             broken += wrong
@@ -119,23 +124,23 @@ class Evaluation(Mechanism[EvaluationDeclaration, EvaluationRequest, EvaluationR
         """See `Mechanism`."""
         return (declared.classes, declared.bins)
 
-    def compute(self, declared: EvaluationDeclaration, request: EvaluationRequest, step: Step) -> EvaluationReply:
-        """See `Mechanism`."""
-        counter = EvaluationCounter(classes=declared.classes, bins=declared.bins)
-        for start in range(0, step.sample.count, _RECORDS_AT_A_TIME):
-            records, labels = step.sample.take(start, min(start + _RECORDS_AT_A_TIME, step.sample.count))
-            assert labels is not None, "offered only where there are labels"
-            counter.add(step.model.features(records), labels)
-        step.reached("extracted")
-        reply = counter.release(
+    def accumulator(self, declared: EvaluationDeclaration, facts: Facts, device: torch.device) -> EvaluationCounter:
+        """See `LinearMechanism`."""
+        return EvaluationCounter(classes=declared.classes, bins=declared.bins)
+
+    def released(
+        self, declared: EvaluationDeclaration, facts: Facts, total: ShardSum, noise: NoiseSource
+    ) -> EvaluationReply:
+        """See `LinearMechanism`."""
+        return released(
+            total.sums,
+            records=facts.data.records,
             correct_sigma=declared.correct_sigma,
             confusion_sigma=declared.confusion_sigma,
             calibration_sigma=declared.calibration_sigma,
-            noise=step.noise,
+            noise=noise,
             partly_labelled=declared.partly_labelled,
         )
-        step.reached("released")
-        return reply
 
     def summary(self, declared: EvaluationDeclaration, facts: Facts) -> str:
         """See `Mechanism`."""

@@ -67,6 +67,8 @@ class GridArray(_message.Message):
         WIDTH_INT32: GridArray._Width.ValueType  # 2
         WIDTH_INT24: GridArray._Width.ValueType  # 3
         """Three bytes a value."""
+        WIDTH_INT64: GridArray._Width.ValueType  # 4
+        """Sums over many records."""
 
     class Width(_Width, metaclass=_WidthEnumTypeWrapper):
         """The width of one integer on the wire."""
@@ -76,6 +78,8 @@ class GridArray(_message.Message):
     WIDTH_INT32: GridArray.Width.ValueType  # 2
     WIDTH_INT24: GridArray.Width.ValueType  # 3
     """Three bytes a value."""
+    WIDTH_INT64: GridArray.Width.ValueType  # 4
+    """Sums over many records."""
 
     SHAPE_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int

@@ -176,7 +176,7 @@ def test_the_ledger_is_verified_exported_backed_up_and_restored(operator, tmp_pa
         len((tmp_path / "export.jsonl").read_text().splitlines()) == operator.json("budget", "show")["ledger_entries"]
     )
     operator.run("ledger", "backup", tmp_path / "backup.db")
-    assert operator.json("ledger", "verify", "--file", tmp_path / "backup.db")["ok"] is True
+    assert operator.json("ledger", "verify", "--last-signature", "--file", tmp_path / "backup.db")["ok"] is True
     operator.run("budget", "freeze", "--reason", "later than the backup")
     refused = operator.run("ledger", "restore", tmp_path / "backup.db", status=6)
     assert "would be forgotten" in refused
@@ -192,6 +192,7 @@ def test_an_edited_ledger_has_its_own_exit_code(operator, tmp_path):
     data[place : place + 13] = b'"epsilon":9.0'
     operator.home.ledger.write_bytes(bytes(data))
     assert "edited" in operator.run("ledger", "verify", status=6)
+    operator.run("ledger", "verify", "--last-signature", status=6)  # the chain of hashes is broken
 
 
 def test_without_a_home_every_command_says_what_to_do(bare):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sqlite3
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger.audit import verify_file
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres import PostgresSession
+from private_curator.ledger.signatures import SignatureCheck, processes_for
 from private_curator.ledger.sqlite_file import SqliteFile
 from private_curator.ledger.sqlite_tables import layout
 from private_curator.ledger.statements import Kind
+from private_curator.operator.telling import Told
 from shared.errors import LedgerCorrupt, LedgerUnavailable
 from shared.ledger.chain_checks import Tampering, read_export, verify_receipts
 from shared.ledger.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
@@ -301,6 +305,37 @@ class TestOperator:
     def test_another_key(self, used, location):
         report = verify_file(location, public_key=b"\x01" * 32, accounting=ToyAccounting())
         assert {Tampering.EDITED, Tampering.FORGED} <= found(report)
+
+
+def test_signatures_are_checked_in_processes_of_their_own(key):
+    """Statements of all kinds of lengths; whoever signs, a process tells the number."""
+    public_key, other = key.public_key().public_bytes_raw(), Ed25519PrivateKey.generate()
+    forged = {3, 700, 1200}
+    with SignatureCheck(public_key, processes=2) as signatures:
+        for seq in range(1, 1201):
+            statement = b"s" * (seq % 300)
+            signatures.take(seq, statement, (other if seq in forged else key).sign(statement))
+        assert signatures.wrong() == sorted(forged)
+    with SignatureCheck(public_key, processes=2) as signatures:
+        signatures._processes[0].kill()
+        with pytest.raises(LedgerUnavailable, match="has ended"):  # and no ledger seems sound for it
+            signatures.wrong()
+    assert (processes_for(100), processes_for(10**6)) == (0, len(os.sched_getaffinity(0)))
+
+
+def test_a_long_verification_tells_how_far_it_is(used, location, ledger, monkeypatch):
+    monkeypatch.setattr("private_curator.ledger.audit.PROGRESS_EACH", 5)
+    told = []
+    report = verify_file(
+        location, public_key=ledger.public_key, accounting=ToyAccounting(), progress=Told(told.append, each_s=0.0)
+    )
+    total = report.entries
+    assert told == [
+        f"the ledger: {done} of {total} entries are verified" for done in (0, *range(5, total + 1, 5), total)
+    ]
+    quiet = []
+    verify_file(location, public_key=ledger.public_key, accounting=ToyAccounting(), progress=Told(quiet.append))
+    assert quiet == []
 
 
 def test_flipped_bits_of_the_file(used, check, path):

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
+import numpy as np
 import pytest
+from declarations import quantiles
+from drawn_steps import new_step, parameters
 from postgres_server import DATABASE, ROLE, NoServer, PostgresServer
+from serving_here import serving
+from torch import nn
 from toy_accounting import ToyAccounting, ToyBudget
 
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.statements import Request, StepGranted
+from private_curator.settings.groups import RecordsSettings
+from private_curator.storage import home_directory
+from private_curator.storage.home_directory import HomeDirectory
+from public_client.curator.stub import Curator
 from shared.errors import BudgetExhausted, LedgerCorrupt, LedgerUnavailable
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.ledger.chain_checks import read_export
 from shared.ledger.receipts import sha256
 
 STEPS = 10
@@ -46,6 +63,15 @@ def fail_over(pair):
     primary, standby = pair
     primary.kill()
     standby.promote()
+
+
+def wait_for_standby(pair):
+    """From now on a commit is acknowledged when the standby has it."""
+    with pair[0].administer() as administrator:
+        administrator.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        administrator.execute("SELECT pg_reload_conf()")
+        while administrator.execute("SELECT sync_state FROM pg_stat_replication").fetchone() != ("sync",):
+            time.sleep(0.01)
 
 
 class TeamOfOne:
@@ -94,12 +120,7 @@ POINTS = ("open_run:written", "begin_step:written", "begin_step:durable", "finis
 )
 def test_a_run_goes_on_at_a_synchronous_standby(pair, location, key, open_run, tmp_path, point, caplog):
     """Whatever was acknowledged is there; what was under way is repeated with its id, and charged once."""
-    primary, _ = pair
-    with primary.administer() as administrator:
-        administrator.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        administrator.execute("SELECT pg_reload_conf()")
-        while administrator.execute("SELECT sync_state FROM pg_stat_replication").fetchone() != ("sync",):
-            time.sleep(0.01)
+    wait_for_standby(pair)
     reached = []
 
     def checkpoint(name):
@@ -162,3 +183,78 @@ def test_an_asynchronous_standby_that_lacks_charges_is_not_served(pair, location
             elsewhere.hold_to(team.receipts[-1])
         with pytest.raises(LedgerCorrupt, match="lacks entry"):
             open_run(elsewhere, request_id="second")
+
+
+@pytest.fixture
+def replicas(location, tmp_path):
+    """Two homes of one curator, the second as docs/operator/replicas.md has it copied from the first."""
+    np.save(tmp_path / "records.npy", np.random.default_rng(3).normal(size=(200, 5)).astype(np.float32))
+    first = home_directory.create(
+        tmp_path / "first", records=RecordsSettings(file=tmp_path / "records.npy"), epsilon=2.0, delta=1e-5,
+        names=["localhost"], groups={"ledger": {"url": location.url}},
+    )  # fmt: skip
+    issued, private = first.authority.make_client(name="team")
+    first.authority.write_credentials(issued, tmp_path / "credentials", key_pem=private)
+    with first.open_ledger() as ledger:
+        ledger.add_client("team", issued.fingerprint)
+    second = HomeDirectory(tmp_path / "second")
+    shutil.copytree(first.path, second.path, ignore=shutil.ignore_patterns("uploads", "address", "incidents.jsonl"))
+    first.uploads.mkdir(exist_ok=True)
+    second.uploads.symlink_to(first.uploads)
+    return first, second
+
+
+@pytest.mark.end_to_end
+def test_two_curators_draw_runs_while_their_database_fails_over(pair, replicas, tmp_path):
+    """Each replica is in the middle of a run of its own; both go on, nothing is charged twice, nothing overspent."""
+    wait_for_standby(pair)
+    replies = [{}, {}]
+    with ExitStack() as opened:
+        ports = [opened.enter_context(serving(home)).rpartition(":")[2] for home in replicas]
+        teams = [
+            opened.enter_context(
+                Curator.connect(
+                    f"localhost:{port}", credentials=tmp_path / "credentials", patience_s=60.0,
+                    run_directory=tmp_path / f"run-{port}",
+                )
+            )
+            for port in ports
+        ]  # fmt: skip
+        extractor = nn.Linear(5, 4)
+        graph = trace(extractor, (5,))
+        weights = weights_to_bytes(module_weights(extractor, graph))
+        uploaded = [team.upload_extractor(graph.to_bytes(), weights) for team in teams]
+        terms = parameters(uploaded[0], quantiles(2, 4.0), batch_size=32, steps=STEPS)
+        runs = [team.open_run(terms) for team in teams]
+        begun, spent = threading.Barrier(3), teams[0].describe().data_set_budget.spent
+
+        def train(number):
+            for step in range(STEPS):
+                if step == STEPS // 2:
+                    begun.wait(timeout=60)
+                pending = new_step(runs[number])
+                replies[number][pending] = teams[number].send(pending).payload
+
+        with ThreadPoolExecutor(2) as pool:
+            trained = [pool.submit(train, number) for number in range(2)]
+            begun.wait(timeout=60)
+            fail_over(pair)
+            for each in trained:
+                each.result(timeout=120)
+        for number, kept in enumerate(replies):  # the other replica has the same bytes, and nothing was paid for them
+            for pending, payload in kept.items():
+                assert teams[1 - number].send(pending).payload == payload
+        assert teams[0].describe().data_set_budget.spent == teams[1].describe().data_set_budget.spent == spent
+        fitting = teams[0].price_run(dataclasses.replace(terms, steps=10_000_000)).steps_that_fit
+        teams[0].open_run(dataclasses.replace(terms, steps=fitting))
+        with pytest.raises(BudgetExhausted):
+            teams[1].open_run(dataclasses.replace(terms, steps=fitting))
+        receipts = [line for file in tmp_path.glob("run-*/receipts.jsonl") for line in file.read_text().splitlines()]
+    with replicas[1].open_ledger() as ledger:
+        kinds = [entry.kind for entry in ledger.history()]
+        report = ledger.verify(receipts=read_export(receipts)[0])
+    assert report.ok, report.findings
+    assert report.epsilon_spent <= 2.0
+    assert (kinds.count("run-opened"), kinds.count("step-consumed"), kinds.count("step-answered")) == (
+        3, 2 * STEPS, 2 * STEPS
+    )  # fmt: skip

@@ -291,6 +291,15 @@ class TestPruning:
         assert ledger.status().data_set.epsilon_spent == spent
         assert ledger.verify().ok
 
+    def test_a_step_that_is_computed_meanwhile_is_not_stored(self, ledger, open_run):
+        run = open_run(ledger)
+        grant = begin(ledger, run, "1")
+        ledger.prune_replies(run.run_id, reason="client has confirmed")
+        with pytest.raises(RunFinished, match="while a step"):
+            ledger.finish_step(grant, reply=b"late", audit={})
+        report = ledger.verify()
+        assert report.ok, report.findings
+
     def test_unknown_run(self, ledger):
         with pytest.raises(GrantNotHeld):
             ledger.prune_replies("0" * 32, reason="x")

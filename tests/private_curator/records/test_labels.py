@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from private_curator.records.labels import class_count, class_names, load_labels
+from private_curator.records.labels import LabelsInFile, class_count, class_names, load_labels
 from private_curator.settings.groups import RecordsSettings
 from shared.errors import DataInvalid, SettingsError
 
@@ -23,7 +23,7 @@ def test_numbers_are_classes_as_they_stand(tmp_path):
     path = _npz(tmp_path, np.array([0, 2, 1, 2, 0], dtype=np.uint8))
     labels = _load(path, array="x", labels_array="y", classes=3)
     assert labels is not None
-    assert labels.dtype == np.int64
+    assert labels.dtype == np.int8  # one byte each
     np.testing.assert_array_equal(labels, [0, 2, 1, 2, 0])
 
 
@@ -40,7 +40,8 @@ def test_a_table_and_a_separate_file_have_labels_too(tmp_path):
     np.save(tmp_path / "r.npy", RECORDS)
     np.save(tmp_path / "y.npy", np.array([1, 1, 0, 0, 1]))
     labels = _load(tmp_path / "r.npy", labels_file=tmp_path / "y.npy", classes=2)
-    np.testing.assert_array_equal(labels, [1, 1, 0, 0, 1])
+    assert isinstance(labels, LabelsInFile)  # they stay there
+    np.testing.assert_array_equal(labels[np.array([4, 0, 2])], [1, 1, 0])
 
 
 def test_without_declared_classes_nothing_is_read(tmp_path):

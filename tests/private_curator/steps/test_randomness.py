@@ -6,26 +6,43 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
-from private_curator.steps.randomness import SystemNoise, fresh_seed
+from private_curator.steps.randomness import DeviceNoise, SystemNoise, fresh_seed, noise_for
 from shared.errors import InvalidValue
 from shared.kernels.noise import NoiseSource, SeededNoise, grid_step
 
 STEP = grid_step(1.0)
-SOURCES: list[Callable[[], NoiseSource]] = [SystemNoise, lambda: SeededNoise(os.urandom(32))]
+CPU = torch.device("cpu")
+SOURCES: list[Callable[[], NoiseSource]] = [
+    SystemNoise,
+    lambda: SeededNoise(os.urandom(32)),
+    lambda: DeviceNoise(CPU),
+    pytest.param(
+        lambda: DeviceNoise(torch.device("cuda")),
+        marks=[
+            pytest.mark.cuda,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+        ],
+    ),
+]
 
 
-@pytest.mark.parametrize("make", SOURCES, ids=["system", "seeded"])
+def _numbers(drawn: np.ndarray | torch.Tensor) -> np.ndarray:
+    return drawn.cpu().numpy() if isinstance(drawn, torch.Tensor) else drawn
+
+
+@pytest.mark.parametrize("make", SOURCES, ids=["system", "seeded", "device", "cuda"])
 class TestEveryNoiseSource:
     def test_shape_and_type(self, make: Callable[[], NoiseSource]) -> None:
         for shape in [(), (0,), (5,), (3, 4), (2, 0, 3)]:
-            drawn = make().grid_gaussian(shape, sigma=1.0, step=STEP)
+            drawn = _numbers(make().grid_gaussian(shape, sigma=1.0, step=STEP))
             assert drawn.shape == shape
             assert drawn.dtype == np.int64
 
     def test_consecutive_releases_differ(self, make: Callable[[], NoiseSource]) -> None:
         source = make()
-        first, second = (source.grid_gaussian((100,), sigma=1.0, step=STEP) for _ in range(2))
+        first, second = (_numbers(source.grid_gaussian((100,), sigma=1.0, step=STEP)) for _ in range(2))
         assert not np.array_equal(first, second)
 
     def test_foreign_steps_are_refused(self, make: Callable[[], NoiseSource]) -> None:
@@ -33,14 +50,15 @@ class TestEveryNoiseSource:
             make().grid_gaussian((3,), sigma=1.0, step=0.3)
 
 
-def test_every_release_asks_the_operating_system_for_a_new_key() -> None:
+@pytest.mark.parametrize("kind", [SystemNoise, lambda **options: DeviceNoise(CPU, **options)], ids=["system", "device"])
+def test_every_release_asks_the_operating_system_for_a_new_key(kind: Callable[..., NoiseSource]) -> None:
     asked: list[int] = []
 
     def entropy(count: int) -> bytes:
         asked.append(count)
         return os.urandom(count)
 
-    source = SystemNoise(entropy=entropy)
+    source = kind(entropy=entropy)
     for shape in [(4,), (100, 1000), (4,)]:
         source.grid_gaussian(shape, sigma=1.0, step=STEP)
     assert asked == [32, 32, 32]
@@ -49,6 +67,9 @@ def test_every_release_asks_the_operating_system_for_a_new_key() -> None:
 def test_the_noise_follows_from_the_key_alone() -> None:
     drawn = [SystemNoise(entropy=bytes).grid_gaussian((50,), sigma=1.0, step=STEP) for _ in range(2)]
     assert np.array_equal(*drawn)
+    on_device = DeviceNoise(CPU, entropy=bytes).grid_gaussian((50,), sigma=1.0, step=STEP)
+    assert np.array_equal(drawn[0], on_device.numpy())
+    assert isinstance(noise_for(CPU), SystemNoise), "on the CPU OpenSSL stays the path"
 
 
 def test_threads_and_processes_share_no_state() -> None:

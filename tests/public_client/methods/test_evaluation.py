@@ -18,7 +18,7 @@ from shared.errors import InvalidValue, RequestInvalid
 from shared.extractor.building import Extractor
 from shared.extractor.weights import weights_from_bytes
 from shared.kernels.noise import GridArray, SeededNoise
-from shared.mechanisms.evaluation.counts import EvaluationCounter, EvaluationReply, bin_edges
+from shared.mechanisms.evaluation.counts import EvaluationCounter, EvaluationReply, bin_edges, released
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.protocol.arrays import encode_grid
 from shared.protocol.v1 import curator_pb2 as pb
@@ -36,13 +36,15 @@ def plan_of(*, epsilon, **settings):
 
 
 def release_of(counter, declared, noise):
-    counts = counter.release(
+    reply = released(
+        counter.sums,
+        records=N,
         correct_sigma=declared.correct_sigma,
         confusion_sigma=declared.confusion_sigma,
         calibration_sigma=declared.calibration_sigma,
         noise=noise,
     )
-    return EvaluationReply.from_bytes(EvaluationReply(counts.correct, counts.confusion, counts.calibration).to_bytes())
+    return EvaluationReply.from_bytes(reply.to_bytes())
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,29 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from small_methods import small
 from torch import nn
 
-from public_client import DomainAdaptation, Hospital
+from public_client import DomainAdaptation, Federation, Hospital
+from public_client.data.datasets import Labelled
+from public_client.data.progress import reporting
 from public_client.data.ranks import Ranks
 from public_client.data.source import train_source
+from public_client.generation import Replayed, replayed
+from public_client.methods.statistics_head import Known
+from public_client.replay import delivery, fit
+from public_client.replay.residuals import Residuals
 from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.distributed import shared_curator
+from public_client.training.distributed import shared_curators
 from shared.errors import BudgetExhausted, InvalidValue
+from shared.kernels.directions import directions
+from shared.kernels.feature_map import FeatureMap
+from shared.kernels.noise import GridArray, grid_step
+from shared.mechanisms.quantiles.coefficients import cosine_basis
+from shared.mechanisms.sliced import SlicedReply
 
 D, BATCH, BATCHES = 6, 24, 4
 SETTINGS = {"all-weights": {"learning_rate": 1e-2}, "rows": {"learning_rate": 1e-2}, "replay": {"tuning_steps": 5}}
@@ -80,6 +92,84 @@ def uneven(model: DomainAdaptation, ranks: Ranks) -> str:
     return ""
 
 
+def mock_of(name: str, records: int = 300) -> MockCurator:
+    """Both runs see the same noise."""
+    counter = itertools.count()
+    return MockCurator(
+        mock_description(records=records, record_shape=(D,), epsilon=4.0, delta=1e-5, name=name, classes=3),
+        randomness=lambda size: next(counter).to_bytes(size, "big"),
+    )
+
+
+def several(out: Path, ranks: Ranks) -> None:
+    """Two hospitals: one model of both by many steps, and a replay's model for each."""
+    for name in ("rows", "replay"):
+        mocks = {"north": mock_of("north"), "south": mock_of("south", 200)}
+        curators = mocks if ranks.size == 1 else shared_curators(lambda mocks=mocks: mocks)
+        sites = Federation({site: Hospital(curator) for site, curator in curators.items()})
+        method = small(name, source_records=BATCH * BATCHES, **SETTINGS.get(name, {}))
+        size = {} if name == "replay" else {"steps": 3, "batch_size": 80}
+        torch.manual_seed(0)
+        extractor, classifier = nn.Sequential(nn.Linear(D, 8), nn.Tanh()), nn.Linear(8, 3)
+        plans = sites.plan(method, epsilon=2.0, **size)
+        model = DomainAdaptation(extractor, classifier, hospital=sites, plan=plans, source_epochs=1, device="cpu")
+        model.fit(Shards(ranks), checkpoint=out / f"several-{name}", progress=False)
+        trained = {site: model.model(site).classifier.state_dict() for site in plans}
+        charges = {site: len(mock.charges) for site, mock in mocks.items()}
+        torch.save((trained, charges, model.reports), out / f"several-{name}-{ranks.rank}.pt")
+
+
+def divided(out: Path, ranks: Ranks) -> None:
+    """A view fitted, and a model tuned on it, by all ranks together."""
+    fit._ROUNDS = (fit._Round(4, 4, 1.0), fit._Round(3, 4, 1.0))
+    generator = torch.Generator().manual_seed(4)
+    labels = torch.arange(96) % 3
+    images = torch.rand(96, 1, 6, 6, generator=generator) - 0.5 + 0.4 * (labels[:, None, None, None] - 1.0)
+    source = Labelled(images.clamp(-1.0, 1.0), labels)
+    torch.manual_seed(1)
+    extractor = nn.Sequential(nn.Flatten(), nn.Linear(36, 5)).eval()
+    with torch.no_grad():
+        seen, target = extractor(source.images), extractor((0.5 * source.images + 0.3).roll(1, dims=3))
+    feature_map = FeatureMap.from_source(seen, target_norm=0.25)
+    residuals = Residuals(
+        [released(target, feature_map, sigma=0.01)], like=seen, feature_map=feature_map, batch=96, sigma=0.01
+    )
+    with reporting("", 1, shown=False) as bar:
+        found = fit.find_view(
+            extractor, source, residuals,
+            learning_rate=0.03, generator=torch.Generator().manual_seed(0), bar=bar, ranks=ranks,
+        )  # fmt: skip
+        tuned = delivery.tune(
+            extractor, nn.Linear(5, 3), fit.view_for(source.images, seen), source,
+            steps=6, generator=torch.Generator().manual_seed(0), bar=bar, ranks=ranks,
+        )  # fmt: skip
+    torch.save((found.reason, tuned[0].state_dict(), drawn(ranks)), out / f"divided-{ranks.rank}.pt")
+
+
+def drawn(ranks: Ranks) -> torch.Tensor:
+    """Weights of a decoder that is fitted by all ranks together."""
+    replayed._AT_A_TIME = 20  # several parts
+    torch.manual_seed(2)
+    features = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), replayed.OnSphere(5)).eval()
+    rng = np.random.default_rng(1)
+    means = 20.0 * rng.normal(size=(3, 5))
+    known = Known(
+        np.zeros(3), means - means.mean(axis=0), means.sum(axis=0), 60.0 * np.eye(5), 300.0, 1.0, 1.0, 1.0, 1.0
+    )
+    fitted = Replayed(pool=70, hidden=8).fitted(known, features, (1, 8, 8), seed=0, ranks=ranks)
+    return torch.cat([value.flatten() for _, value in sorted(fitted.decoder.weights.items())])
+
+
+def released(target: torch.Tensor, feature_map: FeatureMap, *, sigma: float) -> SlicedReply:
+    """What a curator would answer, with noise of a fixed seed."""
+    seed, step = bytes(range(32)), grid_step(sigma)
+    ordered = (feature_map.clipped(target) @ directions(seed, target.shape[1], 8)).double().sort(dim=0).values
+    values = (cosine_basis(len(target), 3).T @ ordered).numpy() + np.random.default_rng(3).normal(
+        scale=sigma, size=(3, 8)
+    )
+    return SlicedReply(seed, GridArray(np.rint(values / step).astype(np.int32), step))
+
+
 def main(out: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     if "RANK" in os.environ:
@@ -87,6 +177,8 @@ def main(out: Path, names: list[str]) -> None:
     ranks = Ranks.current()
     for name in names:
         train(out / name, name, ranks)
+    several(out, ranks)
+    divided(out, ranks)
     if ranks.size > 1:
         dist.barrier()
         threads = [gloo_threads()]
@@ -97,12 +189,8 @@ def main(out: Path, names: list[str]) -> None:
 
 def train(out: Path, name: str, ranks: Ranks) -> None:
     out.mkdir(exist_ok=True)
-    counter = itertools.count()
-    mock = MockCurator(
-        mock_description(records=300, record_shape=(D,), epsilon=4.0, delta=1e-5, classes=3),
-        randomness=lambda size: next(counter).to_bytes(size, "big"),  # both runs see the same noise
-    )
-    hospital = Hospital(mock if ranks.size == 1 else shared_curator(lambda: mock))
+    mock = mock_of(name)
+    hospital = Hospital(mock if ranks.size == 1 else shared_curators(lambda: {name: mock})[name])
     method = small(name, source_records=BATCH * BATCHES, **SETTINGS.get(name, {}))
     size = {} if name in ("replay", "statistics") else {"steps": 5, "batch_size": 80}
     torch.manual_seed(ranks.rank)  # ranks begin with different weights; rank 0's count

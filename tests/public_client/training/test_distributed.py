@@ -14,7 +14,7 @@ import torch
 from public_client.data.ranks import Ranks, _packed, _unpacked
 from public_client.methods import METHODS
 from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.distributed import SharedTransport, shared_curator
+from public_client.training.distributed import SharedTransport, shared_curators
 from public_client.training.saved_model import load_adapted
 from shared import errors
 
@@ -83,6 +83,40 @@ def test_two_processes_end_where_one_ends_and_are_charged_the_same(one, two, met
 
 
 @pytest.mark.end_to_end
+def test_two_processes_train_against_two_hospitals_as_one_does(one, two):
+    for method in ("rows", "replay"):
+        alone, charges, reports = torch.load(one / f"several-{method}-0.pt", weights_only=True)
+        first, first_charges, first_reports = torch.load(two / f"several-{method}-0.pt", weights_only=True)
+        second, second_charges, second_reports = torch.load(two / f"several-{method}-1.pt", weights_only=True)
+        assert first_charges == charges == {"north": 1, "south": 1}
+        assert second_charges == {"north": 0, "south": 0}
+        for told in (first_reports, second_reports):
+            assert [(each["state"], each["steps"]) for each in told] == [
+                (each["state"], each["steps"]) for each in reports
+            ]
+        for site, weights in first.items():
+            for name, value in weights.items():
+                torch.testing.assert_close(value, second[site][name], rtol=0, atol=0)
+                if method == "rows":
+                    torch.testing.assert_close(value, alone[site][name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.end_to_end
+def test_a_replay_is_fitted_by_two_processes_as_by_one(one, two):
+    """Each candidate draws for itself, so it is the same whoever fits it; tuning shares batches, and ends alike."""
+    reason, alone, decoder = torch.load(one / "divided-0.pt", weights_only=True)
+    both = [torch.load(two / f"divided-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    for told, _, drawn in both:
+        assert told == reason
+        torch.testing.assert_close(drawn, decoder, rtol=0, atol=0)  # a generator's decoder, fitted together
+    (_, first, _), (_, second, _) = both
+    for name, value in first.items():
+        torch.testing.assert_close(value, second[name], rtol=0, atol=0)
+        assert not torch.equal(value, alone[name])  # the parts of a batch are varied by each rank for itself
+        torch.testing.assert_close(value, alone[name], rtol=0, atol=0.05)
+
+
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("rank", [0, 1])
 def test_no_thread_of_gloo_outlives_the_process_group(two, rank):
     """Python aborts if it ends while a late thread of gloo still drops its tensors."""
@@ -110,7 +144,7 @@ def test_one_process_is_a_job_of_one():
     assert ranks.gather(rows) is rows
     with pytest.raises(errors.SettingsError, match="rank 0"):
         SharedTransport(None)
-    curator = shared_curator(
-        lambda: MockCurator(mock_description(records=9, record_shape=(2,), epsilon=1.0, delta=1e-5))
+    curators = shared_curators(
+        lambda: {"north": MockCurator(mock_description(records=9, record_shape=(2,), epsilon=1.0, delta=1e-5))}
     )
-    assert curator.describe().records == 9
+    assert curators["north"].describe().records == 9

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -8,13 +9,15 @@ import torch
 
 from shared.errors import InvalidValue
 from shared.kernels.directions import directions
+from shared.kernels.grid_gaussian import grid_gaussian_table
+from shared.kernels.keystream import Keystream, derived_key
 
 
 def test_same_bits_from_the_same_seed() -> None:
     U = directions(bytes(range(32)), 20, 30)
     assert torch.equal(U, directions(bytes(range(32)), 20, 30))
     digest = hashlib.sha256(np.ascontiguousarray(U.numpy(), dtype="<f4").tobytes()).hexdigest()
-    assert digest == "3618ad4fafc86dd4ca5211a6026a5132af0c117b7eddf629160e9a22a6191b84"
+    assert digest == "f6f9d73ee6d0394912c157941942c564a678e0dd0ba4cfd983cfa3df32ec6540"
 
 
 def test_columns_are_unit_vectors(device: torch.device) -> None:
@@ -22,6 +25,23 @@ def test_columns_are_unit_vectors(device: torch.device) -> None:
     assert U.shape == (320, 200)
     assert U.device.type == device.type
     assert torch.allclose(U.norm(dim=0).cpu(), torch.ones(200, dtype=torch.float64), atol=1e-14)
+
+
+def test_directions_are_the_tables_values_over_a_correctly_rounded_root(device: torch.device) -> None:
+    """A second derivation, row by row in whole numbers; a root whose last bit is off would show in some column."""
+    d, k = 300, 400
+    drawn = grid_gaussian_table().sample(Keystream(derived_key(bytes(32), "directions")), 2 * d * k).reshape(d, 2, k)
+    points = 512 * drawn[:, 0] + drawn[:, 1]
+    norms = np.array([float(Decimal(sum(x * x for x in column)).sqrt()) for column in points.T.tolist()])
+    U = directions(bytes(32), d, k, device=device, dtype=torch.float64)
+    assert np.array_equal(U.cpu().numpy(), points / norms)
+
+
+@pytest.mark.parametrize(("d", "k"), [(1, 7), (320, 200), (2_000, 333)])
+def test_both_parties_get_the_same_bits_on_every_device(d: int, k: int, device: torch.device) -> None:
+    for dtype in (torch.float32, torch.float64):
+        here, there = (directions(bytes(32), d, k, device=place, dtype=dtype) for place in ("cpu", device))
+        assert torch.equal(here, there.cpu())
 
 
 def test_every_bit_of_the_seed_matters() -> None:

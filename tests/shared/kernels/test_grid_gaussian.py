@@ -11,13 +11,18 @@ from shared.kernels.keystream import Keystream
 class Replay:
     """A keystream that returns prepared words, for the paths that chance reaches once in 2^48 values."""
 
-    def __init__(self, *calls: list[int]) -> None:
-        self.calls = list(calls)
+    position = 0
+
+    def __init__(self, *words: int, ties: list[int] | None = None) -> None:
+        self.prepared = np.array(words, dtype=np.uint64)
+        self.ties = ties or []
 
     def words(self, count: int) -> np.ndarray:
-        words = self.calls.pop(0)
-        assert len(words) == count
-        return np.array(words, dtype=np.uint64)
+        assert len(self.prepared) == count
+        return self.prepared
+
+    def tie_word(self, place: int) -> int:
+        return self.ties[place]
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 4, 11])
@@ -56,10 +61,9 @@ def test_threshold_is_compared_to_all_its_bits() -> None:
     column = int(np.flatnonzero(shared & (table.aliases != np.arange(1 << 16) - 2**15))[0])
     threshold, low = int(table.thresholds[column]), int(table.tie_breaks[column])
     own, alias = column - 2**15, int(table.aliases[column])
-    assert table.sample(Replay([threshold - 1]), 1).tolist() == [own]
-    assert table.sample(Replay([threshold + 1]), 1).tolist() == [alias]
-    assert table.sample(Replay([threshold], [low - 1]), 1).tolist() == [own]
-    assert table.sample(Replay([threshold], [low]), 1).tolist() == [alias]
+    assert table.sample(Replay(threshold - 1, threshold + 1), 2).tolist() == [own, alias]
+    tied = Replay(threshold - 1, threshold, threshold, ties=[0, low - 1, low])
+    assert table.sample(tied, 3).tolist() == [own, own, alias]
 
 
 def test_small_table_follows_its_columns() -> None:

@@ -76,8 +76,8 @@ def test_grid_array_returns_units_without_losing_integers() -> None:
 
 
 def test_malformed_grid_arrays_are_refused() -> None:
-    with pytest.raises(InvalidValue, match="int16 or int32"):
-        GridArray(values=np.zeros(2, dtype=np.int64), step=1.0)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match="int16, int32 or int64"):
+        GridArray(values=np.zeros(2, dtype=np.int8), step=1.0)  # type: ignore[arg-type]
     with pytest.raises(InvalidValue, match="step"):
         GridArray(values=np.zeros(2, dtype=np.int16), step=0.0)
 

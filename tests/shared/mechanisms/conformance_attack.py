@@ -81,13 +81,22 @@ class Labelled:
 
 
 class Bench:
-    """One case's mechanism on given samples."""
+    """One case's mechanism on given samples, on a device."""
 
-    def __init__(self, mechanism: AnyMechanism, case: Case, *, records: int, factor: float = 1.0) -> None:
+    def __init__(
+        self,
+        mechanism: AnyMechanism,
+        case: Case,
+        *,
+        records: int,
+        factor: float = 1.0,
+        device: torch.device = CPU,
+        extractor_device: torch.device | None = None,
+    ) -> None:
         module = case.module(factor)
         graph = trace(module, (INPUTS,))
-        self._extractor = Extractor.from_graph(graph, module_weights(module, graph), device=CPU)
-        self.mechanism, self.case = mechanism, case
+        self._extractor = Extractor.from_graph(graph, module_weights(module, graph), device=extractor_device or device)
+        self.mechanism, self.case, self._device = mechanism, case, device
         self.facts = Facts(
             DataSetFacts(records=records, record_shape=(INPUTS,), classes=CLASSES),
             ModelFacts((INPUTS,), case.outputs, graph.parameter_shapes),
@@ -101,7 +110,7 @@ class Bench:
             sample=SecretSample(Table(sample.records), sample.labels, None),
             model=DirectSession(self._extractor),
             noise=noise,
-            device=CPU,
+            device=self._device,
             fresh_seed=lambda: seed,
             reached=lambda _: None,
         )

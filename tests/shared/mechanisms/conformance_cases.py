@@ -396,7 +396,7 @@ CASES = (
             *(
                 (replace(_EVALUATED, **{name: sigma}), f"declaration.{name}")
                 for name in ("correct_sigma", "confusion_sigma", "calibration_sigma")
-                for sigma in (*_NUMBERS, 1e-9)
+                for sigma in (*_NUMBERS, 1e-12)
             ),
             (replace(_EVALUATED, correct_sigma=0.0), "declaration.correct_sigma"),
             (replace(_EVALUATED, correct_sigma=1e300), "parameters.declaration"),

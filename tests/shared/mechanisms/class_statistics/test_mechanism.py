@@ -17,7 +17,6 @@ from shared.extractor.session import DirectSession
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights
 from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.class_statistics import mechanism as statistics
 from shared.mechanisms.class_statistics.mechanism import (
     CLASS_STATISTICS,
     StatisticsDeclaration,
@@ -78,8 +77,7 @@ def _facts(records):
     return Facts(DataSetFacts(records, (INPUTS,), CLASSES), ModelFacts((INPUTS,), FEATURES, {}))
 
 
-def test_the_sums_are_those_of_a_plain_loop(monkeypatch):
-    monkeypatch.setattr(statistics, "_RECORDS_AT_A_TIME", 7)
+def test_the_sums_are_those_of_a_plain_loop():
     held = made(50)
     reply, sums, module = released(held)
     counts, features, moments = np.zeros(CLASSES), np.zeros((CLASSES, FEATURES)), np.zeros((FEATURES, FEATURES))
@@ -152,7 +150,7 @@ def test_what_a_declaration_asks_is_refused_where_it_does_not_fit():
     facts = _facts(50)
     assert fields(DECLARED, facts) == set()
     assert fields(replace(DECLARED, classes=4), facts) == {"declaration.classes"}
-    assert fields(replace(DECLARED, sigma=1e-7), facts) == {"declaration.sigma"}
+    assert fields(replace(DECLARED, sigma=1e-9), facts) == {"declaration.sigma"}
     wide = replace(facts, model=ModelFacts((INPUTS,), 60_000, {}))
     declared = replace(DECLARED, feature_map=None)
     assert fields(declared, wide) == {"parameters.graph_digest"}

@@ -19,7 +19,9 @@ from shared.mechanisms.evaluation.counts import (
     EvaluationCounter,
     bin_edges,
     bin_places,
-    check_count_range,
+    count_width,
+    released,
+    signals,
 )
 from shared.mechanisms.evaluation.mechanism import (
     CALIBRATION_SENSITIVITY,
@@ -49,6 +51,10 @@ def _counted(scores, labels, *, classes, bins):
     return counter
 
 
+def _noised(counter, **arguments):
+    return released(counter.sums, records=int(counter.sums[0].sum()), **arguments)
+
+
 def _scores_for(confidence, prediction, classes):
     """Scores whose softmax is `confidence` at `prediction` and equal elsewhere."""
     rest = (1.0 - confidence) / (classes - 1)
@@ -62,7 +68,7 @@ def test_the_sums_are_those_of_a_plain_loop():
     classes, bins, n = 4, 5, 300
     scores = rng.normal(size=(n, classes)) * 3
     labels = rng.integers(classes, size=n)
-    correct, confusion, calibration = _counted(scores, labels, classes=classes, bins=bins).signals()
+    correct, confusion, calibration = signals(_counted(scores, labels, classes=classes, bins=bins).sums)
     edges = bin_edges(classes=classes, bins=bins)
     wanted, table = np.zeros((classes, classes)), np.zeros((3, bins))
     for row, label in zip(scores, labels, strict=True):
@@ -86,9 +92,9 @@ def test_chunks_and_order_change_no_bit():
     parts = EvaluationCounter(classes=3, bins=7)
     for piece in np.array_split(order, 9):
         parts.add(torch.from_numpy(scores[piece]), labels[piece])
-    for one, other in zip(whole.signals(), parts.signals(), strict=True):
+    for one, other in zip(whole.sums, parts.sums, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert parts.records == 100
+    assert parts.sums[0].sum() == 100
 
 
 # Every pair of kinds of record on a grid of confidences: the suprema are attained at the ends of bins.
@@ -102,7 +108,7 @@ def _kinds(classes, bins):
 def test_the_declared_sensitivities_are_attained_and_never_exceeded():
     classes, bins = 3, 3
     vectors = [
-        [v.ravel() for v in _counted([scores], [label], classes=classes, bins=bins).signals()]
+        [v.ravel() for v in signals(_counted([scores], [label], classes=classes, bins=bins).sums)]
         for scores, label in _kinds(classes, bins)
     ]
     parts = _parts(classes=classes, bins=bins, correct=1.0, confusion=1.0, calibration=1.0)
@@ -136,14 +142,16 @@ def test_any_replaced_record_stays_within_the_sensitivity_after_rounding(classes
     first = _counted(scores[:-1], labels[:-1], classes=classes, bins=bins)
     scores[-2], labels[-2] = scores[-1], labels[-1]
     second = _counted(scores[:-1], labels[:-1], classes=classes, bins=bins)
-    released = [
-        counter.release(correct_sigma=77.0, confusion_sigma=333.0, calibration_sigma=0.7, noise=NoNoise())
+    replies = [
+        released(
+            counter.sums, records=10, correct_sigma=77.0, confusion_sigma=333.0, calibration_sigma=0.7, noise=NoNoise()
+        )
         for counter in (first, second)
     ]
     parts = _parts(classes=classes, bins=bins, correct=77.0, confusion=333.0, calibration=0.7)
     assert [part.grid_step for part in parts] == [77.0 / 2048, 333.0 / 2048, 0.7 / 2048]
     for name, part in zip(("correct", "confusion", "calibration"), parts, strict=True):
-        one, other = (getattr(counts, name) for counts in released)
+        one, other = (getattr(counts, name) for counts in replies)
         moved = (one.values.astype(np.int64) - other.values.astype(np.int64)) * one.step
         assert np.linalg.norm(moved) <= part.sensitivity + part.grid_step * math.sqrt(part.changed) + 1e-12
         assert np.count_nonzero(moved) <= part.changed
@@ -165,8 +173,13 @@ def test_places_lie_within_half_a_bin_and_cover_the_ends():
 
 def test_noise_has_the_declared_deviation_and_absent_parts_are_absent():
     counter = _counted(np.zeros((10, 40)), np.zeros(10, dtype=np.int64), classes=40, bins=0)
-    counts = counter.release(
-        correct_sigma=5.0, confusion_sigma=3.0, calibration_sigma=0.0, noise=SeededNoise(b"e" * 32)
+    counts = released(
+        counter.sums,
+        records=10,
+        correct_sigma=5.0,
+        confusion_sigma=3.0,
+        calibration_sigma=0.0,
+        noise=SeededNoise(b"e" * 32),
     )
     assert counts.calibration is None
     assert counts.confusion is not None
@@ -174,11 +187,13 @@ def test_noise_has_the_declared_deviation_and_absent_parts_are_absent():
     values[0, 0] -= 10
     # 1600 values: the sample deviation is within 5 of its own deviations with probability above 1 - 1e-6
     assert values.std() == pytest.approx(3.0, rel=5 / math.sqrt(2 * 1600))
-    assert counter.release(
-        correct_sigma=5.0, confusion_sigma=0.0, calibration_sigma=0.0, noise=NoNoise()
+    assert _noised(
+        counter, correct_sigma=5.0, confusion_sigma=0.0, calibration_sigma=0.0, noise=NoNoise()
     ).confusion is None  # fmt: skip
     with pytest.raises(InvalidValue, match="correct_sigma is 0"):
-        counter.release(correct_sigma=0.0, confusion_sigma=1.0, calibration_sigma=0.0, noise=NoNoise())
+        released(
+            counter.sums, records=10, correct_sigma=0.0, confusion_sigma=1.0, calibration_sigma=0.0, noise=NoNoise()
+        )
 
 
 @pytest.mark.parametrize(
@@ -197,9 +212,10 @@ def test_what_cannot_be_counted_is_refused(scores, labels, match):
 
 
 def test_noise_too_small_for_the_wire_is_refused_by_public_numbers():
-    check_count_range(records=10**6, sigma=1.0)
+    assert count_width(records=10**6, sigma=1.0) == "int32"
+    assert count_width(records=10**6, sigma=0.5) == "int64"
     with pytest.raises(InvalidValue, match="more noise"):
-        check_count_range(records=10**6, sigma=0.5)
+        count_width(records=10**6, sigma=1e-7)
     with pytest.raises(InvalidValue, match="2 classes"):
         EvaluationCounter(classes=1)
 

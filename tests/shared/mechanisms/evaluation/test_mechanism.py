@@ -147,7 +147,7 @@ def test_scores_that_overflow_are_answered_like_any_other(make_hospital, no_nois
     [
         ({"batch_size": N - 1}, "parameters.batch_size", "all 60 records"),
         ({"declared": EvaluationDeclaration(4, correct_sigma=1.0)}, "declaration.classes", "have 3"),
-        ({"declared": EvaluationDeclaration(3, correct_sigma=1e-6)}, "declaration.correct_sigma", "more noise"),
+        ({"declared": EvaluationDeclaration(3, correct_sigma=1e-11)}, "declaration.correct_sigma", "more noise"),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused_by_field(make_hospital, model, change, field, match):

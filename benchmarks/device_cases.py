@@ -1,0 +1,134 @@
+"""Steps on made records, as function calls: what `benchmarks.device` measures, and how."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from private_curator.steps.randomness import SystemNoise
+from private_curator.worker.denormals import flushed_denormals
+from private_curator.worker.sessions import Engine, ExtractorSource
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.kernels.keystream import KEY_BYTES
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.gradient.mechanism import GradientRequest
+from shared.mechanisms.interface import DataSetFacts, Limits, ModelFacts, Payload
+from shared.protocol.messages import RunParameters
+from shared.steps.admission import AdmittedRun, admit_run
+from shared.steps.computing import Laboratory, computed
+
+CLASSES = 10
+_FEWEST, _MOST = 3, 50  # times that each thing is measured
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of step.
+
+    Attributes:
+        name: for the table.
+        module: the extractor.
+        shape: of a record.
+        records: n.
+        batch: b; n for all records.
+        mechanism: the release.
+        declared: by the run.
+    """
+
+    name: str
+    module: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    records: int
+    batch: int
+    mechanism: str
+    declared: Payload
+
+
+def features() -> nn.Module:
+    """Records that are features already."""
+    return nn.Sequential(nn.Flatten())
+
+
+@dataclass(frozen=True)
+class Held:
+    """Made records in memory, as a curator's are in the file cache."""
+
+    values: np.ndarray
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        return self.values[indices]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A case on made records, to be computed in this process.
+
+    Attributes:
+        case: what it is.
+        run: admitted, as a curator admits it.
+        extractor: the run's.
+        lab: on the CPU, with its own noise.
+        request: of every step.
+    """
+
+    case: Case
+    run: AdmittedRun
+    extractor: ExtractorSource
+    lab: Laboratory
+    request: Any
+
+    @classmethod
+    def of(cls, case: Case) -> Ready:
+        module = case.module()
+        graph = trace(module, case.shape)
+        weights = weights_to_bytes(module_weights(module, graph))
+        facts = ModelFacts.of(graph)
+        parameters = RunParameters("a" * 64, "b" * 64, case.mechanism, case.declared.to_bytes(), case.batch, 1)
+        data = DataSetFacts(case.records, case.shape, CLASSES)
+        run = admit_run(parameters, mechanisms=MECHANISMS, data=data, model=facts, limits=Limits())
+        rng = np.random.default_rng(3)
+        request = run.mechanism.synthetic(run.declared, run.size, run.facts)
+        if case.mechanism == "gradient":
+            request = GradientRequest(rng.random((case.batch, facts.feature_dimension), dtype=np.float32))
+        lab = Laboratory(
+            records=Held(rng.standard_normal((case.records, *case.shape), dtype=np.float32)),
+            labels=np.arange(case.records, dtype=np.int64) % CLASSES,
+            noise=SystemNoise(),
+            device=CPU,
+            fresh_seed=lambda: os.urandom(KEY_BYTES),
+            reached=lambda _: None,
+        )
+        return cls(case, run, ExtractorSource(case.name, facts, lambda: (graph.to_bytes(), weights)), lab, request)
+
+    def step(self, engine: Engine, lab: Laboratory) -> bytes:
+        with flushed_denormals(), engine.session(self.extractor) as session:
+            return computed(self.run, self.request, session, lab)
+
+
+def in_turn(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Median seconds of each call; they take turns, after a round that is not counted."""
+    spent: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.monotonic() + seconds
+    for turn in range(_MOST + 1):
+        for name, call in calls.items():
+            begun = time.perf_counter()
+            call()
+            if turn:
+                spent[name].append(time.perf_counter() - begun)
+        if turn >= _FEWEST and time.monotonic() > end:
+            break
+    return {name: statistics.median(times) for name, times in spent.items()}

@@ -1,0 +1,76 @@
+"""Time, memory and bytes of a step on a device, over sizes; a part of `python -m benchmarks.device`.
+
+Records are features already, and random. A linear release's time is extrapolated from its two largest measured sizes,
+and told as such; its memory does not grow. A sorted release reads at most 65,536 records whatever the data set holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from benchmarks.device_cases import CLASSES, Case, Ready, features, in_turn
+from private_curator.steps.randomness import noise_for
+from private_curator.worker.local import LocalEngine
+from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
+from shared.mechanisms.sliced import SlicedDeclaration
+
+_FARTHEST = 10**8  # records to which linear releases are extrapolated
+_LINEAR = {64: (10**5, 10**6), 784: (10**4, 10**5), 8192: (2000, 10_000)}  # measured n, by d
+
+
+def _sorted_cases() -> Iterator[Case]:
+    for d, k in ((64, 200), (784, 200), (8192, 200), (8192, 2000)):
+        for n in (10**3, 10**4, 16_000 if k == 2000 else 65_536):
+            if n * d <= 1 << 28:
+                declared = SlicedDeclaration(k, 1.0, 4)
+                yield Case("quantiles, L = 4", features, (d,), n, n, "quantiles", declared)
+    for d, k in ((64, 200), (100, 1000), (784, 1000), (8192, 2000)):
+        yield Case("rows, b = 256", features, (d,), 10**4, 256, "rows", SlicedDeclaration(k, 1.0))
+
+
+def _linear_cases(d: int) -> Iterator[Case]:
+    for n in _LINEAR[d]:
+        declared = StatisticsDeclaration(CLASSES, 1.0, 0.0, 0.0, 300.0)
+        yield Case("class sums, C = 10", features, (d,), n, n, "class_statistics", declared)
+
+
+def size_lines(device: torch.device, seconds: float) -> list[str]:
+    """Table over sizes."""
+    lines = [
+        "| release | d | k | records of the step | time | device memory | reply |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    engine = LocalEngine(device=device)
+
+    def measured(case: Case) -> tuple[float, str, str]:
+        ready = Ready.of(case)
+        lab = replace(ready.lab, noise=noise_for(device), device=device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        spent = in_turn({"step": lambda: ready.step(engine, lab)}, seconds)["step"]
+        peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
+        size = len(ready.step(engine, lab))
+        engine.close()
+        return spent, f"{peak:,.0f} MiB" if peak else "", f"{size:,} B"
+
+    def told(case: Case, records: str, time: str, peak: str, size: str) -> None:
+        k = getattr(case.declared, "directions", "")
+        lines.append(f"| {case.name} | {case.shape[0]:,} | {k} | {records} | {time} | {peak} | {size} |")
+        print(lines[-1], flush=True)
+
+    for case in _sorted_cases():
+        spent, peak, size = measured(case)
+        told(case, f"{case.batch:,}", f"{1e3 * spent:.1f} ms", peak, size)
+    for d in _LINEAR:
+        found = []
+        for case in _linear_cases(d):
+            spent, peak, size = measured(case)
+            told(case, f"{case.batch:,}", f"{1e3 * spent:.1f} ms", peak, size)
+            found.append((case.batch, spent))
+        (few, short), (many, long) = found
+        far = long + (_FARTHEST - many) * (long - short) / (many - few)
+        told(case, f"{_FARTHEST:,}", f"*{far:,.0f} s, extrapolated*", peak, size)
+    return lines

@@ -1,0 +1,171 @@
+"""A sum over every record against a plain loop over the same file: ``python -m benchmarks.population``.
+
+Makes a sparse npy file (100 million records of 64 floats, 25.6 GB, of which the disk holds next to nothing) with labels
+beside it, and sums counts, class sums and second moments of features over all of it: as a curator does, in
+its own process and with a worker process, and in plain loops that read, multiply and add. The file is cut into pieces,
+and each piece is taken by one after the other, so that other work on the machine meets all alike. Peak memory is the
+kernel's own (VmHWM) of this process, and what it is above that after loading the libraries.
+
+The plain loops know no clip, no rounding, no NaN and no exact integers; one adds in float64, one in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.large_records import Peak, make_sparse
+from private_curator.records.labels import LabelsInFile
+from private_curator.records.mapped import MappedRecords
+from private_curator.records.target import Target
+from private_curator.steps.randomness import SystemNoise
+from private_curator.steps.shards import LocalShards
+from private_curator.worker.local import LocalEngine
+from private_curator.worker.pool import WorkerPool
+from private_curator.worker.process import WorkerSettings
+from private_curator.worker.sessions import ExtractorSource
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
+from shared.mechanisms.linear import Shard, ShardSum, block_records, shards
+from shared.steps.computing import Laboratory, LinearRun, completed
+
+CPU = torch.device("cpu")
+CLASSES, FEATURES = 10, 64
+
+
+class Plain:
+    """Reads, multiplies and adds.
+
+    Args:
+        records: in their file.
+        labels: in theirs.
+        module: the extractor.
+        dtype: of the sums.
+    """
+
+    def __init__(self, records: Target, labels: LabelsInFile, module: nn.Linear, dtype: torch.dtype) -> None:
+        self._records, self._labels, self._module, self._dtype = records, labels, module, dtype
+        self.by_class = torch.zeros((CLASSES, FEATURES), dtype=dtype)
+        self.moments = torch.zeros((FEATURES, FEATURES), dtype=dtype)
+
+    def add(self, shard: Shard, rows: int) -> None:
+        with torch.no_grad():
+            for start in range(shard.start, shard.stop, rows):
+                places = np.arange(start, min(start + rows, shard.stop))
+                features = self._module(torch.from_numpy(self._records.take(places))).to(self._dtype)
+                self.by_class.index_add_(0, torch.from_numpy(self._labels[places].astype(np.int64)), features)
+                self.moments += features.T @ features
+
+
+def measured(path: Path, labels_path: Path, *, records: int, values: int, pieces: int) -> dict[str, object]:
+    """Seconds of each way, and what the release of the worker's way and of the curator's own have in common."""
+    torch.manual_seed(0)
+    module = nn.Linear(values, FEATURES)
+    graph = trace(module, (values,))
+    sent = graph.to_bytes(), weights_to_bytes(module_weights(module, graph))
+    source = ExtractorSource("key", ModelFacts.of(graph), lambda: sent)
+    facts = Facts(DataSetFacts(records, (values,), CLASSES), source.facts)
+    public = FeatureMap(torch.full((FEATURES,), 0.01), torch.full((FEATURES,), 0.3))
+    run = LinearRun(CLASS_STATISTICS, StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 7.5, public), facts)
+    offset = path.stat().st_size - 4 * records * values
+    target = Target(MappedRecords(path, offset=offset, dtype=np.dtype(np.float32), shape=(records, values)), (values,))
+    offset = labels_path.stat().st_size - records
+    labels = LabelsInFile(MappedRecords(labels_path, offset=offset, dtype=np.dtype(np.uint8), shape=(records,)))
+    threads = torch.get_num_threads()
+    pool = WorkerPool(WorkerSettings("cpu", threads, 4 << 30, 300.0), workers=1)
+    engines = {"curator": LocalEngine(device=CPU), "curator with worker": pool}
+    plain = {
+        "plain, float64": Plain(target, labels, module, torch.float64),
+        "plain, float32": Plain(target, labels, module, torch.float32),
+    }
+    try:
+        pool.ready()
+        sums: dict[str, list[ShardSum]] = {name: [] for name in engines}
+        ways: dict[str, Callable[[Shard], object]] = {}
+        for name, engine in engines.items():
+            local = LocalShards(engine, records=target, labels=labels, device=CPU, parallel=1)
+            ways[name] = lambda shard, local=local, name=name: sums[name].append(local.sum(run, source, shard))
+        for name, loop in plain.items():
+            ways[name] = lambda shard, loop=loop: loop.add(shard, block_records(facts))
+        seconds = dict.fromkeys(ways, 0.0)
+        own_cpu = dict.fromkeys(ways, 0.0)
+        order = list(ways)
+        for turn, shard in enumerate(shards(facts, pieces)):
+            for name in order[turn % len(order) :] + order[: turn % len(order)]:
+                begun, spent = time.monotonic(), time.process_time()
+                ways[name](shard)
+                seconds[name] += time.monotonic() - begun
+                own_cpu[name] += time.process_time() - spent
+        begun = time.monotonic()
+        lab = Laboratory(target, None, SystemNoise(), CPU, lambda: bytes(32), lambda _: None)
+        reply = completed(run, sums["curator"], lab)
+        noise_s = time.monotonic() - begun
+    finally:
+        pool.close()
+    same = all(
+        np.array_equal(one, other)
+        for parts in zip(*sums.values(), strict=True)
+        for one, other in zip(*(part.sums for part in parts), strict=True)
+    )
+    return {
+        "seconds": seconds,
+        "cpu_seconds_of_this_process": own_cpu,
+        "ratio_to_plain_float64": {name: seconds[name] / seconds["plain, float64"] for name in engines},
+        "ratio_to_plain_float32": {name: seconds[name] / seconds["plain, float32"] for name in engines},
+        "adding_noise_seconds": noise_s,
+        "reply_bytes": len(reply),
+        "same_bits_with_and_without_worker": same,
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=100_000_000)
+    parser.add_argument("--values", type=int, default=64, help="floats of one record")
+    parser.add_argument("--pieces", type=int, default=100, help="into which the file is cut, for all ways in turn")
+    parser.add_argument("--directory", type=Path, default=None, help="where the sparse files go; removed at the end")
+    parser.add_argument("--write", type=Path, default=None, help="a JSON file for the figures")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dpswd-population-", dir=chosen.directory) as name:
+        path, labels = Path(name) / "records.npy", Path(name) / "labels.npy"
+        make_sparse(path, records=chosen.records, values=chosen.values)
+        made = np.lib.format.open_memmap(labels, mode="w+", dtype=np.uint8, shape=(chosen.records,))
+        made[:CLASSES] = np.arange(CLASSES)
+        made.flush()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        peak = Peak(os.getpid())
+        peak.start()
+        figures = {
+            "command": f"python -m benchmarks.population --records {chosen.records} --values {chosen.values} "
+            f"--pieces {chosen.pieces}",
+            "machine": f"{os.cpu_count()} CPU cores, {torch.get_num_threads()} torch threads, {platform.machine()}, "
+            f"load average {', '.join(f'{load:.1f}' for load in os.getloadavg())} at the start",
+            "file_gb": path.stat().st_size / 1e9,
+            "on_disk_mb": path.stat().st_blocks * 512 / 1e6,
+            "memory_before_mib": before,
+            **measured(path, labels, records=chosen.records, values=chosen.values, pieces=chosen.pieces),
+            "memory_of_all_processes_mb": peak.end()["all_together_mb"],
+        }
+    text = json.dumps(figures, indent=1)
+    print(text)
+    if chosen.write is not None:
+        chosen.write.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

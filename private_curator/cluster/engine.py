@@ -1,0 +1,127 @@
+"""How Dask is set up here.
+
+Whoever holds a certificate of the cluster can run code on its scheduler and nodes: Dask sends functions. So the cluster
+has an authority of its own, which signs nothing else, and everything that Dask opens beside TLS is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from private_curator.storage.certificates import CA_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from distributed import Scheduler, Worker
+    from distributed.security import Security
+
+_CONFIGURATION: dict[str, Any] = {
+    "distributed.comm.require-encryption": True,
+    "distributed.comm.tls.min-version": 1.3,
+    "distributed.comm.timeouts.connect": "30s",
+    # Sums of shards are private and not noised yet: none is written to a disk.
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    # A profile or a log of events would hold what is computed, and when.
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.log-length": 0,
+    "distributed.admin.low-level-log-length": 0,
+    "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.diagnostics.nvml": False,
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.active-memory-manager.start": False,
+    # A node that has gone is noticed by its connection; this is for one that hangs.
+    "distributed.scheduler.worker-ttl": "60s",
+}
+
+
+def configured() -> None:
+    """Sets Dask up for this process, before anything of it is started.
+
+    Raises:
+        SettingsError: it is not installed.
+    """
+    try:
+        import dask
+        import distributed  # noqa: F401 - its defaults are loaded before ours are set
+    except ImportError as error:
+        raise SettingsError("a cluster needs Dask; install dpswd[cluster]") from error
+    dask.config.set(_CONFIGURATION)
+
+
+def security(folder: Path) -> Security:
+    """Mutual TLS with a member's certificate: ca.crt, member.crt and member.key of a folder.
+
+    Raises:
+        SettingsError: a file is missing.
+    """
+    from distributed.security import Security
+
+    missing = [name for name in (CA_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY) if not (folder / name).is_file()]
+    if missing:
+        raise SettingsError(
+            f"{folder} lacks {', '.join(missing)}; make it with `dpswd-curator cluster certificates` and copy the "
+            "member's folder here"
+        )
+    own = {"cert": str(folder / MEMBER_CERTIFICATE), "key": str(folder / MEMBER_KEY)}
+    members = {f"tls_{role}_{what}": path for role in ("client", "scheduler", "worker") for what, path in own.items()}
+    return Security(  # type: ignore[no-untyped-call]
+        require_encryption=True,
+        tls_ca_file=str(folder / CA_CERTIFICATE),
+        tls_min_version=ssl.TLSVersion.TLSv1_3,
+        **members,
+    )
+
+
+def scheduler(address: str, folder: Path) -> Scheduler:
+    """A scheduler that opens one port and no page."""
+    from distributed import Scheduler
+
+    class OnePort(Scheduler):
+        """Without the HTTP server that Dask opens beside the port."""
+
+        start_http_server = _no_http
+
+    host, _, port = address.rpartition(":")
+    with _settings_words(address):
+        return OnePort(host=f"tls://{host}", port=int(port), security=security(folder), dashboard=False)
+
+
+def worker(address: str, folder: Path, *, threads: int, directory: Path, host: str | None) -> Worker:
+    """A member of a scheduler's cluster, in this process: no nanny, no page."""
+    from distributed import Worker
+
+    class OnePort(Worker):
+        """Without the HTTP server that Dask opens beside the port."""
+
+        start_http_server = _no_http
+
+    with _settings_words(address):
+        return OnePort(
+            address,
+            nthreads=threads,
+            security=security(folder),
+            local_directory=str(directory),
+            memory_limit=0,
+            dashboard=False,
+            host=host,
+        )
+
+
+def _no_http(self: Any, *_: Any, **__: Any) -> None:
+    self.http_server = None
+
+
+@contextlib.contextmanager
+def _settings_words(address: str) -> Any:
+    try:
+        yield
+    except ValueError as error:
+        raise SettingsError(f"{address!r} is no address of a cluster; write host:port, or tls://host:port") from error

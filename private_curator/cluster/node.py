@@ -1,0 +1,120 @@
+"""A node: one process on a machine where the records lie. Computes shards in its own confined workers.
+
+It has the records and the settings that say how they are read (a folder with a copy of ``curator.toml``), and a
+member's certificate of the cluster. It has no ledger, no key of the curator's, no client, and draws no noise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import signal
+import tempfile
+from pathlib import Path
+
+import torch
+
+from private_curator.cluster import engine, task
+from private_curator.records import target
+from private_curator.records.labels import load_labels
+from private_curator.settings.tree import CuratorSettings
+from private_curator.steps.shards import LocalShards, ShardLost
+from private_curator.worker.choice import make_engine, report
+from private_curator.worker.process import LimitReached
+from private_curator.worker.sessions import ExtractorSource
+from shared.devices import resolve_device
+from shared.errors import DpswdError
+from shared.extractor.graph import ExtractorGraph
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.interface import ModelFacts
+
+_log = logging.getLogger(__name__)
+
+
+class Node:
+    """Answers tasks from the records of this machine.
+
+    Args:
+        home: a folder with ``curator.toml``; paths in it that are not absolute start there.
+        settings: read from it.
+    """
+
+    def __init__(self, home: Path, settings: CuratorSettings) -> None:
+        compute = settings.compute
+        if compute.torch_threads:
+            torch.set_num_threads(compute.torch_threads)
+        device = resolve_device(compute.device)
+        data, found = target.load_for_the_first_time(settings.records, home=home)
+        labels = load_labels(settings.records, home=home, records=data.count)
+        self._here = task.Meant.here(records=found.digest, labels=labels, count=data.count)
+        self._engine = make_engine(compute, device)
+        report(self._engine)
+        self._shards = LocalShards(
+            self._engine, records=data, labels=labels, device=device, parallel=compute.parallel_steps
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the records' values, for the operator's log."""
+        return self._here.records
+
+    def answer(self, told: bytes, graph: bytes, weights: bytes) -> bytes:
+        """The sum of one shard, or why there is none; never an exception, whose words might quote a record."""
+        try:
+            run, shard, meant = task.from_bytes(told, MECHANISMS)
+            if different := meant.differs(self._here):
+                return task.FAILED + f"this node is not the curator's: {different}".encode()
+            key = hashlib.sha256(graph).hexdigest() + hashlib.sha256(weights).hexdigest()
+            source = ExtractorSource(key, ModelFacts.of(ExtractorGraph.from_bytes(graph)), lambda: (graph, weights))
+            return task.SUM + self._shards.sum(run, source, shard).to_bytes()
+        except LimitReached as error:  # its words are made of settings
+            return task.STOPPED + str(error).encode()
+        except ShardLost:
+            return task.LOST
+        except DpswdError as error:
+            return task.FAILED + type(error).__name__.encode()
+        except Exception as error:  # noqa: BLE001 - the boundary: no text of an error leaves the node
+            _log.error("a shard failed with %s", type(error).__name__)
+            return task.FAILED + type(error).__name__.encode()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._engine.close()
+
+
+_node: Node | None = None
+"""Of this process: what Dask calls is a function and finds its node here."""
+
+
+def answer(told: bytes, graph: bytes, weights: bytes) -> bytes:
+    """The answer of this process's node; see `Node.answer`."""
+    if _node is None:
+        return task.FAILED + b"no node: start it with `dpswd-curator cluster node`"
+    return _node.answer(told, graph, weights)
+
+
+def serve(home: Path, settings: CuratorSettings, *, scheduler: str, certificates: Path, host: str | None) -> None:
+    """Computes shards until SIGTERM or SIGINT."""
+    global _node
+    engine.configured()
+    _node = Node(home, settings)
+    try:
+        _log.info("records %s", _node.fingerprint)
+        asyncio.run(_member(settings, scheduler, certificates, host))
+    finally:
+        _node.close()
+        _node = None
+
+
+async def _member(settings: CuratorSettings, scheduler: str, certificates: Path, host: str | None) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    with tempfile.TemporaryDirectory(prefix="dpswd-node-") as directory:
+        threads = settings.compute.parallel_steps
+        member = engine.worker(scheduler, certificates, threads=threads, directory=Path(directory), host=host)
+        async with member:
+            print(f"node of {scheduler}", flush=True)
+            ended = asyncio.create_task(member.finished())  # type: ignore[no-untyped-call]
+            await asyncio.wait([ended, asyncio.create_task(stopping.wait())], return_when=asyncio.FIRST_COMPLETED)

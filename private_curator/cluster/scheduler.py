@@ -1,0 +1,24 @@
+"""The scheduler: one process that gives shards to nodes. Sees sums on their way; holds no key and no record."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+from private_curator.cluster import engine
+
+
+def serve(address: str, certificates: Path) -> None:
+    """Schedules until SIGTERM or SIGINT; prints one line once it listens."""
+    engine.configured()
+    asyncio.run(_serve(address, certificates))
+
+
+async def _serve(address: str, certificates: Path) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    async with engine.scheduler(address, certificates) as scheduler:
+        print(f"scheduling on {scheduler.address}", flush=True)
+        await stopping.wait()

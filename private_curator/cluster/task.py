@@ -1,0 +1,109 @@
+"""What a node is told of a shard, and what it answers: bytes, read strictly, and no code.
+
+A task says which release of the software, which torch and which records it is meant for: a node that has others
+refuses, for its sums would be another data set's, or would differ in their last bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+
+from private_curator.records.labels import Labels
+from shared.errors import InvalidValue
+from shared.mechanisms.interface import AnyMechanism, DataSetFacts, Facts, ModelFacts
+from shared.mechanisms.linear import LinearMechanism, Shard
+from shared.steps.computing import LinearRun
+
+_LABELS_AT_A_TIME = 1 << 20
+
+SUM, STOPPED, LOST, FAILED = b"S", b"L", b"E", b"F"
+"""First byte of an answer: the sum; a limit that the extractor met; a worker that ended; anything else, as words."""
+
+
+@dataclass(frozen=True)
+class Meant:
+    """Whom a task is meant for.
+
+    Attributes:
+        records: SHA-256 of the records' values.
+        labels: SHA-256 of their class numbers; "" where there are none.
+        software: versions of what computes.
+        threads: of torch's arithmetic.
+    """
+
+    records: str
+    labels: str
+    software: str
+    threads: int
+
+    @classmethod
+    def here(cls, *, records: str, labels: Labels | None, count: int) -> Meant:
+        """This process, with these records."""
+        software = f"dpswd {version('dpswd')}, torch {torch.__version__}"
+        return cls(records, _digest(labels, count), software, torch.get_num_threads())
+
+    def differs(self, other: Meant) -> str:
+        """What of another is different, in words without a value of a record; "" for nothing."""
+        mine, theirs = asdict(self), asdict(other)
+        return ", ".join(
+            f"{name}: {theirs[name]!r} here, {mine[name]!r} at the curator"
+            for name in mine
+            if mine[name] != theirs[name]
+        )
+
+
+def to_bytes(run: LinearRun, shard: Shard, meant: Meant) -> bytes:
+    """A task, but for the extractor's bytes."""
+    data = run.facts.data
+    return json.dumps(
+        {
+            "mechanism": run.mechanism.name,
+            "declared": run.declared.to_bytes().hex(),
+            "data": [data.records, list(data.record_shape), data.classes],
+            "input_shape": list(run.facts.model.input_shape),
+            "features": run.facts.model.feature_dimension,
+            "shard": [shard.start, shard.stop],
+            "meant": asdict(meant),
+        }
+    ).encode()
+
+
+def from_bytes(task: bytes, mechanisms: Mapping[str, AnyMechanism]) -> tuple[LinearRun, Shard, Meant]:
+    """The inverse.
+
+    Raises:
+        InvalidValue: it is no task for these mechanisms.
+    """
+    try:
+        told: dict[str, Any] = json.loads(task)
+        mechanism = mechanisms[told["mechanism"]]
+        if not isinstance(mechanism, LinearMechanism):
+            raise InvalidValue(f"{told['mechanism']!r} is no sum over every record")
+        records, shape, classes = told["data"]
+        facts = Facts(
+            DataSetFacts(int(records), tuple(shape), int(classes)),
+            ModelFacts(tuple(told["input_shape"]), int(told["features"]), {}),
+        )
+        start, stop = told["shard"]
+        declared = mechanism.declaration.from_bytes(bytes.fromhex(told["declared"]))
+        return LinearRun(mechanism, declared, facts), Shard(int(start), int(stop)), Meant(**told["meant"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidValue(f"not a shard's task ({type(error).__name__})") from error
+
+
+def _digest(labels: Labels | None, count: int) -> str:
+    if labels is None:
+        return ""
+    hashed = hashlib.sha256()
+    for start in range(0, count, _LABELS_AT_A_TIME):
+        part = labels[np.arange(start, min(start + _LABELS_AT_A_TIME, count))]
+        hashed.update(part.astype("<i2").tobytes())
+    return hashed.hexdigest()

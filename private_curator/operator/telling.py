@@ -1,0 +1,27 @@
+"""How far a long verification is, told now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+TELL_EACH_S = 5.0
+
+
+class Told:
+    """Tells how many entries of a ledger are verified; of a small ledger nothing, for it takes no time.
+
+    Args:
+        tell: takes a sentence, such as a log or a terminal.
+        each_s: seconds between two sentences, and before the first.
+    """
+
+    def __init__(self, tell: Callable[[str], object], *, each_s: float = TELL_EACH_S) -> None:
+        self._tell, self._each_s = tell, each_s
+        self._next = time.monotonic() + each_s
+
+    def __call__(self, done: int, total: int) -> None:
+        """See `private_curator.ledger.audit.Progress`."""
+        if time.monotonic() >= self._next:
+            self._tell(f"the ledger: {done:,} of {total:,} entries are verified")
+            self._next = time.monotonic() + self._each_s

@@ -1,0 +1,106 @@
+"""The exact sum of class statistics: whole numbers, whatever the order, the blocks, the threads or the device.
+
+Features are rounded once, each record's by itself, to v = round(2^p u), |u| <= 1. Products of whole numbers are whole,
+and in float64 a matrix product of them is exact as long as no sum leaves 53 bits, in whatever order it is taken. So the
+fast product of a library gives exact sums. docs/privacy/class-statistics.md says why rounding costs no sensitivity.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy.linalg import blas
+from torch import Tensor
+
+from shared.kernels.clipping import RECORD_NORM, clip_factors, neutralise
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.interface import UNLABELLED, LabelArray
+from shared.mechanisms.linear import Integers
+
+_ROWS = 4096  # of one exact product: 2^12 rows of products below 2^40 stay within 53 bits
+_MOST_BITS = 20
+_SUM_BITS = 62  # of an int64 sum of n products
+
+
+def feature_bits(records: int) -> int:
+    """P of the unit 2^-p of rounded features: as fine as exact sums over n records allow, at most 20."""
+    return min(_MOST_BITS, (_SUM_BITS - math.ceil(math.log2(max(2, records)))) // 2)
+
+
+def radius(dimension: int, bits: int) -> int:
+    """A whole number that no rounded record's norm exceeds: 2^p, and half a unit in each of d coordinates."""
+    return (1 << bits) + math.isqrt(dimension) // 2 + 1
+
+
+class ClassSums:
+    """Counts, sums of v by class, and the sum of v v^T; see `Accumulator`.
+
+    Args:
+        classes: C.
+        dimension: d.
+        moments: whether second moments are wanted.
+        bits: p.
+        feature_map: public, on the device.
+        device: where the arithmetic runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        dimension: int,
+        moments: bool,
+        bits: int,
+        feature_map: FeatureMap | None,
+        device: torch.device,
+    ) -> None:
+        self._map = feature_map
+        self._scale = math.ldexp(1.0 / RECORD_NORM, bits)
+        self._device = device
+        self._counts: Integers = np.zeros(classes, dtype=np.int64)
+        self._features: Integers = np.zeros((classes, dimension), dtype=np.int64)
+        self._moments: Integers = np.zeros((dimension, dimension) if moments else (0, 0), dtype=np.int64)
+
+    @property
+    def sums(self) -> tuple[Integers, ...]:
+        """Counts (C,), class sums (C, d) in units of 2^-p, second moments (d, d) in units of 2^-2p, or (0, 0).
+
+        Of the second moments only the upper triangle is filled.
+        """
+        return self._counts, self._features, self._moments
+
+    def add(self, features: Tensor, labels: LabelArray | None) -> None:
+        """See `Accumulator`."""
+        assert labels is not None, "offered only where there are labels"
+        classes, d = self._features.shape
+        for start in range(0, len(features), _ROWS):
+            kinds = torch.from_numpy(labels[start : start + _ROWS]).to(self._device)
+            v = self.rounded(features[start : start + _ROWS])  # (m, d) whole numbers
+            labelled = kinds != UNLABELLED
+            v.mul_(labelled[:, None])  # a record without a label adds nothing to any block
+            by_class = torch.zeros((classes, d), dtype=torch.float64, device=self._device)
+            by_class.index_add_(0, kinds.clamp(min=0), v)
+            own = labels[start : start + _ROWS]
+            self._counts += np.bincount(own[own != UNLABELLED], minlength=classes)
+            self._features += by_class.cpu().numpy().astype(np.int64)
+            if self._moments.size:
+                self._moments += _upper_product(v)
+
+    def rounded(self, features: Tensor) -> Tensor:
+        """Whole numbers (m, d) float64, row by row of norm at most `radius`, each a function of its own record."""
+        mapped = neutralise(features if self._map is None else self._map.apply(features))
+        exact = mapped.to(torch.float64)
+        factors = clip_factors(exact, RECORD_NORM) * self._scale
+        return exact.mul_(factors).round_() if exact is not mapped else (exact * factors).round_()
+
+
+def _upper_product(v: Tensor) -> Integers:
+    """v^T v of whole numbers, exact; on a CPU only the upper triangle is computed, which halves the time."""
+    if v.device.type == "cpu":
+        # In BLAS's order of axes v's memory is its transpose: no copy is made.
+        product: np.ndarray = blas.dsyrk(1.0, v.numpy().T)
+    else:
+        product = torch.triu(v.T @ v).cpu().numpy()
+    return product.astype(np.int64)

@@ -1,0 +1,158 @@
+"""A scheduler and two nodes as processes of their own: the same bits as alone, and when one is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from private_curator.cluster.choice import cluster_of
+from private_curator.cluster.shards import ClusterShards, NodeRefused
+from private_curator.cluster.task import Meant
+from private_curator.records import target
+from private_curator.records.labels import load_labels
+from private_curator.settings import tree as configuration
+from private_curator.steps.shards import LocalShards
+from private_curator.storage.certificates import make_cluster_members
+from private_curator.worker.local import LocalEngine
+from private_curator.worker.sessions import ExtractorSource
+from shared.errors import SettingsError
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
+from shared.mechanisms.linear import added
+from shared.steps.computing import LinearRun
+
+pytestmark = pytest.mark.end_to_end
+COMMAND = (sys.executable, "-m", "private_curator.cli", "cluster")
+N, VALUES, CLASSES = 120_000, 16, 3
+
+
+def started(*arguments: str, ready: str) -> tuple[subprocess.Popen[str], str]:
+    """A process of the cluster, and the line that says it is ready."""
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(ready):
+            return process, line.strip()
+    raise AssertionError(f"{arguments[0]} ended before it was ready")
+
+
+def listening(pid: int) -> int:
+    """How many TCP ports a process listens on."""
+    own = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            own.add(str(descriptor.readlink()))
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+    ]
+    return sum(row[3] == "0A" and f"socket:[{row[9]}]" in own for row in rows)
+
+
+def answers_to(address: str, folder: Path | None) -> bool:
+    """Whether a peer with this member's certificate, or with none, can read a byte of the scheduler's greeting."""
+    host, _, port = address.removeprefix("tls://").rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if folder is not None:
+        context.load_cert_chain(folder / "member.crt", folder / "member.key")
+    try:
+        with socket.create_connection((host, int(port)), timeout=10) as raw, context.wrap_socket(raw) as channel:
+            return bool(channel.recv(1))
+    except OSError:
+        return False
+
+
+def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "records.npy", rng.normal(size=(N, VALUES)).astype(np.float32))
+    np.save(tmp_path / "labels.npy", rng.integers(CLASSES, size=N).astype(np.uint8))
+    (tmp_path / "curator.toml").write_text(
+        f'[records]\nfile = "records.npy"\nlabels_file = "labels.npy"\nclasses = {CLASSES}\n'
+        '[compute]\ndevice = "cpu"\ntorch_threads = 1\n'
+    )
+    for name in ("ours", "other"):
+        make_cluster_members(tmp_path / name, members=("scheduler", "curator", "node"), names=("127.0.0.1",))
+    settings = configuration.load(tmp_path)
+    data, found = target.load_for_the_first_time(settings.records, home=tmp_path)
+    labels = load_labels(settings.records, home=tmp_path, records=N)
+    torch.manual_seed(0)
+    module = torch.nn.Linear(VALUES, 5)
+    graph = trace(module, (VALUES,))
+    sent = graph.to_bytes(), weights_to_bytes(module_weights(module, graph))
+    source = ExtractorSource("key", ModelFacts.of(graph), lambda: sent)
+    run = LinearRun(
+        CLASS_STATISTICS, StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 4.0),
+        Facts(DataSetFacts(N, (VALUES,), CLASSES), source.facts),
+    )  # fmt: skip
+    cpu = torch.device("cpu")
+    threads = torch.get_num_threads()
+    with contextlib.ExitStack() as ended:
+        ended.callback(torch.set_num_threads, threads)
+        torch.set_num_threads(1)
+        alone = LocalShards(LocalEngine(device=cpu), records=data, labels=labels, device=cpu, parallel=1)
+        wanted = added(alone.sums(run, source), records=N)
+
+        folder = tmp_path / "ours"
+        scheduler, line = started(
+            "scheduler", "--address", "127.0.0.1:0", "--certificates", str(folder / "scheduler"), ready="scheduling on"
+        )
+        ended.callback(scheduler.kill)
+        address = line.rpartition(" ")[2]
+        assert address.startswith("tls://127.0.0.1:")
+        assert answers_to(address, folder / "node")
+        assert not answers_to(address, None)
+        assert not answers_to(address, tmp_path / "other" / "node")
+        assert listening(scheduler.pid) == 1
+
+        nodes = []
+        for _ in range(2):
+            node, _ = started(
+                "node", "--settings", str(tmp_path / "curator.toml"), "--scheduler", address, "--host", "127.0.0.1",
+                "--certificates", str(folder / "node"), ready="node of",
+            )  # fmt: skip
+            ended.callback(node.kill)
+            assert listening(node.pid) == 1
+            nodes.append(node)
+
+        meant = Meant.here(records=found.digest, labels=labels, count=N)
+        cluster = ClusterShards(address, folder / "curator", meant=meant)
+        ended.callback(cluster.close)
+        first = added(cluster.sums(run, source), records=N)
+        parts = []
+        for part in cluster.sums(run, source):
+            if not parts:
+                nodes[0].send_signal(signal.SIGKILL)
+            parts.append(part)
+        assert len(parts) > 4
+        second = added(parts, records=N)
+        for one, two, three in zip(wanted.sums, first.sums, second.sums, strict=True):
+            np.testing.assert_array_equal(one, two)
+            np.testing.assert_array_equal(one, three)
+
+        cluster.close()
+        others = ClusterShards(address, folder / "curator", meant=Meant("0" * 64, meant.labels, meant.software, 1))
+        ended.callback(others.close)
+        with pytest.raises(NodeRefused, match="log says why"):
+            list(others.sums(run, source))
+        assert cluster_of(settings, labels=labels, records=N) is None
+
+
+def test_a_cluster_that_is_not_there_is_told(tmp_path):
+    make_cluster_members(tmp_path / "cluster", members=("curator",), names=("127.0.0.1",))
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(SettingsError, match="start its scheduler"):
+        ClusterShards(f"tls://127.0.0.1:{port}", tmp_path / "cluster" / "curator", meant=Meant("", "", "", 1))
