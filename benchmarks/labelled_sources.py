@@ -43,9 +43,9 @@ from public_client.data.datasets import load_mnist, load_task, load_usps
 from public_client.methods.dpda import Dpda, principal_components, target_network
 from public_client.methods.labelled_transport import Matching, Points, moved
 from public_client.methods.statistics import Statistics
-from shared.mechanisms.interface import UNLABELLED
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.events import BoundedSum, RunEvent, StepEvent
+from shared.protocol.limits import UNLABELLED
 
 RESULTS = Path(__file__).parent / "results" / "labelled-sources.json"
 EPSILONS, SEEDS = (20.0, 8.0, 1.0), (0, 1, 2, 3, 4)

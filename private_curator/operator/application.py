@@ -23,8 +23,8 @@ from private_curator.records.target import Target
 from private_curator.worker.denormals import flushed_denormals
 from shared.errors import DataInvalid, InvalidValue, SettingsError
 from shared.files import create_private
-from shared.mechanisms.interface import UNLABELLED
 from shared.models.adapted import AdaptedModel
+from shared.protocol.limits import UNLABELLED
 
 _RECORDS_AT_A_TIME = 512
 """Bounds memory; nothing else depends on it."""

@@ -18,7 +18,7 @@ from private_curator.records.mapped import MappedRecords
 from private_curator.records.opening import open_source
 from private_curator.settings.groups import RecordsSettings
 from shared.errors import DataInvalid, SettingsError
-from shared.mechanisms.interface import UNLABELLED
+from shared.protocol.limits import UNLABELLED
 
 _AT_A_TIME = 1 << 20  # labels in memory while they are checked
 

@@ -23,7 +23,7 @@ from public_client.methods import METHODS
 from public_client.methods.dpda import principal_components, target_network
 from shared.devices import resolve_device
 from shared.errors import DataInvalid, SettingsError
-from shared.mechanisms.interface import UNLABELLED
+from shared.protocol.limits import UNLABELLED
 
 GENERATOR_SUFFIX = ".safetensors"
 _SMALL_SOURCE = 2000  # records, below which batches of 128 would be a large part of the source

@@ -31,7 +31,7 @@ from public_client.training.sites import Group, Model
 from shared.errors import InvalidValue
 from shared.kernels.clipping import RECORD_NORM
 from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import UNLABELLED
+from shared.protocol.limits import UNLABELLED
 
 _BATCH, _DECAY = 128, 1e-3
 _HIDDEN = 100

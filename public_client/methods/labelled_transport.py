@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import SettingsError
-from shared.mechanisms.interface import UNLABELLED
+from shared.protocol.limits import UNLABELLED
 
 Values = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]

@@ -28,9 +28,6 @@ from shared.protocol.checks import Violation
 FloatArray = npt.NDArray[np.float32]
 LabelArray = npt.NDArray[np.int64]
 
-UNLABELLED = -1
-"""Stands for the label of a record that has none, where the operator says that there may be some."""
-
 
 class Payload(Protocol):
     """A declaration, a request or a reply: a frozen value that travels as bytes."""

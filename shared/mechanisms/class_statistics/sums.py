@@ -16,8 +16,9 @@ from torch import Tensor
 
 from shared.kernels.clipping import RECORD_NORM, clip_factors, neutralise
 from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import UNLABELLED, LabelArray
+from shared.mechanisms.interface import LabelArray
 from shared.mechanisms.linear import Integers
+from shared.protocol.limits import UNLABELLED
 
 _ROWS = 4096  # of one exact product: 2^12 rows of products below 2^40 stay within 53 bits
 _MOST_BITS = 20

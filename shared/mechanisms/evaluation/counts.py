@@ -17,10 +17,11 @@ from torch import Tensor
 from shared.errors import InvalidValue
 from shared.kernels.clipping import neutralise
 from shared.kernels.noise import GridArray, Integer, NoiseSource, grid_step, release_on_grid
-from shared.mechanisms.interface import UNLABELLED, LabelArray
+from shared.mechanisms.interface import LabelArray
 from shared.mechanisms.linear import Integers
 from shared.protocol import limits as protocol
 from shared.protocol.checks import Violation
+from shared.protocol.limits import UNLABELLED
 from shared.protocol.payloads import MessagePayload, Wire
 from shared.protocol.v1 import curator_pb2 as pb
 

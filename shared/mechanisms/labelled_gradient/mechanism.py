@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from shared.kernels.clipping import neutralise
 from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.interface import UNLABELLED, Facts, LabelArray, Limits, RunSize
+from shared.mechanisms.interface import Facts, LabelArray, Limits, RunSize
 from shared.mechanisms.loss_gradient import LossGradient
 from shared.protocol.checks import Violation
+from shared.protocol.limits import UNLABELLED
 from shared.protocol.payloads import MessagePayload
 from shared.protocol.v1 import curator_pb2 as pb
 

@@ -17,7 +17,7 @@ from public_client.methods.labelled_transport import Matching, Points, moved
 from public_client.methods.statistics_head import Classes
 from public_client.training.saved_model import load_adapted
 from shared.errors import DataInvalid, InvalidValue, SettingsError
-from shared.mechanisms.interface import UNLABELLED
+from shared.protocol.limits import UNLABELLED
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "ml-team" / "labelled-sources.md"
 D, CLASSES = 6, 3

@@ -11,7 +11,7 @@ from torch import nn
 
 from public_client import DomainAdaptation, Hospital, MockCurator, Statistics, mock_description
 from public_client.methods.evaluation_ratio import Tally
-from shared.mechanisms.interface import UNLABELLED
+from shared.protocol.limits import UNLABELLED
 
 D, CLASSES, N = 6, 3, 4000
 MEANS = 2.0 * np.eye(CLASSES, D)

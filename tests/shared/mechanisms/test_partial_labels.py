@@ -19,9 +19,10 @@ from shared.mechanisms import MECHANISMS
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from shared.mechanisms.interface import UNLABELLED, DataSetFacts, Facts, Limits, ModelFacts, RunSize, Step
+from shared.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize, Step
 from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from shared.mechanisms.loss_gradient import LossGradientRequest
+from shared.protocol.limits import UNLABELLED
 from shared.protocol.messages import RunParameters
 from shared.steps.admission import admit_run, offered
 from shared.steps.computing import SecretSample
