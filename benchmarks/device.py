@@ -169,6 +169,9 @@ the device, and one copy brings the released integers back. The noise has the CP
 
 {noise}
 
+Tensor operations are more than a thousand launches, whatever the size: without Triton, noise on the device takes longer
+than on the CPU below about a million values.
+
 ## Whole steps
 
 Function calls in turn, medians; the CPU's column has {threads} torch threads. The first two columns are computed in one

@@ -29,16 +29,13 @@ from public_client.adaptation.domain_adaptation import DomainAdaptation
 from public_client.data.accuracy import accuracy
 from public_client.data.datasets import Task, load_task
 from public_client.data.networks import digits_network
-from public_client.data.progress import reporting
-from public_client.data.source import collect, source_loader
+from public_client.data.source import source_loader
 from public_client.experiments.approaches import LOCAL as STAND_IN
 from public_client.experiments.approaches import Problem, approach, method_of
 from public_client.experiments.file import read_experiment
 from public_client.experiments.start import SourceModel, train_source_model
 from public_client.methods.replay import Replay
-from public_client.replay import fit as replay
-from public_client.replay.delivery import tune
-from public_client.replay.views import view_for
+from public_client.replay.control import control
 from public_client.testing.local_hospital import LocalHospital
 from shared.devices import resolve_device
 
@@ -173,16 +170,8 @@ def _train(
 def _varied(model: SourceModel, task: Task, seed: int, device: str) -> float:
     """The control: the default's tuning, with its random variation, but with nothing known of the target."""
     place = resolve_device(device)
-    extractor, classifier = copy.deepcopy((model.extractor, model.classifier))
-    source = collect(model.loader, most=replay.MOST_RECORDS).to(place)
-    with torch.no_grad():
-        view = view_for(source.images, extractor(source.images[:2]))
     steps = Replay().tuning_steps
-    with reporting("", steps, shown=False) as bar:
-        tuned = tune(
-            extractor, classifier, view, source,
-            steps=steps, generator=torch.Generator().manual_seed(seed), bar=bar,
-        )  # fmt: skip
+    tuned = control(model.extractor, model.classifier, model.loader, steps=steps, seed=seed, device=place)
     return accuracy(*tuned, task.target.to(place))
 
 

@@ -2,19 +2,24 @@
 
     python -m benchmarks.generate run --data-dir ../shared/data --fashion-dir /usr/share/datasets/fashion-mnist
     python -m benchmarks.generate summary
+    python -m benchmarks.generate run --held-out --set matching=0 ...      # how settings are chosen
 
 needs mnist.npz in the first folder and the four idx files of Debian's dataset-fashion-mnist in the second. The training
 half is the hospital's; a run fits the generator to one release, draws 60,000 records, trains logistic regression, MLP
 and CNN on them with the settings below, and looks at the 10,000 test images once. Which classifiers, how long, and the
-method's settings were fixed before on the training halves (docs/ml-team/generate.md says how). Runs on file are not
-repeated; --only "fashion 1" makes one setting's alone.
+method's settings were fixed before on the training halves (docs/ml-team/generate.md says how): with --held-out the last
+10,000 training images take the test images' place, and the hospital holds the others. Runs on file are not repeated;
+--only "fashion 1" makes one setting's alone. Processes side by side need a file of results each (--results).
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import gzip
+import itertools
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,14 +32,18 @@ from torch import Tensor, nn
 
 from benchmarks import records
 from benchmarks.labelled import HeldRecords, Site
+from public_client.cli.options import key_values
 from public_client.generation.generating import generate, plan_generator
 from public_client.generation.generator import Generator
 from public_client.generation.method import Fitting
 from public_client.generation.replayed import Replayed
 from public_client.generation.scattering import computed
 from public_client.training.run import ChargedRun
+from shared.devices import resolve_device
 
 RESULTS = Path(__file__).parent / "results" / "generate.json"
+HELD_OUT_RESULTS = RESULTS.with_name("generate-held-out.json")
+HELD_OUT = 10_000
 CACHE = Path.home() / ".cache" / "dpswd-benchmarks"
 DELTA, ROWS = 1e-5, 60_000
 EPSILONS, SEEDS = (1.0, 0.2, 10.0), (0, 1, 2)
@@ -49,7 +58,8 @@ class Cached(Replayed):
         return nn.Sequential(nn.Flatten(), whole(self)[-1]).eval()
 
     def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:  # noqa: ARG002 - the same
-        return self.fitted(self.known(run, fitting), whole(self), _Shape.record_shape, seed=fitting.seed)
+        known, shape = self.known(run, fitting), _Shape.record_shape
+        return self.fitted(known, whole(self), shape, seed=fitting.seed, device=fitting.device)
 
 
 def whole(method: Replayed) -> nn.Sequential:
@@ -76,8 +86,9 @@ def classifiers() -> dict[str, nn.Module]:
     }  # fmt: skip
 
 
-def trained(model: nn.Module, x: Tensor, p: Tensor) -> nn.Module:
-    """On records (n, ...) and probabilities of their classes (n, C)."""
+def trained(model: nn.Module, x: Tensor, p: Tensor, device: torch.device) -> nn.Module:
+    """On records (n, ...) and probabilities of their classes (n, C); back on the CPU afterwards."""
+    model, x, p = model.to(device), x.to(device), p.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     steps = EPOCHS * (len(x) // BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=PEAK, total_steps=steps)
@@ -88,13 +99,13 @@ def trained(model: nn.Module, x: Tensor, p: Tensor) -> nn.Module:
             loss.backward()
             optimizer.step()
             schedule.step()
-    return model.eval()
+    return model.eval().cpu()
 
 
 def accuracy(scores: Callable[[Tensor], Tensor], x: Tensor, labels: npt.NDArray[np.int64]) -> float:
     """In percent."""
     with torch.no_grad():
-        found = torch.cat([scores(part).argmax(dim=1) for part in x.split(1000)]).numpy()
+        found = torch.cat([scores(part).argmax(dim=1).cpu() for part in x.split(1000)]).numpy()
     return 100.0 * float((found == labels).mean())
 
 
@@ -109,10 +120,14 @@ def data(name: str, arguments: argparse.Namespace) -> dict[str, tuple[Tensor, np
             part: (_idx(folder / f"{file}-images-idx3-ubyte.gz"), _idx(folder / f"{file}-labels-idx1-ubyte.gz"))
             for part, file in (("train", "train"), ("test", "t10k"))
         }
-    return {
+    found = {
         part: (torch.from_numpy(x.astype(np.float32) / 255.0)[:, None], y.astype(np.int64))
         for part, (x, y) in held.items()
     }
+    if arguments.held_out:
+        x, y = found["train"]
+        found = {"train": (x[:-HELD_OUT], y[:-HELD_OUT]), "test": (x[-HELD_OUT:], y[-HELD_OUT:])}
+    return found
 
 
 def _idx(path: Path) -> npt.NDArray[np.uint8]:
@@ -122,12 +137,13 @@ def _idx(path: Path) -> npt.NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(sides)
 
 
-def projected(method: Replayed, images: Tensor, path: Path) -> npt.NDArray[np.float32]:
+def projected(method: Replayed, images: Tensor, path: Path, device: torch.device) -> npt.NDArray[np.float32]:
     """Features (n, d) before they are brought to one norm; kept in the cache."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new.npy")
-        np.save(fresh, computed(whole(method)[:-1], images).numpy())
+        fresh = path.with_suffix(f".{os.getpid()}.npy")
+        linear = copy.deepcopy(whole(method)[:-1]).to(device)
+        np.save(fresh, torch.cat([computed(linear, part.to(device)).cpu() for part in images.split(10_000)]).numpy())
         fresh.replace(path)
     found: npt.NDArray[np.float32] = np.load(path)
     return found
@@ -138,33 +154,49 @@ def run(name: str, epsilon: float, seed: int, arguments: argparse.Namespace) -> 
     held = data(name, arguments)
     images, labels = held["train"]
     tests, answers = held["test"]
-    method = Replayed(low=0.0, high=1.0)
-    own = projected(method, images, arguments.cache / f"generate-{name}-{method.axes}-{method.power}.npy")
+    method, device = chosen(arguments), resolve_device(arguments.device)
+    own = projected(
+        method, images, arguments.cache / f"generate-{name}-{len(images)}-{method.axes}-{method.power}.npy", device
+    )
     fields = {key: value for key, value in method.to_json().items() if key != "name"}
     curator = HeldRecords(Site(own[:, None, None, :], labels), classes=10, delta=DELTA, seed=seed)
     plan, _ = plan_generator(curator, Cached(**fields), epsilon=epsilon)
     begun = time.monotonic()
-    generator = generate(curator, plan, seed=seed, device="cpu", progress=False)
-    seconds = time.monotonic() - begun
+    generator = generate(curator, plan, seed=seed, device=arguments.device, progress=False)
+    fit_seconds = time.monotonic() - begun
+    begun = time.monotonic()
     x, p = generator.sample_soft(ROWS, seed)
+    draw_seconds = time.monotonic() - begun
     found: dict[str, Any] = {}
     for kind, model in classifiers().items():
         torch.manual_seed(seed)
         for layer in model.modules():
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()
-        found[kind] = accuracy(trained(model, x, p), tests, answers)
+        # A small dense network of small batches is no faster on a GPU.
+        where = device if kind == "CNN" else torch.device("cpu")
+        found[kind] = accuracy(trained(model, x, p, where), tests, answers)
     assert generator.labeller is not None
     found["the release's discriminant"] = accuracy(generator.labeller.features, tests, answers)
     return {
         "data": name, "epsilon": epsilon, "seed": seed, "delta": DELTA, "rows": ROWS, "method": method.to_json(),
-        "priced": curator.charges[0].epsilon, "fit_seconds": round(seconds, 1), "accuracy": found,
+        "priced": curator.charges[0].epsilon, "device": device.type,
+        "fit_seconds": round(fit_seconds, 1), "draw_seconds": round(draw_seconds, 1), "accuracy": found,
     }  # fmt: skip
 
 
+def chosen(arguments: argparse.Namespace) -> Replayed:
+    """The default of images from 0 to 1, with what --set changes."""
+    return Replayed.from_json(
+        {"name": Replayed.name, "low": 0.0, "high": 1.0} | key_values("--set", tuple(arguments.set))
+    )
+
+
 def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Mean CNN accuracies of the default, by data and epsilon."""
+    """Mean CNN accuracies of the default, by data and epsilon, over all seeds on file."""
     found = {}
+    default = Replayed(low=0.0, high=1.0).to_json()
+    runs = [one for one in runs if one["method"] == default]
     for name in ("mnist", "fashion"):
         for epsilon in EPSILONS:
             own = [one["accuracy"]["CNN"] for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]
@@ -176,14 +208,18 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
 def table(runs: list[dict[str, Any]]) -> str:
     """Of the runs on file, in Markdown."""
     kinds = ("CNN", "MLP", "logistic regression", "the release's discriminant")
-    lines = [f"| data | epsilon | {' | '.join(kinds)} | seeds |", "|---|---|" + "---|" * (len(kinds) + 1)]
-    for name in ("mnist", "fashion"):
-        for epsilon in EPSILONS:
-            own = [one for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]
+    lines = [
+        f"| data | epsilon | matching | {' | '.join(kinds)} | seeds |",
+        "|---|---|---|" + "---|" * (len(kinds) + 1),
+    ]
+    for name, epsilon in itertools.product(("mnist", "fashion"), EPSILONS):
+        for steps in sorted({one["method"]["matching"] for one in runs}, reverse=True):
+            wanted = (name, epsilon, steps)
+            own = [one for one in runs if (one["data"], one["epsilon"], one["method"]["matching"]) == wanted]
             if own:
                 told = [records.mean_and_deviation([one["accuracy"][kind] for one in own]) for kind in kinds]
                 seeds = ", ".join(str(one["seed"]) for one in own)
-                lines.append(f"| {name} | {epsilon:g} | {' | '.join(told)} | {seeds} |")
+                lines.append(f"| {name} | {epsilon:g} | {steps} | {' | '.join(told)} | {seeds} |")
     return "\n".join(lines)
 
 
@@ -192,11 +228,16 @@ def main() -> None:
     parser.add_argument("command", choices=("run", "summary"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--fashion-dir", type=Path)
+    parser.add_argument("--held-out", action="store_true", help="score on training images that the hospital lacks")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
+    parser.add_argument("--results", type=Path, help="the file of results")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where features are kept")
     parser.add_argument("--only", help='one setting, such as "fashion 0.2"')
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--format", choices=("json", "text"), default="text")
     arguments = parser.parse_args()
+    file = arguments.results or (HELD_OUT_RESULTS if arguments.held_out else RESULTS)
     if arguments.command == "run":
         if arguments.data_dir is None or arguments.fashion_dir is None:
             parser.error("--data-dir and --fashion-dir are needed")
@@ -204,12 +245,14 @@ def main() -> None:
         for seed in arguments.seeds:
             for epsilon in EPSILONS:
                 for name in ("mnist", "fashion"):
-                    settings = {"data": name, "epsilon": epsilon, "seed": seed}
+                    settings = {
+                        "data": name, "epsilon": epsilon, "seed": seed, "method": chosen(arguments).to_json(),
+                    }  # fmt: skip
                     if arguments.only in (None, f"{name} {epsilon:g}") and not records.on_file(
-                        settings, records.read(RESULTS)
+                        settings, records.read(file)
                     ):
-                        records.append(RESULTS, run(name, epsilon, seed, arguments))
-    runs = records.read(RESULTS)
+                        records.append(file, run(name, epsilon, seed, arguments))
+    runs = records.read(file)
     print(json.dumps(summary(runs)) if arguments.format == "json" else table(runs))
 
 

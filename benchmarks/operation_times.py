@@ -108,6 +108,7 @@ def _convolution(dimensions: int, shape: Shape, channels: int) -> Case:
     return Case(f"conv{dimensions}d", (shape,), at | dict(rest), label=f"of {shape[0]} channels")
 
 
+_RECURRENT = {"input_size": 32, "hidden_size": 32, "layer": 0, "reverse": False, "bias": True}
 _PLAIN = ("relu", "selu", "gelu", "gelu_tanh", "silu", "mish", "tanh", "sigmoid", "cos", "hardswish", "hardsigmoid")
 
 CASES: tuple[Case, ...] = (
@@ -159,8 +160,22 @@ CASES: tuple[Case, ...] = (
     Case("feature_affine", _VECTOR, {"features": 16384}),
     Case("low_rank_affine", ((512,),), {"features": 512, "rank": 4}),
     Case("monotone_columns", ((512,),), {"columns": 512, "knots": 16}),
+    Case("divide", _VECTOR * 2),
+    Case("divide", ((16, 32, 32), (16, 1, 1)), label="by a channel's"),
+    Case("permute", _IMAGE, {"order": (2, 0, 1)}),
+    Case("slice", _IMAGE, {"axis": 1, "begin": 3, "end": 30}),
+    Case("matmul", ((4, 64, 32), (4, 32, 64))),
+    Case("softmax", ((4, 64, 64),)),
+    Case("softmax", ((4096, 4),), label="of fours"),
+    Case("normalize", _VECTOR, {"axis": 0, "eps": 1e-12}),
+    Case("normalize", ((8192, 2),), {"axis": 1, "eps": 1e-12}, label="of pairs"),
+    Case("add", ((64, 256), (1, 256)), label="of a row"),
+    Case("embedding", ((32,),), {"num_embeddings": 1000, "embedding_dim": 32}),
+    Case("in_projection", ((64, 64),), {"embed_dim": 64, "bias": True}),
+    Case("gru", ((24, 32),), _RECURRENT),
+    Case("lstm", ((24, 32),), _RECURRENT),
 )
-"""Every operation at least once, at sizes of which a pass takes tenths of a millisecond and more."""
+"""Every operation that takes a value at least once, at sizes of which a pass takes tenths of a millisecond and more."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +254,8 @@ def passes(
             }
             leaves = [values.requires_grad_() for values in inputs]
             out = vmap(one)(leaves, own)
-            return torch.autograd.grad(out, [*leaves, *own.values()], incoming)
+            # An embedding has no gradient in the words.
+            return torch.autograd.grad(out, [*leaves, *own.values()], incoming, allow_unused=True)
 
         return both
 

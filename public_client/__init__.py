@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         RunFinished,
         SettingsError,
     )
+    from shared.protocol.contract import DataContract
 
 _MODULES = {
     "public_client.adaptation.combined": ("CombinedAdaptation",),
@@ -67,6 +68,7 @@ _MODULES = {
     "public_client.testing.local_hospital": ("LocalHospital",),
     "public_client.testing.mock": ("MockCurator", "mock_description"),
     "public_client.training.saved_model": ("load_adapted",),
+    "shared.protocol.contract": ("DataContract",),
 }
 __version__ = metadata.version("dpswd")
 
@@ -78,6 +80,7 @@ __all__ = [
     "CredentialsInvalid",
     "Curator",
     "CuratorUnavailable",
+    "DataContract",
     "DataInvalid",
     "DomainAdaptation",
     "DpDann",

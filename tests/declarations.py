@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from shared.mechanisms.clipped_sum import ClippedSum
@@ -24,6 +26,13 @@ def quantiles(
     coefficients: int, sigma: float, *, directions: int = 20, feature_map: FeatureMap | None = None
 ) -> Declared:
     return "quantiles", SlicedDeclaration(directions, sigma, coefficients, feature_map)
+
+
+def labelled(release: Declared, *, weight: float) -> Declared:
+    """A sliced release of features with labels beside them."""
+    name, declared = release
+    assert isinstance(declared, SlicedDeclaration)
+    return f"labelled_{name}", replace(declared, label_weight=weight)
 
 
 def gradient(sliced: Declared, summed: ClippedSum, *, source_features: int = 64) -> Declared:

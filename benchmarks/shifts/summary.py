@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shifts.cells import TUNED_ON, all_cells
+from benchmarks.shifts.cells import KINDS, TUNED_ON, all_cells
 from benchmarks.shifts.made import INSIDE
+from public_client.plans.measured import Battery
 from public_client.replay.verdict import VIEW_FITS, VIEW_MOST
 
 _PAGE = Path(__file__).parent / "page.txt"
@@ -27,6 +29,25 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     held_out = [run for run in runs if run["source"] not in TUNED_ON]
     drawn = [run for run in runs if not run.get("chosen")]
     return _figures(runs) | {"held_out": _figures(held_out), "drawn": _figures(drawn), "planned": len(all_cells())}
+
+
+def battery(runs: list[dict[str, Any]], modality: str) -> Battery:
+    """What a plan says of such data (`public_client.plans.measured.BATTERIES`).
+
+    Args:
+        runs: as `cells.run` gives them.
+        modality: "images" or "vectors"; tables are vectors.
+    """
+    own = [run for run in runs if (KINDS[run["source"]] == "images") == (modality == "images")]
+    gains = [run["adapted"] - run["source_only"] for run in own]
+    return Battery(
+        cells=len(own),
+        kept=sum(run["outcome"] == "kept" for run in own),
+        lost=sum(gain < -1.0 for gain in gains),
+        worst=round(min(gains), 1),
+        median=round(statistics.median(gains), 1),
+        best=round(max(gains), 1),
+    )
 
 
 def _figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -99,6 +120,8 @@ def page(runs: list[dict[str, Any]]) -> str:
         "view_most": f"{VIEW_MOST:.0%} of the variance",
         "tuned_on": ", ".join(sorted(TUNED_ON)),
         "planned": f"{whole['planned']:,}",
+        "cells": f"{whole['cells']:,}",
+        "unseen": f"{0.95 ** whole['cells']:.1%}",
         "drawn": f"{whole['drawn']['cells']:,}",
         "chosen": f"{whole['cells'] - whole['drawn']['cells']:,}",
         "summary": "\n".join(_row(title, figures) for title, figures in rows),

@@ -16,7 +16,7 @@ download() { "$python" -m pip --disable-pip-version-check download --quiet --des
 
 download "${index[@]}" --no-deps "torch==$torch+cpu" || download "${index[@]}" --no-deps "torch==$torch"
 # `pip wheel` also builds the few packages that come as source alone (autodp); hashes are checked before that.
-for lock in deploy/images/curator.lock deploy/images/client.lock; do
+for lock in deploy/images/curator.lock deploy/images/client.lock deploy/images/cluster.lock; do
   "$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --require-hashes --wheel-dir "$house" -r "$lock"
 done
 download --no-deps --only-binary=:all: setuptools hatchling packaging pathspec pluggy trove-classifiers

@@ -41,7 +41,7 @@ class Accounting:
 
     def price_from_json(self, text: str) -> Price:
         """The price that an entry holds."""
-        return Price.from_json(text)
+        return _known_price(text)
 
     def event_to_json(self, event: RunEvent) -> str:
         """The event as entries hold it."""
@@ -54,5 +54,6 @@ class Accounting:
 
 RENYI = Accounting()
 
-# Each step of a run reads the run's event several times; its text never changes.
+# Each step of a run reads the run's event several times, and runs of one plan have one price; a text never changes.
+_known_price = functools.lru_cache(maxsize=256)(Price.from_json)
 _known_event = functools.lru_cache(maxsize=256)(event_from_json)

@@ -27,6 +27,7 @@ from private_curator.ledger.ledger import Ledger
 from private_curator.observability.requests import tracing_of
 from private_curator.operator.telling import Told
 from private_curator.records import target
+from private_curator.records.contract import check_contract
 from private_curator.records.labels import class_count, load_labels
 from private_curator.records.opening import open_source
 from private_curator.records.problems import RecordsRefused
@@ -177,6 +178,12 @@ def _records(site: _Site) -> str:
     shape = " x ".join(map(str, data.record_shape)) or "one value"
     notes = "".join(f"; {note}" for note in open_source(settings, home=site.home.path).layout.notes)
     return f"{data.count} records of shape {shape}{labels}{notes}"
+
+
+def _contract(site: _Site) -> str:
+    settings = site.settings.records
+    home = site.home.path
+    return check_contract(settings, lambda: target.load(settings, home=home), home=home)
 
 
 def _ledger(site: _Site) -> str:
@@ -399,6 +406,7 @@ CHECKS: dict[str, Callable[[_Site], str]] = {
     "clock": _clock,
     "ledger": _ledger,
     "records": _records,
+    "data contract": _contract,
     "limits": _limits,
     "device": _device,
     "extraction worker": _worker,

@@ -9,7 +9,7 @@ and gives the same file.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import DataInvalid, SettingsError
 from shared.files import write_private, write_public
 from shared.protocol.checks import invalid, one_line
+from shared.protocol.contract import DataContract
 from shared.protocol.messages import run_digest
 from shared.protocol.publications import Proposal, Publication
 from shared.protocol.v1 import curator_pb2 as pb
@@ -223,6 +224,7 @@ def description_json(message: pb.DescribeResponse) -> dict[str, Any]:
         **plain,
         **lists,
         **{name: _budget(plain[name]) for name in ("data_set_budget", "client_budget")},
+        "contract": asdict(DataContract.from_message(message.contract)),
         "limits": {field.name: getattr(message.limits, field.name) for field in message.limits.DESCRIPTOR.fields},
         "ledger_public_key": message.ledger_public_key.hex(),
     }

@@ -27,6 +27,7 @@ from grpc_status import rpc_status
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.statements import AccountStatus, Client, DataSetState, Request, Run
 from private_curator.observability.requests import OK, UNKNOWN
+from private_curator.records.contract import contract_of
 from private_curator.serving import wire
 from private_curator.serving.asking import AskLog, described, said_by
 from private_curator.serving.authentication import authenticate
@@ -54,6 +55,7 @@ from shared.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, 
 from shared.privacy.events import RunEvent
 from shared.protocol import arrays, limits, status
 from shared.protocol.checks import invalid, one_line, positive
+from shared.protocol.contract import DataContract
 from shared.protocol.messages import RunParameters, run_digest, step_digest
 from shared.protocol.payloads import float_bytes
 from shared.protocol.v1 import curator_pb2 as pb
@@ -119,6 +121,15 @@ class CuratorService:
     def limits(self) -> Limits:
         """The operator's bounds on requests."""
         return limits_of(self.settings.limits, records=self.data_set.records)
+
+    @functools.cached_property
+    def contract(self) -> DataContract:
+        """What the operator declares of the records' values.
+
+        Raises:
+            SettingsError: it breaks a rule.
+        """
+        return contract_of(self.settings.records, record_shape=self.data_set.record_shape)
 
     # -- the boundary ---------------------------------------------------------------------------------------------
 
@@ -279,6 +290,7 @@ class CuratorService:
             classes=self.data_set.classes,
             class_names=self.data_set.class_names,
             partly_labelled=self.data_set.partly_labelled,
+            contract=self.contract.to_message(),
         )
 
     def _upload_extractor(self, client: Client, request: pb.UploadExtractorRequest) -> pb.UploadExtractorResponse:

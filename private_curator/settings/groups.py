@@ -84,6 +84,20 @@ class RecordsSettings(SettingsGroup):
         None, "Public range of the stored values; by default [0, 255] for uint8 and no scaling for float32."
     )
     scale_to: tuple[float, float] = setting((0.0, 1.0), "Range that scale_from is mapped to.")
+    value_range: tuple[float, float] | None = setting(
+        None,
+        "Public: smallest and largest value of a served record, before channel_mean and channel_std. Told to clients, "
+        "whose public records must be on this scale; `preflight` finds records outside.",
+    )
+    channel_mean: tuple[float, ...] | None = setting(
+        None, "Public: the records are normalised, (value - mean) / std; one mean for each channel, or one for all."
+    )
+    channel_std: tuple[float, ...] | None = setting(None, "Public: see channel_mean.")
+    column_names: tuple[str, ...] | None = setting(
+        None,
+        "Public: a name for each number of a table's row, in order; the file's own where it names its columns.",
+    )
+    units: tuple[str, ...] | None = setting(None, "Public: the unit of each column, in their order, such as mg/dl.")
 
     @field_validator("classes")
     @classmethod
@@ -92,7 +106,7 @@ class RecordsSettings(SettingsGroup):
             raise ValueError(f"must be 2 to {limits.MAX_CLASSES} different names, or their number")
         return value
 
-    @field_validator("scale_from", "scale_to")
+    @field_validator("scale_from", "scale_to", "value_range")
     @classmethod
     def _increasing(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
         if value is not None and not (all(map(math.isfinite, value)) and value[0] < value[1]):

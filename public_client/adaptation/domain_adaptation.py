@@ -25,7 +25,7 @@ from public_client.adaptation.federation import Federation
 from public_client.adaptation.hospital import Hospital
 from public_client.curator.stub import Curator
 from public_client.data import accuracy as evaluation
-from public_client.data.checks import CheckedBatches, checked
+from public_client.data.checks import CheckedBatches, checked, require_features
 from public_client.data.datasets import Batches
 from public_client.data.ranks import Ranks
 from public_client.data.source import collect, train_source, usual_epochs
@@ -43,6 +43,7 @@ from public_client.training.sites import ALONE, Group, Model, Site, ask_first, t
 from shared.devices import resolve_device
 from shared.errors import InvalidValue, SettingsError
 from shared.models.source_statistics import SourceStatistics
+from shared.protocol.contract import DataContract
 
 _SUMMED_UP = 2048  # source records in the saved model's statistics
 
@@ -61,6 +62,8 @@ class DomainAdaptation:
             the place of the method's own adapter.
         view: what the replay fits, in the place of the ready view for the kind of record: the
             identity of a `tables.TableView` for tables with gaps.
+        contract: what the team declares of its source (range, column names, units), compared with each hospital's
+            before anything is charged; by default the source's values are compared alone.
         device: "auto", "cpu" or "cuda".
         seed: of every random choice on the client's side.
         source_epochs: passes of source-only training before the alignment; by default about 900 updates, and 0 for
@@ -84,6 +87,7 @@ class DomainAdaptation:
         shared: bool = False,
         adapter: nn.Module | None = None,
         view: View | None = None,
+        contract: DataContract | None = None,
         device: str = "auto",
         seed: int = 0,
         source_epochs: int | None = None,
@@ -93,6 +97,7 @@ class DomainAdaptation:
         self.classifier = classifier.to(self.device)
         self.adapter = adapter
         self.view = view
+        self.contract = contract
         self.seed = seed
         self.source_epochs = source_epochs
         self._curators, self._plans, self._weights = _by_name(hospital, plan)
@@ -179,6 +184,7 @@ class DomainAdaptation:
         ask_first(
             list(self.sites.values()),
             lambda shape: self._declarable(batches, shape),
+            lambda told: batches.require_contract(told.contract, self.contract),
             straggler_s=None if several is None else several.straggler_s,
             all_or_none=several is not None and several.absent == "refuse",
         )
@@ -192,6 +198,7 @@ class DomainAdaptation:
         else:
             self._restore(start)
             features = torch.as_tensor(start["features"]).to(self.device)
+        require_features(features)
         if self.view is not None:  # before anything is charged for it
             self.view.check(collect(batches, most=max(1, self.method.source_records)).images, features)
         training = Training(

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 from torch import Tensor, nn
 
@@ -165,14 +165,34 @@ class Federation(AbstractContextManager["Federation"]):
 
     @classmethod
     def connect_from_rank_0(
-        cls, addresses: Mapping[str, str], *, weights: Mapping[str, float] | None = None, **options: Any
+        cls,
+        addresses: Mapping[str, str],
+        *,
+        credentials: str | Path | Mapping[str, str | Path],
+        weights: Mapping[str, float] | None = None,
+        run_directory: str | Path | None = None,
+        server_names: Mapping[str, str | None] | None = None,
+        timeout_s: float = 120.0,
+        patience_s: float = 15.0,
+        start_s: float | None = None,
+        straggler_s: float = STRAGGLER_S,
+        absent: Absent = "set aside",
+        purpose: str = "",
     ) -> Federation:
         """One connection to each site for all processes of torchrun (`public_client.training.distributed`).
 
         Args:
-            addresses: host:port by name.
+            addresses: as for `connect`, as are all others.
+            credentials: of each by name; or one directory with a folder for each name.
             weights: see the class.
-            options: as for `connect`.
+            run_directory: each site's receipts go to ``sites/NAME`` below it.
+            server_names: the name in a curator's certificate, where it differs from its address.
+            timeout_s: deadline of one attempt, in seconds.
+            patience_s: how long a lost connection is tried again, in seconds.
+            start_s: how long a curator that does not answer yet is waited for, in seconds.
+            straggler_s: see the class.
+            absent: see `connect`.
+            purpose: why runs are opened, for the hospitals' ledgers.
 
         Returns:
             The sites that answered rank 0, on every rank; `lost` is rank 0's alone.
@@ -183,15 +203,29 @@ class Federation(AbstractContextManager["Federation"]):
         made: list[Federation] = []
 
         def connect() -> dict[str, Curator]:
-            made.append(cls.connect(addresses, weights=weights, **options))
+            made.append(
+                cls.connect(
+                    addresses,
+                    credentials=credentials,
+                    weights=weights,
+                    run_directory=run_directory,
+                    server_names=server_names,
+                    timeout_s=timeout_s,
+                    patience_s=patience_s,
+                    start_s=start_s,
+                    straggler_s=straggler_s,
+                    absent=absent,
+                    purpose=purpose,
+                )
+            )
             return {name: hospital.curator for name, hospital in made[0].hospitals.items()}
 
         found = shared_curators(connect)
         federation = cls(
             {name: Hospital(curator) for name, curator in found.items()},
             weights={name: weight for name, weight in (weights or {}).items() if name in found},
-            straggler_s=options.get("straggler_s", STRAGGLER_S),
-            absent=options.get("absent", "set aside"),
+            straggler_s=straggler_s,
+            absent=absent,
         )
         federation.lost.update(made[0].lost if made else {})
         return federation

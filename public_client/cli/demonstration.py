@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _DELTA = 1e-5  # well below one over the 898 private records
 _SETTINGS: dict[str, Any] = {"source.epochs": 40, "privacy.delta": _DELTA}
 _DIRECTIONS = {"method.settings.directions": 100}
+_CONTROL = "control: the default's tuning without a release"
 _NON_PRIVATE = "non-private SWD"
 _METHODS: dict[str, dict[str, Any]] = {
     "DP-SWD by quantiles": {"method.name": "replay", **_DIRECTIONS},
@@ -50,7 +51,7 @@ def demo(epsilon: float, seed: int, out: Path, device: str, output: str) -> None
     from public_client.experiments.connect import connected_hospitals
     from public_client.experiments.file import read_experiment
     from public_client.experiments.plots import plot_accuracy
-    from public_client.experiments.run import adapt, check
+    from public_client.experiments.run import adapt, check, control_accuracy
     from public_client.experiments.start import load_data, train_source_model
     from public_client.training.sites import ALONE
 
@@ -71,6 +72,9 @@ def demo(epsilon: float, seed: int, out: Path, device: str, output: str) -> None
     )
     source = train_source_model(experiment, task, seed=seed, progress=progress)
     source_seconds = time.monotonic() - begun
+    control_begun = time.monotonic()
+    control = control_accuracy(experiment, task, source, seed=seed, progress=progress)
+    control_seconds = time.monotonic() - control_begun
     results: dict[str, Result] = {}
     refusal = ""
     for number, (name, changes) in enumerate(_METHODS.items(), start=1):
@@ -94,7 +98,8 @@ def demo(epsilon: float, seed: int, out: Path, device: str, output: str) -> None
                     refusal = f"{type(error).__name__}: {error}"
 
     rows: list[dict[str, Any]] = [
-        {"method": "source-only", "accuracy": source.accuracy, "spent": None, "left": None, "seconds": source_seconds}
+        {"method": "source-only", "accuracy": source.accuracy, "spent": None, "left": None, "seconds": source_seconds},
+        {"method": _CONTROL, "accuracy": control, "spent": None, "left": None, "seconds": control_seconds},
     ]
     for name, result in results.items():
         (reached,), budget = result.accuracies.values(), result.budgets.get(ALONE, {})
@@ -106,7 +111,7 @@ def demo(epsilon: float, seed: int, out: Path, device: str, output: str) -> None
     plot_accuracy(
         figure,
         {name: result.trained.histories[ALONE] for name, result in results.items() if result.trained.histories},
-        levels={row["method"]: row["accuracy"] for row in (rows[0], rows[-1])},
+        levels={row["method"]: row["accuracy"] for row in (*rows[:2], rows[-1])},
         title=f"Private adaptation to the hospital's digits, epsilon {epsilon:g}, delta {_DELTA:g}",
     )
     console.print(f"Plot: {figure}   adapted models and receipts: {folder}/method-1 and so on", soft_wrap=True)

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--method", "name", help="One of --list-methods.  [default: the first of them]")
+@click.option("--method", "name", help="One of --list-methods.  [default: the first of them; tabular with --schema]")
 @click.option(
     "--setting", "settings", multiple=True, metavar="KEY=VALUE", help="One of the method's own; repeat it for several."
 )
+@click.option("--schema", type=FILE, help="The public columns of a table, as JSON; for --method tabular.")
 @click.option("--list-methods", is_flag=True, help="Prints the methods with their settings, and ends.")
 @click.option("--curator", "address", help="The curator's host:port.  [setting: curator.address]")
 @click.option("--credentials", type=DIRECTORY, help=f"{CREDENTIALS_HELP}  [setting: curator.credentials]")
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 def generate(
     name: str | None,
     settings: tuple[str, ...],
+    schema: Path | None,
     list_methods: bool,
     address: str | None,
     credentials: Path | None,
@@ -102,13 +104,13 @@ def generate(
     files = _Files(rows, records, grid, report, seed)
     files.check(out, given)
     if given is not None:
-        _tell(load_generator(given), files, [], output)
+        _tell(load_generator(given, device=device), files, [], output)
         return
     if epsilon is None:
         raise click.UsageError("Missing option '--epsilon'; or draw from a file with '--from'")
     if out is None and not only_plan:
         raise click.UsageError("Missing option '--out', the generator's file; or only ask with '--plan'")
-    method = _method(name, settings)
+    method = _method(name, settings, schema)
     with _curator(address, credentials, description, directory, purpose) as curator:
         plan, quote = plan_generator(curator, method, epsilon=epsilon, steps=steps, batch_size=batch)
         if out is None or only_plan:
@@ -197,19 +199,25 @@ def _tell(generator: Generator, files: _Files, written: list[Path], output: str)
         click.echo(f"wrote {file}")
 
 
-def _method(name: str | None, settings: tuple[str, ...]) -> GenerationMethod:
+def _method(name: str | None, settings: tuple[str, ...], schema: Path | None) -> GenerationMethod:
     """The method by its name, with its settings.
 
     Raises:
         SettingsError: there is none of this name.
         InvalidValue: a setting is unknown or out of range.
     """
-    from public_client.generation import GENERATION_METHODS
+    from public_client.generation import GENERATION_METHODS, Schema, Tabular
 
-    chosen = next(iter(GENERATION_METHODS)) if name is None else name
+    first = next(iter(GENERATION_METHODS)) if schema is None else Tabular.name
+    chosen = first if name is None else name
     if chosen not in GENERATION_METHODS:
         raise SettingsError(f"there is no method {chosen!r}; allowed: {', '.join(GENERATION_METHODS)}")
-    return GENERATION_METHODS[chosen].from_json({"name": chosen} | key_values("--setting", settings))
+    own = {"name": chosen} | key_values("--setting", settings)
+    if schema is not None:
+        if chosen != Tabular.name:
+            raise SettingsError(f"--schema is of --method {Tabular.name}; {chosen} takes none")
+        own["schema"] = Schema.read(schema).to_json()
+    return GENERATION_METHODS[chosen].from_json(own)
 
 
 def _list_methods() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from public_client.cli.options import DIRECTORY, connect, curator_options, format_option, key_values, tell
+from shared.errors import rounded
 
+COMPARED = 3  # source-only, control and adapted
 EXIT_DOES_NOT_FIT = 8  # as of a training that the accountant refuses
 
 
@@ -31,6 +33,9 @@ def describe(address: str, credentials: Path, output: str) -> None:
 @click.option("--features", type=int, default=None, help="d; with --adapted, shows the noise.")
 @click.option("--adapted", type=int, default=0, help="p, the number of adapted parameters.")
 @click.option("--compare", is_flag=True, help="Which methods the records can carry, and what each reached; no plan.")
+@click.option(
+    "--evaluate-epsilon", type=float, default=None, help="Also prices the evaluation of train --keep-best for so much."
+)
 @click.option("--ask", is_flag=True, help="Asks the ledger whether it fits, with the ready network for these records.")
 @format_option
 def plan(
@@ -44,6 +49,7 @@ def plan(
     features: int | None,
     adapted: int,
     compare: bool,
+    evaluate_epsilon: float | None,
     ask: bool,
     output: str,
 ) -> None:
@@ -51,6 +57,7 @@ def plan(
     from public_client.data.networks import ready_network
     from public_client.experiments.approaches import method_of
     from public_client.methods.choosing import choices, choices_text
+    from public_client.methods.comparison import plan_comparison
     from public_client.training.method import plan_json
 
     with connect(address, credentials) as hospital:
@@ -67,10 +74,20 @@ def plan(
         made = hospital.plan(
             method, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor, classifier=classifier
         )
+        compared = None
+        if evaluate_epsilon is not None:
+            compared = plan_comparison(hospital.curator, COMPARED, epsilon=evaluate_epsilon)
     if features is not None and made.noise is None:
         made = made.for_model(feature_dimension=features, gradient_parameters=adapted)
-    click.echo(plan_json(made) if output == "json" else made)
-    if made.fits is False:
+    if output == "json":
+        click.echo(plan_json(made, compared))
+    else:
+        click.echo(made if compared is None else f"{made}\n{compared}")
+    together = made.epsilon + (0.0 if compared is None else compared.epsilon)
+    if compared is not None and output == "text":
+        left = rounded(made.remaining, up=False)
+        click.echo(f"together: at most epsilon {rounded(together, up=True)} of the {left} that is left now")
+    if made.fits is False or (compared is not None and together > made.remaining * (1 + 1e-9)):
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
 
 

@@ -26,6 +26,7 @@ _KEYS = {
     "--epsilon": "privacy.epsilon",
     "--delta": "privacy.delta",
     "--budget": "privacy.budget",
+    "--evaluate-epsilon": "privacy.evaluate_epsilon",
     "--steps": "privacy.steps",
     "--batch": "privacy.batch_size",
     "--source-epochs": "source.epochs",
@@ -33,6 +34,7 @@ _KEYS = {
     "--purpose": "purpose",
     "--checkpoint": "output.checkpoint",
     "--resume": "output.resume",
+    "--keep-best": "output.keep_best",
     "--save": "output.save",
     "--log-dir": "output.log_dir",
     "--plots": "output.plots",
@@ -222,8 +224,7 @@ def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_
 
 def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> None:
     last = results[-1]
-    for line in _reached(results, baselines):
-        click.echo(line)
+    _accuracies(results, baselines)
     for report in last.trained.reports:
         if report["state"] != "finished":
             click.echo(
@@ -250,16 +251,20 @@ def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> 
         click.echo(f"wrote        {path}")
 
 
-def _reached(results: list[Result], baselines: list[float]) -> list[str]:
-    """Accuracies, as far as they are known."""
-    lines, sites = [], results[-1].accuracies
+def _accuracies(results: list[Result], baselines: list[float]) -> None:
+    """Where they are known: before, of the control, after."""
+    sites = results[-1].accuracies
     for name in sites:
         known = {
-            "source-only": [result.source_only for result in results],
-            "adapted" if len(sites) == 1 else name: [result.accuracies[name] for result in results],
+            "source-only": ([result.source_only for result in results], ""),
+            "control": ([result.control for result in results], " (the default's tuning without a release)"),
+            "adapted" if len(sites) == 1 else name: ([result.accuracies[name] for result in results], ""),
         }
-        lines += [f"{label:<12} {_mean_and_deviation(own)}" for label, own in known.items() if not math.isnan(own[0])]
-    return lines + ([f"non-private  {_mean_and_deviation(baselines)}"] if baselines else [])
+        for label, (own, note) in known.items():
+            if not math.isnan(own[0]) and not math.isnan(results[-1].accuracies[name]):
+                click.echo(f"{label:<12} {_mean_and_deviation(own)}{note}")
+    if baselines:
+        click.echo(f"non-private  {_mean_and_deviation(baselines)}")
 
 
 def _json(wanted: Experiment, results: list[Result], baselines: list[float]) -> dict[str, Any]:
@@ -273,7 +278,12 @@ def _json(wanted: Experiment, results: list[Result], baselines: list[float]) -> 
     last = results[-1]
     if len(results) == 1 and len(last.accuracies) == 1:
         run = found["runs"][0]
-        found |= {"seed": last.seed, "source_only": run["source_only"], "seconds": last.seconds}
+        found |= {
+            "seed": last.seed,
+            "source_only": run["source_only"],
+            "control": run["control"],
+            "seconds": last.seconds,
+        }
         found["adapted"] = next(iter(run["accuracy"].values()))
         for name, plan in last.trained.plans.items():
             found |= {"method": plan.method.name, "steps": plan.steps}

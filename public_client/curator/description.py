@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shared.errors import InvalidValue, rounded
 from shared.mechanisms.interface import Limits
+from shared.protocol.contract import DataContract
 from shared.protocol.v1 import curator_pb2 as pb
 
 
@@ -63,6 +64,7 @@ class Description:
         classes: number of classes of the labels; 0 where nothing can be evaluated.
         class_names: in order, where the operator declares them.
         partly_labelled: whether some records may have no label; how many have one is private then.
+        contract: what the operator declares of the records' values.
     """
 
     data_set: str
@@ -80,15 +82,20 @@ class Description:
     classes: int = 0
     class_names: tuple[str, ...] = ()
     partly_labelled: bool = False
+    contract: DataContract = field(default_factory=DataContract)
 
     @classmethod
     def from_message(cls, message: pb.DescribeResponse) -> Description:
         """Decodes the wire's form."""
-        values = {field.name: getattr(message, field.name) for field in fields(cls)}
+        values = {own.name: getattr(message, own.name) for own in fields(cls)}
         return cls._of(
-            values | {"ledger_public_key": message.ledger_public_key.hex()},
+            values
+            | {
+                "ledger_public_key": message.ledger_public_key.hex(),
+                "contract": DataContract.from_message(message.contract),
+            },
             budget=Budget.from_message,
-            limits=Limits(**{field.name: getattr(message.limits, field.name) for field in fields(Limits)}),
+            limits=Limits(**{own.name: getattr(message.limits, own.name) for own in fields(Limits)}),
         )
 
     @classmethod
@@ -122,7 +129,8 @@ class Description:
             InvalidValue: fields are missing or unknown.
         """
         try:
-            return cls._of(values, budget=lambda stated: Budget(**stated), limits=Limits(**values["limits"]))
+            limits, contract = Limits(**values["limits"]), DataContract.from_json(values.get("contract", {}))
+            return cls._of({**values, "contract": contract}, budget=lambda stated: Budget(**stated), limits=limits)
         except (KeyError, TypeError) as error:
             raise InvalidValue(
                 f"this is no description of a curator ({error}); write one with: dpswd-client describe --format json"
@@ -137,14 +145,16 @@ class Description:
             f"{bounds.min_batch_size} to {min(bounds.max_batch_size, self.records)}, "
             f"{bounds.max_adapted_parameters} adapted parameters"
         )
-        lines = (
+        values = [("values", str(self.contract))] if self.contract != DataContract() else []
+        lines = [
+            *values,
             ("data set's budget", str(self.data_set_budget)),
             ("your budget", str(self.client_budget)),
             ("guarantee", f"{self.neighbouring_relation}, over the data set's whole life and all clients"),
             ("offers", ", ".join(self.mechanisms) + self._labels()),
             ("limits", limits),
             ("curator", f"dpswd {self.software_version}, ledger key {self.ledger_public_key[:16]}..."),
-        )
+        ]
         head = f"{self.data_set}: {self.records} records of shape {shape}, known here as {self.client_name!r}"
         return "\n".join((head, *(f"  {name:<18} {text}" for name, text in lines)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 from public_client.data.datasets import Batches
 from shared.errors import DataInvalid, InvalidValue
 from shared.extractor.tracing import evaluating
+from shared.protocol.contract import DataContract
 
 NO_BATCHES = "the source loader gives no batches; with drop_last=True its data set must hold one batch"
+_CONSTANT = 1e-6  # of the largest feature: float32 sums of one number differ by so much
 _USED_UP = "the source is used up after one pass, as a generator is; several are needed; pass a DataLoader or a list"
 
 
@@ -97,6 +100,27 @@ class CheckedBatches:
                 "source to the hospital's shape. Nothing was spent"
             )
 
+    def require_contract(self, contract: DataContract, own: DataContract | None = None) -> None:
+        """Refuses a source that is not on the scale that a hospital declares, or whose columns are others.
+
+        Args:
+            contract: the hospital's.
+            own: the team's, of its source; what it leaves out is not compared.
+
+        Raises:
+            DataInvalid: they differ; with both in words.
+        """
+        wrong = contract.disagreements(own) if own is not None else []
+        if contract.value_range:
+            low, high, outside = math.inf, -math.inf, False
+            with undisturbed(self._batches):
+                for records, _ in self._batches:
+                    low, high = min(low, float(records.min())), max(high, float(records.max()))
+                    outside = outside or contract.outside(records.cpu().numpy())
+            wrong += filter(None, [contract.differences(low, high, outside=outside)])
+        if wrong:
+            raise DataInvalid(f"{'; '.join(wrong)}. Bring the source to the hospital's scale. Nothing was spent")
+
     def _check(self, batch: Any, number: int) -> tuple[Tensor, Tensor]:
         wrong = _wrong_parts(batch) or _wrong_records(batch[0], self.record_shape)
         _refuse(number, wrong or _wrong_labels(batch[1], len(batch[0]), self.classes, self._least))
@@ -130,6 +154,29 @@ def undisturbed(batches: object) -> Iterator[None]:
         torch.set_rng_state(everyone)
         for generator, state in states:
             generator.set_state(state)
+
+
+def require_features(features: Tensor) -> None:
+    """Refuses features that say nothing: a release of them would be paid for and tell of no record.
+
+    Args:
+        features: (m, d) of public source records.
+
+    Raises:
+        InvalidValue: at most one of them differs from record to record.
+    """
+    if len(features) < 2:
+        return
+    spread = features.std(dim=0)
+    constant = spread <= _CONSTANT * features.abs().amax().clamp(min=1e-12)
+    d, dead = features.shape[1], int(constant.sum())
+    if d - dead < min(2, d):
+        raise InvalidValue(
+            f"{dead} of the extractor's {d} features are the same for all of {len(features)} source records, so a "
+            "release of them would say nothing. Look for an activation that is always at its bound (such as "
+            "nn.Hardtanh(5, 6)), dead ReLUs, or records on another scale than the extractor was trained for. "
+            "Nothing was spent"
+        )
 
 
 def _refuse(number: int, wrong: str) -> None:

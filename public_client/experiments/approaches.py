@@ -29,8 +29,11 @@ from public_client.data.datasets import Batches
 from public_client.data.progress import reporting
 from public_client.data.source import collect
 from public_client.experiments.baselines import PENALTIES, train_local
-from public_client.methods import METHODS, Method
+from public_client.experiments.best import check_affordable, deliver_best
+from public_client.methods import METHODS, Method, Replay
 from public_client.plans.plan import Plan
+from public_client.replay.control import control
+from public_client.training.checkpoint import begun_in
 from public_client.training.history import HistoryPoint
 from public_client.training.logs import Recorder
 from public_client.training.loop import Evaluate
@@ -38,6 +41,7 @@ from public_client.training.sites import Model
 from shared.devices import resolve_device
 from shared.errors import InvalidValue, SettingsError
 
+SOURCE_ONLY, CONTROL = "source-only", "control"
 Needs = Literal["nothing", "hospital", "target"]
 LOCAL = "stand-in"
 """The name of the only model of an approach that asks no hospital."""
@@ -57,6 +61,9 @@ class Problem:
         wishes: epsilon, steps and batch_size of the plan.
         shared: whether several sites train one model.
         steps: updates of a local baseline.
+        control_steps: updates of the control.
+        evaluate_epsilon: what a private evaluation may cost that finds the best of source-only, control and adapted
+            model; None delivers the adapted one.
         seed: of the client's random choices.
         device: "auto", "cpu" or "cuda".
         evaluate: for curves, where labels of the target are at hand; by site where there are several.
@@ -74,6 +81,8 @@ class Problem:
     wishes: Mapping[str, Any] = field(default_factory=dict)
     shared: bool = False
     steps: int = 2000
+    control_steps: int = Replay().tuning_steps
+    evaluate_epsilon: float | None = None
     seed: int = 0
     device: str = "auto"
     evaluate: Evaluate | Mapping[str, Evaluate] | None = None
@@ -157,6 +166,9 @@ def _private(own: Approach, problem: Problem) -> Trained:
         seed=problem.seed,
         source_epochs=0,
     )
+    begun = problem.checkpoint is not None and begun_in(problem.checkpoint)
+    if problem.evaluate_epsilon is not None and not begun:
+        check_affordable(adaptation, epsilon=problem.evaluate_epsilon)
     adaptation.fit(
         problem.source,
         evaluate=problem.evaluate,
@@ -164,6 +176,9 @@ def _private(own: Approach, problem: Problem) -> Trained:
         log=problem.log,
         progress=problem.progress,
     )
+    if problem.evaluate_epsilon is not None:
+        others = {SOURCE_ONLY: Model(problem.extractor, problem.classifier), CONTROL: _controlled(problem)}
+        deliver_best(adaptation, others, epsilon=problem.evaluate_epsilon)
     return Trained(
         models={name: adaptation.model(name) for name in adaptation.sites},
         plans={name: site.plan for name, site in adaptation.sites.items()},
@@ -196,8 +211,27 @@ def _nothing(_: Approach, problem: Problem) -> Trained:
     return Trained(models={LOCAL: Model(extractor.eval(), classifier.eval())})
 
 
+def _controlled(problem: Problem) -> Model:
+    """The control of a problem, in evaluation mode."""
+    device = resolve_device(problem.device)
+    batches = checked(problem.source, problem.extractor, problem.classifier, device=device)
+    return Model(
+        *control(
+            problem.extractor, problem.classifier, batches,
+            steps=problem.control_steps, seed=problem.seed, device=device, progress=problem.progress,
+        )
+    )  # fmt: skip
+
+
+def _control(_: Approach, problem: Problem) -> Trained:
+    return Trained(models={LOCAL: _controlled(problem)})
+
+
 APPROACHES = (
-    Approach("source-only", "No adaptation: the source-trained model as it is.", "nothing", _nothing),
+    Approach(SOURCE_ONLY, "No adaptation: the source-trained model as it is.", "nothing", _nothing),
+    Approach(
+        CONTROL, "The default's tuning without a release: random variation alone, no epsilon.", "nothing", _control
+    ),
     *(Approach(name, (kind.__doc__ or "").splitlines()[0], "hospital", _private) for name, kind in METHODS.items()),
     Approach("swd", "Local baseline, not private: sliced Wasserstein distance.", "target", _local),
     Approach("dann", "Local baseline, not private: domain-adversarial training.", "target", _local),

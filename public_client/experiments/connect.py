@@ -68,7 +68,7 @@ def _weights(wanted: Experiment) -> dict[str, float]:
 
 
 def _budget(wanted: Experiment) -> float:
-    return wanted.privacy.budget or wanted.privacy.epsilon
+    return wanted.privacy.budget or wanted.privacy.epsilon + (wanted.privacy.evaluate_epsilon or 0.0)
 
 
 def _remote(wanted: Experiment) -> Federation:
@@ -181,9 +181,9 @@ def _mocks(wanted: Experiment, task: Task) -> Mapping[str, Hospital]:
 
 
 def _classes(wanted: Experiment, task: Task) -> int:
-    """C where the method learns from the hospital's labels; 0 where they are nobody's business."""
+    """C where the hospital's labels are asked for; 0 where they are nobody's business."""
     labelled = method_of(wanted.method.name, wanted.method.settings).mechanism.needs_labels
-    return task.classes if labelled else 0
+    return task.classes if labelled or wanted.output.keep_best else 0
 
 
 def _described(path: Path) -> Description:

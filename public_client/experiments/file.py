@@ -85,6 +85,11 @@ class MethodGroup(SettingsGroup):
     )
     shared: bool = setting(False, "Several curators train one model instead of one each.")
     steps: Count = setting(2000, "Updates of a local baseline (swd, dann, coral).")
+    control_steps: Annotated[int, Field(ge=0)] | None = setting(
+        None,
+        "Updates of the control, the default's tuning without a release, which is shown beside a rehearsal's results; "
+        "by default the replay's; 0 leaves it out.",
+    )
 
 
 class Privacy(SettingsGroup):
@@ -95,6 +100,7 @@ class Privacy(SettingsGroup):
     budget: Positive | None = setting(None, "Epsilon of a local hospital's or mock's budget; epsilon by default.")
     steps: Count | None = setting(None, "T; by default the method's.")
     batch_size: Count | None = setting(None, "b; by default the method's.")
+    evaluate_epsilon: Positive | None = setting(None, "What output.keep_best may cost beside epsilon at each curator.")
 
     def wishes(self) -> dict[str, Any]:
         """Of a plan; what is left out is the method's own choice."""
@@ -142,6 +148,11 @@ class DryRun(SettingsGroup):
 class Output(SettingsGroup):
     """What is written."""
 
+    keep_best: bool = setting(
+        False,
+        "Compares source-only, control and adapted model on the hospital's labelled records by one private evaluation, "
+        "and delivers the best.",
+    )
     save: RelativePath | None = setting(None, "The adapted model; for several sites or seeds, their names are added.")
     checkpoint: RelativePath | None = setting(None, "Directory that survives a killed client; holds one training.")
     resume: bool = setting(False, "Continues the run in the checkpoint; no step is spent twice.")
@@ -185,6 +196,13 @@ class Experiment(SettingsGroup):
             raise ValueError("output.resume needs output.checkpoint, the directory of the run")
         if self.output.checkpoint is not None and len(self.seeds) > 1:
             raise ValueError("output.checkpoint holds one training; give one seed, or leave the checkpoint out")
+        if self.output.keep_best != (self.privacy.evaluate_epsilon is not None):
+            raise ValueError(
+                "output.keep_best and privacy.evaluate_epsilon belong together: the private evaluation that finds the "
+                "best model has a price of its own"
+            )
+        if self.output.keep_best and self.releases:
+            raise ValueError("output.keep_best asks the hospital; a published release alone cannot answer")
         if self.releases and (self.curators or self.dry_run.enabled):
             raise ValueError("releases are trained from by themselves; leave out curators and dry_run, or the releases")
         descriptions = self.dry_run.descriptions

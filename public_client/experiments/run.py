@@ -26,12 +26,14 @@ from public_client.adaptation.federation import Federation
 from public_client.data.accuracy import accuracy
 from public_client.data.datasets import Labelled, Task
 from public_client.experiments import plots
-from public_client.experiments.approaches import LOCAL, Problem, Trained, approach, method_of
+from public_client.experiments.approaches import CONTROL, LOCAL, Problem, Trained, approach, method_of
 from public_client.experiments.connect import connected_hospitals, dealt, published, site_names
 from public_client.experiments.file import Experiment
 from public_client.experiments.start import SourceModel, load_data, own_target, train_source_model
 from public_client.methods.aligned_run import AlignedRun
+from public_client.methods.replay import Replay
 from public_client.testing.mock import MockCurator
+from public_client.training.checkpoint import begun_in
 from public_client.training.logs import TrainingLog
 from public_client.training.loop import Evaluate
 from public_client.training.sites import ALONE
@@ -49,6 +51,8 @@ class Result:
         seed: of the client's random choices.
         method: its name.
         source_only: accuracy on the target before, percent; NaN where it cannot be known.
+        control: accuracy of the default's tuning without a release, percent; NaN where it cannot be known or was not
+            wanted.
         accuracies: on the target afterwards, by site; NaN where it cannot be known.
         trained: models, plans and reports.
         budgets: spent and remaining epsilon, by site.
@@ -60,6 +64,7 @@ class Result:
     seed: int
     method: str
     source_only: float
+    control: float
     accuracies: dict[str, float]
     trained: Trained
     budgets: dict[str, dict[str, float]]
@@ -72,6 +77,7 @@ class Result:
         own = ("seed", "method", "budgets", "charges", "seconds")
         return {name: getattr(self, name) for name in own} | {
             "source_only": _known(self.source_only),
+            "control": _known(self.control),
             "accuracy": {name: _known(value) for name, value in self.accuracies.items()},
             "sites": self.trained.reports,
             "files": [str(file) for file in self.files],
@@ -99,9 +105,10 @@ def run(*experiments: Experiment, progress: bool = True) -> list[list[Result]]:
     prepared = next(iter(published(first).values())).load_extractor if first.releases else None
     for seed in first.seeds:
         source = train_source_model(first, task, seed=seed, prepared=prepared, progress=progress)
+        control = control_accuracy(first, task, source, seed=seed, progress=progress)
         for wanted, found in zip(experiments, results, strict=True):
             with connected_hospitals(wanted, task) as hospitals:
-                found.append(adapt(wanted, task, source, hospitals, seed=seed, progress=progress))
+                found.append(adapt(wanted, task, source, hospitals, seed=seed, control=control, progress=progress))
     return results
 
 
@@ -123,7 +130,7 @@ def check(wanted: Experiment) -> None:
             f"output.save keeps models that curators paid for; {chosen.name} is a local method, without a plan"
         )
     if (directory := output.checkpoint) is not None:
-        begun = any(directory.glob("run.json")) or any(directory.glob("sites/*/run.json"))
+        begun = begun_in(directory)
         if begun != output.resume:
             state = "holds no run to resume" if output.resume else "holds a run already; continue it with --resume"
             raise SettingsError(f"{directory} {state}, or choose another directory")
@@ -139,6 +146,7 @@ def adapt(
     hospitals: Federation | None,
     *,
     seed: int,
+    control: float = math.nan,
     progress: bool = True,
 ) -> Result:
     """Trains once by the experiment's method, and writes the experiment's outputs; the source model stays as it is.
@@ -149,6 +157,7 @@ def adapt(
         source: the start.
         hospitals: `connected_hospitals`.
         seed: of the client's random choices.
+        control: accuracy of the same tuning without a release, to be shown beside the result.
         progress: shows bars.
 
     Raises:
@@ -167,6 +176,8 @@ def adapt(
             wishes=_wishes(wanted),
             shared=wanted.method.shared,
             steps=wanted.method.steps,
+            control_steps=_control_steps(wanted) or Replay().tuning_steps,
+            evaluate_epsilon=wanted.privacy.evaluate_epsilon,
             seed=seed,
             device=wanted.device,
             evaluate=evaluate or None,
@@ -181,6 +192,7 @@ def adapt(
         seed=seed,
         method=wanted.method.name,
         source_only=source.accuracy,
+        control=control,
         accuracies={
             name: evaluate[name](model.extractor, model.classifier) if public else math.nan
             for name, model in trained.models.items()
@@ -202,6 +214,26 @@ def adapt(
         result.files += _save(wanted, trained, ending)
     result.files += _plots(wanted, result, ending)
     return result
+
+
+def _control_steps(wanted: Experiment) -> int:
+    """As many updates as the replay would make, unless the experiment says otherwise."""
+    if wanted.method.control_steps is not None:
+        return wanted.method.control_steps
+    return int(wanted.method.settings.get("tuning_steps", Replay().tuning_steps))
+
+
+def control_accuracy(wanted: Experiment, task: Task, source: SourceModel, *, seed: int, progress: bool) -> float:
+    """Accuracy of the control on a rehearsal's stand-in, percent; NaN where nothing private is put beside it."""
+    steps = _control_steps(wanted)
+    if not (wanted.rehearsed and steps and approach(wanted.method.name).needs == "hospital"):
+        return math.nan
+    problem = Problem(
+        source.extractor, source.classifier, source.loader,
+        control_steps=steps, seed=seed, device=wanted.device, progress=progress,
+    )  # fmt: skip
+    model = approach(CONTROL).train(problem).models[LOCAL]
+    return accuracy(model.extractor, model.classifier, task.target.to(resolve_device(wanted.device)))
 
 
 def _check_writable(key: str, path: Path, folder: Path) -> None:
@@ -273,7 +305,9 @@ def _plots(wanted: Experiment, result: Result, ending: str) -> list[Path]:
     plots.plot_epsilon(written[0], drawn, trained.plans, charged=charged, title=title)
     if not math.isnan(result.source_only):
         written.append(directory / f"accuracy{ending}.png")
-        plots.plot_accuracy(written[-1], drawn, levels={"source-only": result.source_only}, title=title)
+        levels = {"source-only": result.source_only, "control (no release)": result.control}
+        known = {name: level for name, level in levels.items() if not math.isnan(level)}
+        plots.plot_accuracy(written[-1], drawn, levels=known, title=title)
     sites = trained.adaptation.sites if trained.adaptation is not None else {}
     for name, site in sites.items():
         if isinstance(site.opened, AlignedRun) and site.opened.first is not None:

@@ -11,20 +11,28 @@ from public_client.generation.generator import Generator, load_generator
 from public_client.generation.method import GenerationMethod
 from public_client.generation.random_features import DpMerf
 from public_client.generation.replayed import Replayed
+from public_client.generation.schema import Column, Schema
 from public_client.generation.sinkhorn import DpSinkhorn
+from public_client.generation.sliced import DpSwd, DpSwdQuantiles
+from public_client.generation.tabular import Tabular
 
 __all__ = [
     "GENERATION_METHODS",
+    "Column",
     "DpMerf",
     "DpSinkhorn",
+    "DpSwd",
+    "DpSwdQuantiles",
     "Gaussian",
     "GenerationMethod",
     "Generator",
     "Replayed",
+    "Schema",
+    "Tabular",
     "load_generator",
 ]
 
 GENERATION_METHODS: Mapping[str, type[GenerationMethod]] = MappingProxyType(
-    {method.name: method for method in (Replayed, Gaussian, DpMerf, DpSinkhorn)}
+    {method.name: method for method in (Replayed, Tabular, Gaussian, DpMerf, DpSinkhorn, DpSwd, DpSwdQuantiles)}
 )
 """Every method by its name on the command line; the first is the default."""

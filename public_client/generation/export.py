@@ -63,7 +63,7 @@ def export(generator: Generator, path: str | Path, *, rows: int, seed: int = 0) 
         with whole_file(path, mode=0o644) as file:
             np.savez_compressed(file, x=x, y=y, probabilities=p)
     elif path.suffix == ".parquet":
-        _write_parquet(path, x, y, p)
+        _write_parquet(path, generator, x, y, p)
     else:
         _write_images(path, generator, x, y)
     card = card_of(path)
@@ -116,13 +116,15 @@ def card_text(facts: Mapping[str, Any], *, rows: int, seed: int) -> str:
 
 
 def _write_parquet(
-    path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], p: npt.NDArray[np.float32]
+    path: Path, generator: Generator, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], p: npt.NDArray[np.float32]
 ) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
     flat = x.reshape(len(x), -1)
-    columns = {f"x{i}": flat[:, i] for i in range(flat.shape[1])} | {"label": y}
+    schema = generator.schema
+    names = [f"x{i}" for i in range(flat.shape[1])] if schema is None else [own.name for own in schema.columns]
+    columns = {name: flat[:, i] for i, name in enumerate(names)} | {"label": y}
     columns |= {f"probability_{c}": p[:, c] for c in range(p.shape[1])}
     with whole_file(path, mode=0o644) as file:
         parquet.write_table(pa.table(columns), file)

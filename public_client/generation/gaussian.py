@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from public_client.curator.description import Description
 from public_client.generation.generator import Generator
 from public_client.generation.method import Fitting
+from public_client.generation.networks import Scaled
 from public_client.generation.statistics import StatisticsGeneration
 from public_client.methods.statistics_head import classes_of
 from public_client.plans.recipe import not_positive
 from public_client.training.run import ChargedRun
 from shared.errors import InvalidValue
-from shared.kernels.clipping import RECORD_NORM
 
 MOST_VALUES = 1024
 """Of a record: its second moments take 4 MB then, and their eigenvectors a second."""
@@ -58,16 +58,16 @@ class Gaussian(StatisticsGeneration):
                 f"records have {values} values, and {self.name} releases second moments of at most {MOST_VALUES}; use "
                 "a method of features"
             )
-        return _Scaled(self.low, self.high, self.typical * math.sqrt(values)).eval()
+        return Scaled(self.low, self.high, self.typical * math.sqrt(values)).eval()
 
     def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
-        assert isinstance(features, _Scaled), "this method made it"
+        assert isinstance(features, Scaled), "this method made it"
         laws = classes_of(self.known(run, fitting))
         values, vectors = np.linalg.eigh(laws.covariance)
         spread = vectors * np.sqrt(np.maximum(values, 0.0))  # (d, d)
         decoder = nn.Linear(spread.shape[0] + len(laws.shares), spread.shape[0])
-        unit = (self.high - self.low) * features.norm  # u = (x - low) / unit
+        unit = (self.high - self.low) * features.typical  # u = (x - low) / unit
         with torch.no_grad():
             decoder.weight.copy_(torch.from_numpy(np.hstack([spread, laws.means.T]) * unit))
             decoder.bias.fill_(self.low)
@@ -79,17 +79,3 @@ class Gaussian(StatisticsGeneration):
             low=self.low,
             high=self.high,
         )
-
-
-class _Scaled(nn.Module):
-    """Values flat, low at 0, brought to norm 1/2 where their norm is `norm` times the range."""
-
-    def __init__(self, low: float, high: float, norm: float) -> None:
-        super().__init__()
-        self.low, self.norm = low, norm
-        self.gain = RECORD_NORM / ((high - low) * norm)
-        self.flat = nn.Flatten()
-
-    def forward(self, x: Tensor) -> Tensor:
-        flat: Tensor = self.flat((x - self.low) * self.gain)
-        return flat

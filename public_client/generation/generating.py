@@ -115,7 +115,8 @@ def generate(
     run = method.open(curator, plan, module, store)
     fitting = Fitting(seed, resolve_device(device), progress and ranks.first, store, preview, ranks)
     fitted = method.fit(run, module, fitting)
-    return fitted.with_facts({**_facts(run, description, seed=seed, purpose=curator.purpose), **fitted.facts})
+    facts = {**_facts(run, description, seed=seed, purpose=curator.purpose), **fitted.facts}
+    return fitted.with_facts(facts).on(fitting.device)
 
 
 def _features(method: GenerationMethod, description: Description, extractor: nn.Module | None) -> nn.Module:

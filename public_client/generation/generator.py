@@ -28,7 +28,9 @@ from torch.utils.data import DataLoader
 
 from public_client.data.datasets import Labelled
 from public_client.data.source import source_loader
+from public_client.generation.matching import Matching
 from public_client.generation.procedural import procedural
+from public_client.generation.schema import Schema
 from public_client.generation.variation import varied
 from shared.devices import resolve_device
 from shared.errors import DataInvalid, InvalidValue
@@ -41,9 +43,11 @@ from shared.models.model_file import json_object, read_model_file, rebuilt
 FORMAT = "dpswd-generator-1"
 MAX_ROWS = 1_000_000
 """Of one call: a number with too many zeros would otherwise fill the memory before anybody looks."""
+MAX_STEPS = 1000
+"""Of matching: a file that asks for more would draw for days."""
 _MAX_FACTS_CHARACTERS = 1_000_000
 _AT_A_TIME = 1000  # records; what is drawn does not depend on it
-_DECODER, _LABELLER = "decoder", "labeller"
+_DECODER, _LABELLER, _LAW, _FEATURES = "decoder", "labeller", "matching_law", "matching_features"
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +64,8 @@ class Generator:
         by_rule: share of the rows that are procedural images (`procedural`), labelled by the labeller.
         varied: decoded images are changed by rule (`variation`) before they are labelled.
         temperature: scores are divided by it before they become probabilities.
+        matching: moves decoded images until their features are those that were drawn; None: as decoded.
+        schema: of a table's columns: drawn values are brought to what it allows.
         facts: where it comes from: guarantee, neighbours, accountant, method, seeds, receipts; plain values.
     """
 
@@ -72,6 +78,8 @@ class Generator:
     by_rule: float = 0.0
     varied: bool = False
     temperature: float = 1.0
+    matching: Matching | None = None
+    schema: Schema | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -94,6 +102,15 @@ class Generator:
             raise InvalidValue(f"by_rule is {self.by_rule}; allowed are 0 to 1")
         if not (math.isfinite(self.temperature) and self.temperature > 0.0):
             raise InvalidValue(f"the temperature is {self.temperature}; it must be positive and finite")
+        if self.matching is not None:
+            law, features = self.matching.law.graph, self.matching.features.graph
+            if (law.input_shape, features.input_shape) != (taken, self.record_shape) or None in (self.low, self.high):
+                raise InvalidValue(
+                    f"what is matched is drawn from {law.input_shape} for records {features.input_shape}; needed are "
+                    f"{taken} and {self.record_shape}, with a least and a largest value"
+                )
+        if self.schema is not None and self.record_shape != (len(self.schema.columns),):
+            raise InvalidValue(f"the schema has {len(self.schema.columns)} columns for records of {self.record_shape}")
         by_rule = self.by_rule or self.varied
         if by_rule and (self.labeller is None or len(self.record_shape) != 3 or None in (self.low, self.high)):
             raise InvalidValue("rows by rule need images (c, h, w) with a least and a largest value, and a labeller")
@@ -112,6 +129,8 @@ class Generator:
         by_rule: float = 0.0,
         varied: bool = False,
         temperature: float = 1.0,
+        matching: tuple[nn.Module, nn.Module, int] | None = None,
+        schema: Schema | None = None,
     ) -> Generator:
         """From modules in evaluation mode, which are traced.
 
@@ -126,6 +145,8 @@ class Generator:
             by_rule: see `Generator`.
             varied: see `Generator`.
             temperature: see `Generator`.
+            matching: law, features and steps of a `Matching`.
+            schema: see `Generator`.
 
         Raises:
             ExtractorUnsupported: a module uses something outside of the closed vocabulary.
@@ -147,6 +168,21 @@ class Generator:
             by_rule=by_rule,
             varied=varied,
             temperature=temperature,
+            schema=schema,
+            matching=None
+            if matching is None
+            else Matching(
+                rebuilt(matching[0], (latent + len(shares),)), rebuilt(matching[1], tuple(record_shape)), matching[2]
+            ),
+        )
+
+    def on(self, device: torch.device) -> Generator:
+        """The same generator that draws on a device; what is drawn is on the CPU, and the same but for rounding."""
+        return replace(
+            self,
+            decoder=self.decoder.on(device),
+            labeller=None if self.labeller is None else self.labeller.on(device),
+            matching=None if self.matching is None else self.matching.on(device),
         )
 
     @property
@@ -215,19 +251,27 @@ class Generator:
                 own = torch.Generator().manual_seed((seed * 1_000_003 + part) % 2**63)
                 labels = torch.multinomial(chance, _AT_A_TIME, replacement=True, generator=own)
                 z = torch.randn((_AT_A_TIME, self.latent), generator=own)
-                made = self.decoder.features(torch.cat([z, functional.one_hot(labels, self.classes).float()], dim=1))
-                made = made.reshape(_AT_A_TIME, *self.record_shape)
+                kept, ruled = min(_AT_A_TIME, rows - start), round(self.by_rule * _AT_A_TIME)
+                # Which places rows by rule take is drawn at random, so that any number of rows holds about their share.
+                places = torch.randperm(_AT_A_TIME, generator=own)[:ruled]
+                latents = torch.cat([z, functional.one_hot(labels, self.classes).float()], dim=1)
+                made = self.decoder.features(latents).cpu().reshape(_AT_A_TIME, *self.record_shape)
+                if self.matching is not None:
+                    own_rows = torch.ones(_AT_A_TIME, dtype=torch.bool)
+                    own_rows[places], own_rows[kept:] = False, False
+                    made[own_rows] = self.matching.matched(
+                        made[own_rows], latents[own_rows], low=self._low, high=self._high
+                    ).cpu()
                 if self.varied:
                     made = varied(made, low=self._low, high=self._high, generator=own)
-                ruled = round(self.by_rule * _AT_A_TIME)
-                if ruled:  # in places drawn at random, so that any number of rows holds about this share
-                    places = torch.randperm(_AT_A_TIME, generator=own)[:ruled]
+                if ruled:
                     made[places] = self._ruled(ruled, own)
                 if self.low is not None or self.high is not None:
                     made = made.clamp(min=self.low, max=self.high)
-                kept = min(_AT_A_TIME, rows - start)
+                if self.schema is not None:
+                    made = self.schema.snapped(made)
                 if self.labeller is not None:
-                    scores.append(self.labeller.features(made[:kept]))
+                    scores.append(self.labeller.features(made[:kept]).cpu())
                 records.append(made[:kept])
                 classes.append(labels[:kept])
         return torch.cat(records), torch.cat(scores) if scores else None, torch.cat(classes)
@@ -253,6 +297,8 @@ class Generator:
             path: the file, safetensors.
         """
         parts = {_DECODER: self.decoder} | ({} if self.labeller is None else {_LABELLER: self.labeller})
+        if self.matching is not None:
+            parts |= {_LAW: self.matching.law, _FEATURES: self.matching.features}
         tensors: dict[str, Tensor] = {}
         metadata = {"format": FORMAT}
         for name, part in parts.items():
@@ -267,6 +313,8 @@ class Generator:
                 "by_rule": self.by_rule,
                 "varied": self.varied,
                 "temperature": self.temperature,
+                "schema": None if self.schema is None else self.schema.to_json(),
+                "matching": 0 if self.matching is None else self.matching.steps,
             }
         )
         metadata["facts"] = json.dumps(dict(self.facts), sort_keys=True)
@@ -297,6 +345,12 @@ def _generator(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], devic
     def bound(name: str) -> float | None:
         return None if law[name] is None else float(law[name])
 
+    matching = None
+    if steps := int(law["matching"]):
+        if not 0 < steps <= MAX_STEPS:
+            raise InvalidValue(f"it takes {steps} steps of matching; allowed are 1 to {MAX_STEPS}")
+        law_graph, features = (rebuilt(part, metadata, tensors, device) for part in (_LAW, _FEATURES))
+        matching = Matching(law_graph, features, steps)
     return Generator(
         decoder=rebuilt(_DECODER, metadata, tensors, device),
         record_shape=tuple(int(side) for side in law["record_shape"]),
@@ -307,5 +361,7 @@ def _generator(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], devic
         by_rule=float(law["by_rule"]),
         varied=bool(law["varied"]),
         temperature=float(law["temperature"]),
+        matching=matching,
+        schema=None if law["schema"] is None else Schema.from_json(law["schema"]),
         facts=json_object("facts", metadata["facts"], most=_MAX_FACTS_CHARACTERS),
     )

@@ -17,7 +17,7 @@ from public_client.methods.statistics_head import Known, shares_of
 
 FEATURES = 8
 """Of each class: those in front, along which public records vary most."""
-_DRAWN = 4000
+_DRAWN = 2000
 
 
 def marginals(

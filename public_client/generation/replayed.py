@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from public_client.curator.description import Description
 from public_client.data.ranks import Ranks
-from public_client.generation.generator import Generator
+from public_client.generation.generator import MAX_STEPS, Generator
 from public_client.generation.marginals import marginals
 from public_client.generation.method import Fitting
 from public_client.generation.procedural import procedural
@@ -61,6 +61,8 @@ class Replayed(StatisticsGeneration):
         pool: procedural images that the decoder is fitted to.
         hidden: units of the decoder.
         by_rule: share of the drawn rows that are procedural images, labelled like the others.
+        matching: steps of descent on a decoded image's pixels, until its features are those that were drawn for it
+            (`matching`); 0 draws it as decoded, in a tenth of the time.
         varied: decoded images get edges and texture by rule, before they are labelled.
         temperature: divides the discriminant's scores before they become probabilities: far from what was released it
             is surer than it should be, and sure labels teach less.
@@ -75,6 +77,7 @@ class Replayed(StatisticsGeneration):
     pool: int = 20_000
     hidden: int = 1500
     by_rule: float = 0.5
+    matching: int = 10
     varied: bool = True
     temperature: float = 4.0
 
@@ -86,6 +89,8 @@ class Replayed(StatisticsGeneration):
             *not_positive(self, "power", "temperature"),
         ]
         found += not_between(self, 0.0, 1.0, "by_rule")
+        if type(self.matching) is not int or not 0 <= self.matching <= MAX_STEPS:
+            found.append(f"matching is {self.matching!r}; it must be a whole number from 0 to {MAX_STEPS}")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             found.append(f"low is {self.low!r} and high {self.high!r}; low must be below high, both finite")
         return found
@@ -106,11 +111,23 @@ class Replayed(StatisticsGeneration):
     def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
         return self.fitted(
-            self.known(run, fitting), features, _image(run.plan.record_shape), seed=fitting.seed, ranks=fitting.ranks
+            self.known(run, fitting),
+            features,
+            _image(run.plan.record_shape),
+            seed=fitting.seed,
+            device=fitting.device,
+            ranks=fitting.ranks,
         )
 
     def fitted(
-        self, known: Known, features: nn.Module, shape: tuple[int, int, int], *, seed: int, ranks: Ranks | None = None
+        self,
+        known: Known,
+        features: nn.Module,
+        shape: tuple[int, int, int],
+        *,
+        seed: int,
+        device: torch.device,
+        ranks: Ranks | None = None,
     ) -> Generator:
         """A generator of what was released; asks nobody.
 
@@ -119,17 +136,20 @@ class Replayed(StatisticsGeneration):
             features: that it is of.
             shape: of an image.
             seed: of the procedural images and the decoder's units.
+            device: where features are computed.
             ranks: processes that share the features of the procedural images, most of the work, and end alike.
         """
         laws = classes_of(known)
         seeded = torch.Generator().manual_seed(seed)
         images = procedural(self.pool, shape, low=self.low, high=self.high, generator=seeded)
 
+        drawing = _law(laws)
+
         def released(records: Tensor) -> Tensor:
-            return computed(features, records) / RECORD_NORM  # u, |u| <= 1
+            return computed(features.to(device), records.to(device)).cpu() / RECORD_NORM  # u, |u| <= 1
 
         generator = Generator.of(
-            self._decoder(laws, images, released, seeded, ranks or Ranks()),
+            self._decoder(laws, images, released, seeded, drawing, ranks or Ranks()),
             latent=len(laws.covariance),
             record_shape=shape,
             shares=laws.shares,
@@ -139,9 +159,10 @@ class Replayed(StatisticsGeneration):
             by_rule=self.by_rule,
             varied=self.varied,
             temperature=self.temperature,
+            matching=(_as_features(drawing), features, self.matching) if self.matching else None,
         )
         return generator.with_facts(
-            {"marginals": marginals(replace(generator, by_rule=0.0), known, released, seed=seed)}
+            {"marginals": marginals(replace(generator, by_rule=0.0).on(device), known, released, seed=seed)}
         )
 
     def _decoder(
@@ -150,6 +171,7 @@ class Replayed(StatisticsGeneration):
         images: Tensor,
         released: Callable[[Tensor], Tensor],
         seeded: torch.Generator,
+        drawing: Tensor,
         ranks: Ranks,
     ) -> nn.Module:
         """[z, e_c] to pixels: features by the laws, then the ridge regression on random units and the features."""
@@ -167,18 +189,31 @@ class Replayed(StatisticsGeneration):
             onto += (seen.T @ some.flatten(1)).double()
         ridge = _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
         solved = torch.linalg.solve(gram + ridge, onto)  # (hidden + d + 1, values)
-        values, vectors = np.linalg.eigh(laws.covariance)
-        spread = torch.from_numpy(vectors * np.sqrt(np.maximum(values, 0.0)))  # (d, d)
-        law = torch.cat([spread, torch.from_numpy(laws.means).T], dim=1)  # u = law [z, e_c]
         first = nn.Linear(d + classes, self.hidden + 2 * d)
         last = nn.Linear(self.hidden + 2 * d, solved.shape[1])
         with torch.no_grad():  # u itself passes the units as its positive and its negative part
-            first.weight.copy_(torch.cat([turned.T @ law, law, -law]))
+            first.weight.copy_(torch.cat([turned.T @ drawing, drawing, -drawing]))
             first.bias.copy_(torch.cat([threshold, torch.zeros(2 * d, dtype=torch.float64)]))
             units, linear = solved[: self.hidden], solved[self.hidden : -1]
             last.weight.copy_(torch.cat([units, linear, -linear]).T)
             last.bias.copy_(solved[-1])
         return nn.Sequential(first, nn.ReLU(), last)
+
+
+def _law(laws: Classes) -> Tensor:
+    """(d, d + C): features u = law [z, e_c] of class c."""
+    values, vectors = np.linalg.eigh(laws.covariance)
+    spread = torch.from_numpy(vectors * np.sqrt(np.maximum(values, 0.0)))  # (d, d)
+    return torch.cat([spread, torch.from_numpy(laws.means).T], dim=1)
+
+
+def _as_features(drawing: Tensor) -> nn.Linear:
+    """The law on the scale of features of norm 1/2."""
+    made = nn.Linear(drawing.shape[1], drawing.shape[0])
+    with torch.no_grad():
+        made.weight.copy_(drawing * RECORD_NORM)
+        made.bias.zero_()
+    return made
 
 
 def _head(laws: Classes) -> nn.Linear:

@@ -71,9 +71,15 @@ class Counts:
 
     @classmethod
     def of(cls, reply: EvaluationReply) -> Counts:
-        """The counts of a reply."""
+        """The counts of a reply about one model.
+
+        Raises:
+            InvalidValue: it is about several.
+        """
         confusion, calibration = reply.confusion, reply.calibration
         correct, *wrong = (float(value) for value in reply.correct.to_numpy())
+        if len(wrong) > 1:
+            raise InvalidValue(f"the release holds {1 + len(wrong)} numbers of correct predictions; 1 was declared")
         return cls(
             correct,
             wrong[0] if wrong else math.nan,
@@ -346,9 +352,9 @@ def _calibration(release: Counts, declared: EvaluationDeclaration, records: floa
 
 
 def _check(release: Counts, declared: EvaluationDeclaration) -> None:
-    if math.isnan(release.wrong) == declared.partly_labelled:
-        told, asked = ("only" if math.isnan(release.wrong) else "wrong and"), declared.partly_labelled
-        raise InvalidValue(f"the release holds {told} correct predictions; declared was partly_labelled = {asked}")
+    held, needed = 1 + (not math.isnan(release.wrong)), 1 + declared.partly_labelled
+    if held != needed:
+        raise InvalidValue(f"the release holds {held} numbers of correct predictions; {needed} was declared")
     wanted = (declared.classes, declared.classes) if declared.confusion_sigma else None
     found = None if release.confusion is None else release.confusion.shape
     table = (3, declared.bins) if declared.calibration_sigma else None

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
@@ -26,10 +27,12 @@ from public_client.replay import delivery, fit
 from public_client.replay.delivery import Delivered
 from public_client.replay.residuals import Residuals
 from public_client.replay.verdict import Fitted
+from public_client.replay.views import View, image_view
 from public_client.training.drawing import draw_all
 from public_client.training.loop import Training, status, write_histories
 from public_client.training.sites import Group, Model, Site
 from shared.mechanisms.sliced import SlicedReply
+from shared.protocol.contract import DataContract
 
 _log = logging.getLogger(__name__)
 _TUNED = {"images": "all weights", "sequences": "the classifier", "vectors": "the classifier"}
@@ -97,7 +100,7 @@ class Replay(SlicedMethod):
                     learning_rate=self.learning_rate,
                     generator=generator,
                     bar=bar,
-                    view=training.view,
+                    view=training.view or _view(site.curator.describe().contract, source.images),
                     ranks=training.ranks,
                 )
             found[site.name] = fitted
@@ -116,6 +119,15 @@ class Replay(SlicedMethod):
                 _install(site, delivered[site.name], training, found[site.name].left)
             bar.tell(status(group))
         write_histories(group)
+
+
+def _view(contract: DataContract, images: Tensor) -> View | None:
+    """The view of images on the scale that the hospital declares; None for the ready one, on the source's own."""
+    bounds = contract.bounds(tuple(images.shape[1:]))
+    if images.dim() != 4 or bounds is None:
+        return None
+    low, high = (torch.as_tensor(bound, dtype=images.dtype, device=images.device).reshape(-1) for bound in bounds)
+    return image_view(images, low, high)
 
 
 def _install(site: Site, delivered: Delivered, training: Training, left: float) -> None:

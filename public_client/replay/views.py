@@ -75,8 +75,10 @@ class ImageView(View):
 
     Args:
         channels: c.
-        background: what lies outside the image; None repeats its border.
+        background: what lies outside the image, on the records' scale; None repeats its border.
         variation: of each image while the classes are learned again.
+        low: darkest value, one for all channels or (c,).
+        high: brightest value.
 
     Attributes:
         warp: where it looks.
@@ -89,9 +91,24 @@ class ImageView(View):
     """
 
     sign: Tensor
+    centre: Tensor
+    reach: Tensor
 
-    def __init__(self, channels: int, background: float | None = None, variation: Variation = VARIATION) -> None:
+    def __init__(
+        self,
+        channels: int,
+        background: float | None = None,
+        variation: Variation = VARIATION,
+        *,
+        low: float | Tensor = -1.0,
+        high: float | Tensor = 1.0,
+    ) -> None:
         super().__init__()
+        ends = (torch.as_tensor(end, dtype=torch.float32).expand(channels) for end in (low, high))
+        darkest, brightest = (end.reshape(channels, 1, 1) for end in ends)
+        self.register_buffer("centre", (brightest + darkest) / 2)
+        self.register_buffer("reach", (brightest - darkest) / 2)
+        self._own_scale = bool((self.centre != 0.0).any() or (self.reach != 1.0).any())
         self.register_buffer("sign", torch.ones(()))
         self.noise = nn.Parameter(torch.zeros(()))
         self.variation = variation
@@ -103,13 +120,15 @@ class ImageView(View):
         self._background = background
 
     def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Features (m, d) of images (m, c, h, w) in [-1, 1]."""
+        """Features (m, d) of images (m, c, h, w)."""
         drawn = None if generator is None else draw_variation(self.variation, records, generator)
-        seen = self.see(records, drawn)
+        seen = self.see((records - self.centre) / self.reach if self._own_scale else records, drawn)
         if float(self.noise.detach()) != 0.0:
             source = generator or torch.Generator().manual_seed(0)
             grain = self.noise * torch.randn(seen.shape, generator=source).to(seen)
             seen = seen + (seen + grain).clamp(-1.0, 1.0) - seen.clamp(-1.0, 1.0)  # a device's values end somewhere
+        if self._own_scale:
+            seen = seen * self.reach + self.centre
         features: Tensor = extractor(seen)
         return features
 
@@ -156,7 +175,8 @@ class ImageView(View):
         return [*views, self._start(identity, sign=-1.0), *(self._start(identity, noise=much) for much in (0.2, 0.5))]
 
     def _start(self, theta: Tensor, *, sign: float = 1.0, noise: float = 0.0) -> ImageView:
-        view = ImageView(self.affine.channels, self._background, self.variation).to(self.warp.theta.device)
+        ends = {"low": (self.centre - self.reach).flatten(), "high": (self.centre + self.reach).flatten()}
+        view = ImageView(self.affine.channels, self._background, self.variation, **ends).to(self.warp.theta.device)
         with torch.no_grad():
             view.warp.theta.copy_(theta)
             view.sign.fill_(sign)
@@ -174,10 +194,9 @@ class ImageView(View):
             grid = grid + drawn.displacement
         if self._background is None:
             return functional.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
-        above = functional.grid_sample(
-            x - self._background, grid, mode="bilinear", padding_mode="zeros", align_corners=False
-        )
-        return above + self._background
+        behind = (self._background - self.centre) / self.reach if self._own_scale else self._background
+        above = functional.grid_sample(x - behind, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        return above + behind
 
 
 class FeatureView(View):
@@ -262,7 +281,7 @@ def view_for(records: Tensor, features: Tensor) -> View:
         InvalidValue: there is none.
     """
     if records.dim() == 4:
-        return ImageView(records.shape[1], background_of(records)).to(records.device)
+        return image_view(records, *scale_of(records))
     if records.dim() in (2, 3):
         spread = features.std(dim=0) if len(features) > 1 else torch.ones_like(features[0])
         return FeatureView(spread.clamp(min=1e-6)).to(records.device)
@@ -270,6 +289,26 @@ def view_for(records: Tensor, features: Tensor) -> View:
         f"there is no ready view for records of shape {tuple(records.shape[1:])}; allowed: (d,), (c, l), (c, h, w); or "
         'plan with parameters="adapters"'
     )
+
+
+def image_view(images: Tensor, low: Tensor, high: Tensor) -> ImageView:
+    """The view of images (m, c, h, w) whose values lie between low and high, one for all channels or (c,)."""
+    return ImageView(images.shape[1], background_of(images), low=low, high=high).to(images.device)
+
+
+def scale_of(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Darkest and brightest value that images (m, c, h, w) may have, where nobody declares it.
+
+    The usual scales, [-1, 1] and [0, 1], are taken as such; otherwise each channel's own ends, which normalised
+    channels reach.
+    """
+    least, most = float(images.min()), float(images.max())
+    for low, high in ((0.0, 1.0), (-1.0, 1.0)):
+        if low <= least and most <= high:
+            return torch.tensor(low), torch.tensor(high)
+    ends = images.transpose(0, 1).flatten(1)
+    low_, high_ = ends.amin(dim=1), ends.amax(dim=1)
+    return low_, torch.maximum(high_, low_ + 1e-6)
 
 
 def background_of(images: Tensor) -> float | None:

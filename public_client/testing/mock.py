@@ -42,6 +42,7 @@ from shared.privacy.filter import PrivacyFilter
 from shared.protocol import arrays
 from shared.protocol import limits as protocol
 from shared.protocol.checks import invalid
+from shared.protocol.contract import DataContract
 from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
 from shared.protocol.payloads import float_bytes
 from shared.protocol.receipts import encode_receipt
@@ -82,6 +83,7 @@ def mock_description(
     name: str = "mock",
     classes: int = 0,
     partly_labelled: bool = False,
+    contract: DataContract | None = None,
 ) -> Description:
     """What a curator with a fresh budget and the usual limits would say of such a data set.
 
@@ -93,6 +95,7 @@ def mock_description(
         name: the data set's.
         classes: C of the labels; 0 where there are none.
         partly_labelled: whether some records may have no label.
+        contract: what its operator declares of the records' values.
 
     Returns:
         A description for `MockCurator`.
@@ -117,6 +120,7 @@ def mock_description(
         software_version="mock",
         classes=classes,
         partly_labelled=partly_labelled,
+        contract=contract or DataContract(),
     )
 
 
@@ -243,6 +247,7 @@ class MockCurator(Curator):
             "client_budget": budget,
             "limits": pb.Limits(**asdict(told.limits)),
             "ledger_public_key": self._key.public_key().public_bytes_raw(),
+            "contract": told.contract.to_message(),
         }
         return pb.DescribeResponse(**{one.name: getattr(told, one.name) for one in fields(told)} | own)
 

@@ -132,6 +132,11 @@ class Checkpoint:
         return value
 
 
+def begun_in(directory: Path) -> bool:
+    """Whether a run was declared in a checkpoint's directory, at one curator or at one of several."""
+    return any(directory.glob("run.json")) or any(directory.glob("sites/*/run.json"))
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import json
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -104,12 +104,14 @@ class Method(Recipe):
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
         """See `Recipe`: what such a plan reached where it was measured."""
-        measured, advice = measured_text(plan)
-        return [("reaches", f"{measured};"), ("", advice)]
+        first, *rest = measured_text(plan)
+        return [("reaches", first), *(("", line) for line in rest)]
 
 
-def plan_json(plan: Plan) -> str:
-    """A method's plan as one JSON document for ``--format json``."""
+def plan_json(plan: Plan, compared: Plan | None = None) -> str:
+    """A method's plan as one JSON document for ``--format json``, with that of the evaluation that follows it."""
     alike = measured_alike(plan)
-    known = {"fits": plan.fits, "measured_alike": None if alike is None else asdict(alike)}
+    known: dict[str, Any] = {"fits": plan.fits, "measured_alike": None if alike is None else asdict(alike)}
+    if compared is not None:
+        known["evaluation"] = compared.to_json()
     return json.dumps(plan.to_json() | known, indent=1, sort_keys=True)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.data.ranks import Ranks
 from public_client.plans.declarable import Declarable, quoted
@@ -229,6 +230,7 @@ class Group:
 def ask_first(
     sites: Sequence[Site],
     declarable: Callable[[tuple[int, ...]], Declarable],
+    check: Callable[[Description], None],
     *,
     straggler_s: float | None = None,
     all_or_none: bool = False,
@@ -238,6 +240,7 @@ def ask_first(
     Args:
         sites: of one training; those whose run is declared already are not asked.
         declarable: what would be declared for records of a shape.
+        check: refuses a data set that does not go with the source.
         straggler_s: see `ask_each`.
         all_or_none: refuses the training where a site would be set aside.
 
@@ -259,6 +262,7 @@ def ask_first(
                 f"{site.name} holds records of shape {description.record_shape}, the others of {shape}; train for it "
                 "apart"
             )
+        check(description)
         plan, answer = quoted(site.curator, ready, site.plan)
         if not answer.fits:
             raise BudgetExhausted(

@@ -147,6 +147,20 @@ class Extractor:
         """The tensors by name (shared, not copied)."""
         return dict(self._weights)
 
+    def on(self, device: torch.device) -> Extractor:
+        """The same extractor on a device."""
+        return Extractor.from_graph(self.graph, self._weights, device=device)
+
+    def differentiable(self, records: Tensor) -> Tensor:
+        """Features (b, feature_dimension) of public records (b, *input_shape), with a graph back to the records.
+
+        Raises:
+            InvalidValue: they are of another shape or type.
+        """
+        self._place(records)
+        parts = torch.split(records.to(self.device), self._chunk(len(records), None))
+        return torch.cat([self._evaluator(self._weights)(part, {}) for part in parts])
+
     def features(
         self, records: Tensor, parameters: Mapping[str, Tensor] | None = None, *, chunk_size: int | None = None
     ) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional
 
 from shared.extractor import functions as f
-from shared.extractor import views
+from shared.extractor import sequence_layers, views
 
 _PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid", "cos")
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv")
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "matmul")
 
 FUNCTIONS: dict[Any, f.Function] = {
     # Names from this table, never from outside.
@@ -44,6 +44,14 @@ FUNCTIONS: dict[Any, f.Function] = {
     **{getattr(operator, name): f.binary(name) for name in _ARITHMETIC},
     **{getattr(torch, name): f.binary(name) for name in ("add", "sub", "mul")},
     torch.div: f.binary("truediv"),
+    **dict.fromkeys((torch.matmul, torch.bmm), f.binary("matmul")),
+    **dict.fromkeys((functional.softmax, torch.softmax), views.over_last("softmax")),
+    functional.normalize: views.normalize,
+    functional.scaled_dot_product_attention: sequence_layers.scaled_dot_product_attention,
+    torch.permute: views.permute,
+    torch.transpose: views.transpose,
+    torch.split: views.split,
+    torch.chunk: views.chunk,
     operator.iadd: f.binary("add"),
     operator.imul: f.binary("mul"),
     **dict.fromkeys((operator.neg, torch.neg), f.negative),
@@ -61,7 +69,15 @@ METHODS: dict[str, f.Function] = {
     "view": views.view,
     "unflatten": views.unflatten,
     "size": views.size,
-    **dict.fromkeys(("contiguous", "float", "clone"), f.keep),
+    "permute": views.permute,
+    "transpose": views.transpose,
+    "split": views.split,
+    "chunk": views.chunk,
+    "softmax": views.over_last("softmax"),
+    **dict.fromkeys(("matmul", "bmm"), f.binary("matmul")),
+    **dict.fromkeys(("expand", "repeat"), sequence_layers.expanded),
+    # A record is float32; an embedding takes its whole numbers as they are.
+    **dict.fromkeys(("contiguous", "float", "clone", "long", "int"), f.keep),
 }
 """How each tensor method is lowered."""
 
@@ -69,14 +85,14 @@ _LATER = "end the extractor before it: it belongs to the classifier, which stays
 _LAYER = "call a layer that owns the weights, such as nn.Linear or nn.Conv2d"
 _WHOLE = "use layers that treat a record as a whole, such as nn.Linear and nn.Conv2d"
 INSTEAD: dict[str, str] = {
-    **dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), _LATER),
-    **dict.fromkeys(("linear", "conv1d", "conv2d", "matmul", "bmm", "mm", "einsum"), _LAYER),
+    **dict.fromkeys(("log_softmax", "cross_entropy"), _LATER),
+    **dict.fromkeys(("linear", "conv1d", "conv2d", "mm", "einsum"), _LAYER),
+    "arange": "hold positions as an nn.Parameter or a buffer, and add it",
     "batch_norm": "use nn.BatchNorm2d in eval mode, or nn.GroupNorm",
     "group_norm": "use nn.GroupNorm",
     "layer_norm": "use nn.LayerNorm",
-    "normalize": "use nn.LayerNorm; each record is clipped after the extractor anyway",
     "interpolate": "an extractor only shrinks its input: leave upsampling out",
-    **dict.fromkeys(("permute", "transpose", "chunk", "split"), _WHOLE),
+    **dict.fromkeys(("roll", "gather", "index_select"), _WHOLE),
     "stack": "use torch.cat along dim=1",
     "stochastic_depth": "replace the StochasticDepth layers by nn.Identity(), which they are in eval mode",
     "detach": "leave it out: gradients are taken for the declared parameters only",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.extractor.lowering import UNKNOWN, Builder, Refused, Traced
+from shared.extractor.sequence_layers import Held
 
 Function = Callable[..., Any]
 
@@ -125,6 +126,10 @@ def binary(name: str) -> Function:
     def lower(builder: Builder, input: Any, other: Any, alpha: Any = 1, inplace: bool = False) -> Any:
         if alpha != 1:
             raise Refused("alpha is not in the vocabulary", "multiply first")
+        if isinstance(input, Traced) and isinstance(other, Held) and input.shape is not None:
+            return _of_tensors(builder, name, input, other.beside(builder, len(input.shape)))
+        if isinstance(other, Traced) and isinstance(input, Held) and other.shape is not None:
+            return _of_tensors(builder, name, input.beside(builder, len(other.shape)), other)
         if isinstance(input, Traced) and isinstance(other, Traced):
             return _of_tensors(builder, name, input, other)
         if isinstance(input, Traced) and type(other) in (int, float):
@@ -148,7 +153,11 @@ def _of_tensors(builder: Builder, name: str, a: Traced, b: Traced) -> Traced:
         return builder.emit("multiply", a, b)
     if name == "sub":
         return builder.emit("add", a, negative(builder, b))
-    raise Refused("division of two tensors is not in the vocabulary", "use +, - and * of tensors")
+    if name == "matmul":
+        return builder.emit("matmul", a, b)
+    if name == "truediv":
+        return builder.emit("divide", a, b)
+    raise Refused(f"{name} of two tensors is not in the vocabulary", "use +, -, *, / and @ of tensors")
 
 
 def _with_constant(builder: Builder, name: str, x: Traced, constant: float) -> Traced:

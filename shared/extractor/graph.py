@@ -58,7 +58,7 @@ class Node:
         operation: a name in `VOCABULARY`.
         inputs: numbers of earlier values.
         path: the layer's path in the traced module, the prefix of its tensors' names; empty for operations without
-            tensors. Two nodes with one path share their tensors.
+            tensors. Two nodes with one path share the tensors that both name.
         attributes: values by name; never changed.
     """
 
@@ -121,7 +121,7 @@ class ExtractorGraph:
     def shapes(self) -> tuple[Shape, ...]:
         """Shape of each value, the record's first."""
         shapes: list[Shape] = [self.input_shape]
-        layers: dict[str, tuple[str, Attributes]] = {}
+        owners: dict[str, tuple[str, Attributes]] = {}
         total = math.prod(self.input_shape)
         for position, node in enumerate(self.nodes):
             try:
@@ -131,11 +131,10 @@ class ExtractorGraph:
             total += math.prod(shape)
             if total > MAX_ACTIVATION_VALUES:  # stop at once: later sizes could only grow
                 raise InvalidValue(f"node {position}: the values of one record exceed {MAX_ACTIVATION_VALUES} numbers")
-            if operation_of(node).tensors(node.attributes):
-                layer = (node.operation, node.attributes)
-                if layers.setdefault(node.path, layer) != layer:
-                    raise InvalidValue(f"node {position}: path {node.path!r} names two different layers")
-            elif node.path:
+            own, layer = operation_of(node).tensors(node.attributes), (node.operation, node.attributes)
+            if any(owners.setdefault(tensor_name(node.path, name), layer) != layer for name in own):
+                raise InvalidValue(f"node {position}: path {node.path!r} names two different layers")
+            if node.path and not own:
                 raise InvalidValue(f"node {position}: {node.operation} has no tensors and takes no path")
             shapes.append(shape)
         return tuple(shapes)
@@ -214,8 +213,8 @@ class ExtractorGraph:
 
 
 def tensor_name(path: str, name: str) -> str:
-    """Name of a layer's tensor, as `nn.Module.state_dict` spells it."""
-    return f"{path}.{name}" if path else name
+    """Name of a layer's tensor, as `nn.Module.state_dict` spells it; a tensor that is no layer's is its path."""
+    return f"{path}.{name}" if path and name else path or name
 
 
 def operation_of(node: Node) -> Operation:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared.extractor import adapters, functions, views
+from shared.extractor import adapters, functions, sequence_layers, views
 from shared.extractor.lowering import Builder, Refused, Traced
 from shared.extractor.vocabulary import VOCABULARY
 
@@ -84,6 +84,12 @@ def _instance_norm(builder: Builder, layer: Any, path: str, x: Traced) -> Traced
     return builder.emit("group_norm", x, path=path, **channels, eps=layer.eps, affine=layer.affine)
 
 
+def _embedding(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+    if layer.max_norm is not None:
+        raise Refused("an embedding with max_norm changes its weights as it is read", "leave max_norm out")
+    return _layer("embedding")(builder, layer, path, x)
+
+
 _ALIKE: tuple[type[nn.Module], ...] = (nn.Linear, nn.ReLU, nn.ELU, nn.SELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid)
 _ALIKE += (nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid)
 
@@ -104,6 +110,12 @@ MODULES: dict[type[nn.Module], Lower] = {
     nn.ReLU6: _layer("hardtanh"),
     nn.LeakyReLU: _layer("leaky_relu"),
     nn.GELU: _call(functions.gelu),
+    nn.Softmax: lambda builder, layer, _, x: views.over_last("softmax")(builder, x, layer.dim),
+    nn.Embedding: lambda builder, layer, path, x: _embedding(builder, layer, path, x),
+    nn.TransformerEncoderLayer: sequence_layers.encoder_layer,
+    nn.TransformerEncoder: sequence_layers.encoder,
+    **dict.fromkeys((nn.GRU, nn.LSTM), sequence_layers.recurrent),
+    nn.MultiheadAttention: sequence_layers.multihead,
     nn.Flatten: lambda builder, layer, _, x: views.flatten(builder, x, layer.start_dim, layer.end_dim),
     nn.Unflatten: lambda builder, layer, _, x: views.unflatten(builder, x, layer.dim, layer.unflattened_size),
     **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout), _call(functions.keep)),
@@ -117,16 +129,17 @@ MODULES: dict[type[nn.Module], Lower] = {
 }
 """How each layer is lowered; only these exact types, since a subclass may compute something else."""
 
-_RECURRENT = "use nn.Conv1d and pooling over time, or run this part on public data only and send its features"
+_RECURRENT = "use nn.GRU or nn.LSTM with batch_first=True, or nn.Conv1d and pooling over time"
+_ENCODER = "use nn.TransformerEncoder with batch_first=True"
 _LATER = "end the extractor before it: it belongs to the classifier, which stays with you"
 INSTEAD: dict[str, str] = {
     "SyncBatchNorm": "convert to nn.BatchNorm2d in eval mode, or use nn.GroupNorm",
     "BatchNorm3d": "use two-dimensional layers and nn.BatchNorm2d in eval mode",
     "LazyBatchNorm2d": "run one forward pass so that its sizes are known, then call eval()",
     **dict.fromkeys(("LazyConv2d", "LazyLinear"), "run one forward pass so that its sizes are known"),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _RECURRENT),
-    **dict.fromkeys(("MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer"), _RECURRENT),
-    **dict.fromkeys(("Embedding", "EmbeddingBag"), "encode categories as float columns (one-hot) and use nn.Linear"),
+    **dict.fromkeys(("RNN", "GRUCell", "LSTMCell"), _RECURRENT),
+    **dict.fromkeys(("Transformer", "TransformerDecoder", "TransformerDecoderLayer"), _ENCODER),
+    "EmbeddingBag": "use nn.Embedding and .mean(dim=1)",
     "Conv3d": "use nn.Conv2d with the third dimension as channels",
     "ConvTranspose1d": "an extractor only shrinks its input: use nn.Conv1d",
     "ConvTranspose2d": "an extractor only shrinks its input: use nn.Conv2d",
@@ -135,7 +148,7 @@ INSTEAD: dict[str, str] = {
     "RReLU": "use nn.LeakyReLU: random slopes would differ between records",
     "LocalResponseNorm": "use nn.GroupNorm",
     "RMSNorm": "use nn.LayerNorm",
-    **dict.fromkeys(("Softmax", "LogSoftmax", "CrossEntropyLoss"), _LATER),
+    **dict.fromkeys(("LogSoftmax", "CrossEntropyLoss"), _LATER),
     **dict.fromkeys(("Fold", "Unfold"), "use nn.Conv2d"),
     "LPPool2d": "use nn.AvgPool2d or nn.MaxPool2d",
     "PixelShuffle": "use nn.Conv2d and nn.MaxPool2d",
@@ -144,7 +157,7 @@ INSTEAD: dict[str, str] = {
 ELSE = "use a layer or function from the table in docs/ml-team/extractors.md"
 
 
-def lower_module(builder: Builder, layer: nn.Module, path: str, arguments: tuple[Any, ...]) -> Traced:
+def lower_module(builder: Builder, layer: nn.Module, path: str, arguments: tuple[Any, ...]) -> Any:
     """Lowers one leaf layer; raises Refused with what to use instead."""
     if layer._forward_hooks or layer._forward_pre_hooks:
         raise Refused("hooks are code and cannot travel", "remove the hooks (or the weight norm that installed them)")
@@ -154,6 +167,8 @@ def lower_module(builder: Builder, layer: nn.Module, path: str, arguments: tuple
     lower = MODULES.get(type(layer))
     if lower is None:
         raise Refused(f"{type(layer).__name__} is not in the vocabulary", instead_of(layer))
+    if isinstance(layer, nn.MultiheadAttention):
+        return sequence_layers.self_attention(builder, layer, path, arguments)
     if len(arguments) != 1 or not isinstance(arguments[0], Traced):
         raise Refused(f"{type(layer).__name__} must be called with one tensor", "pass one tensor")
     return lower(builder, layer, path, arguments[0])

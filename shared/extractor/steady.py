@@ -11,6 +11,7 @@ slower); `where`, `masked_fill`, `clamp` backwards and the pools of maxima branc
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -127,3 +128,38 @@ def _cut(x: Tensor, axis: int, pieces: int) -> Tensor:
     """One axis as (pieces, length of each); axis counts from the end."""
     at = x.dim() + axis
     return x.reshape(*x.shape[:at], pieces, x.shape[at] // pieces, *x.shape[at + 1 :])
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Softmax over the last side."""
+    # A shift changes nothing, so neither does its gradient; the lower end keeps powers of two normal numbers.
+    powers = torch.exp2(functional.hardtanh(_LOG2_E * (x - x.amax(dim=-1, keepdim=True).detach()), -125.0, 0.0))
+    shares: Tensor = powers / powers.sum(dim=-1, keepdim=True)
+    return shares
+
+
+def normalize(x: Tensor, axis: int, eps: float) -> Tensor:
+    """X over its Euclidean norm along one side, or over eps where that is larger."""
+    square = x.square().sum(dim=axis, keepdim=True)
+    return x * torch.rsqrt(torch.relu(square - eps**2) + eps**2)
+
+
+Step = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
+"""(what the input gives to all gates, what the state gives, states) -> new states, the output first."""
+
+
+def gru_step(given: Tensor, kept: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Cho et al. 2014, as torch computes it: reset, update and new gate."""
+    (h,) = states
+    (r_x, z_x, n_x), (r_h, z_h, n_h) = given.chunk(3), kept.chunk(3)
+    reset, update = torch.sigmoid(r_x + r_h), torch.sigmoid(z_x + z_h)
+    new = tanh(n_x + reset * n_h)
+    return (new + update * (h - new),)
+
+
+def lstm_step(given: Tensor, kept: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Hochreiter & Schmidhuber 1997, as torch computes it: input, forget, cell and output gate."""
+    _, cell = states
+    i, f, g, o = (given + kept).chunk(4)
+    cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * tanh(g)
+    return torch.sigmoid(o) * tanh(cell), cell

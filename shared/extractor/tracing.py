@@ -19,10 +19,11 @@ from torch import fx, nn
 from shared.errors import ExtractorUnsupported, InvalidValue
 from shared.extractor.building import Extractor
 from shared.extractor.calls import FUNCTIONS, INSTEAD, METHODS
-from shared.extractor.graph import ExtractorGraph, operation_of
+from shared.extractor.graph import ExtractorGraph, operation_of, tensor_name
 from shared.extractor.lowering import UNKNOWN, Builder, Problem, Refused, Traced
 from shared.extractor.modules import ELSE, MODULES, lower_module
 from shared.extractor.operations import Shape
+from shared.extractor.sequence_layers import Held
 from shared.extractor.weights import module_weights
 
 AGREEMENT = 1e-3
@@ -207,15 +208,22 @@ class _Lowering:
             layer = self._module.get_submodule(str(node.target))
             return lower_module(self._builder, layer, str(node.target), (*arguments, *options.values()))
         if node.op == "get_attr":
-            raise Refused(
-                f"forward reads the tensor {node.target!r} directly",
-                "use a layer that owns it: nn.Linear, nn.Conv2d, or the adapters ChannelAffine and FeatureAffine",
-            )
+            return self._held(str(node.target))
         lower = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
         if lower is None:
             plain_name = _name(node).strip(".()").rstrip("_")
             raise Refused(f"{_name(node)} is not in the vocabulary", INSTEAD.get(plain_name, ELSE))
         return lower(self._builder, *arguments, **options)
+
+    def _held(self, target: str) -> Held:
+        """A tensor that forward reads itself."""
+        trained = dict(self._module.named_parameters(remove_duplicate=False)).get(target)
+        found = trained if trained is not None else dict(self._module.named_buffers(remove_duplicate=False)).get(target)
+        if found is None:
+            raise Refused(f"forward reads {target!r}, which is no parameter or buffer", "register it with the module")
+        if found.dtype != torch.float32:
+            raise Refused(f"{target} is {found.dtype}; only float32 travels", "call .float()")
+        return Held(target, tuple(found.shape), trained is not None)
 
     def _refuse_in_place(self, node: fx.Node) -> None:
         """An in-place operation changes a value that others may still read; the graph would not."""
@@ -248,7 +256,7 @@ def _refuse_tied(module: nn.Module, graph: ExtractorGraph) -> None:
     owners: dict[int, str] = {}
     for node in graph.nodes:
         for name in operation_of(node).parameters(node.attributes):
-            tensor = getattr(module.get_submodule(node.path), name)
+            tensor = module.get_parameter(tensor_name(node.path, name))
             if owners.setdefault(id(tensor), node.path) != node.path:
                 raise Refused(
                     f"{node.path}.{name} is tied to a tensor of {owners[id(tensor)]}",
@@ -283,6 +291,8 @@ def _compare(module: nn.Module, graph: ExtractorGraph) -> None:
     device = next((tensor.device for tensor in weights.values()), torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     records = torch.randn(2, *graph.input_shape, generator=generator).to(device)
+    if words := [node.attributes["num_embeddings"] for node in graph.nodes if node.operation == "embedding"]:
+        records = torch.randint(min(words), (2, *graph.input_shape), generator=generator).float().to(device)
     with torch.no_grad(), evaluating(module):
         expected = module(records.clone())
     rebuilt = Extractor.from_graph(graph, weights, device=device).features(records)

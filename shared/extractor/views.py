@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from shared.extractor.functions import Function, adaptive_pool
 from shared.extractor.lowering import BATCH, UNKNOWN, Batch, Builder, Refused, Traced
+from shared.extractor.sequence_layers import Held, Last, place
 
 
 def side_reduction(form: str) -> Function:
@@ -24,6 +25,9 @@ def side_reduction(form: str) -> Function:
         rank = len(input.shape) + 1
         given = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
         dims = {d % rank for d in given if isinstance(d, int)}
+        if rank == 3 and dims == {1} and not keepdim:  # over the places of a sequence (t, d)
+            turned = builder.emit("permute", input, order=(1, 0))
+            return builder.reshape(adaptive_pool(form, 1)(builder, turned, 1), input.shape[1:])
         if len(given) != len(dims) or dims != set(range(2, rank)) or rank < 3:
             raise Refused(
                 "only a reduction over all spatial sides (dim=(2, 3)) keeps records and channels apart",
@@ -87,15 +91,27 @@ unsqueeze = reshaping(Tensor.unsqueeze, "use unsqueeze(1)")
 
 def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None = None) -> Traced:
     """torch.cat along the channels or features."""
-    values = list(tensors)
+    shapes = [value.shape for value in tensors if isinstance(value, Traced)]
+    rank = max((len(shape) for shape in shapes if shape is not None), default=0)
+    values: list[Any] = [
+        value.beside(builder, rank) if isinstance(value, Held) and rank else value for value in tensors
+    ]
     if any(not isinstance(value, Traced) for value in values):
         raise Refused("torch.cat takes a list of traced tensors", "keep constants out")
     if any(value.shape is None for value in values):
         return UNKNOWN
-    where = dim if axis is None else axis
-    if where % (len(values[0].shape) + 1) != 1:
-        raise Refused(f"torch.cat along dimension {where} is not in the vocabulary", "concatenate along dim=1")
-    return values[0] if len(values) == 1 else builder.emit("concat", *values)
+    where = (dim if axis is None else axis) % (len(values[0].shape) + 1) - 1
+    if where < 0:
+        raise Refused("torch.cat along the batch mixes records", "concatenate along dim=1")
+    if len(values) == 1:
+        only: Traced = values[0]
+        return only
+    if where == 0:
+        return builder.emit("concat", *values)
+    # `concat` joins first sides: the one that is meant is brought there and back.
+    order = (where, *(side for side in range(rank) if side != where))
+    joined = builder.emit("concat", *(builder.emit("permute", value, order=order) for value in values))
+    return builder.emit("permute", joined, order=tuple(order.index(side) for side in range(rank)))
 
 
 def size(builder: Builder, input: Traced, dim: int | None = None) -> Any:
@@ -114,9 +130,110 @@ def attribute(builder: Builder, input: Any, name: str) -> Any:
 
 
 def item(builder: Builder, input: Any, index: Any) -> Any:
-    """Indexing: only of a shape."""
+    """Indexing: of a shape, of what a layer returns, and of a record's sides by constants, as x[:, 0]."""
     if input is UNKNOWN:
         return UNKNOWN
     if isinstance(input, tuple) and isinstance(index, (int, slice)):
         return input[index]
-    raise Refused("indexing a tensor is not in the vocabulary", "use layers that keep the whole record")
+    if isinstance(input, Last) and isinstance(index, int):
+        return input.states[index]
+    if isinstance(input, Traced) and isinstance(index, tuple) and input.shape is not None:
+        return _indexed(builder, input, index)
+    raise Refused("indexing a tensor so is not in the vocabulary", "use x[:, 0], x[:, a:b] with constants")
+
+
+def _indexed(builder: Builder, x: Traced, index: tuple[Any, ...]) -> Traced:
+    if Ellipsis in index:
+        missing = len(x.shape or ()) + 2 - len(index)
+        at = index.index(Ellipsis)
+        index = (*index[:at], *(slice(None),) * missing, *index[at + 1 :])
+    batch, *sides = index
+    if batch != slice(None) or len(sides) > len(x.shape or ()):
+        raise Refused("indexing must leave the batch alone", "begin with x[:, ...]")
+    axis = 0
+    for one in sides:
+        assert x.shape is not None, "a refusal ends this"
+        length = x.shape[axis]
+        if type(one) is int and -length <= one < length:
+            x = place(builder, x, axis, one % length)
+            continue
+        if not isinstance(one, slice) or one.step not in (None, 1):
+            raise Refused("indexing by anything but constants and slices without a step", "use x[:, a:b]")
+        begin, end, _ = one.indices(length)
+        if (begin, end) != (0, length):
+            x = builder.emit("slice", x, axis=axis, begin=begin, end=end)
+        axis += 1
+    return x
+
+
+def permute(builder: Builder, input: Traced, *dims: Any) -> Traced:
+    """x.permute(0, 2, 1): the batch stays first."""
+    order = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
+    if input.shape is None:
+        return UNKNOWN
+    rank = len(input.shape) + 1
+    turned = tuple(d % rank for d in order)
+    if len(turned) != rank or turned[0] != 0:
+        raise Refused(f"permute{order} moves the batch", "leave dimension 0 first")
+    return builder.emit("permute", input, order=tuple(d - 1 for d in turned[1:]))
+
+
+def transpose(builder: Builder, input: Traced, dim0: int, dim1: int) -> Traced:
+    """x.transpose(1, 2)."""
+    if input.shape is None:
+        return UNKNOWN
+    order = list(range(len(input.shape) + 1))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return permute(builder, input, *order)
+
+
+def split(builder: Builder, input: Traced, split_size: Any, dim: int = 0) -> Any:
+    """x.split(size, dim) and x.split([a, b], dim)."""
+    if input.shape is None:
+        return UNKNOWN
+    axis = dim % (len(input.shape) + 1) - 1
+    if axis < 0:
+        raise Refused("a split along the batch mixes records", "name another dimension")
+    length = input.shape[axis]
+    if isinstance(split_size, int):
+        sizes = [min(split_size, length - begin) for begin in range(0, length, split_size)]
+    else:
+        sizes = list(split_size)
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return tuple(
+        builder.emit("slice", input, axis=axis, begin=end - size, end=end)
+        for size, end in zip(sizes, ends, strict=True)
+    )
+
+
+def chunk(builder: Builder, input: Traced, chunks: int, dim: int = 0) -> Any:
+    """x.chunk(3, dim=-1)."""
+    if input.shape is None:
+        return UNKNOWN
+    length = (0, *input.shape)[dim % (len(input.shape) + 1)]
+    return split(builder, input, max(1, -(-length // chunks)), dim)
+
+
+def over_last(name: str) -> Function:
+    """What is computed along the last side: softmax."""
+
+    def lower(builder: Builder, input: Traced, dim: int | None = None, dtype: Any = None) -> Traced:
+        if input.shape is None:
+            return UNKNOWN
+        if dim is None or dim % (len(input.shape) + 1) != len(input.shape):
+            raise Refused(f"{name} along dimension {dim} is not in the vocabulary", "use dim=-1")
+        return builder.emit(name, input)
+
+    return lower
+
+
+def normalize(
+    builder: Builder, input: Traced, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None
+) -> Traced:
+    """F.normalize by the Euclidean norm."""
+    if input.shape is None:
+        return UNKNOWN
+    axis = dim % (len(input.shape) + 1) - 1
+    if p != 2 or axis < 0 or out is not None:
+        raise Refused(f"normalize with p={p} along dimension {dim} is not in the vocabulary", "use p=2 and dim=1 or -1")
+    return builder.emit("normalize", input, axis=axis, eps=eps)

@@ -21,6 +21,7 @@ from shared.extractor import steady
 from shared.extractor.attributes import MAX_CONSTANT, MAX_EXTENT, Attributes, Rule, flag, integers, real, window
 from shared.extractor.layers import LAYERS
 from shared.extractor.operations import Operation, Shape, need_rank, pooled, same, spatial
+from shared.extractor.sequences import SEQUENCES
 
 MAX_CONCATENATED = 64
 """Most inputs of one concatenation; DenseNet-201's widest block has 48."""
@@ -96,16 +97,10 @@ def _reshape_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
     return wanted
 
 
-def _equal_shapes(inputs: Sequence[Shape], _at: Attributes) -> Shape:
-    if inputs[0] != inputs[1]:
-        raise InvalidValue(f"the two terms must have one shape, got {inputs[0]} and {inputs[1]}")
-    return inputs[0]
-
-
 def _broadcast(inputs: Sequence[Shape], _at: Attributes) -> Shape:
     first, second = inputs
     if len(first) != len(second) or any(a != b and 1 not in (a, b) for a, b in zip(first, second, strict=True)):
-        raise InvalidValue(f"the two factors must have one shape, or sides of 1, got {first} and {second}")
+        raise InvalidValue(f"the two values must have one shape, or sides of 1, got {first} and {second}")
     return tuple(max(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -170,13 +165,20 @@ _STRUCTURE = (
         work=lambda _i, _o, _a: 0,
     ),
     Operation(
-        name="add", about="x + y (residual connections)", shape=_equal_shapes, apply=_plain(torch.add), inputs=(2, 2)
+        name="add", about="x + y (residual connections)", shape=_broadcast, apply=_plain(torch.add), inputs=(2, 2)
     ),
     Operation(
         name="multiply",
         about="x * y (gates, squeeze and excitation)",
         shape=_broadcast,
         apply=_plain(torch.mul),
+        inputs=(2, 2),
+    ),
+    Operation(
+        name="divide",
+        about="x / y of two values of the record, such as a buffer of deviations",
+        shape=_broadcast,
+        apply=_plain(torch.div),
         inputs=(2, 2),
     ),
     Operation(
@@ -197,6 +199,6 @@ _STRUCTURE = (
 )
 
 VOCABULARY: Mapping[str, Operation] = MappingProxyType(
-    {operation.name: operation for operation in (*LAYERS, *_POOLS, *_ACTIVATIONS, *_STRUCTURE)}
+    {operation.name: operation for operation in (*LAYERS, *_POOLS, *_ACTIVATIONS, *_STRUCTURE, *SEQUENCES)}
 )
 """Every operation by its name."""

@@ -76,7 +76,7 @@ def check_weights(graph: ExtractorGraph, weights: Mapping[str, Tensor]) -> None:
 
 def module_weights(module: nn.Module, graph: ExtractorGraph) -> dict[str, Tensor]:
     """The tensors of a traced module that its graph names, detached."""
-    state = module.state_dict()
+    state = dict(module.named_buffers(remove_duplicate=False)) | module.state_dict()  # buffers need not persist
     _check_names(set(state) & set(graph.tensor_shapes), set(graph.tensor_shapes))
     return {name: state[name].detach() for name in graph.tensor_shapes}
 

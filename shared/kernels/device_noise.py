@@ -115,7 +115,8 @@ class DeviceSampler:
         if self.fused:
             from shared.kernels.fused_noise import draw  # needs Triton
 
-            draw(secret, self._table.thresholds, self._table.tie_breaks, self._table.aliases, out, first=first)
+            with torch.cuda.device(self._device):  # where Triton launches
+                draw(secret, self._table.thresholds, self._table.tie_breaks, self._table.aliases, out, first=first)
         else:
             for start in range(0, count, _CHUNK):
                 values = out[start : start + _CHUNK]

@@ -78,6 +78,11 @@ class FeatureMap:
         scale = target_norm / norm if float(norm) > 0.0 else torch.ones_like(norm)
         return cls(center=center.to(features.dtype), scale=scale.expand(center.shape).to(features.dtype).contiguous())
 
+    def extended(self, values: int) -> FeatureMap:
+        """The map of features with further values beside them, which it leaves as they are; the clip is of all."""
+        zeros = torch.zeros(values).to(self.center)
+        return FeatureMap(center=torch.cat([self.center, zeros]), scale=torch.cat([self.scale, zeros + 1.0]))
+
     def apply(self, features: Tensor) -> Tensor:
         """The affine part alone, differentiable.
 

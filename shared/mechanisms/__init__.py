@@ -13,8 +13,8 @@ from shared.mechanisms.evaluation.mechanism import EVALUATION
 from shared.mechanisms.gradient.mechanism import GRADIENT
 from shared.mechanisms.interface import AnyMechanism
 from shared.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT
-from shared.mechanisms.quantiles.mechanism import QUANTILES
-from shared.mechanisms.rows.mechanism import ROWS
+from shared.mechanisms.quantiles.mechanism import LABELLED_QUANTILES, QUANTILES
+from shared.mechanisms.rows.mechanism import LABELLED_ROWS, ROWS
 from shared.mechanisms.sinkhorn.mechanism import SINKHORN
 
 MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
@@ -29,6 +29,8 @@ MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
             CLASS_STATISTICS,
             LABELLED_GRADIENT,
             SINKHORN,
+            LABELLED_ROWS,
+            LABELLED_QUANTILES,
         )
     }
 )

@@ -2,6 +2,8 @@
 
 `rows` and `quantiles` are such mechanisms, and `gradient` releases one of them first. The directions are drawn after
 everything else is fixed; the price follows the law of the squared shift along them (docs/privacy, sections 2 and 6).
+The labelled ones append a record's weighted one-hot label to its mapped features and clip the two together: a replaced
+record then moves a row of d + C values by at most 1, whatever happens to its label.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ import abc
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
+from shared.kernels.clipping import RECORD_NORM
 from shared.kernels.directions import directions
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray, NoiseSource
@@ -36,12 +41,14 @@ class SlicedDeclaration(MessagePayload, message=pb.SlicedDeclaration, field="par
         sigma: standard deviation of the noise on each released value.
         coefficients: L of each direction; 0 for rows.
         feature_map: of every step that does not bring its own; None for the identity.
+        label_weight: of the one-hot label beside the mapped features; 0 where no labels are read.
     """
 
     directions: int
     sigma: float
     coefficients: int = 0
     feature_map: FeatureMap | None = None
+    label_weight: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +80,7 @@ class SlicedReply(MessagePayload, message=pb.SlicedReply, field="reply"):
         return [] if size == 32 else [("directions_seed", f"has {size} bytes; needs 32")]
 
     def directions(self, like: Tensor) -> Tensor:
-        """U of the step, (d, k), for features (m, d), in their type and on their device."""
+        """U of the step, (d, k), for what is projected (m, d), in its type and on its device."""
         k = self.values.values.shape[1]
         return directions(self.seed, like.shape[1], k, device=like.device).to(like)
 
@@ -83,7 +90,7 @@ class Seen:
     """What a step of a sliced release has looked at; private but for U and the map.
 
     Attributes:
-        raw: (b, d), features as the extractor computes them.
+        raw: (b, d), features as the extractor computes them, with labels where they are read.
         features: (b, d), mapped and clipped.
         U: (d, k).
         feature_map: of the step.
@@ -129,6 +136,10 @@ class Sliced(Mechanism[SlicedDeclaration, SlicedRequest, SlicedReply]):
     def own_violations(self, declared: SlicedDeclaration, run: RunSize, limits: Limits) -> list[Violation]:
         """Rules about `coefficients`."""
 
+    def dimension(self, facts: Facts) -> int:
+        """Of what is projected: the features, and the one-hot labels where they are read."""
+        return facts.model.feature_dimension + (facts.data.classes if self.needs_labels else 0)
+
     def rows(self, declared: SlicedDeclaration, batch: int) -> int:
         """Released values of each direction."""
         return declared.coefficients or batch
@@ -138,7 +149,7 @@ class Sliced(Mechanism[SlicedDeclaration, SlicedRequest, SlicedReply]):
         field, directions = "declaration.directions", declared.directions
         broken = between(field, directions, min(protocol.MAX_DIRECTIONS, limits.max_directions))
         broken += positive("declaration.sigma", declared.sigma)
-        broken += self.own_violations(declared, run, limits)
+        broken += self.own_violations(declared, run, limits) + self._label_violations(declared)
         reply_bytes = self.rows(declared, run.batch) * directions * 4 + FRAMING_BYTES
         if reply_bytes > limits.max_message_bytes:
             broken.append((field, f"make replies of {reply_bytes} bytes; at most {limits.max_message_bytes} are sent"))
@@ -147,6 +158,14 @@ class Sliced(Mechanism[SlicedDeclaration, SlicedRequest, SlicedReply]):
             text = f"times the batch of {run.batch} is more than {protocol.MAX_RELEASE_VALUES}; use fewer of either"
             broken.append((field, text))
         return broken + map_violations(declared.feature_map, facts, "declaration.feature_map")
+
+    def _label_violations(self, declared: SlicedDeclaration) -> list[Violation]:
+        field, weight = "declaration.label_weight", declared.label_weight
+        if not self.needs_labels:
+            return [(field, f"is {weight:g}; {self.name} reads no labels, send 0")] if weight else []
+        if 0.0 < weight <= RECORD_NORM:
+            return []
+        return [(field, f"is {weight:g}; allowed is above 0, to the clip norm of {RECORD_NORM:g}")]
 
     def check(
         self, request: SlicedRequest, declared: SlicedDeclaration, facts: Facts, limits: Limits
@@ -188,25 +207,41 @@ class Sliced(Mechanism[SlicedDeclaration, SlicedRequest, SlicedReply]):
             adapted: (p,) values of the adapted parameters, or None for the uploaded ones.
             names: the parameters whose gradients will be asked for.
         """
-        records, _ = step.sample.take(0, step.sample.count)
+        records, labels = step.sample.take(0, step.sample.count)
         drawn: list[tuple[bytes, Tensor]] = []
 
         def direct() -> None:
             seed = step.fresh_seed()
-            d, k = step.facts.model.feature_dimension, declared.directions
-            drawn.append((seed, directions(seed, d, k, device=step.device)))
+            drawn.append((seed, directions(seed, self.dimension(step.facts), declared.directions, device=step.device)))
             step.reached("directed")
 
         raw = step.model.features(records, adapted=adapted, names=names, meanwhile=direct).to(step.device)  # (b, d)
         mapped = own_map or declared.feature_map
         feature_map = FeatureMap.identity(raw.shape[1]) if mapped is None else mapped
         feature_map = feature_map.to(step.device)
+        if self.needs_labels:
+            assert labels is not None, "offered only where there are labels"
+            kinds, classes = torch.from_numpy(labels).to(step.device), step.facts.data.classes
+            raw = labelled(raw, kinds, classes=classes, weight=declared.label_weight)
+            feature_map = feature_map.extended(classes)
         features = feature_map.clipped(raw)
         step.reached("extracted")
         ((seed, U),) = drawn
         values = self.released(features, U, declared, step.noise)
         step.reached("released")
         return Seen(raw, features, U, feature_map, SlicedReply(seed, values))
+
+
+def labelled(features: Tensor, labels: Tensor, *, classes: int, weight: float) -> Tensor:
+    """Features (m, d) with the weighted one-hot labels beside them, (m, d + C): what `FeatureMap.extended` takes.
+
+    Args:
+        features: of records, or of generated ones.
+        labels: (m,).
+        classes: C.
+        weight: of the label.
+    """
+    return torch.cat([features, weight * functional.one_hot(labels, classes).to(features)], dim=1)
 
 
 def map_violations(feature_map: FeatureMap | None, facts: Facts, field: str) -> list[Violation]:

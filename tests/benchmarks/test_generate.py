@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks import generate, records
+from benchmarks import generate, generate_tables, records
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +19,8 @@ def test_the_page_holds_the_table_of_the_runs_on_file():
     assert generate.table(runs) in page
     for run in runs:
         assert run["priced"] <= run["epsilon"] * (1 + 1e-9)
-        assert run["method"] == generate.Replayed(low=0.0, high=1.0).to_json()
+        changed = {"matching": run["method"]["matching"]}
+        assert run["method"] == generate.Replayed(low=0.0, high=1.0).to_json() | changed
         assert 10.0 < run["accuracy"]["CNN"] < 100.0
 
 
@@ -29,3 +30,10 @@ def test_the_summary_is_a_line_of_json():
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
     assert json.loads(done.stdout) == generate.summary(records.read(generate.RESULTS))
+
+
+def test_the_page_holds_the_table_of_synthetic_tables():
+    assert (
+        generate_tables.table(records.read(generate_tables.RESULTS))
+        in (ROOT / "docs" / "ml-team" / "generate.md").read_text()
+    )

@@ -32,7 +32,10 @@ def of(name):
 
 
 def test_every_operation_is_measured():
-    assert {case.operation for case in CASES} == set(VOCABULARY)
+    """But for tensors of the module's own, which no number of a record meets."""
+    own = {name for name, operation in VOCABULARY.items() if operation.inputs == (0, 0)}
+    assert own == {"parameter", "buffer"}
+    assert {case.operation for case in CASES} == set(VOCABULARY) - own
 
 
 def test_the_case_s_shapes_are_those_of_the_vocabulary():

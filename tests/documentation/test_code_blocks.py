@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import textwrap
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS: dict[str, click.Group] = {"dpswd-curator": curator, "dpswd-client": client}
 OTHERS = {"bash", "chmod", "cp", "df", "ls", "tar"}
-LANGUAGES = {"console", "python", "pycon", "toml", "sql", "text"}
+LANGUAGES = {"console", "python", "pycon", "json", "toml", "sql", "text"}
 FENCE = re.compile(
     r"(?:<!-- (?P<mark>.+?) -->\n\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)\n *```", re.DOTALL
 )
@@ -51,6 +52,11 @@ def test_every_block_says_its_language():
     for page in PAGES:
         for found in FENCE.finditer(page.read_text()):
             assert found["language"] in LANGUAGES, f"{name_of(page)}: {found[0][:80]}"
+
+
+@pytest.mark.parametrize(("page", "mark", "code"), blocks("json"), ids=lambda given: given[:30])
+def test_json_is_json(page, mark, code):
+    json.loads(code)
 
 
 @pytest.mark.parametrize(("page", "mark", "code"), blocks("python"), ids=lambda given: given[:30])

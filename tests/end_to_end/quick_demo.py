@@ -7,7 +7,7 @@ import sys
 from public_client.cli import demonstration
 from public_client.cli.main import main
 
-demonstration._SETTINGS |= {"source.epochs": 1}
+demonstration._SETTINGS |= {"source.epochs": 1, "method.control_steps": 2}
 demonstration._METHODS = {
     "adapter": {
         "method.name": "adapter",

@@ -170,13 +170,16 @@ def test_the_command_rehearses_with_labels_and_saves_a_model(tmp_path, method, s
     """Digits behind a turn, whose labels the rehearsal's hospital has: the head beats the source-only classifier."""
     path = tmp_path / "model.safetensors"
     words = ["train", "--method", method, "--data", "digits", "--epsilon", "4", "--device", "cpu"]
-    words += ["--steps", str(steps)]
+    words += ["--steps", str(steps), "--set", "method.control_steps=20"]
+    words += ["--keep-best", "--evaluate-epsilon", "0.5"]
     done = CliRunner().invoke(main, [*words, "--source-epochs", "10", "--save", str(path), "--format", "json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert (found["method"], found["steps"]) == (method, steps)
-    assert 3.9 < found["spent"] <= 4.0
+    assert 3.9 < found["spent"] <= 4.5
+    assert ": adapted is delivered" in found["runs"][0]["sites"][0]["finding"]
     assert found["adapted"] > found["source_only"] + 5.0
+    assert 0.0 < found["control"] < found["adapted"]
     assert load_adapted(path, device="cpu").classes == 10
     dry = CliRunner().invoke(main, [*words, "--dry-run", "--format", "json"])
     assert dry.exit_code == 0, dry.output

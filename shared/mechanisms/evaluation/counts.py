@@ -20,7 +20,6 @@ from shared.kernels.noise import GridArray, Integer, NoiseSource, grid_step, rel
 from shared.mechanisms.interface import LabelArray
 from shared.mechanisms.linear import Integers
 from shared.protocol import limits as protocol
-from shared.protocol.checks import Violation
 from shared.protocol.limits import UNLABELLED
 from shared.protocol.payloads import MessagePayload, Wire
 from shared.protocol.v1 import curator_pb2 as pb
@@ -41,21 +40,16 @@ class EvaluationReply(MessagePayload, message=pb.EvaluationReply, field="reply")
     """What an evaluation releases, in units of records, as int32, or int64 of very many.
 
     Attributes:
-        correct: (1,), noised number of correct predictions; of partly labelled records (2,), of correct and of wrong
-            ones.
+        correct: (M,), noised number of correct predictions of each model; of partly labelled records (2,), of correct
+            and of wrong ones of one model.
         confusion: (C, C) noised counts, row the label, column the prediction; None unless declared.
         calibration: (3, B) noised sums: correct, wrong, and a quarter of the confidence's place in its bin; None unless
             declared.
     """
 
-    correct: Annotated[GridArray, Wire(shape=("correct, wrong",), most=2)]
+    correct: Annotated[GridArray, Wire(shape=("M",), most=protocol.MAX_CLASSES)]
     confusion: Annotated[GridArray | None, Wire(shape=("C", "C"), most=protocol.MAX_CLASSES**2)]
     calibration: Annotated[GridArray | None, Wire(shape=(3, "B"), most=3 * protocol.MAX_BINS)]
-
-    def broken_structure(self) -> list[Violation]:
-        """See `MessagePayload`."""
-        size = self.correct.values.size
-        return [] if size in (1, 2) else [("correct", f"holds {size} values; needed are 1 or 2")]
 
 
 class EvaluationCounter:
@@ -64,13 +58,16 @@ class EvaluationCounter:
     Args:
         classes: C, at least 2.
         bins: B of the confidence between 1/C and 1; 0 without calibration.
+        models: M; of more than one the numbers of correct predictions alone are counted.
     """
 
-    def __init__(self, *, classes: int, bins: int = 0) -> None:
+    def __init__(self, *, classes: int, bins: int = 0, models: int = 1) -> None:
         if classes < 2 or bins < 0:
             raise InvalidValue(f"counts need at least 2 classes and 0 or more bins; got {classes} and {bins}")
         self._classes = classes
         self._bins = bins
+        self._models = models
+        self._right: NDArray[np.int64] = np.zeros(models, dtype=np.int64)
         self.confusion: NDArray[np.int64] = np.zeros((classes, classes), dtype=np.int64)
         """Counts so far; private."""
         self._table: NDArray[np.int64] = np.zeros((2, bins), dtype=np.int64)
@@ -80,7 +77,7 @@ class EvaluationCounter:
         """Counts a chunk of records.
 
         Args:
-            features: (m, C) scores, floating point; NaN and infinities count as 0.
+            features: (m, M C) scores, the first model's first, floating point; NaN and infinities count as 0.
             labels: (m,) from 0 to C - 1; `UNLABELLED` records count nowhere.
 
         Raises:
@@ -88,17 +85,22 @@ class EvaluationCounter:
         """
         scores = features
         assert labels is not None, "offered only where there are labels"
-        if scores.dim() != 2 or scores.shape != (len(labels), self._classes) or labels.ndim != 1:
+        wide = self._models * self._classes
+        if scores.dim() != 2 or scores.shape != (len(labels), wide) or labels.ndim != 1:
             raise InvalidValue(
                 f"scores of shape {tuple(scores.shape)} and {labels.shape} labels cannot be counted; needed are (m, "
-                f"{self._classes}) and (m,)"
+                f"{wide}) and (m,)"
             )
         if len(labels) and not (labels.min() >= UNLABELLED and labels.max() < self._classes):
             raise InvalidValue(f"a label is outside of 0 to {self._classes - 1}")
         labelled = labels != UNLABELLED
         scores, labels = scores[torch.from_numpy(labelled).to(scores.device)], labels[labelled]
         finite = neutralise(scores.detach()).to("cpu", torch.float64).clamp(-LARGEST_SCORE, LARGEST_SCORE)
-        predictions = finite.argmax(dim=1).numpy()
+        each = finite.reshape(len(labels), self._models, self._classes).argmax(dim=2).numpy()
+        self._right += (each == labels[:, None]).sum(axis=0)
+        if self._models > 1:
+            return
+        predictions = each[:, 0]
         confidences = torch.softmax(finite, dim=1).max(dim=1).values.numpy()
         np.add.at(self.confusion, (labels, predictions), 1)
         if self._bins:
@@ -107,19 +109,18 @@ class EvaluationCounter:
             np.add.at(self._places, bins, places)
 
     @property
-    def sums(self) -> tuple[Integers, Integers, Integers]:
-        """See `Accumulator`: confusion (C, C), calibration counts (2, B), places (B,)."""
-        return self.confusion, self._table, self._places
+    def sums(self) -> tuple[Integers, Integers, Integers, Integers]:
+        """See `Accumulator`: confusion (C, C), calibration counts (2, B), places (B,), correct (M,)."""
+        return self.confusion, self._table, self._places, self._right
 
 
 def signals(
     sums: tuple[Integers, ...],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """What is noised of a counter's sums, private: correct (1,), confusion (C, C) and calibration (3, B)."""
-    confusion, table, places = sums
-    correct = np.array([np.trace(confusion)], dtype=np.float64)
+    """What is noised of a counter's sums, private: correct (M,), confusion (C, C) and calibration (3, B)."""
+    confusion, table, places, right = sums
     weighed = places * (CONFIDENCE_WEIGHT / _PLACE_UNITS)  # a power of two: exact
-    return correct, confusion.astype(np.float64), np.vstack([table, weighed]).astype(np.float64)
+    return right.astype(np.float64), confusion.astype(np.float64), np.vstack([table, weighed]).astype(np.float64)
 
 
 def released(

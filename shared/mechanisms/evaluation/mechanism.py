@@ -31,6 +31,15 @@ from shared.protocol.v1 import curator_pb2 as pb
 CORRECT_SENSITIVITY = 1.0
 """Right against wrong."""
 
+MAX_MODELS = 8
+"""Models that one release compares: source-only, a control and what was adapted are three."""
+
+
+def correct_sensitivity(models: int) -> float:
+    """Of the numbers of correct predictions of M models together: all of them right against all wrong."""
+    return CORRECT_SENSITIVITY if models == 1 else math.nextafter(math.sqrt(models), math.inf)
+
+
 CONFUSION_SENSITIVITY = math.nextafter(math.sqrt(2.0), math.inf)
 """Two different cells."""
 
@@ -48,6 +57,7 @@ class EvaluationDeclaration(MessagePayload, message=pb.EvaluationDeclaration, fi
         confusion_sigma: noise on each of the C^2 cells of the confusion matrix; 0: it is not released.
         bins: B, bins of the confidence; 0 without calibration.
         calibration_sigma: noise on each of the 3 B calibration sums; 0: they are not released.
+        models: M that are compared; with more than one the numbers of correct predictions alone are released.
         partly_labelled: whether the number of wrong predictions is released beside that of correct ones, with the same
             noise: of records that may have no label their sum is private.
     """
@@ -57,12 +67,8 @@ class EvaluationDeclaration(MessagePayload, message=pb.EvaluationDeclaration, fi
     confusion_sigma: float = 0.0
     bins: int = 0
     calibration_sigma: float = 0.0
+    models: int = 1
     partly_labelled: bool = False
-
-    @property
-    def correct_part(self) -> tuple[int, float]:
-        """How many numbers tell how many are correct, and how far a replaced record moves them."""
-        return (2, CONFUSION_SENSITIVITY) if self.partly_labelled else (1, CORRECT_SENSITIVITY)
 
 
 class EvaluationRequest(NoPayload):
@@ -70,7 +76,7 @@ class EvaluationRequest(NoPayload):
 
 
 class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, EvaluationReply]):
-    """Accuracy, confusion matrix and calibration of a submitted model, as noised counts of one joint release."""
+    """Accuracy, confusion matrix and calibration of a submitted model, or the accuracies of several: one release."""
 
     name = "evaluation"
     declaration = EvaluationDeclaration
@@ -84,11 +90,17 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
         """See `Mechanism`."""
         classes, scores = facts.data.classes, facts.model.feature_dimension
         broken = between("declaration.bins", declared.bins, protocol.MAX_BINS, least=0)
+        broken += between("declaration.models", declared.models, MAX_MODELS)
+        if declared.models > 1 and (declared.confusion_sigma or declared.bins):
+            broken.append(("declaration.models", "is more than 1: confusion matrix and calibration are of one model"))
         if declared.classes != classes:
             broken.append(("declaration.classes", f"is {declared.classes}; the data set's labels have {classes}"))
-        if scores != classes:
-            text = f"computes {scores} scores for each record; needed is one for each of {classes} classes"
+        if scores != classes * declared.models:
+            of_each = f", of each of {declared.models} models" if declared.models > 1 else ""
+            text = f"computes {scores} scores for each record; needed is one for each of {classes} classes{of_each}"
             broken.append(("parameters.graph_digest", text))
+        if declared.partly_labelled and declared.models > 1:
+            broken.append(("declaration.models", "is more than 1: of partly labelled records one model is evaluated"))
         if declared.partly_labelled != facts.data.partly_labelled:
             text = f"is {declared.partly_labelled}; of this data set it is {facts.data.partly_labelled}"
             broken.append(("declaration.partly_labelled", text))
@@ -110,7 +122,7 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
         cells, sums = declared.classes**2, 3 * declared.bins
         # Of the calibration sums two bins differ in four, one bin in three.
         released = (
-            (*declared.correct_part, declared.correct_part[0], declared.correct_sigma),
+            (*self._correct_part(declared), declared.correct_sigma),
             (cells, CONFUSION_SENSITIVITY, 2, declared.confusion_sigma),
             (sums, CALIBRATION_SENSITIVITY, min(4, sums), declared.calibration_sigma),
         )
@@ -120,13 +132,19 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
             if sigma
         )
 
+    def _correct_part(self, declared: EvaluationDeclaration) -> tuple[int, float, int]:
+        """How many numbers tell how many are correct, how far a replaced record moves them, and how many of them."""
+        if declared.partly_labelled:
+            return 2, CONFUSION_SENSITIVITY, 2
+        return declared.models, correct_sensitivity(declared.models), declared.models
+
     def work(self, declared: EvaluationDeclaration) -> tuple[object, ...]:
         """See `Mechanism`."""
-        return (declared.classes, declared.bins)
+        return (declared.classes, declared.bins, declared.models)
 
     def accumulator(self, declared: EvaluationDeclaration, facts: Facts, device: torch.device) -> EvaluationCounter:
         """See `LinearMechanism`."""
-        return EvaluationCounter(classes=declared.classes, bins=declared.bins)
+        return EvaluationCounter(classes=declared.classes, bins=declared.bins, models=declared.models)
 
     def released(
         self, declared: EvaluationDeclaration, facts: Facts, total: ShardSum, noise: NoiseSource
@@ -144,7 +162,8 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
 
     def summary(self, declared: EvaluationDeclaration, facts: Facts) -> str:
         """See `Mechanism`."""
-        told = ["the number of correct predictions"]
+        of_each = f" of each of {declared.models} models" if declared.models > 1 else ""
+        told = [f"the number of correct predictions{of_each}"]
         if declared.partly_labelled:
             told = ["the numbers of correct and of wrong predictions"]
         told += [f"{declared.classes} x {declared.classes} counts"] * bool(declared.confusion_sigma)

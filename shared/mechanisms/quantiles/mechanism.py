@@ -25,7 +25,7 @@ class Quantiles(Sliced):
 
     def part(self, declared: SlicedDeclaration, facts: Facts) -> QuantileCoefficients:
         """See `Sliced`."""
-        d, k, sigma = facts.model.feature_dimension, declared.directions, declared.sigma
+        d, k, sigma = self.dimension(facts), declared.directions, declared.sigma
         return QuantileCoefficients(d, k, declared.coefficients, sigma, grid_step(sigma))
 
     def released(self, features: Tensor, U: Tensor, declared: SlicedDeclaration, noise: NoiseSource) -> GridArray:
@@ -43,4 +43,16 @@ class Quantiles(Sliced):
         return f"sliced quantile coefficients ({declared.coefficients} in each of {declared.directions} directions)"
 
 
+class LabelledQuantiles(Quantiles):
+    """The same of features with labels beside them: the class-conditional release."""
+
+    name = "labelled_quantiles"
+    needs_labels = True
+
+    def summary(self, declared: SlicedDeclaration, facts: Facts) -> str:
+        """See `Mechanism`."""
+        return f"{super().summary(declared, facts)}, of features with their labels"
+
+
 QUANTILES = Quantiles()
+LABELLED_QUANTILES = LabelledQuantiles()

@@ -26,7 +26,7 @@ class Rows(Sliced):
 
     def part(self, declared: SlicedDeclaration, facts: Facts) -> RowProjections:
         """See `Sliced`."""
-        d, k, sigma = facts.model.feature_dimension, declared.directions, declared.sigma
+        d, k, sigma = self.dimension(facts), declared.directions, declared.sigma
         return RowProjections(d, k, sigma, grid_step(sigma))
 
     def released(self, features: Tensor, U: Tensor, declared: SlicedDeclaration, noise: NoiseSource) -> GridArray:
@@ -43,4 +43,16 @@ class Rows(Sliced):
         return f"noisy projections of every record in {declared.directions} directions"
 
 
+class LabelledRows(Rows):
+    """The same of features with labels beside them: the class-conditional release."""
+
+    name = "labelled_rows"
+    needs_labels = True
+
+    def summary(self, declared: SlicedDeclaration, facts: Facts) -> str:
+        """See `Mechanism`."""
+        return f"{super().summary(declared, facts)}, of features with their labels"
+
+
 ROWS = Rows()
+LABELLED_ROWS = LabelledRows()

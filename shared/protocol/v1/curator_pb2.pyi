@@ -284,6 +284,7 @@ class DescribeResponse(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
     CLASS_NAMES_FIELD_NUMBER: _builtins.int
+    CONTRACT_FIELD_NUMBER: _builtins.int
     PARTLY_LABELLED_FIELD_NUMBER: _builtins.int
     data_set: _builtins.str
     records: _builtins.int
@@ -322,6 +323,10 @@ class DescribeResponse(_message.Message):
     def class_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the classes in order, where the operator declares them."""
 
+    @_builtins.property
+    def contract(self) -> Global___DataContract:
+        """What the operator declares of the records' values; absent where nothing."""
+
     def __init__(
         self,
         *,
@@ -339,15 +344,62 @@ class DescribeResponse(_message.Message):
         software_version: _builtins.str = ...,
         classes: _builtins.int = ...,
         class_names: _abc.Iterable[_builtins.str] | None = ...,
+        contract: Global___DataContract | None = ...,
         partly_labelled: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "data_set_budget", b"data_set_budget", "limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "contract", b"contract", "data_set_budget", b"data_set_budget", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "partly_labelled", b"partly_labelled", "record_shape", b"record_shape", "records", b"records", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "contract", b"contract", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "partly_labelled", b"partly_labelled", "record_shape", b"record_shape", "records", b"records", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class DataContract(_message.Message):
+    """Public facts of the records' values, declared by the operator and checked at the hospital. Empty: not declared."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_RANGE_FIELD_NUMBER: _builtins.int
+    CHANNEL_MEAN_FIELD_NUMBER: _builtins.int
+    CHANNEL_STD_FIELD_NUMBER: _builtins.int
+    COLUMN_NAMES_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def value_range(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Smallest and largest value (2), before `channel_mean` and `channel_std` where these are declared."""
+
+    @_builtins.property
+    def channel_mean(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One number for each channel, or one for all: a served value is (value - mean) / std."""
+
+    @_builtins.property
+    def channel_std(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def column_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """A name for each number of a table's row, in order."""
+
+    @_builtins.property
+    def units(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their units, in the same order."""
+
+    def __init__(
+        self,
+        *,
+        value_range: _abc.Iterable[_builtins.float] | None = ...,
+        channel_mean: _abc.Iterable[_builtins.float] | None = ...,
+        channel_std: _abc.Iterable[_builtins.float] | None = ...,
+        column_names: _abc.Iterable[_builtins.str] | None = ...,
+        units: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_mean", b"channel_mean", "channel_std", b"channel_std", "column_names", b"column_names", "units", b"units", "value_range", b"value_range"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DataContract: _TypeAlias = DataContract  # noqa: Y015
 
 @_typing.final
 class UploadExtractorRequest(_message.Message):
@@ -763,7 +815,8 @@ class SlicedDeclaration(_message.Message):
     """---- Declarations, requests and replies of the mechanisms -----------------------------------------------------------
 
     Mechanism "rows": noisy projections, row by row, N(0, sigma^2) on each of batch_size * directions values (DP-SWD,
-    Algorithm 1). Mechanism "quantiles": N(0, sigma^2) on each of coefficients * directions values.
+    Algorithm 1). Mechanism "quantiles": N(0, sigma^2) on each of coefficients * directions values. "labelled_rows" and
+    "labelled_quantiles" are the same of features with the record's one-hot label appended.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -772,10 +825,15 @@ class SlicedDeclaration(_message.Message):
     COEFFICIENTS_FIELD_NUMBER: _builtins.int
     SIGMA_FIELD_NUMBER: _builtins.int
     FEATURE_MAP_FIELD_NUMBER: _builtins.int
+    LABEL_WEIGHT_FIELD_NUMBER: _builtins.int
     directions: _builtins.int
     coefficients: _builtins.int
     """Of each direction; 0 for rows."""
     sigma: _builtins.float
+    label_weight: _builtins.float
+    """Of the one-hot label that "labelled_rows" and "labelled_quantiles" append to the mapped features before the clip; 0
+    for mechanisms that read no labels.
+    """
     @_builtins.property
     def feature_map(self) -> Global___FeatureMap:
         """The map of every step that does not bring its own."""
@@ -787,10 +845,11 @@ class SlicedDeclaration(_message.Message):
         coefficients: _builtins.int = ...,
         sigma: _builtins.float = ...,
         feature_map: Global___FeatureMap | None = ...,
+        label_weight: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coefficients", b"coefficients", "directions", b"directions", "feature_map", b"feature_map", "sigma", b"sigma"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coefficients", b"coefficients", "directions", b"directions", "feature_map", b"feature_map", "label_weight", b"label_weight", "sigma", b"sigma"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1085,6 +1144,7 @@ class EvaluationDeclaration(_message.Message):
     CORRECT_SIGMA_FIELD_NUMBER: _builtins.int
     CONFUSION_SIGMA_FIELD_NUMBER: _builtins.int
     CALIBRATION_SIGMA_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     PARTLY_LABELLED_FIELD_NUMBER: _builtins.int
     classes: _builtins.int
     """C, the number of classes."""
@@ -1096,6 +1156,10 @@ class EvaluationDeclaration(_message.Message):
     """N(0, sigma^2) on each cell of the confusion matrix; 0: it is not released."""
     calibration_sigma: _builtins.float
     """N(0, sigma^2) on each of the 3 B calibration sums; 0: they are not released."""
+    models: _builtins.int
+    """M models that are compared: the graph gives M times C scores, those of the first model first. With more than one,
+    the numbers of correct predictions alone are released.
+    """
     partly_labelled: _builtins.bool
     """As in DescribeResponse; the number of wrong predictions is then released beside that of correct ones."""
     def __init__(
@@ -1106,11 +1170,12 @@ class EvaluationDeclaration(_message.Message):
         correct_sigma: _builtins.float = ...,
         confusion_sigma: _builtins.float = ...,
         calibration_sigma: _builtins.float = ...,
+        models: _builtins.int = ...,
         partly_labelled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bins", b"bins", "calibration_sigma", b"calibration_sigma", "classes", b"classes", "confusion_sigma", b"confusion_sigma", "correct_sigma", b"correct_sigma", "partly_labelled", b"partly_labelled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bins", b"bins", "calibration_sigma", b"calibration_sigma", "classes", b"classes", "confusion_sigma", b"confusion_sigma", "correct_sigma", b"correct_sigma", "models", b"models", "partly_labelled", b"partly_labelled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1140,7 +1205,9 @@ class EvaluationReply(_message.Message):
     CALIBRATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def correct(self) -> Global___GridArray:
-        """The noised number of correct predictions (1); of partly labelled records those of correct and wrong ones (2)."""
+        """The noised number of correct predictions of each model (models); of partly labelled records those of correct and of
+        wrong ones of one model (2).
+        """
 
     @_builtins.property
     def confusion(self) -> Global___GridArray:

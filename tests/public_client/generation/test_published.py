@@ -12,14 +12,14 @@ from click.testing import CliRunner
 
 from public_client import MockCurator, mock_description
 from public_client.cli.main import main
-from public_client.generation import GENERATION_METHODS, DpMerf, DpSinkhorn
+from public_client.generation import GENERATION_METHODS, DpMerf, DpSinkhorn, DpSwd, DpSwdQuantiles
 from public_client.generation.generating import generate, plan_generator
 from public_client.generation.random_features import FourierFeatures
 from public_client.plans.plan import make_plan
 from shared.errors import InvalidValue
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
-from shared.privacy.events import BoundedSum, ClippedVector
+from shared.privacy.events import BoundedSum, ClippedVector, RowProjections
 
 D, CLASSES, RECORDS = 4, 2, 2000
 MEANS = np.array([[-0.6, -0.6, 0.5, 0.0], [0.6, 0.2, -0.5, 0.0]])
@@ -86,6 +86,25 @@ def test_dp_sinkhorn_learns_the_classes_is_charged_once_and_goes_on_where_it_sto
     torch.testing.assert_close(again.sample(20)[0], ended.sample(20)[0])
 
 
+def test_dp_swd_learns_the_classes_by_quantiles_of_labelled_records_and_draws_rows_by_the_same_way():
+    where = curator()
+    made = DpSwdQuantiles(**SMALL, directions=30, learning_rate=0.03, averaging=0.9)
+    generator = fitted(where, made, epsilon=20.0, steps=80)
+    (charge,) = where.charges
+    assert 16.0 < charge.epsilon <= 20.0
+    assert generator.shares == (0.5, 0.5)
+    assert np.abs(means(generator) - MEANS).max() < 0.35, means(generator)
+    assert "with their labels" in generator.facts["releases"]
+
+    # Rows need thousands of steps: their noise is on every record's every projection.
+    where = curator()
+    generator = fitted(where, DpSwd(**SMALL, directions=6), epsilon=20.0, steps=3)
+    (charge,) = where.charges
+    assert charge.epsilon <= 20.0
+    assert generator.facts["releases"].startswith("noisy projections of every record in 6 directions")
+    assert generator.sample(5)[0].shape == (5, D)
+
+
 def test_dp_merf_learns_classes_and_shares_from_one_release():
     where = curator()
     method = DpMerf(**SMALL, frequencies=100, updates=400, learning_rate=0.01)
@@ -104,6 +123,13 @@ def test_what_is_declared_is_what_the_papers_need():
     assert isinstance(part, ClippedVector)
     assert (declared.points, declared.fresh, declared.blur, declared.label_weight) == (50, 10, 0.05, 15.0)
     assert (part.values, part.clip_norm, plan.batch_size) == (50 * 784, 0.5, 50)
+    plan = make_plan(described, DpSwd(), epsilon=10.0, steps=100).for_model(
+        feature_dimension=784, gradient_parameters=0
+    )
+    (part,) = plan.event().step.parts
+    assert isinstance(part, RowProjections)
+    # The label is inside of the row: the price is that of 784 + 10 dimensions, clipped together.
+    assert (part.feature_dimension, part.directions, plan.batch_size) == (794, 1000, 100)
     plan = make_plan(described, DpMerf(), epsilon=1.0).for_model(feature_dimension=2000, gradient_parameters=0)
     declared, (part,) = plan.declared(), plan.event().step.parts
     assert isinstance(declared, StatisticsDeclaration)
@@ -128,6 +154,9 @@ def test_fourier_features_have_one_norm_and_the_kernels_inner_products():
         ("dp-sinkhorn", {"blur": 0.0}),
         ("dp-sinkhorn", {"low": 1.0, "high": 0.0}),
         ("dp-sinkhorn", {"network": "large"}),
+        ("dp-swd", {"label_weight": 0.5}),
+        ("dp-swd", {"release": "critic"}),
+        ("dp-swd-quantiles", {"coefficients": 0}),
         ("dp-merf", {"scale": -1.0}),
         ("dp-merf", {"updates": 0}),
     ],
@@ -139,7 +168,7 @@ def test_settings_out_of_range_are_refused_by_name(name, wrong):
 
 def test_without_labels_nothing_is_offered():
     told = mock_description(records=RECORDS, record_shape=(D,), epsilon=5.0, delta=1e-5)
-    for method in (SINKHORN, DpMerf()):
+    for method in (SINKHORN, DpMerf(), DpSwd(), DpSwdQuantiles()):
         with pytest.raises(InvalidValue, match="declares no classes"):
             plan_generator(MockCurator(told), method, epsilon=1.0)
 
@@ -160,5 +189,5 @@ def test_the_command_fits_a_published_method_on_a_mock(tmp_path):
 
 
 def test_methods_survive_plans():
-    for method in (replace(SINKHORN, l1_weight=3.0), DpMerf(scale=0.2)):
+    for method in (replace(SINKHORN, l1_weight=3.0), DpMerf(scale=0.2), DpSwd(directions=7), DpSwdQuantiles()):
         assert type(method).from_json(method.to_json()) == method

@@ -18,7 +18,7 @@ from public_client.generation.generating import generate, plan_generator
 from public_client.generation.procedural import procedural
 from shared.errors import InvalidValue
 
-SMALL = Replayed(axes=60, pool=1000, hidden=100)
+SMALL = Replayed(axes=60, pool=1000, hidden=100, matching=5)
 
 
 @pytest.fixture(scope="module")

@@ -229,6 +229,9 @@ def test_a_release_with_other_parts_than_declared_is_refused(counted):
     release = release_of(counter, declared, SeededNoise(b"c" * 32))
     with pytest.raises(InvalidValue, match="declared"):
         Report.of(release, declared=EvaluationDeclaration(CLASSES, 5.0), records=N, epsilon=1.0, delta=1e-5)
+    two = EvaluationReply.from_bytes(pb.EvaluationReply(correct=_grid(2)).SerializeToString())
+    with pytest.raises(InvalidValue, match="2 numbers of correct predictions; 1 was declared"):
+        Report.of(two, declared=EvaluationDeclaration(CLASSES, 5.0), records=N, epsilon=1.0, delta=1e-5)
 
 
 def _grid(*shape):
@@ -239,8 +242,7 @@ def _grid(*shape):
     "message",
     [
         pb.EvaluationReply(),
-        pb.EvaluationReply(correct=_grid(0)),
-        pb.EvaluationReply(correct=_grid(3)),
+        pb.EvaluationReply(correct=_grid(2, 2)),
         pb.EvaluationReply(correct=_grid(1), confusion=_grid(2, 3)),
         pb.EvaluationReply(correct=_grid(1), calibration=_grid(2, 3)),
     ],

@@ -172,6 +172,25 @@ def test_the_text_says_what_it_costs_and_what_is_left():
     assert "ask the curator (free)" in str(make_plan(HOSPITAL, Replay(), epsilon=4.5))
 
 
+def test_one_release_of_a_part_of_the_records_says_what_the_part_costs():
+    def text(records, batch, steps=1):
+        return str(
+            Plan(
+                method=Replay(),
+                epsilon=1.0,
+                delta=1e-5,
+                records=records,
+                record_shape=(6,),
+                steps=steps,
+                batch_size=batch,
+            )
+        )
+
+    assert "a mean over 65,536 of 1,000,000 records by 0.38 % of a record's own spread" in text(1_000_000, 65_536)
+    assert "chance" not in text(60_000, 60_000)
+    assert "chance" not in text(1_000_000, 128, steps=400)
+
+
 def test_a_plan_that_knows_no_ledger_says_nothing_of_what_is_left():
     plan = Plan(
         method=Replay(), epsilon=1.0, delta=1e-5, records=100, record_shape=(6,), steps=1, batch_size=100

@@ -256,7 +256,7 @@ def test_an_adapter_that_does_not_fit_is_refused():
         insert_adapter(extractor, (6,), nn.Linear(5, 6))
     with pytest.raises(InvalidValue, match="no trainable parameters"):
         insert_adapter(extractor, (6,), nn.Tanh())
-    with pytest.raises(ExtractorUnsupported, match="Softmax"):
-        insert_adapter(extractor, (6,), nn.Sequential(nn.Linear(6, 6), nn.Softmax(dim=1)))
+    with pytest.raises(ExtractorUnsupported, match="LogSoftmax"):
+        insert_adapter(extractor, (6,), nn.Sequential(nn.Linear(6, 6), nn.LogSoftmax(dim=1)))
     with pytest.raises(InvalidValue, match="finite records"):
         source_knots(torch.tensor([[float("nan")]]), 3)

@@ -64,7 +64,7 @@ class StandardisedConv(nn.Conv2d):
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(4))
+        self.scale = nn.Parameter(torch.ones(2, 4))
 
     def forward(self, x):
         return x * self.scale
@@ -94,9 +94,10 @@ REFUSED_LAYERS = [
     (nn.ConvTranspose2d(3, 4, 3), IMAGE, "Conv2d"),
     (nn.Upsample(scale_factor=2), IMAGE, "upsampling"),
     (nn.PReLU(), IMAGE, "LeakyReLU"),
-    (nn.Softmax(dim=1), ROW, "classifier"),
-    (nn.LSTM(4, 4), ROW, "Conv1d"),
-    (nn.MultiheadAttention(4, 2), ROW, "Conv1d"),
+    (nn.LogSoftmax(dim=1), ROW, "classifier"),
+    (nn.LSTM(4, 4), ROW, "batch_first=True"),
+    (nn.RNN(4, 4), ROW, "nn.GRU"),
+    (nn.MultiheadAttention(4, 2), ROW, "(x, x, x)"),
     (nn.MaxPool2d(2, return_indices=True), IMAGE, "return_indices=False"),
     (nn.AvgPool2d(2, divisor_override=3), IMAGE, "leave it out"),
     (nn.Bilinear(4, 4, 4), ROW, "docs/ml-team/extractors.md"),
@@ -104,7 +105,7 @@ REFUSED_LAYERS = [
     (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), ROW, "remove_parametrizations"),
     (hooked(), ROW, "hooks"),
     (nn.Linear(4, 4).double(), ROW, "float()"),
-    (Scaled(), ROW, "ChannelAffine"),
+    (Scaled(), ROW, "a leading 1"),
     (Branching(), ROW, "torch.fx"),
 ]
 
@@ -139,10 +140,10 @@ REFUSED_CALLS = [
     ("roll", lambda x: torch.roll(x, 1, 0), "roll"),
     ("randomness", lambda x: x + torch.rand_like(x), "rand_like"),
     ("batch size as a value", lambda x: x / x.size(0), "truediv"),
-    ("division", lambda x: x / x, "division"),
+    ("power", lambda x: x**x, "pow"),
     ("squeeze", lambda x: x.squeeze(), "squeeze"),
     ("batch as channel", lambda x: x.unsqueeze(0), "batch"),
-    ("transpose", lambda x: x.transpose(0, 1), "transpose"),
+    ("transpose", lambda x: x.transpose(0, 1), "moves the batch"),
     ("functional batch norm", lambda x: F.batch_norm(x, None, None, training=True), "batch_norm"),
     ("two outputs", lambda x: (x, x), "one tensor"),
     ("an image as features", lambda x: x.unflatten(1, (2, 2)), "Flatten"),
@@ -166,7 +167,7 @@ def test_every_problem_is_reported_at_once_by_path():
             self.head = nn.Linear(36, 5)
 
         def forward(self, x):
-            return torch.softmax(self.head(torch.flatten(self.pool(self.block(x)), 1)), dim=1)
+            return torch.log_softmax(self.head(torch.flatten(self.pool(self.block(x)), 1)), dim=1)
 
     problems = validate(Net(), IMAGE)
     assert [problem.path for problem in problems] == ["block.1", "block.2", "pool", ""]

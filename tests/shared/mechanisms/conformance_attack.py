@@ -22,6 +22,7 @@ from shared.kernels.directions import directions
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray, NoiseSource
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts, Facts, ModelFacts, RunSize, Step
+from shared.mechanisms.sliced import SlicedDeclaration
 from shared.privacy.events import (
     BoundedSum,
     ClippedVector,
@@ -135,16 +136,23 @@ class Bench:
             script.append(gap)
         return shifts
 
-    def clipped(self, record: np.ndarray) -> torch.Tensor:
-        """(d,) clipped features of one record, float64."""
-        raw = DirectSession(self._extractor).features(record[None])
+    def clipped(self, sample: Labelled) -> torch.Tensor:
+        """(d,) clipped features of the first record, float64, with its label where the release holds it."""
+        raw = DirectSession(self._extractor).features(sample.records[:1])
         mapped = self.case.feature_map or FeatureMap.identity(raw.shape[1])
+        declared = self.case.declaration
+        if isinstance(declared, SlicedDeclaration) and declared.label_weight:
+            label = torch.zeros(1, CLASSES)
+            label[0, int(sample.labels[0])] = declared.label_weight
+            raw = torch.cat([raw, label], dim=1)
+            more = torch.zeros(CLASSES)
+            mapped = FeatureMap(torch.cat([mapped.center, more]), torch.cat([mapped.scale, more + 1.0]))
         return mapped.clipped(raw)[0].to(torch.float64)
 
     def accounted(self, one: Labelled, other: Labelled, seed: bytes) -> tuple[list[float], float]:
         """The largest squared shift that the price allows for each part, given U, and ||z|| of the replaced record."""
         batch = len(one.records)
-        z = self.clipped(one.records[0]) - self.clipped(other.records[0])
+        z = self.clipped(one) - self.clipped(other)
         allowed = []
         for part in self.parts(batch):
             if isinstance(part, RowProjections | QuantileCoefficients):

@@ -17,6 +17,7 @@ from declarations import (
     critic,
     evaluation,
     gradient,
+    labelled,
     labelled_gradient,
     quantiles,
     rows,
@@ -126,7 +127,9 @@ _MAPS = st.none() | st.integers(1, 4).flatmap(
         scale=hnp.arrays(np.float32, size, elements=st.floats(2.0**-100, 2.0**100, width=32)).map(torch.from_numpy),
     )
 )
-_SLICED = st.builds(SlicedDeclaration, directions=COUNTS, sigma=NUMBERS, coefficients=COUNTS, feature_map=_MAPS)
+_SLICED = st.builds(
+    SlicedDeclaration, directions=COUNTS, sigma=NUMBERS, coefficients=COUNTS, feature_map=_MAPS, label_weight=NUMBERS
+)
 _SLICED_REPLIES = st.builds(SlicedReply, seed=st.binary(min_size=32, max_size=32), values=_grids(dims=2))
 _SUMS = st.builds(ClippedSum, st.lists(st.text()).map(tuple), clip_norm=NUMBERS, sigma=NUMBERS)
 _ADAPTED = st.none() | _floats(dims=1)
@@ -186,6 +189,8 @@ def _sliced_hostile(declared: SlicedDeclaration, *, coefficients: tuple[int, ...
         *((replace(declared, coefficients=count), "declaration.coefficients") for count in coefficients),
         (replace(declared, feature_map=OTHER_MAP), "declaration.feature_map"),
         (replace(declared, feature_map=HUGE_MAP), "declaration.feature_map.scale"),
+        *((replace(declared, label_weight=weight), "declaration.label_weight") for weight in (*_NUMBERS, 0.51)),
+        (replace(declared, label_weight=0.0 if declared.label_weight else 0.2), "declaration.label_weight"),
     )
 
 
@@ -345,6 +350,16 @@ def _gradient(name: str, sliced: Declared) -> Case:
 CASES = (
     _sliced("rows", rows(_ROWS.sigma, directions=7, feature_map=MAP), coefficients=(1, 2**32 - 1)),
     _sliced("quantiles", quantiles(3, 0.9, directions=7, feature_map=MAP), coefficients=(0, 9, 2**32 - 1)),
+    _sliced(
+        "labelled rows",
+        labelled(rows(1.5, directions=7, feature_map=MAP), weight=0.3),
+        coefficients=(1, 2**32 - 1),
+    ),
+    _sliced(
+        "labelled quantiles",
+        labelled(quantiles(3, 0.9, directions=7, feature_map=MAP), weight=0.3),
+        coefficients=(0, 9, 2**32 - 1),
+    ),
     _gradient("gradient of rows", ("rows", _ROWS)),
     _gradient("gradient of quantiles", ("quantiles", _QUANTILES)),
     Case(

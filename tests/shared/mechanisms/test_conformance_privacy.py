@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from conformance_attack import Bench, climbed, neighbours, shift_of
-from conformance_cases import CASES, RECORDS, Case
+from conformance_cases import CASES, FEATURES, RECORDS, Case
 from scipy.optimize import brentq
 from scipy.stats import beta, norm
 
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.interface import RunSize
+from shared.mechanisms.rows.mechanism import LABELLED_ROWS, LabelledRows
 from shared.privacy import calibration
 from shared.privacy.crosscheck import check_with_autodp
 from shared.privacy.events import RunEvent
@@ -167,3 +169,28 @@ def test_a_price_that_is_too_low_would_be_found():
         event = run_event(bench.mechanism, case.declaration, RunSize(RECORDS, 1), bench.facts)
         cheaper = replace(event.step, parts=tuple(replace(part, sigma=1.1 * part.sigma) for part in event.step.parts))
         assert calibration.epsilon(RunEvent(cheaper, 1), DELTA) < _gaussian(*_roots(event, upper=False))
+
+
+class _LabelsApart(LabelledRows):
+    """Clips the values alone, and appends the label afterwards."""
+
+    def released(self, features, U, declared, noise):
+        values, labels = features[:, :FEATURES], features[:, FEATURES:]
+        values = 0.5 * values / values.norm(dim=1, keepdim=True).clamp(min=1e-9)
+        whole = torch.cat([values, declared.label_weight * (labels > 0.0)], dim=1)
+        return super().released(whole, U, declared, noise)
+
+
+def test_a_label_that_is_appended_after_the_clip_is_found():
+    """Rows whose values alone are clipped move further than is accounted; the honest ones of the same search do not."""
+    (case,) = [case for case in CASES if case.name == "labelled rows"]
+
+    def worst(mechanism):
+        bench, rng = Bench(mechanism, case, records=8), np.random.default_rng(17)
+        return max(
+            bench.squared_shifts(*pair, bytes(32))[0] / bench.accounted(*pair, bytes(32))[0][0]
+            for pair in neighbours(8, rng)
+        )
+
+    assert worst(LABELLED_ROWS) <= 1.0 + 1e-5
+    assert worst(_LabelsApart()) > 1.1

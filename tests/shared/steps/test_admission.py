@@ -167,7 +167,7 @@ def test_which_mechanism_takes_which_request():
 
 def test_what_is_offered_depends_on_labels():
     assert set(MECHANISMS) - set(offered(MECHANISMS, DATA)) == {
-        "evaluation", "class_statistics", "labelled_gradient", "sinkhorn"
+        "evaluation", "class_statistics", "labelled_gradient", "sinkhorn", "labelled_rows", "labelled_quantiles"
     }  # fmt: skip
     assert offered(MECHANISMS, replace(DATA, classes=4)) == tuple(MECHANISMS)
     with pytest.raises(RequestInvalid, match="no classes of the records' labels"):

@@ -1,0 +1,148 @@
+"""A sum over every record alone and on nodes of a cluster: ``python -m benchmarks.cluster``.
+
+Makes a sparse npy file, starts a scheduler and nodes on this machine by the operator's commands, and computes the same
+statistics alone (one worker), on one node and on more, in turn and several times. All nodes share this machine's cores:
+no speed-up can be larger than their number, which is printed beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.large_records import make_sparse
+from private_curator.cluster.shards import ClusterShards
+from private_curator.cluster.task import Meant
+from private_curator.records import target
+from private_curator.records.labels import load_labels
+from private_curator.settings import tree as configuration
+from private_curator.steps.shards import LocalShards, Shards
+from private_curator.storage.certificates import make_cluster_members
+from private_curator.worker.choice import make_engine
+from private_curator.worker.sessions import ExtractorSource
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
+from shared.mechanisms.linear import ShardSum, added
+from shared.steps.computing import LinearRun
+
+CLASSES, FEATURES = 10, 256
+
+
+def started(*arguments: str, ready: str) -> tuple[subprocess.Popen[str], str]:
+    command = (sys.executable, "-m", "private_curator.cli", "cluster", *arguments)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(ready):
+            return process, line.strip()
+    raise SystemExit(f"{arguments[0]} ended before it was ready")
+
+
+def timed(shards: Shards, run: LinearRun, source: ExtractorSource) -> tuple[float, ShardSum]:
+    begun = time.monotonic()
+    total = added(shards.sums(run, source), records=run.facts.data.records)
+    return time.monotonic() - begun, total
+
+
+def measured(folder: Path, *, records: int, values: int, nodes: int, repeats: int) -> dict[str, object]:
+    torch.set_num_threads(1)
+    make_sparse(folder / "records.npy", records=records, values=values)
+    np.save(folder / "labels.npy", (np.arange(records) % CLASSES).astype(np.uint8))
+    (folder / "curator.toml").write_text(
+        f'[records]\nfile = "records.npy"\nlabels_file = "labels.npy"\nclasses = {CLASSES}\n'
+        '[compute]\ndevice = "cpu"\ntorch_threads = 1\n'
+    )
+    make_cluster_members(folder / "cluster", members=("scheduler", "curator", "node"), names=("127.0.0.1",))
+    settings = configuration.load(folder)
+    data, found = target.load_for_the_first_time(settings.records, home=folder)
+    labels = load_labels(settings.records, home=folder, records=records)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(values, FEATURES), nn.ReLU(), nn.Linear(FEATURES, FEATURES))
+    graph = trace(module, (values,))
+    sent = graph.to_bytes(), weights_to_bytes(module_weights(module, graph))
+    source = ExtractorSource("key", ModelFacts.of(graph), lambda: sent)
+    declared = StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 7.5, FeatureMap.identity(FEATURES))
+    run = LinearRun(CLASS_STATISTICS, declared, Facts(DataSetFacts(records, (values,), CLASSES), source.facts))
+    seconds: dict[str, list[float]] = {}
+    with contextlib.ExitStack() as ended:
+        engine = make_engine(settings.compute, torch.device("cpu"))
+        ended.callback(engine.close)
+        alone = LocalShards(engine, records=data, labels=labels, device=torch.device("cpu"), parallel=1)
+        scheduler, line = started(
+            "scheduler",
+            "--address",
+            "127.0.0.1:0",
+            "--certificates",
+            str(folder / "cluster/scheduler"),
+            ready="scheduling",
+        )
+        ended.callback(scheduler.kill)
+        address = line.rpartition(" ")[2]
+        cluster = ClusterShards(
+            address, folder / "cluster/curator", meant=Meant.here(records=found.digest, labels=labels, count=records)
+        )
+        ended.callback(cluster.close)
+        wanted = timed(alone, run, source)[1]  # starts the worker; its time does not count
+        same = True
+        for there in range(1, nodes + 1):
+            node, _ = started(
+                "node", "--settings", str(folder / "curator.toml"), "--scheduler", address, "--host", "127.0.0.1",
+                "--certificates", str(folder / "cluster/node"), ready="node of",
+            )  # fmt: skip
+            ended.callback(node.kill)
+            timed(cluster, run, source)  # loads the extractor
+            for _ in range(repeats):
+                for name, shards in (("alone", alone), (f"{there} nodes", cluster)):
+                    spent, total = timed(shards, run, source)
+                    seconds.setdefault(name, []).append(spent)
+                    same &= all(np.array_equal(a, b) for a, b in zip(total.sums, wanted.sums, strict=True))
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
+    return {
+        "seconds": seconds,
+        "median": medians,
+        "times_as_fast_as_one_node": {name: medians["1 nodes"] / each for name, each in medians.items()},
+        "same_bits": same,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=400_000)
+    parser.add_argument("--values", type=int, default=256)
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--write", type=Path, default=None, help="a JSON file for the figures")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dpswd-cluster-") as name:
+        figures = {
+            "command": f"python -m benchmarks.cluster --records {chosen.records} --values {chosen.values} "
+            f"--nodes {chosen.nodes} --repeats {chosen.repeats}",
+            "machine": f"{os.cpu_count()} CPU cores for all nodes together, load average "
+            f"{', '.join(f'{load:.1f}' for load in os.getloadavg())} at the start",
+            **measured(
+                Path(name), records=chosen.records, values=chosen.values, nodes=chosen.nodes, repeats=chosen.repeats
+            ),
+        }
+    text = json.dumps(figures, indent=1)
+    print(text)
+    if chosen.write is not None:
+        chosen.write.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

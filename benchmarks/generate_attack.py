@@ -1,0 +1,97 @@
+"""Membership inference on generators: does the drawn table tell whether one odd record was among few?
+
+    python -m benchmarks.generate_attack [--trials 200] [--epsilon 2]
+
+A hospital of 40 records holds, or does not hold, one record of a category and a class that no other has. Generators are
+fitted in both worlds; the attacker sees a generator alone, draws 2,000 rows, and scores it by how many have the odd
+category, and by the odd class's share. Half of the trials choose the score's side and threshold, the other half give
+Clopper-Pearson limits and from these a lower bound on epsilon that holds with 95% (`benchmarks.audit.bounds`). The
+claim must not be refuted; a curator that adds a tenth of the noise must be. Neighbours differ in one replaced record.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.audit.bounds import Evidence, evidence
+from benchmarks.labelled import HeldRecords, Site
+from public_client.generation.generating import generate, plan_generator
+from public_client.generation.generator import Generator
+from public_client.generation.schema import Column, Schema
+from public_client.generation.tabular import Tabular
+from shared.mechanisms.class_statistics import mechanism as class_statistics
+
+RECORDS, ROWS, DELTA, ALPHA = 40, 2000, 1e-3, 0.05
+ODD = 2.0
+SCHEMA = Schema(
+    (
+        Column(name="first", kind="categorical", values=(0.0, 1.0, ODD)),
+        Column(name="second", kind="categorical", values=(0.0, 1.0, ODD)),
+    )
+)
+METHOD = Tabular(schema=SCHEMA, components=3, updates=80)
+BROKEN = 10.0
+"""By what the broken curator divides its noise."""
+
+
+def fitted(member: bool, seed: int, *, epsilon: float) -> Generator:
+    """A generator of the world with the odd record, or of the one without; the noise is this seed's."""
+    values = (np.arange(2 * RECORDS).reshape(RECORDS, 2) // 3 % 2).astype(np.float32)
+    labels = np.zeros(RECORDS, dtype=np.int64)
+    if member:
+        values[-1], labels[-1] = ODD, 1
+    curator = HeldRecords(Site(values, labels), classes=2, delta=DELTA, seed=seed)
+    plan, _ = plan_generator(curator, METHOD, epsilon=epsilon)
+    return generate(curator, plan, seed=0, device="cpu", progress=False)
+
+
+def score(generator: Generator) -> float:
+    """Larger is more like the world with the odd record; of the generator's own numbers and rows alone."""
+    drawn, kinds = generator.sample(ROWS, seed=1)
+    return float((drawn == ODD).double().mean() + (kinds == 1).double().mean())
+
+
+@contextmanager
+def too_little_noise() -> Iterator[None]:
+    """Within, curators add a tenth of the noise that was declared."""
+    honest = class_statistics.release_finely
+
+    def fewer(signal: torch.Tensor, *, sigma: float, **options: object) -> object:
+        return honest(signal, sigma=sigma / BROKEN, **options)  # type: ignore[arg-type]
+
+    with mock.patch.object(class_statistics, "release_finely", fewer):
+        yield
+
+
+def attacked(trials: int, *, epsilon: float) -> Evidence:
+    """What so many generators of each world prove."""
+    scores: list[npt.NDArray[np.float64]] = [
+        np.array([score(fitted(member, 2 * number + member, epsilon=epsilon)) for number in range(trials)])
+        for member in (False, True)
+    ]
+    return evidence(*scores, delta=DELTA, alpha=ALPHA)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=200, help="generators of each world")
+    parser.add_argument("--epsilon", type=float, default=2.0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    honest = attacked(arguments.trials, epsilon=arguments.epsilon)
+    with too_little_noise():
+        broken = attacked(arguments.trials, epsilon=arguments.epsilon)
+    print(f"claimed {arguments.epsilon:g}: honest at least {honest.epsilon:.2f}, broken at least {broken.epsilon:.2f}")
+    if honest.epsilon > arguments.epsilon or broken.epsilon <= arguments.epsilon:
+        raise SystemExit("the honest claim is refuted, or the broken curator was not caught")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Time, memory and bytes of one step of each mechanism: ``python -m benchmarks.scale [--write docs/scale.md]``.
+
+Steps are computed as a curator computes them, on made records, without the network, the ledger and the worker process
+(docs/reference/step-cost.md and worker-cost.md have those). Records have d values and the extractor is the identity, or
+one linear layer where a mechanism needs scores: what is timed is the release. Each measurement is a process of its own,
+forked from one that has loaded everything; memory is its peak above what it began with, records of the sample included.
+
+A cell is measured where its work is small enough; what is larger is extrapolated from the largest cell of its row that
+was measured (in proportion to the records of a step) and printed in italics. Bytes are those of the reply, exactly.
+Measurements are kept in benchmarks/results/scale.jsonl; a run goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from private_curator.steps.randomness import SystemNoise
+from private_curator.steps.trial_run import MadeRecords
+from private_curator.worker.denormals import flushed_denormals
+from private_curator.worker.local import LocalEngine
+from private_curator.worker.sessions import ExtractorSource
+from shared.extractor.tracing import trace
+from shared.extractor.weights import module_weights, weights_to_bytes
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.critic.mechanism import CriticDeclaration
+from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from shared.mechanisms.gradient.mechanism import GradientDeclaration
+from shared.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts
+from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
+from shared.mechanisms.sliced import SlicedDeclaration
+from shared.protocol.limits import MAX_RELEASE_VALUES
+from shared.protocol.messages import RunParameters
+from shared.steps.admission import AdmittedRun, run_event
+from shared.steps.computing import Laboratory, computed
+
+RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
+MARK = ("<!-- written by python -m benchmarks.scale -->", "<!-- end -->")
+CLASSES, DIRECTIONS, COEFFICIENTS = 10, 200, 3
+MEASURED_VALUES = 1 << 23  # records of a step times the wider of d and k: what is measured
+SIZES = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8)
+DIMENSIONS = (64, 512, 2048, 8192)
+LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mechanism with what it declares.
+
+    Attributes:
+        mechanism: its name.
+        title: for the table.
+        declare: the declaration for d features.
+        scores: outputs of the linear layer; 0 for the identity.
+        batch: most records of a step; 0 for all.
+    """
+
+    mechanism: str
+    title: str
+    declare: Callable[[int], Any]
+    scores: int = 0
+    batch: int = 0
+
+
+SUM = ClippedSum(("weight", "bias"), 1.0, 50.0)
+
+
+def _sliced(directions: int, coefficients: int = 0) -> Callable[[int], SlicedDeclaration]:
+    return lambda _: SlicedDeclaration(directions, 50.0, coefficients)
+
+
+MOST = LIMITS.max_batch_size
+ROWS = (
+    Row("evaluation", "evaluation, 10 classes, 15 bins",
+        lambda _: EvaluationDeclaration(CLASSES, 30.0, 30.0, 15, 30.0), CLASSES),
+    Row("class_statistics", "class sums", lambda _: StatisticsDeclaration(CLASSES, 0.7, 0.0, 0.0, 60.0)),
+    Row("class_statistics", "class sums and second moments",
+        lambda _: StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 60.0)),
+    Row("quantiles", "quantile coefficients, k = 200, L = 3", _sliced(DIRECTIONS, COEFFICIENTS), 0, MOST),
+    Row("rows", "rows, k = 200, b = 128", _sliced(DIRECTIONS), 0, 128),
+    Row("gradient", "gradient of a linear layer, through rows, b = 128",
+        lambda _: GradientDeclaration("rows", SlicedDeclaration(DIRECTIONS, 50.0), SUM, 128), CLASSES, 128),
+    Row("critic", "critic's gradient, linear, b = 128", lambda _: CriticDeclaration(SUM), 1, 128),
+    Row("labelled_gradient", "labelled gradient, linear, b = 128",
+        lambda _: LabelledGradientDeclaration(CLASSES, SUM), CLASSES, 128),
+    Row("sinkhorn", "sinkhorn, 100 + 100 points, 50 iterations, b = 128",
+        lambda _: SinkhornDeclaration(CLASSES, 100, 100, 15.0, 0.0, 0.05, 50, 0.5, 5.0), 0, 128),
+)  # fmt: skip
+PAPER = (
+    ("CelebA: d = 8192, k = 2000, b = 256, n = 162,770", Row("rows", "rows", _sliced(2000), 0, 256), 162_770, 8192),
+    ("the same as one release of coefficients, L = 3, b = 16,000",
+     Row("quantiles", "quantiles", _sliced(2000, 3), 0, MOST), 162_770, 8192),
+    ("VisDA: d = 100, k = 1000, b = 128, n = 55,387", Row("rows", "rows", _sliced(1000), 0, 128), 55_387, 100),
+    ("the same as one release of coefficients, L = 3, b = 32,000",
+     Row("quantiles", "quantiles", _sliced(1000, 3), 0, MOST), 55_387, 100),
+    ("VisDA's class sums and second moments", ROWS[2], 55_387, 100),
+)  # fmt: skip
+
+
+def sampled(row: Row, records: int, dimension: int) -> int:
+    """Records of one step: all of them, or as many as the limits allow in a sample."""
+    if not row.batch:
+        return records
+    sorted_values = MAX_RELEASE_VALUES // getattr(row.declare(dimension), "directions", 1)
+    return min(records, row.batch, LIMITS.max_sample_values // dimension, sorted_values)
+
+
+def prepared(row: Row, records: int, dimension: int) -> tuple[AdmittedRun, ExtractorSource]:
+    """A run of n records, checked by the mechanism's own rules.
+
+    Raises:
+        SystemExit: what the rules refuse.
+    """
+    module = nn.Linear(dimension, row.scores) if row.scores else nn.Identity()
+    graph = trace(module, (dimension,))
+    sent = graph.to_bytes(), weights_to_bytes(module_weights(module, graph))
+    facts = Facts(DataSetFacts(records, (dimension,), CLASSES), ModelFacts.of(graph))
+    mechanism, declared = MECHANISMS[row.mechanism], row.declare(dimension)
+    parameters = RunParameters(
+        "a" * 64, "b" * 64, row.mechanism, declared.to_bytes(), sampled(row, records, dimension), 1
+    )
+    run = AdmittedRun(parameters, mechanism, declared, facts, None)  # type: ignore[arg-type]
+    broken = mechanism.violations(declared, run.size, facts, LIMITS)
+    if broken:
+        raise Refused(broken[0][1])
+    event = run_event(mechanism, declared, run.size, facts)
+    source = ExtractorSource("key", facts.model, lambda: sent)
+    return AdmittedRun(parameters, mechanism, declared, facts, event), source
+
+
+class Refused(Exception):
+    """The mechanism's own rules do not allow this cell."""
+
+
+def measured(row: Row, records: int, dimension: int) -> dict[str, float]:
+    """Seconds, peak bytes above the beginning's, and bytes of the reply, in a process of its own."""
+    run, source = prepared(row, records, dimension)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        cpu = torch.device("cpu")
+        made = MadeRecords(records, (dimension,))
+        labels = np.arange(records) % CLASSES
+        lab = Laboratory(made, labels, SystemNoise(), cpu, lambda: bytes(32), lambda _: None)
+        request = run.mechanism.synthetic(run.declared, run.size, run.facts)
+        seconds, size = float("inf"), 0
+        with flushed_denormals(), LocalEngine(device=cpu).session(source) as session:
+            for _ in range(3):
+                begun = time.perf_counter()
+                size = len(computed(run, request, session, lab))
+                seconds = min(seconds, time.perf_counter() - begun)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        os.write(writing, json.dumps({"seconds": seconds, "memory": peak * 1024, "bytes": size}).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    _, status = os.waitpid(pid, 0)
+    if status or not text:
+        raise SystemExit(f"{row.title}, {records} records of {dimension}: the measurement ended with status {status}")
+    found: dict[str, float] = json.loads(text)
+    return found
+
+
+def width(row: Row, dimension: int) -> int:
+    declared = row.declare(dimension)
+    return max(dimension, getattr(declared, "directions", 0)) * (
+        dimension // 64 if row.title.endswith("moments") else 1
+    )
+
+
+def measurable(row: Row, dimension: int) -> int:
+    """The largest data set of this row whose step is measured."""
+    most = MEASURED_VALUES // width(row, dimension)
+    return max(256, 1 << (most.bit_length() - 1))
+
+
+def cells() -> list[tuple[Row, int, int]]:
+    """What is measured."""
+    found = []
+    for row in ROWS:
+        for dimension in DIMENSIONS:
+            largest = min(measurable(row, dimension), row.batch or SIZES[-1])
+            found += [(row, records, dimension) for records in sorted({min(1000, largest), largest})]
+    for _, row, records, dimension in PAPER:
+        small = 0 < row.batch <= 256  # the paper's own batch is measured as it is
+        found.append((row, records if small else min(records, measurable(row, dimension)), dimension))
+    return found
+
+
+def key(row: Row, records: int, dimension: int) -> str:
+    return f"{row.mechanism} {row.declare(dimension)!r} {sampled(row, records, dimension)} {dimension}"
+
+
+def known() -> dict[str, dict[str, float]]:
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return {line["key"]: line for line in map(json.loads, lines)}
+
+
+def cell(row: Row, records: int, dimension: int, found: dict[str, dict[str, float]]) -> str:
+    """The table's text: seconds, memory."""
+    try:
+        prepared(row, records, dimension)
+    except Refused:
+        return "refused"
+    count = sampled(row, records, dimension)
+    if (own := found.get(key(row, records, dimension))) is not None:
+        return f"{_seconds(own['seconds'])}, {_bytes(own['memory'])}"
+    points = [
+        (r, found[key(row, r, d)])
+        for kind, r, d in cells()
+        if kind is row and d == dimension and key(row, r, d) in found
+    ]
+    size, own = max(points, key=lambda point: point[0])
+    factor = count / sampled(row, size, dimension)
+    memory = own["memory"] * (1.0 if MECHANISMS[row.mechanism].whole else factor)
+    return f"*{_seconds(own['seconds'] * factor)}, {_bytes(memory)}*"
+
+
+def page() -> str:
+    """The tables."""
+    found = known()
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, one torch thread, torch {torch.__version__}"
+    lines = [f"Machine: {machine}; other work ran beside, so that times are upper ends."]
+    lines += ["Shortest of three; *in italics: extrapolated*.", ""]
+    for dimension in DIMENSIONS:
+        lines += [f"**d = {dimension}**: seconds and memory of one step, bytes of its reply", ""]
+        lines += ["| | " + " | ".join(f"n = 10^{len(str(n)) - 1}" for n in SIZES) + " | bytes at n = 10^6 |"]
+        lines += ["|---|" + "---|" * (len(SIZES) + 1)]
+        for row in ROWS:
+            texts = [cell(row, records, dimension, found) for records in SIZES]
+            lines.append(f"| {row.title} | " + " | ".join(texts) + f" | {reply_bytes(row, 10**6, dimension)} |")
+        lines.append("")
+    lines += ["**The paper's**: one step, and bytes of its reply", "", "| | step | bytes |", "|---|---|---|"]
+    for title, row, records, dimension in PAPER:
+        lines.append(f"| {title} | {cell(row, records, dimension, found)} | {reply_bytes(row, records, dimension)} |")
+    return "\n".join(lines)
+
+
+def reply_bytes(row: Row, records: int, dimension: int) -> str:
+    """Of the values of a reply; its framing is some hundred bytes more."""
+    try:
+        run, _ = prepared(row, records, dimension)
+    except Refused:
+        return "refused"
+    declared, count = run.declared, run.size.batch
+    match row.mechanism:
+        case "class_statistics":
+            width = 4 if declared.grid(records)[1] == "int32" else 8
+            return _bytes(width * declared.values(dimension))
+        case "evaluation":
+            return _bytes(4 * (1 + CLASSES**2 + 3 * declared.bins))
+        case "quantiles":
+            return _bytes(3 * declared.directions * declared.coefficients)
+        case "rows":
+            return _bytes(2 * count * declared.directions)
+        case "sinkhorn":
+            return _bytes(4 * declared.points * dimension)
+    values = run.facts.model.size(declared.sum.parameters)
+    return _bytes(4 * values + (2 * count * DIRECTIONS if row.mechanism == "gradient" else 0))
+
+
+def _seconds(value: float) -> str:
+    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if value >= size:
+            return f"{value / size:.2g} {unit}" if value / size < 10 else f"{value / size:.0f} {unit}"
+    return f"{1000 * value:.2g} ms" if value < 0.01 else f"{1000 * value:.0f} ms"
+
+
+def _bytes(value: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.2g} {unit}" if value / size < 10 else f"{value / size:.0f} {unit}"
+    return f"{value:.0f} B"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", type=Path, default=None, help="a page whose marked part is replaced")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    SystemNoise().grid_gaussian((1,), sigma=1.0, step=2.0**-11)  # the table, once for all processes
+    for row, records, dimension in cells():
+        name = key(row, records, dimension)
+        if name in known():
+            continue
+        try:
+            figures = measured(row, records, dimension)
+        except Refused:
+            continue
+        with RESULTS.open("a") as file:
+            file.write(
+                json.dumps({"key": name, "title": row.title, "records": records, "d": dimension, **figures}) + "\n"
+            )
+    text = page()
+    print(text)
+    if chosen.write is not None:
+        before, rest = chosen.write.read_text().split(MARK[0])
+        chosen.write.write_text(f"{before}{MARK[0]}\n{text}\n{MARK[1]}{rest.split(MARK[1])[1]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""A vision transformer, a text transformer and a GRU go the whole way: one release, other class frequencies, a file."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sequence_models import WORDS, Recurrent, T, Text, Vit
+from small_methods import small
+from torch import nn
+
+from public_client import DomainAdaptation, Hospital
+from public_client.data.accuracy import accuracy
+from public_client.data.datasets import Labelled
+from public_client.data.source import source_loader, train_source
+from public_client.testing.mock import MockCurator, mock_description
+from public_client.training.saved_model import load_adapted
+
+CLASSES, MANY = 4, 3000
+
+
+def images(labels, generator):
+    patterns = torch.randn(CLASSES, 1, 8, 8, generator=torch.Generator().manual_seed(7))
+    return 0.2 * patterns[labels] + 0.5 * torch.randn(len(labels), 1, 8, 8, generator=generator)
+
+
+def words(labels, generator):
+    own = torch.randint(WORDS // CLASSES, (len(labels), T), generator=generator) + (WORDS // CLASSES) * labels[:, None]
+    other = torch.randint(WORDS, (len(labels), T), generator=generator)
+    return torch.where(torch.rand(len(labels), T, generator=generator) < 0.25, own, other).float()
+
+
+def signals(labels, generator):
+    means = torch.randn(CLASSES, 1, 3, generator=torch.Generator().manual_seed(8))
+    return 0.35 * means[labels] + torch.randn(len(labels), T, 3, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("extractor", "width", "draw"),
+    [(Vit, 8, images), (Text, 8, words), (lambda: Recurrent(nn.GRU), 40, signals)],
+    ids=["vision transformer", "text transformer", "gru"],
+)
+def test_a_model_is_adapted_from_one_release_and_saved(extractor, width, draw, tmp_path):
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(CLASSES, (MANY,), generator=generator)
+    source = Labelled(draw(labels, generator), labels)
+    half = torch.randint(CLASSES // 2, (MANY,), generator=generator)
+    target = Labelled(draw(half, generator), half)
+    module, classifier = extractor(), nn.Linear(width, CLASSES)
+    loader = source_loader(source, batch_size=128)
+    train_source(module, classifier, loader, epochs=2 if extractor is Vit else 5, learning_rate=5e-3)
+    before = accuracy(module, classifier, target)
+    shape = tuple(target.images.shape[1:])
+    told = mock_description(records=MANY, record_shape=shape, epsilon=9.0, delta=1e-5)
+    hospital = Hospital(MockCurator(told, records=target.images.numpy(), randomness=bytes))
+    plan = hospital.plan(small("replay", directions=60, source_records=2000), epsilon=8.0)
+    model = DomainAdaptation(module, classifier, hospital=hospital, plan=plan, source_epochs=0)
+    model.fit(loader, progress=False)
+    (report,) = model.reports
+    assert report["outcome"] == "priors corrected", report["finding"]
+    adapted = model.model()
+    assert accuracy(adapted.extractor, adapted.classifier, target) > before + 5.0
+    (file,) = model.save(tmp_path / "adapted.safetensors")
+    again = load_adapted(file, device="cpu").predict(target.images[:50])
+    assert torch.equal(torch.as_tensor(again), model.predict(target.images[:50]))

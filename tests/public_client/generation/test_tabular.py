@@ -1,0 +1,150 @@
+"""Tables by a public schema: bins, one release, what is drawn; small and empty classes; wrong schemas and files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from public_client import MockCurator, mock_description
+from public_client.cli.main import main
+from public_client.generation import Column, Schema, Tabular, load_generator
+from public_client.generation.generating import generate, plan_generator
+from public_client.generation.tabular import Bins
+from shared.errors import InvalidValue
+
+SCHEMA = Schema(
+    (
+        Column(name="age", kind="numeric", low=0.0, high=80.0, bins=8, whole=True),
+        Column(name="chol", kind="numeric", low=100.0, high=400.0, bins=6, missing=0.0),
+        Column(name="sex", kind="categorical", values=(0.0, 1.0)),
+        Column(name="pain", kind="categorical", values=(1.0, 2.0, 3.0, 7.0), missing=-1.0),
+        Column(name="site", kind="categorical", values=(5.0,)),
+        Column(name="constant", kind="numeric", low=0.0, high=1.0, bins=4),
+    )
+)
+N = 4000
+
+
+def table(seed=0):
+    """Pain follows the label, cholesterol is missing where pain is 7, class 2 has three records, a column one value."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(2, size=N)
+    y[:3] = 2
+    pain = np.where(y == 1, rng.choice([1, 2, 3, 7], p=[0.1, 0.1, 0.1, 0.7], size=N), rng.choice([1, 2, 3, -1], size=N))
+    chol = np.where(pain == 7, 0.0, rng.uniform(150, 350, size=N))
+    age = rng.integers(20, 40, size=N) + 30 * y
+    columns = [age, chol, rng.integers(2, size=N), pain, np.full(N, 5), np.full(N, 0.6)]
+    return np.column_stack(columns).astype(np.float32), y.astype(np.int64)
+
+
+def fitted(*, classes=4, epsilon=2.0, schema=SCHEMA):
+    x, y = table()
+    told = mock_description(records=N, record_shape=(6,), epsilon=4.0, delta=1e-5, classes=classes)
+    where = MockCurator(told, records=x, labels=y, randomness=np.random.default_rng(0).bytes)
+    plan, _ = plan_generator(where, Tabular(schema=schema, components=12, updates=400), epsilon=epsilon)
+    return generate(where, plan, device="cpu", progress=False), where, x, y
+
+
+def test_bins_are_a_one_in_each_column_and_nothing_for_what_is_no_category():
+    records = torch.tensor(
+        [
+            [0.0, 0.0, 0.0, -1.0, 5.0, 0.6],
+            [79.5, 399.0, 1.0, 7.0, 5.0, 0.6],
+            [-40.0, 1e6, 1.0, 1.0, 5.0, 0.1],  # beyond the bounds: the nearest bins
+        ]
+    )
+    bins = Bins(SCHEMA)(records) * 2.0 * 6**0.5
+    assert bins.shape == (3, SCHEMA.width) == (3, 8 + 7 + 2 + 5 + 1 + 4)
+    torch.testing.assert_close(bins.sum(dim=1), torch.full((3,), 6.0))
+    torch.testing.assert_close(bins.max(dim=1).values, torch.ones(3))
+    first = [int(row[start : start + 8].argmax()) for row, start in zip(bins, (0, 0, 0), strict=True)]
+    assert first == [0, 7, 0]
+    assert [int(row[8:15].argmax()) for row in bins] == [0, 6, 6]  # the missing code, the last bin twice
+    assert [int(row[17:22].argmax()) for row in bins] == [0, 4, 1]
+
+
+def test_one_release_gives_a_table_with_its_marginals_and_a_small_class_shows_no_more_than_an_empty_one(tmp_path):
+    generator, where, x, y = fitted()
+    (charge,) = where.charges
+    assert charge.epsilon <= 2.0
+    drawn, labels = generator.sample(N, seed=1)
+    drawn, labels = drawn.numpy(), labels.numpy()
+    assert set(np.unique(drawn[:, 3])) <= {-1.0, 1.0, 2.0, 3.0, 7.0}
+    assert set(np.unique(drawn[:, 2])) == {0.0, 1.0}
+    assert (drawn[:, 4] == 5.0).all()
+    present = drawn[:, 1][drawn[:, 1] != 0.0]
+    assert ((present >= 100.0) & (present <= 400.0)).all()
+    assert (drawn[:, 0] == np.round(drawn[:, 0])).all()
+    for c in (0, 1):
+        assert abs((labels == c).mean() - (y == c).mean()) < 0.05
+        assert abs((drawn[labels == c, 3] == 7.0).mean() - (x[y == c, 3] == 7.0).mean()) < 0.1
+        assert abs(drawn[labels == c, 0].mean() - x[y == c, 0].mean()) < 5.0
+    # A pair that no class explains alone: cholesterol is missing where pain is 7.
+    assert abs((drawn[:, 1] == 0.0)[drawn[:, 3] == 7.0].mean() - 1.0) < 0.2
+    assert (drawn[:, 1] == 0.0)[drawn[:, 3] != 7.0].mean() < 0.15
+    # Class 2 has three records, class 3 none; both are noise around nothing: rows of both may be drawn.
+    assert generator.shares[2] < 0.03
+    assert generator.shares[3] < 0.03
+    assert min(generator.shares) > 0.0
+
+    path = tmp_path / "g.safetensors"
+    generator.save(path)
+    again = load_generator(path)
+    assert again.schema == SCHEMA
+    torch.testing.assert_close(again.sample(50, seed=2)[0], generator.sample(50, seed=2)[0])
+    done = CliRunner().invoke(
+        main, ["generate", "--from", str(path), "--rows", "50", "--records", str(tmp_path / "rows.parquet")]
+    )
+    assert done.exit_code == 0, done.output
+    from pyarrow import parquet
+
+    assert parquet.read_table(tmp_path / "rows.parquet").column_names[:3] == ["age", "chol", "sex"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"kind": "date"}, "allowed: numeric, categorical"),
+        ({"low": 90.0}, "low below high"),
+        ({"high": None}, "low below high"),
+        ({"bins": 0}, "allowed are 1 to"),
+        ({"missing": 40.0}, "within its bounds"),
+        ({"kind": "categorical", "values": (2.0, 1.0)}, "increasing"),
+        ({"kind": "categorical", "values": (1.0, 2.0), "missing": 2.0}, "one of its values"),
+        ({"kind": "categorical", "values": (1.0, 2.0), "names": ("one",)}, "one for each"),
+    ],
+)
+def test_a_column_that_cannot_be_is_refused_by_name(changed, match):
+    with pytest.raises(InvalidValue, match=f"column 'age'.*{match}"):
+        replace(SCHEMA.columns[0], **changed)
+
+
+def test_a_schema_at_odds_with_the_records_is_refused_before_anything_is_charged(tmp_path):
+    with pytest.raises(InvalidValue, match=r"shape \(6,\), and the schema has 5 columns"):
+        fitted(schema=Schema(SCHEMA.columns[:5]))
+    told = mock_description(records=300, record_shape=(6,), epsilon=4.0, delta=1e-5, classes=2)
+    description, schema = tmp_path / "told.json", tmp_path / "schema.json"
+    description.write_text(json.dumps(told.to_json()))
+    words = ["generate", "--dry-run", str(description), "--epsilon", "1", "--plan"]
+    done = CliRunner().invoke(main, [*words, "--method", "tabular"])
+    assert done.exit_code != 0
+    assert "--schema FILE" in done.output
+    schema.write_text('{"columns": [{"name": "age"}]}')
+    done = CliRunner().invoke(main, [*words, "--schema", str(schema)])
+    assert done.exit_code != 0
+    assert "is not a schema" in done.output
+    schema.write_text(json.dumps(SCHEMA.to_json()))
+    done = CliRunner().invoke(main, [*words, "--schema", str(schema)])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(main, [*words, "--method", "gaussian", "--schema", str(schema)])
+    assert "gaussian takes none" in done.output
+
+
+def test_settings_survive_plans():
+    method = Tabular(schema=SCHEMA, components=7)
+    assert Tabular.from_json(json.loads(json.dumps(method.to_json()))) == method
