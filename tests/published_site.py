@@ -48,6 +48,8 @@ class Site:
         shift: of its records from the source.
         epsilon: its budget.
         approval: of extractors.
+        records: how many.
+        labelled: whether it has labels too.
     """
 
     def __init__(
@@ -58,13 +60,16 @@ class Site:
         epsilon: float = 3.0,
         approval: str = "any",
         records: int = RECORDS,
+        labelled: bool = False,
     ) -> None:
         directory.mkdir(exist_ok=True)
         self.directory = directory
+        labels = {"labels_file": directory / "labels.npy", "classes": CLASSES} if labelled else {}
+        np.save(directory / "labels.npy", source(records)[1].numpy())
         np.save(directory / "records.npy", source(records)[0].numpy() + np.float32(shift))
         self.home: HomeDirectory = homes.create(
             directory / "home",
-            records=RecordsSettings(file=directory / "records.npy", name=directory.name),
+            records=RecordsSettings(file=directory / "records.npy", name=directory.name, **labels),
             epsilon=epsilon,
             delta=1e-5,
             names=["localhost"],

@@ -4,6 +4,7 @@
 #
 #   usage: base.sh [TAG]                 (default dpswd-base:bookworm; needs root, debootstrap and a Docker engine)
 #   SUITE   Debian's release (default bookworm, whose python3 is 3.11)
+#   MIRROR  Debian's packages (default debootstrap's own mirror); a proxy is taken from http_proxy and https_proxy
 set -euo pipefail
 
 tag=${1:-dpswd-base:bookworm}
@@ -16,7 +17,7 @@ docker version >/dev/null 2>&1 || fail "no Docker engine answers; start one, or 
 
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
-debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates "$suite" "$root/fs" >"$root/log" 2>&1 ||
+debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates "$suite" "$root/fs" ${MIRROR:+"$MIRROR"} >"$root/log" 2>&1 ||
   { cat "$root/log" >&2; fail "debootstrap failed"; }
 # What a container never reads: package lists and archives, documentation, translations. Copyright files stay.
 rm -rf "$root/fs/var/lib/apt/lists"/* "$root/fs/var/cache/apt"/* "$root/fs/var/log"/* \

@@ -43,6 +43,7 @@ def show_budget(record: Record) -> None:
         {
             "state": status.state.value,
             "records": status.records,
+            "records_per_person": status.records_per_person,
             **asdict(status.data_set),
             "steps_charged": status.steps_charged,
             "steps_used": status.steps_used,
@@ -60,7 +61,11 @@ def show_budget(record: Record) -> None:
 @ledger_command(budget, "lower", epsilon_option, delta_option, reason_option)
 def lower(books: Ledger, epsilon: float, delta: float | None, reason: str) -> None:
     """Sets a smaller budget; below what is spent, nothing is admitted any more."""
-    books.lower_budget(budget_of(books, epsilon=epsilon, delta=delta), reason=reason)
+    from private_curator.operator import acts
+
+    status = books.status()
+    wanted = acts.stated_budget(status.data_set, epsilon, delta, records_per_person=status.records_per_person)
+    books.lower_budget(wanted, reason=reason)
     click.echo(f"the budget is lowered to epsilon {epsilon}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import click
@@ -60,5 +59,4 @@ def node(file: Path, address: str, host: str | None, certificates: Path) -> None
 
     chosen = configuration.load(file.resolve().parent)
     logs.configure(chosen.log)
-    logging.getLogger("distributed").setLevel(logging.WARNING)
     serving.serve(file.resolve().parent, chosen, scheduler=address, certificates=certificates, host=host)

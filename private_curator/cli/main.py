@@ -20,6 +20,7 @@ from private_curator.cli.publishing import describe, publish
 from private_curator.cli.records import reading, reading_options, records, scaling_options
 from private_curator.cli.requests import request
 from private_curator.cli.serving import parse_address, preflight, serve, settings
+from private_curator.ledger.statements import LedgerStatus
 from private_curator.operator import guards
 from private_curator.records.opening import open_source
 from private_curator.settings.groups import ExtractorSettings, LedgerSettings, RecordsSettings
@@ -51,8 +52,15 @@ def main() -> None:
     type=click.Path(path_type=Path),
     help="File or folder of records; see `records inspect`.",
 )
-@click.option("--epsilon", required=True, type=float, help="Budget of the data set for its whole life.")
+@click.option("--epsilon", required=True, type=float, help="Budget of the data set for its whole life, for a person.")
 @click.option("--delta", required=True, type=float, help="Its delta; well below one over the number of records.")
+@click.option(
+    "--records-per-person",
+    type=int,
+    default=1,
+    show_default=True,
+    help="How many records of one person there are at most (`records convert --person --most`); prices them together.",
+)
 @common.field_option(RecordsSettings, "name", note="[default: the file's name]")
 @reading_options
 @scaling_options
@@ -72,6 +80,7 @@ def init(
     file: Path,
     epsilon: float,
     delta: float,
+    records_per_person: int,
     name: str | None,
     names: tuple[str, ...],
     address: str | None,
@@ -104,6 +113,7 @@ def init(
         epsilon=epsilon,
         delta=delta,
         names=names,
+        records_per_person=records_per_person,
         groups={name: fields for name, fields in groups.items() if any(fields.values())},
         agreed=agreed,
     )
@@ -119,8 +129,9 @@ def init(
                 "type": layout.dtype.name,
                 "labels": layout.labels or None,
                 "served_from": "the file" if layout.mapped else "memory",
-                "epsilon": status.data_set.epsilon,
-                "delta": status.data_set.delta,
+                "epsilon": epsilon,
+                "delta": delta,
+                **_of_records(status),
                 "names": " ".join(names),
                 "ledger_public_key": books.public_key.hex(),
             },
@@ -128,6 +139,18 @@ def init(
         )
     for note in layout.notes:
         common.explain(f"note: {note}")
+
+
+def _of_records(status: LedgerStatus) -> dict[str, object]:
+    """How a person's budget is counted where a person may have several records."""
+    if status.records_per_person == 1:
+        return {}
+    account = status.data_set
+    return {
+        "records_per_person": status.records_per_person,
+        "epsilon_of_a_record": account.epsilon,
+        "delta_of_a_record": account.delta,
+    }
 
 
 def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> dict[str, object]:

@@ -15,6 +15,7 @@ from private_curator.settings import tree as configuration
 from private_curator.settings.groups import RecordsSettings
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import SettingsError
+from shared.privacy.persons import MOST_RECORDS
 
 SHOWN_ROWS = 40
 """Columns and classes that are shown as text; --format json shows all."""
@@ -115,10 +116,17 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
 @records.command("convert")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=common.FILE, help="The npy file to write.")
-@click.option("--person", help="A table's column that tells persons apart: keeps the first record of each, without it.")
+@click.option("--person", help="A table's column that tells persons apart; it is left out of the records.")
+@click.option(
+    "--most",
+    type=click.IntRange(1, MOST_RECORDS),
+    default=1,
+    show_default=True,
+    help="Keeps the first so many records of each person.",
+)
 @reading_options
 @common.format_option
-def convert_records(path: Path, out: Path, person: str | None, **chosen: Any) -> None:
+def convert_records(path: Path, out: Path, person: str | None, most: int, **chosen: Any) -> None:
     """Writes the records of PATH to an npy file, from which samples are read without loading it.
 
     Works in batches: neither file has to fit into memory. Labels are written beside it, as whole numbers.
@@ -126,15 +134,17 @@ def convert_records(path: Path, out: Path, person: str | None, **chosen: Any) ->
     from private_curator.records.conversion import convert
 
     settings = reading(path, **chosen)
-    left_out = {}
+    left_out: dict[str, int] = {}
     if person is None:
+        if most != 1:
+            raise SettingsError("--most is of each person; name the column that tells persons apart with --person")
         made = convert(open_source(settings, home=settings.file.parent), out)
     else:
-        from private_curator.records.grouping import OnePerPerson  # needs pyarrow
+        from private_curator.records.grouping import FewPerPerson  # needs pyarrow
 
-        grouped = OnePerPerson(settings, person)
+        grouped = FewPerPerson(settings, person, most=most)
         made = convert(grouped, out)
-        left_out = {"left_out": grouped.left_out}
+        left_out = {"left_out": grouped.left_out, "records_per_person": grouped.found_most}
     common.show(
         {
             "records": made.records,
@@ -146,6 +156,11 @@ def convert_records(path: Path, out: Path, person: str | None, **chosen: Any) ->
         },
         title=f"Converted {path}",
     )
+    if left_out.get("records_per_person", 1) > 1:
+        common.explain(
+            f"next: dpswd-curator init --records-per-person {left_out['records_per_person']}, so that what is promised "
+            "is promised to a person with all of these records"
+        )
 
 
 @records.command("accept")

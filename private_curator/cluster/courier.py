@@ -29,7 +29,7 @@ _NAMES = ("/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/host.con
 
 
 def main() -> None:
-    """Standard input is one line of JSON: channel, scheduler, certificates."""
+    """Standard input is one line of JSON: channel, scheduler, certificates, connect_s."""
     wishes: dict[str, Any] = json.loads(sys.stdin.readline())
     channel = socket.socket(fileno=wishes["channel"])
     from private_curator.cluster import engine
@@ -44,7 +44,7 @@ def main() -> None:
     confinement.forbid_privileges(files=True)
     readable = [path for path in (folder, *map(Path, _NAMES)) if path.exists()]
     held = confinement.restrict_files(devices=False, network=True, further=readable)
-    client = Client(wishes["scheduler"], security=known, set_as_default=False, timeout=30)  # type: ignore[no-untyped-call]
+    client = Client(wishes["scheduler"], security=known, set_as_default=False, timeout=wishes["connect_s"])  # type: ignore[no-untyped-call]
     with client:
         send(channel, {"ready": held})
         Courier(channel, client).run()

@@ -7,6 +7,7 @@ has an authority of its own, which signs nothing else, and everything that Dask 
 from __future__ import annotations
 
 import contextlib
+import logging
 import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ def configured() -> None:
     except ImportError as error:
         raise SettingsError("a cluster needs Dask; install dpswd[cluster]") from error
     dask.config.set(_CONFIGURATION)
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # each connection would be a line
 
 
 def security(folder: Path) -> Security:

@@ -46,12 +46,13 @@ class ClusterShards:
         scheduler: its address, tls://host:port.
         certificates: the curator's folder of the cluster: ca.crt, member.crt, member.key.
         meant: what the nodes must have.
+        connect_s: seconds that the scheduler may take to answer.
 
     Raises:
         SettingsError: the courier does not start, or finds no scheduler.
     """
 
-    def __init__(self, scheduler: str, certificates: Path, *, meant: task.Meant) -> None:
+    def __init__(self, scheduler: str, certificates: Path, *, meant: task.Meant, connect_s: float = 30.0) -> None:
         self._meant = meant
         self._turn = threading.Lock()
         self._sending = threading.Lock()
@@ -71,7 +72,12 @@ class ClusterShards:
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
-        wishes = {"channel": theirs.fileno(), "scheduler": scheduler, "certificates": str(certificates.resolve())}
+        wishes = {
+            "channel": theirs.fileno(),
+            "scheduler": scheduler,
+            "certificates": str(certificates.resolve()),
+            "connect_s": connect_s,
+        }
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once: what follows says so
             self._process.stdin.write(json.dumps(wishes).encode() + b"\n")

@@ -37,6 +37,7 @@ class Books:
     time: str = ""
     ledger_id: str = ""
     records: int = 0
+    records_per_person: int = 1
     public_key: str = ""
     state: DataSetState = DataSetState.OPEN
     data_set: Account | None = None
@@ -242,7 +243,7 @@ class Books:
     def _opened(self, payload: Mapping[str, Any]) -> None:
         require(self.data_set is None, "a ledger has one data set")
         self.ledger_id, self.public_key = payload["ledger"], payload["public_key"]
-        self.records = payload["records"]
+        self.records, self.records_per_person = payload["records"], payload["records_per_person"]
         self.data_set = Account(self.read_budget(payload["budget"]))
 
     def _filter_fixed(self, payload: Mapping[str, Any]) -> None:

@@ -61,6 +61,13 @@ class Database(Protocol):
     def release(self, mark: Mark) -> None:
         """Takes the mark away. Raises nothing: a mark that cannot be taken away goes with the connection."""
 
+    def settle(self) -> None:
+        """Returns when whatever was read before is as durable as a commit makes it.
+
+        Raises:
+            LedgerUnavailable: it may not be, yet.
+        """
+
     def backup(self, destination: Path) -> None:
         """Copies the committed state into the existing, empty file ``destination``, in SQLite's format; durable."""
 

@@ -21,6 +21,7 @@ from private_curator.ledger.store import LedgerOptions, append_entry, head, no_c
 from shared.errors import InvalidValue, LedgerCorrupt
 from shared.ledger.receipts import SignedEntry
 from shared.privacy.budget import PrivacyBudget
+from shared.privacy.persons import check_records_per_person
 
 
 class Ledger(OperatorActs, RunActs):
@@ -38,6 +39,7 @@ class Ledger(OperatorActs, RunActs):
         key: Ed25519PrivateKey,
         records: int,
         budget: PrivacyBudget,
+        records_per_person: int = 1,
         **options: Unpack[LedgerOptions],
     ) -> Self:
         """Makes the ledger of a data set, complete or not at all, and opens it.
@@ -46,20 +48,23 @@ class Ledger(OperatorActs, RunActs):
             location: a file that does not exist yet, in a directory that does; or a schema of PostgreSQL.
             key: signs every entry; the caller keeps it.
             records: n, the number of records; public from now on.
-            budget: the `PrivacyBudget` for the data set's whole life.
+            budget: the `PrivacyBudget` for the data set's whole life, of a record.
+            records_per_person: k, how many records of one person there are at most; public from now on.
             options: see `LedgerOptions`.
 
         Raises:
-            InvalidValue: ``records`` is not positive.
+            InvalidValue: ``records`` is not positive, or ``records_per_person`` is none.
             LedgerUnavailable: a ledger stands there already, or it cannot be written.
         """
         location = as_location(location)
         if type(records) is not int or records < 1:
             raise InvalidValue(f"a data set has at least one record, not {records!r}")
+        check_records_per_person(records_per_person)
         opening = {
             "ledger": secrets.token_hex(16),
             "public_key": key.public_key().public_bytes_raw().hex(),
             "records": records,
+            "records_per_person": records_per_person,
             "budget": budget_payload(budget),
             "by": options.get("by", ""),
         }
@@ -90,6 +95,11 @@ class Ledger(OperatorActs, RunActs):
     def records(self) -> int:
         """n, the number of records of the data set; public."""
         return self._books.records
+
+    @property
+    def records_per_person(self) -> int:
+        """k, how many records of one person there are at most; public."""
+        return self._books.records_per_person
 
     def budget_of(self, client: str) -> tuple[AccountStatus, AccountStatus | None]:
         """The data set's account and the client's own, as they stand.

@@ -5,7 +5,10 @@ writers go one after the other, on whatever machine they are, and what a transac
 The primary key of ``entries`` would refuse a second entry at one place of the chain even without the lock.
 
 Durability: ``COMMIT`` returns after the server has synced its log (and after its synchronous standbys have, where it
-has any). A server that runs with ``fsync`` off is refused.
+has any). A server that runs with ``fsync`` off is refused. When somebody cancels the wait for a standby, the server
+says COMMIT and warns: such a commit counts as one whose outcome is unknown. Others see what it wrote, and so does
+whoever comes after a crash of the server while it waited. So what is read is not released before a later commit was
+waited for (`PostgresDatabase.settle`): a standby that has the later commit has the earlier.
 
 Who computes a step: a session-level advisory lock, taken in the transaction that grants the step. The server frees it
 when the replica's connection ends, so a replica that dies holds nothing up, and no clock decides anything. A replica
@@ -166,6 +169,12 @@ class PostgresDatabase:
                 self._claim_on(self._connected())
                 self._claims = True
 
+    def settle(self) -> None:
+        """See `Database.settle`. Takes no lock: a message in the log, for nobody, makes a commit to wait for."""
+        with self._guard():
+            connection = self._begun("BEGIN READ WRITE; SELECT pg_logical_emit_message(true, 'dpswd', 'settled')")
+            self._commit(connection)
+
     def hold(self, session: Session, mark: Mark) -> bool:
         """See `Database.hold`."""
         (held,) = session.execute("SELECT pg_try_advisory_lock(?)", (self._step_lock(mark),)).fetchone()
@@ -228,11 +237,26 @@ class PostgresDatabase:
                 return connection
 
     def _commit(self, connection: Connection) -> None:
+        warnings: list[str] = []
+
+        def noticed(notice: psycopg.errors.Diagnostic) -> None:
+            if notice.severity_nonlocalized == "WARNING":
+                warnings.append(" ".join((notice.message_primary or "").split()))
+
+        connection.add_notice_handler(noticed)
         try:
             outcome = connection.execute("COMMIT").statusmessage
         except psycopg.Error as error:
             self._drop_if_broken()
             raise translate(error, self._location, committing=True) from error
+        finally:
+            connection.remove_notice_handler(noticed)
+        if warnings:
+            _log.warning("PostgreSQL: a commit was not waited for to its end: %s", "; ".join(warnings))
+            raise LedgerUnavailable(
+                f"the ledger in {self._location} cannot be used: the server stopped waiting for its standby; repeat "
+                "the request with its id"
+            )
         if outcome != "COMMIT":  # of a transaction in which a statement failed, the server makes a rollback
             raise LedgerUnavailable(f"the ledger in {self._location} has refused the transaction; nothing was spent")
 

@@ -77,6 +77,7 @@ def status_of(session: Session, books: Books) -> LedgerStatus:
     return LedgerStatus(
         ledger_id=books.ledger_id,
         records=books.records,
+        records_per_person=books.records_per_person,
         state=books.state,
         data_set=books.account.status(closed=closed),
         clients=tuple(

@@ -113,10 +113,14 @@ class RunActs(Store):
         Raises:
             RequestIdReused: the id stands for another request.
             GrantNotHeld: the client is not registered, or shut out.
+            LedgerUnavailable: a database cannot say now that a failover would keep it.
         """
         with self._reading() as connection:
             self._books.holder(request.client)
-            return opened_before(connection, self.accounting, request)
+            run = opened_before(connection, self.accounting, request)
+        if run is not None:
+            self._database.settle()
+        return run
 
     def stored_reply(self, request: Request, *, run_id: str) -> StoredReply | None:
         """The stored reply of this very request, whatever the operator decided since; None when there is none yet.
@@ -125,10 +129,14 @@ class RunActs(Store):
             RequestIdReused: the id stands for another request.
             RunFinished: the operator has discarded the run's replies.
             GrantNotHeld: the client is not registered, or shut out.
+            LedgerUnavailable: see `opened_run`.
         """
         with self._reading() as connection:
             self._books.holder(request.client)
-            return answered(connection, run_id, request)
+            stored = answered(connection, run_id, request)
+        if stored is not None:
+            self._database.settle()
+        return stored
 
     def request_budget(self, *, client: str, epsilon: float, because: str) -> BudgetRequest:
         """Keeps a client's request for more epsilon until the operator decides it.
@@ -196,8 +204,7 @@ class RunActs(Store):
                 succeeded and whose reply could not be stored is taken up again and does not count twice.
 
         Returns:
-            The stored reply of this very request if there is one, which costs nothing and needs no writing; else
-            the grant to compute it.
+            The stored reply of this very request if there is one, which costs nothing; else the grant to compute it.
 
         Raises:
             GrantNotHeld: no such run of this client, the client is shut out, or the operator has stopped releases.

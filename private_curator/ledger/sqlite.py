@@ -179,6 +179,9 @@ class SqliteDatabase:
                 self._claimed.enter_context(file_lock(serving_lock(self.path), timeout_s=0.0, held_by=held_by))
                 self._claims = True
 
+    def settle(self) -> None:
+        """See `Database.settle`: nobody sees a commit before its bytes are synced."""
+
     def hold(self, session: Session, mark: Mark) -> bool:  # noqa: ARG002
         """One process computes, so no other one can hold the step."""
         return True

@@ -277,6 +277,7 @@ class LedgerStatus:
     Attributes:
         ledger_id: 32 hexadecimal digits, chosen when the ledger was created.
         records: n, public.
+        records_per_person: k, how many of them one person has at most; public.
         state: whether the data set may be spent on.
         data_set: the data set's account.
         clients: every client with its account; None for one without a share of its own.
@@ -290,6 +291,7 @@ class LedgerStatus:
 
     ledger_id: str
     records: int
+    records_per_person: int
     state: DataSetState
     data_set: AccountStatus
     clients: tuple[tuple[Client, AccountStatus | None], ...]

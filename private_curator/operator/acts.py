@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from private_curator.ledger.audit import Progress, VerificationReport, untold, verify_file
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.operator import check_extends
+from private_curator.ledger.statements import AccountStatus
 from private_curator.ledger.witness import Witness
 from private_curator.operator import guards
 from private_curator.operator.seconding import seconded
@@ -22,6 +23,7 @@ from shared.certificates import request_fingerprint
 from shared.errors import CredentialsInvalid, SettingsError
 from shared.ledger.receipts import SignedEntry
 from shared.privacy.budget import PrivacyBudget
+from shared.privacy.persons import allowed_for_record, promised_to_person
 
 LEAST_TOLD = 16
 """Hexadecimal digits of a request's fingerprint that have to be told: 64 bits, which nobody hits by trying."""
@@ -34,10 +36,13 @@ def extension(home: HomeDirectory, *, epsilon: float, delta: float | None = None
         InvalidValue: it is no budget, or no larger one.
     """
     status = home.read_ledger().status
-    before = _budget(status.data_set.epsilon, status.data_set.delta)
-    after = _budget(epsilon, before.delta if delta is None else delta)
+    own, persons = status.data_set, status.records_per_person
+    before, after = _budget(own.epsilon, own.delta), stated_budget(own, epsilon, delta, records_per_person=persons)
     check_extends(before, after)
-    return guards.extending(records=status.records, before=before, after=after, spent=status.data_set.epsilon_spent)
+    spent, _ = promised_to_person(own.epsilon_spent, own.delta, persons)
+    return guards.extending(
+        records=status.records, before=_of_person(before, persons), after=_of_person(after, persons), spent=spent
+    )
 
 
 def extend_budget(
@@ -47,8 +52,8 @@ def extend_budget(
 
     Args:
         home: of the curator.
-        epsilon: the new one.
-        delta: the new one; as it is by default.
+        epsilon: the new one, for a person.
+        delta: the new one, for a person; a record's stays as it is by default.
         reason: stands in the ledger.
         typed: the effect's words, where it has doubts.
 
@@ -59,8 +64,9 @@ def extend_budget(
     extension(home, epsilon=epsilon, delta=delta).confirm(typed)
     arguments = {"epsilon": epsilon, "delta": delta}
     with seconded(home, "extend", arguments, reason=reason) as acting, acting.open_ledger() as ledger:
-        kept = ledger.status().data_set.delta
-        ledger.extend_budget(_budget(epsilon, kept if delta is None else delta), reason=reason)
+        status = ledger.status()
+        wanted = stated_budget(status.data_set, epsilon, delta, records_per_person=status.records_per_person)
+        ledger.extend_budget(wanted, reason=reason)
 
 
 def approve_certificate(
@@ -200,6 +206,29 @@ def _is_known(ledger: Ledger, asked: SigningRequest, *, renew: bool) -> bool:
             "(`dpswd-client cert renew`), or make sure who asks and give --renew"
         )
     return True
+
+
+def stated_budget(now: AccountStatus, epsilon: float, delta: float | None, *, records_per_person: int) -> PrivacyBudget:
+    """The ledger's budget, which is of a record, that promises a person what an operator states.
+
+    Args:
+        now: the data set's account.
+        epsilon: for a person.
+        delta: the same; None keeps a record's delta as it is, and a person's follows.
+        records_per_person: k.
+
+    Raises:
+        InvalidValue: it is no budget.
+    """
+    # Said of what was typed, before it is divided.
+    _budget(epsilon, now.delta if delta is None else delta)
+    each, its_delta = allowed_for_record(epsilon, now.delta if delta is None else delta, records_per_person)
+    return _budget(each, now.delta if delta is None else its_delta)
+
+
+def _of_person(budget: PrivacyBudget, records_per_person: int) -> PrivacyBudget:
+    epsilon, delta = promised_to_person(budget.epsilon, budget.delta, records_per_person)
+    return _budget(epsilon, min(delta, 0.5))
 
 
 def _budget(epsilon: float, delta: float) -> PrivacyBudget:

@@ -40,6 +40,7 @@ class Overview:
     Attributes:
         name: public.
         records: n, public.
+        records_per_person: k, how many of them one person has at most; public.
         state: open, frozen or ended.
         promise: what the budget promises, in a sentence.
         epsilon: of the budget in force.
@@ -57,6 +58,7 @@ class Overview:
 
     name: str
     records: int
+    records_per_person: int
     state: str
     promise: str
     epsilon: float

@@ -55,9 +55,9 @@ def extending(*, records: int, before: PrivacyBudget, after: PrivacyBudget, spen
 
     Args:
         records: n.
-        before: in force.
-        after: wanted.
-        spent: epsilon so far.
+        before: in force, for a person.
+        after: wanted, the same.
+        spent: epsilon so far, the same.
     """
     preview = (
         f"now: {meaning(before)}; epsilon {spent:.4g} is spent",

@@ -7,7 +7,6 @@ fails.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime as dt
 import logging
 import os
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives import serialization
 from private_curator.ledger.audit import Progress
 from private_curator.ledger.ledger import Ledger
 from private_curator.observability.requests import tracing_of
+from private_curator.operator.machine import check_free, clock_is_synchronised
 from private_curator.operator.telling import Told
 from private_curator.records import target
 from private_curator.records.contract import check_contract
@@ -47,11 +47,10 @@ MIN_FREE_BYTES = 1 << 30  # stored replies grow by about 50 kB a step: room for 
 RENEW_BEFORE = dt.timedelta(days=30)
 MAX_CLOCK_SKEW = dt.timedelta(minutes=5)  # as much as certificates allow for
 _log = logging.getLogger(__name__)
-_UNSYNCHRONISED = 5  # adjtimex(2): TIME_ERROR
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckOutcome:
     """One check's result.
 
     Attributes:
@@ -67,7 +66,7 @@ class Finding:
 
 def check(
     home: HomeDirectory, overrides: Mapping[str, str] | None = None, *, progress: Progress | None = None
-) -> list[Finding]:
+) -> list[CheckOutcome]:
     """Runs every check; a failing one does not stop the others.
 
     Args:
@@ -81,7 +80,7 @@ def check(
 
 def check_before_serving(
     home: HomeDirectory, overrides: Mapping[str, str] | None = None
-) -> tuple[list[Finding], Ledger]:
+) -> tuple[list[CheckOutcome], Ledger]:
     """What `serve` asks before it starts: whether keys, certificates, clock and ledger may be trusted.
 
     Args:
@@ -110,11 +109,11 @@ def check_before_serving(
 _NEEDED_TO_SERVE = ("permissions", "keys", "key files", "certificates", "clock", "ledger")
 
 
-def _found(name: str, site: _Site) -> Finding:
+def _found(name: str, site: _Site) -> CheckOutcome:
     try:
-        return Finding(check=name, ok=True, text=CHECKS[name](site))
+        return CheckOutcome(check=name, ok=True, text=CHECKS[name](site))
     except (DpswdError, OSError, ValueError) as error:
-        return Finding(check=name, ok=False, text=_explained(error))
+        return CheckOutcome(check=name, ok=False, text=_explained(error))
 
 
 @dataclass(frozen=True)
@@ -341,7 +340,7 @@ def _address(site: _Site) -> str:
     listen = site.settings.listen
     if _serving(site.home):
         return f"this curator serves already, at {site.home.address.read_text(encoding='ascii').strip()}"
-    _bind(listen.host, listen.port, section="listen")
+    check_free(listen.host, listen.port, section="listen")
     return f"{listen.host} port {listen.port} is free"
 
 
@@ -350,23 +349,13 @@ def _watching(site: _Site) -> str:
     shown = []
     if settings.metrics.enabled:
         if not _serving(site.home):
-            _bind(settings.metrics.host, settings.metrics.port, section="metrics")
+            check_free(settings.metrics.host, settings.metrics.port, section="metrics")
         shown.append(f"metrics at {settings.metrics.host}:{settings.metrics.port}")
     tracing = tracing_of(settings.tracing)
     if tracing is not None:
         tracing.close()
         shown.append(f"traces to {settings.tracing.endpoint}")
     return ", ".join(shown) or "neither metrics nor traces are on"
-
-
-def clock_is_synchronised() -> bool:
-    """What the kernel knows of the clock (adjtimex(2)); true where it cannot be asked."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "adjtimex"):
-        return True
-    # struct timex is 208 bytes on 64-bit Linux; modes = 0 asks and sets nothing.
-    state: int = libc.adjtimex(ctypes.create_string_buffer(256))
-    return state != _UNSYNCHRONISED
 
 
 def _serving(home: HomeDirectory) -> bool:
@@ -377,24 +366,6 @@ def _serving(home: HomeDirectory) -> bool:
             return True
     except (OSError, ValueError):
         return False
-
-
-def _bind(host: str, port: int, *, section: str) -> None:
-    name = f"{section}.host {host!r} and {section}.port {port}"
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise SettingsError(
-            f"{name}: the host has no address ({error.strerror}); write one of this machine's"
-        ) from error
-    with socket.socket(family, kind) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            raise SettingsError(
-                f"{name} cannot be bound ({error.strerror}); end what listens there, or choose another"
-            ) from error
 
 
 CHECKS: dict[str, Callable[[_Site], str]] = {

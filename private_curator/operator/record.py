@@ -18,11 +18,12 @@ from private_curator.operator.facts import CertificateFacts, ClientFacts, Foreca
 from private_curator.operator.guards import factor
 from private_curator.operator.timeline import Event, Followed, followed, met, refused
 from private_curator.settings import tree as configuration
-from private_curator.storage.asks import Refusals, Seen
+from private_curator.storage.asks import LastUse, Refusals
 from private_curator.storage.home_directory import HomeDirectory
 from private_curator.storage.incidents import IncidentBook
 from shared.errors import GrantNotHeld
 from shared.privacy.events import Part
+from shared.privacy.persons import promised_to_person
 from shared.protocol.v1 import curator_pb2 as pb
 
 
@@ -53,7 +54,8 @@ class Record:
             name=self.settings.records.name,
             records=status.records,
             state=status.state.value,
-            promise=promise(account.epsilon, account.delta),
+            records_per_person=status.records_per_person,
+            promise=promise(account.epsilon, account.delta, records_per_person=status.records_per_person),
             epsilon=account.epsilon,
             delta=account.delta,
             relation=account.relation,
@@ -130,7 +132,7 @@ class Record:
         return self.home.asks.refusals()
 
     @cached_property
-    def _seen(self) -> dict[str, Seen]:
+    def _seen(self) -> dict[str, LastUse]:
         return self.home.asks.seen()
 
     def _client(self, client: Client, account: AccountStatus | None) -> ClientFacts:
@@ -197,12 +199,17 @@ class Record:
         return holds, f"entry {noted.seq} of {noted.time}, {says}"
 
 
-def promise(epsilon: float, delta: float) -> str:
-    """What a budget promises, in a sentence."""
+def promise(epsilon: float, delta: float, *, records_per_person: int = 1) -> str:
+    """What a budget of a record promises, in a sentence; to a person, where one may have several records."""
+    whole, chance = promised_to_person(epsilon, delta, records_per_person)
+    one, counted = "record", ""
+    if records_per_person > 1:
+        one = f"person, with up to {records_per_person} of these records,"
+        counted = f"; all other figures count records, each of epsilon {epsilon:.4g}, delta {delta:.4g}"
     return (
         f"Whatever is concluded from all releases together, by anybody, now or later, would have been concluded with "
-        f"at most {factor(epsilon)} times the probability had any one record been another one, but for a chance of "
-        f"{delta:g} (epsilon {epsilon:g}, delta {delta:g})"
+        f"at most {factor(whole)} times the probability had any one {one} been another one, but for a chance of "
+        f"{chance:.6g} (epsilon {whole:.6g}, delta {chance:.6g}{counted})"
     )
 
 

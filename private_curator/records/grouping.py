@@ -1,7 +1,8 @@
-"""One record a person, so that what is promised for records is promised for persons."""
+"""One record a person, or few, so that what is promised for records is promised for persons."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,18 +17,19 @@ from private_curator.records.tables import TableSource
 from private_curator.settings.groups import RecordsSettings
 
 
-class OnePerPerson:
+class FewPerPerson:
     """A table's records without the person's column, the first of each person alone, in the file's order.
 
     Args:
         settings: of the table; a path as it is.
         person: the column.
+        most: records of one person that are kept.
 
     Raises:
         RecordsRefused: this is no table, or has no such column.
     """
 
-    def __init__(self, settings: RecordsSettings, person: str) -> None:
+    def __init__(self, settings: RecordsSettings, person: str, *, most: int = 1) -> None:
         path, kind = Path(settings.file), format_of(Path(settings.file))
         if kind not in (Format.CSV, Format.PARQUET, Format.ARROW):
             raise RecordsRefused(f"{path}: persons are told apart by a column of a table (CSV, Parquet, Arrow)")
@@ -40,8 +42,11 @@ class OnePerPerson:
             path, kind, settings.model_copy(update={"columns": tuple(name for name in values if name != person)})
         )
         self.layout: Layout = replace(self._values.layout, count=None)
+        self._most = most
         self.left_out = 0
-        """Records that were not the first of their person, after `batches`."""
+        """Records that were not among the first of their person, after `batches`."""
+        self.found_most = 0
+        """How many records of one person there are at most among those that were kept, after `batches`."""
 
     def batches(self) -> Iterator[Batch]:
         """See `Source`."""
@@ -55,12 +60,13 @@ class OnePerPerson:
                 yield Batch(np.ascontiguousarray(batch.records[kept]), labels)
 
     def _first_records(self) -> npt.NDArray[np.bool_]:
-        """Whether each record is the first of its person, (n,)."""
-        seen: set[object] = set()
+        """Whether each record is among the first of its person, (n,)."""
+        seen: Counter[object] = Counter()
         first: list[bool] = []
         for batch in self._persons.batches():
             assert batch.labels is not None  # the person's column is named
             for person in batch.labels.tolist():
-                first.append(person not in seen)
-                seen.add(person)
+                first.append(seen[person] < self._most)
+                seen[person] += 1
+        self.found_most = min(self._most, max(seen.values(), default=0))
         return np.array(first, dtype=np.bool_)

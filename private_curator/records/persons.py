@@ -2,7 +2,7 @@
 
 The promise is of records: replacing one record changes what is released by little. A person with k records is protected
 k times less (k times epsilon, and more than k times delta). Whoever wants the promise for persons keeps one record of
-each.
+each, or at most k and says so at `init`: then a record's budget is as much smaller (`shared.privacy.persons`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def person_note(columns: Sequence[str]) -> tuple[str, ...]:
     text = (
         f"{found[0]!r} looks like a person's number and is a value of each record: it teaches a model nothing, and "
         "where it repeats, a person has several records. What is promised is for records, not persons: `dpswd-curator "
-        f"records convert --person {found[0]}` keeps one record a person and leaves the column out"
+        f"records convert --person {found[0]}` keeps one record a person and leaves the column out (with --most K: up "
+        "to K, which `init --records-per-person K` prices together)"
     )
     return (text,)

@@ -179,7 +179,7 @@ class ExtractorSettings(SettingsGroup):
     )
 
 
-class ClientSettings(SettingsGroup):
+class PermissionSettings(SettingsGroup):
     """What each client may ask for. Who is a client, and how much each may spend, stands in the ledger."""
 
     mechanisms: tuple[str, ...] = setting(

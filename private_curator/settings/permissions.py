@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from private_curator.settings.groups import ClientSettings
+from private_curator.settings.groups import PermissionSettings
 from shared.errors import RequestInvalid, SettingsError
 
 _Mechanism = TypeVar("_Mechanism")
 
 
-def check_permissions(settings: ClientSettings, mechanisms: Mapping[str, _Mechanism]) -> None:
+def check_permissions(settings: PermissionSettings, mechanisms: Mapping[str, _Mechanism]) -> None:
     """Refuses permissions for what the curator does not know: a misspelt name would allow less than was meant.
 
     Raises:
@@ -25,7 +25,7 @@ def check_permissions(settings: ClientSettings, mechanisms: Mapping[str, _Mechan
 
 
 def permitted(
-    settings: ClientSettings, mechanisms: Mapping[str, _Mechanism], *, client: str
+    settings: PermissionSettings, mechanisms: Mapping[str, _Mechanism], *, client: str
 ) -> Mapping[str, _Mechanism]:
     """The mechanisms that a client may use, in their order."""
     allowed = settings.allowed_to(client)
@@ -33,7 +33,7 @@ def permitted(
 
 
 def require_permitted(
-    settings: ClientSettings, mechanisms: Mapping[str, _Mechanism], mechanism: str, *, client: str
+    settings: PermissionSettings, mechanisms: Mapping[str, _Mechanism], mechanism: str, *, client: str
 ) -> None:
     """Refuses a mechanism that this curator has, but not for this client.
 

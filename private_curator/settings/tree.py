@@ -30,7 +30,7 @@ class CuratorSettings(SettingsTree):
     compute: groups.ComputeSettings = groups.ComputeSettings()
     cluster: groups.ClusterSettings = groups.ClusterSettings()
     extractors: groups.ExtractorSettings = groups.ExtractorSettings()
-    clients: groups.ClientSettings = groups.ClientSettings()
+    clients: groups.PermissionSettings = groups.PermissionSettings()
     limits: groups.LimitSettings = groups.LimitSettings()
     ledger: groups.LedgerSettings = groups.LedgerSettings()
     operators: groups.OperatorSettings = groups.OperatorSettings()

@@ -118,7 +118,7 @@ class Refusals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class LastUse:
     """When a certificate was last used.
 
     Attributes:
@@ -200,9 +200,9 @@ class AskBook:
         rows = self._read("refusals", Refusals)
         return [Refusals(**row | {"dry": bool(row["dry"])}) for row in rows]
 
-    def seen(self) -> dict[str, Seen]:
+    def seen(self) -> dict[str, LastUse]:
         """The last use of each certificate that is written, by its fingerprint."""
-        return {row["fingerprint"]: Seen(**row) for row in self._read("seen", Seen)}
+        return {row["fingerprint"]: LastUse(**row) for row in self._read("seen", LastUse)}
 
     def _run(self) -> None:
         while not self._closing.wait(WRITTEN_EVERY_S):
@@ -227,7 +227,7 @@ class AskBook:
             with connection:
                 yield connection
 
-    def _read(self, table: str, kind: type[Refusals | Seen]) -> list[dict[str, Any]]:
+    def _read(self, table: str, kind: type[Refusals | LastUse]) -> list[dict[str, Any]]:
         """The rows of a table by the names of their columns, in the order in which they began."""
         if not self._path.is_file():
             return []

@@ -32,6 +32,7 @@ from shared.errors import InvalidValue, SettingsError
 from shared.files import write_private
 from shared.ledger.receipts import SignedEntry
 from shared.privacy.budget import PrivacyBudget
+from shared.privacy.persons import allowed_for_record
 
 MAX_OPERATOR_LENGTH = 100
 """Characters of an operator's name in the ledger."""
@@ -191,6 +192,7 @@ def create(
     epsilon: float,
     delta: float,
     names: Sequence[str],
+    records_per_person: int = 1,
     groups: Mapping[str, Mapping[str, object]] | None = None,
     agreed: Callable[[int, PrivacyBudget], object] = lambda _count, _budget: None,
 ) -> HomeDirectory:
@@ -199,11 +201,12 @@ def create(
     Args:
         path: the home directory; may exist, must hold no curator.
         records: where the records are; checked before anything is written.
-        epsilon: the data set's budget for its whole life.
+        epsilon: the data set's budget for its whole life: what a person is promised.
         delta: its delta.
         names: host names and addresses for the server's certificate.
+        records_per_person: how many records of one person there are at most; a record's budget follows from it.
         groups: further settings to write, by group.
-        agreed: called with the number of records and the budget before anything is written; raises to stop.
+        agreed: called with the number of records and a person's budget before anything is written; raises to stop.
 
     Raises:
         SettingsError: the directory already holds a curator, or a part of one.
@@ -224,15 +227,24 @@ def create(
         raise SettingsError(f"{location} exists: it belongs to another curator; choose another ledger.schema_name")
     data, fingerprint = target.load_for_the_first_time(records, home=home.path)
     load_labels(records, home=home.path, records=data.count)
-    budget = PrivacyBudget(epsilon=epsilon, delta=delta)
-    agreed(data.count, budget)
+    agreed(data.count, PrivacyBudget(epsilon=epsilon, delta=delta))
+    each, its_delta = allowed_for_record(epsilon, delta, records_per_person)
+    budget = PrivacyBudget(epsilon=each, delta=its_delta)
     previous = os.umask(SAFE_UMASK)
     try:
         home.path.mkdir(parents=True, exist_ok=True)
         home.authority.create(names=names, data_set=records.name)
         key = Ed25519PrivateKey.generate()
         write_private(home.ledger_key, private_pem(key))
-        Ledger.create(location, key=key, records=data.count, budget=budget, witness=witness, by=home.operator).close()
+        Ledger.create(
+            location,
+            key=key,
+            records=data.count,
+            budget=budget,
+            records_per_person=records_per_person,
+            witness=witness,
+            by=home.operator,
+        ).close()
         fingerprint.write(home.path)
         tree = {"records": records.model_dump(mode="json", exclude_defaults=True), **(groups or {})}
         write_private(home.settings, _toml(tree).encode())

@@ -117,6 +117,7 @@ class PublishedHospital(Hospital):
             feature_dimension=self.release.graph.feature_dimension,
             gradient_parameters=0,
             noise=proposal.noise,
+            published=True,
         )
         extractor_of = UploadedExtractor(prepared.graph_digest, prepared.weights_digest)
         known = chosen.mechanism.name == prepared.mechanism

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -44,7 +45,8 @@ _METHODS: dict[str, dict[str, Any]] = {
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @format_option
-def demo(epsilon: float, seed: int, out: Path, device: str, output: str) -> None:
+@click.pass_context
+def demo(context: click.Context, epsilon: float, seed: int, out: Path, device: str, output: str) -> None:
     """A hospital, its operator and an ML team on this machine: adapt, compare, and run out of budget."""
     from rich.console import Console
 
@@ -53,6 +55,7 @@ def demo(epsilon: float, seed: int, out: Path, device: str, output: str) -> None
     from public_client.experiments.plots import plot_accuracy
     from public_client.experiments.run import adapt, check, control_accuracy
     from public_client.experiments.start import load_data, train_source_model
+    from public_client.testing.local_hospital import console_of
     from public_client.training.sites import ALONE
 
     console = Console(stderr=output == "json")
@@ -77,6 +80,8 @@ def demo(epsilon: float, seed: int, out: Path, device: str, output: str) -> None
     control_seconds = time.monotonic() - control_begun
     results: dict[str, Result] = {}
     refusal = ""
+    consoles = contextlib.ExitStack()
+    context.call_on_close(consoles.close)
     for number, (name, changes) in enumerate(_METHODS.items(), start=1):
         own = folder / f"method-{number}"
         kept = {"output.checkpoint": own, "output.save": own / "adapted.safetensors"}
@@ -86,6 +91,8 @@ def demo(epsilon: float, seed: int, out: Path, device: str, output: str) -> None
             if hospitals is not None:
                 if not results:
                     console.print(str(hospitals.describe()[ALONE]), highlight=False)
+                    address = consoles.enter_context(console_of(own / "hospital" / "home"))
+                    console.print(f"[bold]Operator's console[/], until the demo ends: {address}", soft_wrap=True)
                 console.print(f"\n[bold]{name}[/]")
             results[name] = result = adapt(wanted, task, source, hospitals, seed=seed, progress=progress)
             for plan in result.trained.plans.values():
@@ -115,6 +122,8 @@ def demo(epsilon: float, seed: int, out: Path, device: str, output: str) -> None
         title=f"Private adaptation to the hospital's digits, epsilon {epsilon:g}, delta {_DELTA:g}",
     )
     console.print(f"Plot: {figure}   adapted models and receipts: {folder}/method-1 and so on", soft_wrap=True)
+    looked = folder / "method-1" / "hospital" / "home"
+    console.print(f"To look at a hospital afterwards: dpswd-curator console --home {looked}", soft_wrap=True)
     console.print("\n[bold]One more request[/] of half that epsilon, now that the budget is spent:")
     console.print(f"[red]{refusal or 'it was NOT refused; the budget is not spent'}[/]", soft_wrap=True)
     seconds = time.monotonic() - begun

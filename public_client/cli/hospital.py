@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from public_client.cli.options import DIRECTORY, connect, curator_options, format_option, key_values, tell
+from public_client.cli.options import DIRECTORY, FILE, connect, curator_options, format_option, key_values, tell
 from shared.errors import rounded
 
 COMPARED = 3  # source-only, control and adapted
@@ -25,7 +25,11 @@ def describe(address: str, credentials: Path, output: str) -> None:
 
 @click.command()
 @curator_options
-@click.option("--epsilon", type=float, required=True, help="What the run may cost.")
+@click.option(
+    "--release", type=FILE, is_eager=True, help="Instead of a curator: a release that a hospital published; no network."
+)
+@click.option("--key", type=FILE, help="The ledger's public key, which came over another way; with --release.")
+@click.option("--epsilon", type=float, help="What the run may cost; needed, but for --release, which is paid for.")
 @click.option("--method", "name", default="replay", show_default=True, help="One of `train --list-methods`.")
 @click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE", help="One of the method's own.")
 @click.option("--steps", type=int, default=None, help="T.  [default: the method's]")
@@ -41,7 +45,9 @@ def describe(address: str, credentials: Path, output: str) -> None:
 def plan(
     address: str,
     credentials: Path,
-    epsilon: float,
+    release: Path | None,
+    key: Path | None,
+    epsilon: float | None,
     name: str,
     settings: tuple[str, ...],
     steps: int | None,
@@ -53,13 +59,30 @@ def plan(
     ask: bool,
     output: str,
 ) -> None:
-    """What a run would be and cost. Spends nothing; ends with exit code 8 if it does not fit."""
+    """What a run would be and cost. Spends nothing; ends with exit code 8 if it does not fit.
+
+    With --release: what a published file holds, verified, and what it cost the hospital.
+    """
     from public_client.data.networks import ready_network
     from public_client.experiments.approaches import method_of
     from public_client.methods.choosing import choices, choices_text
     from public_client.methods.comparison import plan_comparison
     from public_client.training.method import plan_json
 
+    chosen = method_of(name, key_values("--setting", settings))
+    if release is not None:
+        if key is None or compare or ask or adapted or evaluate_epsilon is not None:
+            told = "--release needs --key, and goes without --compare, --ask, --adapted and --evaluate-epsilon"
+            raise click.UsageError(told)
+        from public_client.adaptation.published import PublishedHospital
+
+        paid = PublishedHospital.read(release, key=key).plan(
+            chosen, epsilon=epsilon, steps=steps, batch_size=batch_size
+        )
+        click.echo(plan_json(paid) if output == "json" else paid)
+        return
+    if epsilon is None:
+        raise click.UsageError("Missing option '--epsilon'.")
     with connect(address, credentials) as hospital:
         if compare:
             described = hospital.describe()
@@ -70,9 +93,8 @@ def plan(
         if ask:
             description = hospital.describe()
             extractor, classifier = ready_network(description.record_shape, max(1, description.classes))
-        method = method_of(name, key_values("--setting", settings))
         made = hospital.plan(
-            method, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor, classifier=classifier
+            chosen, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor, classifier=classifier
         )
         compared = None
         if evaluate_epsilon is not None:

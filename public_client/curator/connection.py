@@ -7,6 +7,7 @@ answers with the stored reply, free. That is why the retry stands here, below ev
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -27,6 +28,10 @@ _Reply = TypeVar("_Reply", bound=Message)
 CREDENTIAL_FILES = (AUTHORITY, CERTIFICATE, KEY)
 """What a credentials directory holds: the curator's authority, the client's certificate and its private key."""
 
+_SAID_AFTER_S = 3.0  # a curator that restarts, or is busy for a moment, is nobody's business
+
+_log = logging.getLogger(__name__)
+
 _RETRYABLE = (errors.CuratorUnavailable, errors.RequestInProgress)
 
 
@@ -39,12 +44,14 @@ class Patience:
         total_s: no new attempt starts later than this after the first one.
         first_pause_s: the pause after the first failure; each further pause is twice as long.
         longest_pause_s: the pause stops growing here.
+        told: whoever waits knows already why.
     """
 
     timeout_s: float = 120.0
     total_s: float = 180.0
     first_pause_s: float = 0.1
     longest_pause_s: float = 10.0
+    told: bool = False
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or self.first_pause_s <= 0 or self.total_s < 0:
@@ -107,13 +114,14 @@ def call(
     """Sends one request until it is answered, refused for good, or patience ends.
 
     Every attempt sends the same message. Pauses double, with a random factor between 1/2 and 1 so that many clients
-    of a restarted curator do not return at once.
+    of a restarted curator do not return at once. A wait that lasts is said in the log, which by itself goes to the
+    terminal, once, and so is its end.
 
     Raises:
         DpswdError: the curator's refusal as its typed error; after the last retryable failure, that failure.
     """
     begun = clock()
-    wait_s = patience.first_pause_s
+    wait_s, said = patience.first_pause_s, patience.told
     while True:
         try:
             reply = method(request, timeout=patience.timeout_s)
@@ -121,7 +129,12 @@ def call(
             error = from_rpc_error(failure)
             if not isinstance(error, _RETRYABLE) or clock() + wait_s - begun > patience.total_s:
                 raise _with_advice(error) from failure
+            if not said and clock() - begun >= _SAID_AFTER_S:
+                said = True
+                _log.warning("waiting for the curator, for up to %.0f s in all: %s", patience.total_s, error)
         else:
+            if said:
+                _log.warning("the curator answers again, after %.0f s", clock() - begun)
             assert isinstance(reply, reply_type)
             return reply
         pause(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries, guards nothing

@@ -8,6 +8,7 @@ from typing import Any
 
 from shared.errors import InvalidValue, rounded
 from shared.mechanisms.interface import Limits
+from shared.privacy.persons import promised_to_person
 from shared.protocol.contract import DataContract
 from shared.protocol.v1 import curator_pb2 as pb
 
@@ -64,6 +65,7 @@ class Description:
         classes: number of classes of the labels; 0 where nothing can be evaluated.
         class_names: in order, where the operator declares them.
         partly_labelled: whether some records may have no label; how many have one is private then.
+        records_per_person: k, how many of the records one person has at most.
         contract: what the operator declares of the records' values.
     """
 
@@ -82,6 +84,7 @@ class Description:
     classes: int = 0
     class_names: tuple[str, ...] = ()
     partly_labelled: bool = False
+    records_per_person: int = 1
     contract: DataContract = field(default_factory=DataContract)
 
     @classmethod
@@ -151,6 +154,7 @@ class Description:
             ("data set's budget", str(self.data_set_budget)),
             ("your budget", str(self.client_budget)),
             ("guarantee", f"{self.neighbouring_relation}, over the data set's whole life and all clients"),
+            *self._of_persons(),
             ("offers", ", ".join(self.mechanisms) + self._labels()),
             ("limits", limits),
             ("curator", f"dpswd {self.software_version}, ledger key {self.ledger_public_key[:16]}..."),
@@ -162,3 +166,15 @@ class Description:
         if not self.classes:
             return ""
         return f" ({self.classes} classes{', of some records only' * self.partly_labelled})"
+
+    def _of_persons(self) -> tuple[tuple[str, str], ...]:
+        """What the whole budget promises a person, where one may have several records."""
+        if self.records_per_person <= 1:
+            return ()
+        whole = self.data_set_budget
+        epsilon, delta = promised_to_person(whole.epsilon, whole.delta, self.records_per_person)
+        told = (
+            f"one has at most {self.records_per_person} of the records; the data set's budget, which counts records, "
+            f"promises a person epsilon {epsilon:g} at delta {delta:g}"
+        )
+        return (("persons", told),)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from public_client.methods.aligned_run import AlignedRun, Seen
+from public_client.methods.aligned_run import AlignedRun, ComparedStep
 from public_client.plans.plan import Plan
 from public_client.training.history import HistoryPoint
 from shared.mechanisms.quantiles.coefficients import source_coefficients
@@ -40,7 +40,7 @@ class PlaneEstimate:
     covariance: Tensor
 
 
-def target_in_plane(seen: Seen, declared: SlicedDeclaration, plane: Tensor, *, batch: int) -> PlaneEstimate:
+def target_in_plane(seen: ComparedStep, declared: SlicedDeclaration, plane: Tensor, *, batch: int) -> PlaneEstimate:
     """What a release says of the target in a plane of feature space; post-processing of public values.
 
     The mean has the smallest squared distance from the released ones along the directions, the source's mean as prior.
@@ -70,7 +70,7 @@ def target_in_plane(seen: Seen, declared: SlicedDeclaration, plane: Tensor, *, b
     return PlaneEstimate(mean=(own_mean + shift) @ plane, covariance=covariance)
 
 
-def _moments(seen: Seen, declared: SlicedDeclaration, batch: int) -> tuple[Tensor, Tensor | None]:
+def _moments(seen: ComparedStep, declared: SlicedDeclaration, batch: int) -> tuple[Tensor, Tensor | None]:
     """Released means (k,) and variances (k,) along the directions; the noise's share is subtracted."""
     values = seen.release.values.to_tensor(dtype=torch.float64)
     if not declared.coefficients:

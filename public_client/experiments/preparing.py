@@ -15,7 +15,6 @@ from public_client.experiments.approaches import method_of
 from public_client.experiments.connect import descriptions
 from public_client.experiments.file import Experiment
 from public_client.experiments.start import load_data, train_source_model
-from public_client.methods.sliced_method import GradientMethod, SlicedMethod
 from public_client.plans.declarable import quoted
 from public_client.plans.plan import make_plan
 from public_client.testing.mock import MockCurator
@@ -39,7 +38,7 @@ def prepare(
 
     Args:
         description: as the operator wrote it with `dpswd-curator describe`, or from `mock_description`.
-        method: whose run is one whole release, such as `Replay`.
+        method: whose run is one whole release, such as `Replay` or `Statistics`.
         extractor: source-trained, in evaluation mode.
         source_features: (m, d) of public records; they make the public map.
         epsilon: what the release may cost.
@@ -52,15 +51,17 @@ def prepare(
         InvalidValue: the method needs more than one release, or the curator does not offer it.
         ExtractorUnsupported: the module cannot travel as data.
     """
-    if not isinstance(method, SlicedMethod) or isinstance(method, GradientMethod):
+    norm = method.published_map_norm
+    if norm is None:
         raise InvalidValue(
-            f"a run of {method.name} asks step by step, and a publication is one release; prepare with replay"
+            f"a run of {method.name} asks step by step, and a publication is one release; prepare with replay or "
+            "statistics"
         )
     wanted = make_plan(description, method, epsilon=epsilon, steps=1, batch_size=description.records)
     ready = method.declarable(extractor, description.record_shape, None)
     curator = MockCurator(description)
     plan, quote = quoted(curator, ready, wanted)
-    feature_map = FeatureMap.from_source(source_features, target_norm=method.target_norm)
+    feature_map = FeatureMap.from_source(source_features, target_norm=norm)
     assert plan.noise is not None, "quoted with its noise"
     return Proposal(
         graph=ready.graph.to_bytes(),

@@ -144,8 +144,9 @@ class Schema:
         return made
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `from_json` reads them back."""
-        return {"columns": [asdict(column) for column in self.columns]}
+        """Plain values, equal to themselves after JSON; `from_json` reads them back."""
+        columns = [asdict(column) for column in self.columns]
+        return {"columns": [{k: list(v) if isinstance(v, tuple) else v for k, v in one.items()} for one in columns]}
 
     @classmethod
     def from_json(cls, values: Any) -> Schema:

@@ -21,7 +21,7 @@ from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedReque
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class ComparedStep:
     """What the client saw of the target at one step; all of it is public or was charged.
 
     Attributes:
@@ -62,8 +62,8 @@ class AlignedRun(ChargedRun):
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self._target_norm = target_norm
-        self.first: Seen | None = None
-        self.last: Seen | None = None
+        self.first: ComparedStep | None = None
+        self.last: ComparedStep | None = None
         super().__init__(curator, ready, plan, feature_map=feature_map, checkpoint=checkpoint)
         declared = self.sliced.feature_map  # of a run that goes on, not the map that would be chosen now
         self._declares_map = declared is not None
@@ -102,7 +102,7 @@ class AlignedRun(ChargedRun):
         used = feature_map or self._map_of(features)
         loss = self.distance(features, release, feature_map=used)
         value = float(loss.detach())
-        self.last = Seen(features.detach(), release, used)
+        self.last = ComparedStep(features.detach(), release, used)
         self.first = self.first or self.last
         scale = 1.0
         if self.parameters:

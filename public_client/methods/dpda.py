@@ -23,7 +23,7 @@ from public_client.data.progress import reporting
 from public_client.data.source import collect
 from public_client.methods.labelled_transport import Labels, Matching, Points, Values, moved, require_solver
 from public_client.methods.statistics_head import Classes, Known, classes_of
-from public_client.methods.statistics_method import StatisticsMethod, statistics_run
+from public_client.methods.statistics_method import StatisticsMethod, common_map
 from public_client.plans.recipe import not_between, not_counts, not_positive
 from public_client.replay.fit import cosine
 from public_client.training.loop import Training, write_histories
@@ -122,7 +122,7 @@ class Dpda(StatisticsMethod):
         """See `Method`; hospitals that share a model are one source together."""
         known = self.learned(group, training)
         live = [site for site in group.live if site.name in known]
-        feature_map = statistics_run(live[0]).feature_map
+        feature_map = common_map(live)
         laws = classes_of(Known.together([known[site.name] for site in live]))
         classifier = self._trained(laws, feature_map, training)
         for site in live:

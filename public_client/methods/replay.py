@@ -19,7 +19,7 @@ from torch import Tensor
 from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.data.source import collect
-from public_client.methods.aligned_run import Seen, run_of
+from public_client.methods.aligned_run import ComparedStep, run_of
 from public_client.methods.sliced_method import SlicedMethod
 from public_client.plans.measured import modality_of
 from public_client.plans.recipe import not_counts
@@ -104,10 +104,10 @@ class Replay(SlicedMethod):
                     ranks=training.ranks,
                 )
             found[site.name] = fitted
-            run.first = Seen(training.features, own[0], run.feature_map)
+            run.first = ComparedStep(training.features, own[0], run.feature_map)
             with torch.no_grad():
                 seen = fitted.view(extractor, source.images[: len(training.features)])
-            run.last = Seen(seen, own[-1], run.feature_map)
+            run.last = ComparedStep(seen, own[-1], run.feature_map)
         tuned = any(fitted.convinced for fitted in found.values())
         title = f"tuning on the view of {group}"
         with reporting(title, self.tuning_steps, shown=training.progress and tuned) as bar:

@@ -55,6 +55,11 @@ class SlicedMethod(Method):
         """See `Recipe`."""
         return SLICED[self.release]
 
+    @property
+    def published_map_norm(self) -> float | None:
+        """See `Method`."""
+        return self.target_norm
+
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
         return self.sliced(run)
@@ -126,6 +131,11 @@ class GradientMethod(SlicedMethod):
     def mechanism(self) -> AnyMechanism:
         """See `Recipe`."""
         return GRADIENT
+
+    @property
+    def published_map_norm(self) -> float | None:
+        """See `Method`: the gradient follows the model that the last step made."""
+        return None
 
     @property
     def step_features(self) -> int:

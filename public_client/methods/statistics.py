@@ -18,7 +18,7 @@ from torch import nn
 from public_client.data.accuracy import features as features_of
 from public_client.data.source import collect
 from public_client.methods.statistics_head import Head, Known, Prior, Values, discriminant, shares_of
-from public_client.methods.statistics_method import StatisticsMethod, statistics_run
+from public_client.methods.statistics_method import StatisticsMethod, common_map
 from public_client.plans.recipe import not_one_of
 from public_client.training.loop import Training, write_histories
 from public_client.training.sites import Group, Model, Site
@@ -79,6 +79,7 @@ class Statistics(StatisticsMethod):
         """See `Method`."""
         known = self.learned(group, training)
         live = [site for site in group.live if site.name in known]
+        feature_map = common_map(live)
         together = Known.together([known[site.name] for site in live])
         if self.learns == "shares":
             before = self._source_shares(training, classes=len(together.counts))
@@ -88,7 +89,6 @@ class Statistics(StatisticsMethod):
                 self._done(site, classifier, training)
             write_histories(group)
             return
-        feature_map = statistics_run(live[0]).feature_map
         head = discriminant(together, self._prior(training, feature_map, classes=len(together.counts)))
         shares = shares_of(together)
         for site in live:
@@ -119,7 +119,8 @@ class Statistics(StatisticsMethod):
         source = collect(training.source, most=max(1, self.source_records // training.ranks.size))
         features = features_of(training.model.extractor, source.images.to(training.device))
         labels = training.ranks.gather(source.labels.to(training.device)).cpu().numpy()
-        u = feature_map.clipped(training.ranks.gather(features)).to("cpu", torch.float64) / RECORD_NORM
+        gathered = training.ranks.gather(features).to(feature_map.center.device)
+        u = feature_map.clipped(gathered).to("cpu", torch.float64) / RECORD_NORM
         return Prior.from_source(u.numpy(), labels, classes=classes)
 
 

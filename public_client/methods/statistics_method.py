@@ -7,10 +7,11 @@ sums costs nothing more.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from public_client.curator.stub import Curator
@@ -63,6 +64,11 @@ class StatisticsMethod(Method):
     def mechanism(self) -> AnyMechanism:
         """See `Recipe`."""
         return CLASS_STATISTICS
+
+    @property
+    def published_map_norm(self) -> float | None:
+        """See `Method`."""
+        return self.target_norm
 
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
@@ -174,6 +180,25 @@ class StatisticsRun(ChargedRun):
             InvalidValue: always: statistics are no loss.
         """
         raise InvalidValue("class statistics are no loss to descend on; read them with `known`")
+
+
+def common_map(sites: Sequence[Site]) -> FeatureMap:
+    """The public map of all sites' releases.
+
+    Raises:
+        InvalidValue: they have several, so that their sums are no sums of the same numbers.
+    """
+    first, *others = (statistics_run(site).feature_map for site in sites)
+    if any(not _same(other, first) for other in others):
+        raise InvalidValue(
+            "the hospitals' statistics are of different public maps and do not add up; train from each alone, or "
+            "have them prepared from one source with one extractor (`dpswd-client prepare --extractor`)"
+        )
+    return first
+
+
+def _same(one: FeatureMap, other: FeatureMap) -> bool:
+    return torch.equal(one.center.cpu(), other.center.cpu()) and torch.equal(one.scale.cpu(), other.scale.cpu())
 
 
 def statistics_run(site: Site) -> StatisticsRun:

@@ -49,6 +49,7 @@ class Plan:
         budget: epsilon of the whole budget.
         admitted: the curator's own answer to whether the run fits, once it was asked for the model at hand.
         steps_that_fit: how many such steps it would admit, once it was asked.
+        published: the hospital charged it already and gave the release away as a file; a training spends nothing.
     """
 
     method: Recipe
@@ -68,6 +69,7 @@ class Plan:
     budget: float = field(default=math.inf, compare=False)
     admitted: bool | None = field(default=None, compare=False)
     steps_that_fit: int | None = field(default=None, compare=False)
+    published: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         problems = not_positive(self, "epsilon") + not_counts(self, "steps", "batch_size")
@@ -300,7 +302,12 @@ def _lines(plan: Plan) -> list[str]:
     if adapted := plan.method.adapts(plan.record_shape):
         rows.append(("adapts", adapted))
     cost = f"epsilon {rounded(plan.epsilon, up=True)} at delta {plan.delta:g}"
-    rows.append(("costs", f"{cost}, charged as a whole when the run opens"))
+    when = (
+        "charged by the hospital when it published; nothing further"
+        if plan.published
+        else "charged as a whole when the run opens"
+    )
+    rows.append(("costs", f"{cost}, {when}"))
     rows += plan.method.notes(plan)
     if sampled := _sampled(plan):
         rows.append(("sample", sampled))

@@ -6,6 +6,7 @@ nothing of it is imported here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +197,26 @@ class LocalHospital:
             words = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
             raise SettingsError(f"dpswd-curator {arguments[0]} failed: {words[-1]}")
         return done.stdout
+
+
+@contextlib.contextmanager
+def console_of(home: Path) -> Iterator[str]:
+    """The operator's console of a local hospital, while the block runs, on a free port of the loopback.
+
+    Args:
+        home: of the hospital; whether its curator serves does not matter.
+
+    Yields:
+        The address that signs in once; empty where the console did not start (`console.log` beside the home says why).
+    """
+    command = [*_COMMAND, "console", "--home", str(home), "--address", "127.0.0.1:0"]
+    with (home.parent / "console.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)  # noqa: S603 - as above
+    assert process.stdout is not None
+    try:
+        found = next((line for line in process.stdout if "/sign-in?token=" in line), "")
+        yield found.split()[-1] if found else ""
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()

@@ -54,6 +54,14 @@ class Method(Recipe):
             *not_between(self, 0.0, 1.0, "averaging"),
         ]
 
+    @property
+    def published_map_norm(self) -> float | None:
+        """Of a method whose run is one release of all records, which a hospital can publish: of its public map.
+
+        The map gives source features this mean norm. None where a run asks step by step.
+        """
+        return None
+
     def declarable(
         self,
         extractor: nn.Module,

@@ -86,7 +86,7 @@ class SlicedReply(MessagePayload, message=pb.SlicedReply, field="reply"):
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class ProjectedSample:
     """What a step of a sliced release has looked at; private but for U and the map.
 
     Attributes:
@@ -116,7 +116,9 @@ class Sliced(Mechanism[SlicedDeclaration, SlicedRequest, SlicedReply]):
         """Noised values of clipped features (b, d) along U (d, k): (b, k) or (L, k)."""
 
     @abc.abstractmethod
-    def cotangents(self, seen: Seen, source: Tensor, declared: SlicedDeclaration, batch: int) -> tuple[Tensor, float]:
+    def cotangents(
+        self, seen: ProjectedSample, source: Tensor, declared: SlicedDeclaration, batch: int
+    ) -> tuple[Tensor, float]:
         """Where each record's clipped features should move, (b, d), and the public scale that was divided out.
 
         A function, record by record, of released and public values and of the record itself alone.
@@ -197,7 +199,7 @@ class Sliced(Mechanism[SlicedDeclaration, SlicedRequest, SlicedReply]):
         *,
         adapted: FloatArray | None = None,
         names: tuple[str, ...] = (),
-    ) -> Seen:
+    ) -> ProjectedSample:
         """Extracts the sample, draws the directions meanwhile, and releases.
 
         Args:
@@ -229,7 +231,7 @@ class Sliced(Mechanism[SlicedDeclaration, SlicedRequest, SlicedReply]):
         ((seed, U),) = drawn
         values = self.released(features, U, declared, step.noise)
         step.reached("released")
-        return Seen(raw, features, U, feature_map, SlicedReply(seed, values))
+        return ProjectedSample(raw, features, U, feature_map, SlicedReply(seed, values))
 
 
 def labelled(features: Tensor, labels: Tensor, *, classes: int, weight: float) -> Tensor:

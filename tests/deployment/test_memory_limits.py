@@ -1,4 +1,7 @@
-"""Every service in a container has a limit of memory, and a curator's holds what its settings allow it to take."""
+"""Every service in a container has a limit of memory, comes back where it serves, and keeps logs that rotate.
+
+A curator's memory holds what its settings allow it to take.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,23 @@ def test_every_service_of_compose_has_a_limit(name):
     for service, described in yaml.safe_load((ROOT / name).read_text())["services"].items():
         limit = size({**base.get(service, {}), **described}["mem_limit"])  # a second file adds to the first
         assert limit >= (needed() if "dpswd-curator" in str(described.get("image")) else 1 << 29), service
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_what_serves_starts_again_and_no_log_fills_a_disk(name):
+    """A service that is waited for to its end is started by whoever wants it; all others come back after a reboot."""
+    services = yaml.safe_load((ROOT / name).read_text())["services"]
+    ended = {
+        waited for one in services.values()
+        for waited, how in dict(one.get("depends_on", {})).items()
+        if how["condition"] == "service_completed_successfully"
+    } | {service for service in services if service.endswith("-report")}  # fmt: skip
+    for service, described in services.items():
+        if "mem_limit" not in described:
+            continue  # a second file adds to the first
+        assert described["restart"] == ("no" if service in ended else "unless-stopped"), service
+        assert int(described["logging"]["options"]["max-file"]) <= 10, service
+        assert described["logging"]["options"]["max-size"] == "10m", service
 
 
 @pytest.mark.parametrize("name", ["curator.yaml", "init.yaml"])

@@ -47,6 +47,11 @@ def started(*arguments: str, ready: str) -> tuple[subprocess.Popen[str], str]:
     raise AssertionError(f"{arguments[0]} ended before it was ready")
 
 
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
 def listening(pid: int) -> int:
     """How many TCP ports a process listens on."""
     own = set()
@@ -59,6 +64,13 @@ def listening(pid: int) -> int:
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
     ]
     return sum(row[3] == "0A" and f"socket:[{row[9]}]" in own for row in rows)
+
+
+def _named(home: Path, address: str, folder: Path) -> configuration.CuratorSettings:
+    """The settings of a curator that has this cluster."""
+    return configuration.load(
+        home, {"cluster.scheduler": address, "cluster.certificates": str(folder.relative_to(home) / "curator")}
+    )
 
 
 def answers_to(address: str, folder: Path | None) -> bool:
@@ -109,7 +121,7 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
         scheduler, line = started(
             "scheduler", "--address", "127.0.0.1:0", "--certificates", str(folder / "scheduler"), ready="scheduling on"
         )
-        ended.callback(scheduler.kill)
+        ended.callback(end, scheduler)
         address = line.rpartition(" ")[2]
         assert address.startswith("tls://127.0.0.1:")
         assert answers_to(address, folder / "node")
@@ -123,12 +135,16 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
                 "node", "--settings", str(tmp_path / "curator.toml"), "--scheduler", address, "--host", "127.0.0.1",
                 "--certificates", str(folder / "node"), ready="node of",
             )  # fmt: skip
-            ended.callback(node.kill)
+            ended.callback(end, node)
             assert listening(node.pid) == 1
             nodes.append(node)
 
         meant = Meant.here(records=found.digest, labels=labels, count=N)
-        cluster = ClusterShards(address, folder / "curator", meant=meant)
+        with pytest.raises(SettingsError, match="records accept"):
+            cluster_of(named := _named(tmp_path, address, folder), labels=labels, records=N)
+        found.write(tmp_path)  # as the curator's own check does
+        cluster = cluster_of(named, labels=labels, records=N)
+        assert cluster is not None
         ended.callback(cluster.close)
         first = added(cluster.sums(run, source), records=N)
         parts = []
@@ -155,4 +171,6 @@ def test_a_cluster_that_is_not_there_is_told(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(SettingsError, match="start its scheduler"):
-        ClusterShards(f"tls://127.0.0.1:{port}", tmp_path / "cluster" / "curator", meant=Meant("", "", "", 1))
+        ClusterShards(
+            f"tls://127.0.0.1:{port}", tmp_path / "cluster" / "curator", meant=Meant("", "", "", 1), connect_s=0.5
+        )

@@ -51,6 +51,13 @@ def test_the_curator_reaches_nothing_outside(sites):
     assert _ways_out(sites) == []
 
 
+def test_no_bridge_is_reached_by_a_link_local_address(sites):
+    """A bridge has an IPv6 address of its own at the host's end, whatever `internal` says; nobody here speaks IPv6."""
+    for service in ("curator", "hospital-console-door"):
+        held = sites.container(service).exec_run(["cat", "/proc/net/if_inet6"]).output.decode().splitlines()
+        assert [line for line in held if not line.endswith(" lo")] == [], service
+
+
 def _ways_out(sites) -> list[str]:
     """Gateways of the curator that a machine answers for; an engine may set a route to an empty address."""
     table = sites.container("curator").exec_run(["cat", "/proc/net/route"]).output.decode().splitlines()[1:]

@@ -33,7 +33,7 @@ def test_a_hospital_s_table_is_generated_once_and_drawn_for_ever(tmp_path):
     schema, out = tmp_path / "schema.json", tmp_path / "g.safetensors"
     schema.write_text(json.dumps(SCHEMA.to_json()))
     with LocalHospital(
-        records, epsilon=3.0, delta=1e-5, device="cpu", labels=labels, classes=2, directory=tmp_path / "hospital"
+        records, epsilon=2.4, delta=1e-5, device="cpu", labels=labels, classes=2, directory=tmp_path / "hospital"
     ) as hospital:
         common = ["generate", "--curator", hospital.address, "--credentials", str(hospital.credentials)]
         common += ["--schema", str(schema), "--setting", "updates=200", "--epsilon", "2", "--format", "json"]

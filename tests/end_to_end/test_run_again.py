@@ -11,6 +11,7 @@ import csv
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -117,6 +118,8 @@ def test_the_demo_again_in_the_same_folder_after_ctrl_c(tmp_path):
     pinned = (first / "method-1" / "ledger.pub").read_text()
     code, said = finished([*DEMO, "--format", "json"], cwd=tmp_path)
     assert code == 0, said
+    assert re.search(r"Operator's console, until the demo ends: http://127\.0\.0\.1:\d+/sign-in\?token=\S+", said), said
+    assert "dpswd-curator console --home demo-output/run-2/method-1/hospital/home" in said
     assert "BudgetExhausted" in said
     for name in ("accuracy.png", "method-1/adapted.safetensors", "method-1/receipts.jsonl"):
         assert (second / name).stat().st_size > 0

@@ -53,14 +53,17 @@ class Sites:
     def compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """docker-compose with the project's name, on this engine, with the images under test."""
         command = [*compose_command(), "--project-name", self.project, "--file", str(ROOT / "docker-compose.yml")]
-        environment = {
+        return subprocess.run(
+            [*command, *arguments],
+            env=self.environment(), cwd=ROOT, capture_output=True, text=True, timeout=STORY_S, check=False,
+        )  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Of whatever asks this engine for this project's containers."""
+        return {
             **os.environ, "DOCKER_HOST": self.address, "DPSWD_VERSION": "test", "COMPOSE_HTTP_TIMEOUT": "300",
             "CONSOLE_PORT": str(self.console_port),
         }  # fmt: skip
-        return subprocess.run(
-            [*command, *arguments],
-            env=environment, cwd=ROOT, capture_output=True, text=True, timeout=STORY_S, check=False,
-        )  # fmt: skip
 
     def tell(self, report: str, *profile: str) -> str:
         """Runs everything that this report depends on, in order, and then the report; what it printed."""

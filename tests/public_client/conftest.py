@@ -102,6 +102,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
             client_name="tester",
             software_version="0",
             classes=self.classes,
+            records_per_person=1,
         )  # fmt: skip
 
     def UploadExtractor(self, request, context):

@@ -61,8 +61,9 @@ class ClassSums:
         self._scale = math.ldexp(1.0 / RECORD_NORM, bits)
         self._device = device
         self._counts: Integers = np.zeros(classes, dtype=np.int64)
-        self._features: Integers = np.zeros((classes, dimension), dtype=np.int64)
-        self._moments: Integers = np.zeros((dimension, dimension) if moments else (0, 0), dtype=np.int64)
+        shape = (dimension, dimension) if moments else (0, 0)
+        self._features = torch.zeros((classes, dimension), dtype=torch.int64, device=device)
+        self._moments = torch.zeros(shape, dtype=torch.int64, device=device)
 
     @property
     def sums(self) -> tuple[Integers, ...]:
@@ -70,7 +71,7 @@ class ClassSums:
 
         Of the second moments only the upper triangle is filled.
         """
-        return self._counts, self._features, self._moments
+        return self._counts, self._features.cpu().numpy(), self._moments.cpu().numpy()
 
     def add(self, features: Tensor, labels: LabelArray | None) -> None:
         """See `Accumulator`."""
@@ -79,14 +80,13 @@ class ClassSums:
         for start in range(0, len(features), _ROWS):
             kinds = torch.from_numpy(labels[start : start + _ROWS]).to(self._device)
             v = self.rounded(features[start : start + _ROWS])  # (m, d) whole numbers
-            labelled = kinds != UNLABELLED
-            v.mul_(labelled[:, None])  # a record without a label adds nothing to any block
+            v.mul_((kinds != UNLABELLED)[:, None])  # a record without a label adds nothing to any block
             by_class = torch.zeros((classes, d), dtype=torch.float64, device=self._device)
             by_class.index_add_(0, kinds.clamp(min=0), v)
             own = labels[start : start + _ROWS]
             self._counts += np.bincount(own[own != UNLABELLED], minlength=classes)
-            self._features += by_class.cpu().numpy().astype(np.int64)
-            if self._moments.size:
+            self._features += by_class.to(torch.int64)
+            if self._moments.numel():
                 self._moments += _upper_product(v)
 
     def rounded(self, features: Tensor) -> Tensor:
@@ -97,11 +97,8 @@ class ClassSums:
         return exact.mul_(factors).round_() if exact is not mapped else (exact * factors).round_()
 
 
-def _upper_product(v: Tensor) -> Integers:
+def _upper_product(v: Tensor) -> Tensor:
     """v^T v of whole numbers, exact; on a CPU only the upper triangle is computed, which halves the time."""
-    if v.device.type == "cpu":
-        # In BLAS's order of axes v's memory is its transpose: no copy is made.
-        product: np.ndarray = blas.dsyrk(1.0, v.numpy().T)
-    else:
-        product = torch.triu(v.T @ v).cpu().numpy()
-    return product.astype(np.int64)
+    # In BLAS's order of axes v's memory is its transpose: no copy is made.
+    product = torch.from_numpy(blas.dsyrk(1.0, v.numpy().T)) if v.device.type == "cpu" else torch.triu(v.T @ v)
+    return product.to(torch.int64)

@@ -8,7 +8,7 @@ from shared.kernels.noise import GridArray, NoiseSource, grid_step
 from shared.mechanisms.interface import Facts, Limits, RunSize
 from shared.mechanisms.quantiles.coefficients import release_coefficients
 from shared.mechanisms.quantiles.cotangents import QuantileCotangent
-from shared.mechanisms.sliced import Seen, Sliced, SlicedDeclaration
+from shared.mechanisms.sliced import ProjectedSample, Sliced, SlicedDeclaration
 from shared.privacy.events import QuantileCoefficients
 from shared.protocol.checks import Violation, between
 
@@ -32,7 +32,9 @@ class Quantiles(Sliced):
         """See `Sliced`."""
         return release_coefficients(features, U, coefficients=declared.coefficients, sigma=declared.sigma, noise=noise)
 
-    def cotangents(self, seen: Seen, source: Tensor, declared: SlicedDeclaration, batch: int) -> tuple[Tensor, float]:
+    def cotangents(
+        self, seen: ProjectedSample, source: Tensor, declared: SlicedDeclaration, batch: int
+    ) -> tuple[Tensor, float]:
         """See `Sliced`; a function of the released coefficients and of each record's own features."""
         released = seen.reply.values.to_tensor(device=seen.features.device)
         cotangent = QuantileCotangent.from_release(released, source, seen.U, batch=batch)

@@ -8,7 +8,7 @@ from shared.kernels.noise import GridArray, NoiseSource, grid_step
 from shared.mechanisms.interface import Facts, Limits, RunSize
 from shared.mechanisms.rows.cotangents import noised_source_projections, row_cotangents
 from shared.mechanisms.rows.projections import release_rows
-from shared.mechanisms.sliced import Seen, Sliced, SlicedDeclaration
+from shared.mechanisms.sliced import ProjectedSample, Sliced, SlicedDeclaration
 from shared.privacy.events import RowProjections
 from shared.protocol.checks import Violation
 
@@ -33,7 +33,9 @@ class Rows(Sliced):
         """See `Sliced`."""
         return release_rows(features, U, sigma=declared.sigma, noise=noise)
 
-    def cotangents(self, seen: Seen, source: Tensor, declared: SlicedDeclaration, batch: int) -> tuple[Tensor, float]:
+    def cotangents(
+        self, seen: ProjectedSample, source: Tensor, declared: SlicedDeclaration, batch: int
+    ) -> tuple[Tensor, float]:
         """See `Sliced`; a function of the released rows alone."""
         noised = noised_source_projections(source, seen.U, sigma=declared.sigma, seed=seen.reply.seed)
         return row_cotangents(seen.reply.values.to_tensor(device=seen.features.device), noised, seen.U)

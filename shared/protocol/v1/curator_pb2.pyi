@@ -284,6 +284,7 @@ class DescribeResponse(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
     CLASS_NAMES_FIELD_NUMBER: _builtins.int
+    RECORDS_PER_PERSON_FIELD_NUMBER: _builtins.int
     CONTRACT_FIELD_NUMBER: _builtins.int
     PARTLY_LABELLED_FIELD_NUMBER: _builtins.int
     data_set: _builtins.str
@@ -301,6 +302,8 @@ class DescribeResponse(_message.Message):
     """The version of the curator's software."""
     classes: _builtins.int
     """The number of classes of the labels, declared by the operator; 0 where nothing can be evaluated."""
+    records_per_person: _builtins.int
+    """How many of the records one person has at most, by the operator's word; 1 where a person has one."""
     partly_labelled: _builtins.bool
     """Whether some records may have no label; how many have one is private then."""
     @_builtins.property
@@ -344,12 +347,13 @@ class DescribeResponse(_message.Message):
         software_version: _builtins.str = ...,
         classes: _builtins.int = ...,
         class_names: _abc.Iterable[_builtins.str] | None = ...,
+        records_per_person: _builtins.int = ...,
         contract: Global___DataContract | None = ...,
         partly_labelled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "contract", b"contract", "data_set_budget", b"data_set_budget", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "contract", b"contract", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "partly_labelled", b"partly_labelled", "record_shape", b"record_shape", "records", b"records", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "contract", b"contract", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "partly_labelled", b"partly_labelled", "record_shape", b"record_shape", "records", b"records", "records_per_person", b"records_per_person", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,6 +21,7 @@ from toy_accounting import ToyAccounting, ToyBudget
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.postgres_schema import PostgresSchema
 from private_curator.ledger.statements import Request, StepGranted
+from private_curator.ledger.witness import Witness
 from private_curator.settings.groups import RecordsSettings
 from private_curator.storage import home_directory
 from private_curator.storage.home_directory import HomeDirectory
@@ -149,6 +150,79 @@ def test_a_run_goes_on_at_a_synchronous_standby(pair, location, key, open_run, t
         assert stored == {sha256(reply) for reply in team.replies.values()}
     with Ledger.open(location, **options) as again:
         assert again.status().steps_used == STEPS
+
+
+def _cancel_the_wait(primary) -> None:
+    """`pg_cancel_backend` on the one commit that waits for the standby, as an impatient administrator would."""
+    with primary.administer() as administrator:
+        deadline = time.monotonic() + 60
+        while True:
+            waiting = administrator.execute("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'").fetchall()
+            if waiting:
+                break
+            assert time.monotonic() < deadline, "no commit waits"
+            time.sleep(0.01)
+        assert administrator.execute("SELECT pg_cancel_backend(%s)", waiting[0]).fetchone() == (True,)
+
+
+def _cancelled(pair, act) -> None:
+    """An act whose commit waits for a standby that is away, until the wait is cancelled: nobody may rely on it."""
+    with ThreadPoolExecutor(1) as other:
+        cancelling = other.submit(_cancel_the_wait, pair[0])
+        with pytest.raises(LedgerUnavailable, match="stopped waiting for its standby; repeat the request with its id"):
+            act()
+        cancelling.result()
+
+
+def test_a_commit_whose_wait_was_cancelled_is_relied_on_by_nobody(pair, location, key, open_run, tmp_path):
+    """The server says COMMIT, and the standby has nothing. A charge is repeated, once; a reply that a failover would
+    forget is given to nobody, not to a repeat either, so that the step's second computation is its one release."""
+    primary, standby = pair
+    wait_for_standby(pair)
+    options = {"key": key, "accounting": ToyAccounting(), "witness": tmp_path / "witness", "lock_timeout_s": 5.0}
+    away = {"point": "open_run:written"}
+
+    def checkpoint(name):
+        if name == away.get("point"):
+            away.clear()
+            standby.stop()
+
+    with Ledger.create(location, records=100, budget=ToyBudget(1.0), checkpoint=checkpoint, **options) as curator:
+        curator.add_client("alice", "f" * 64)
+
+        def opened():
+            return open_run(curator, request_id="first", steps=STEPS)
+
+        _cancelled(pair, opened)
+        assert curator.status().runs == 1  # seen by all, held by one
+        _cancelled(pair, opened)  # nor is the repeat told that it is charged
+        standby.start()
+        run = opened()
+        status = curator.status()
+        assert (status.runs, status.data_set.epsilon_spent) == (1, pytest.approx(0.01))
+
+        request = Request(client="alice", request_id="first-0", digest=DIGEST)
+        away["point"] = "begin_step:written"
+        _cancelled(pair, lambda: curator.begin_step(request, run_id=run.run_id))
+        standby.start()
+        grant = curator.begin_step(request, run_id=run.run_id)
+        away["point"] = "finish_step:written"
+        _cancelled(pair, lambda: curator.finish_step(grant, reply=b"one noise", audit={}))
+        # The primary has the reply. Whoever asks for it waits with the primary for the standby.
+        _cancelled(pair, lambda: curator.begin_step(request, run_id=run.run_id))
+        primary.kill()
+        standby.start()
+        standby.promote()
+    witness = Witness(tmp_path / "witness")
+    assert witness.entry().kind == "step-resumed"  # what was not waited for is noted by nobody
+    with Ledger.open(location, **options) as curator:
+        grant = curator.begin_step(request, run_id=run.run_id)
+        assert isinstance(grant, StepGranted)  # the standby never had the first reply, and nobody was given it
+        only = curator.finish_step(grant, reply=b"another noise", audit={})
+        assert curator.begin_step(request, run_id=run.run_id).reply == only.reply == b"another noise"
+        status = curator.status()
+        assert (status.runs, status.steps_used, status.data_set.epsilon_spent) == (1, 1, pytest.approx(0.01))
+        assert curator.verify(receipts=[run.receipt.entry, only.receipt.entry]).ok
 
 
 def test_an_asynchronous_standby_that_lacks_charges_is_not_served(pair, location, key, open_run, tmp_path, caplog):

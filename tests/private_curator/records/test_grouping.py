@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +12,8 @@ from click.testing import CliRunner
 
 from private_curator.cli.main import main
 from private_curator.records.persons import person_columns
+from public_client.curator.description import Description
+from shared.privacy.persons import allowed_for_record
 
 ROWS = {"patient_id": [7, 3, 7, 9, 3], "age": [50, 61, 51, 20, 62], "sick": [0, 1, 1, 0, 1]}
 
@@ -50,6 +54,46 @@ def test_a_persons_number_among_the_values_is_noticed(tmp_path):
         assert "for records, not persons" in words
         assert "records convert --person patient_id" in words
     assert "not persons" not in run("records", "inspect", path, "--columns", "age,sick")
+
+
+def test_up_to_k_records_of_a_person_are_kept_and_priced_together(tmp_path):
+    """The operator states what a person is promised; the ledger counts records, each with as much less."""
+    path, home = tmp_path / "r.csv", tmp_path / "home"
+    rows = ROWS | {"patient_id": [7, 7, 7, 9, 3], "age": [50, 61, 51, 20, 62]}
+    path.write_text("\n".join([",".join(rows), *(",".join(map(str, row)) for row in zip(*rows.values(), strict=True))]))
+    told = run("records", "convert", path, "--out", tmp_path / "r.npy", "--person", "patient_id", "--most", 2)
+    assert np.load(tmp_path / "r.npy").tolist() == [[50.0, 0.0], [61.0, 1.0], [20.0, 0.0], [62.0, 1.0]]
+    assert "init --records-per-person 2" in " ".join(told.split())
+    own = ("--records", tmp_path / "r.npy", "--delta", 1e-5, "--records-per-person")
+    run("init", "--home", home, *own, 2, "--epsilon", 1, "--name", "visits")
+    each, its_delta = allowed_for_record(1.0, 1e-5, 2)
+
+    def shown() -> dict:
+        return json.loads(run("budget", "show", "--home", home, "--format", "json"))
+
+    now = shown()
+    assert (now["records_per_person"], now["epsilon"], now["delta"]) == (2, each, its_delta)
+    promise = " ".join(run("budget", "show", "--home", home).split())
+    assert "had any one person, with up to 2 of these records, been another one" in promise
+    assert "(epsilon 1, delta 1e-05; all other figures count records, each of epsilon 0.5, delta 3.775e-06)" in promise
+    # What is stated afterwards is a person's too: more than double has to be typed out, and a record gets half of it.
+    state = ("--home", home, "--reason", "a second study")
+    assert "epsilon 2.2 lets what is concluded" in run("budget", "extend", "--epsilon", 2.2, *state, status=3)
+    run("budget", "extend", "--epsilon", 1.2, *state)
+    assert shown()["epsilon"] == pytest.approx(0.6)
+    assert shown()["delta"] == its_delta
+    run("budget", "lower", "--epsilon", 0.8, *state)
+    assert shown()["epsilon"] == pytest.approx(0.4)
+    # So is what team and board are told.
+    run("client", "add", "spring", "--home", home, "--out", tmp_path / "spring")
+    run("describe", "--home", home, "--client", "spring", "--out", tmp_path / "hospital.json")
+    described = Description.from_json(json.loads((tmp_path / "hospital.json").read_text()))
+    assert "one has at most 2 of the records" in str(described)
+    assert "promises a person epsilon 0.8 at delta" in str(described)
+    words = run("init", "--home", tmp_path / "h", *own, 1001, "--epsilon", 1, status=9)
+    assert "a person has 1 to 1000 records" in words
+    assert "above 10: hardly a promise" in run("init", "--home", tmp_path / "h", *own, 5, "--epsilon", 11, status=3)
+    assert "name the column" in run("records", "convert", path, "--out", tmp_path / "o.npy", "--most", 2, status=3)
 
 
 def test_what_cannot_be_grouped(tmp_path):

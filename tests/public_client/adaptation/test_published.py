@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from published_site import CLIENT, METHOD, Site, changed, network, source, with_parameters
 from torch import nn
 
-from public_client import DomainAdaptation, Federation, PublishedHospital, Replay, Rows
+from public_client import DomainAdaptation, Federation, PublishedHospital, Replay, Rows, Statistics
 from public_client.cli.main import main
 from public_client.curator.release_file import ReleaseFile
 from public_client.data.datasets import Labelled
@@ -168,6 +168,27 @@ def test_files_of_several_hospitals_train_together(sites, tmp_path):
     for name, site in (("north", north), ("south", south)):
         told = CliRunner().invoke(main, ["verify", str(tmp_path / name), "--key", str(site.key_file)])
         assert told.exit_code == 0, told.output
+
+
+def test_a_release_of_labelled_statistics_trains_a_head(tmp_path):
+    """Another mechanism of one step: the same file, and hospitals whose maps are one map add up."""
+    method = Statistics(moments="no")
+    north, south = (
+        Site(tmp_path / name, shift=shift, labelled=True, epsilon=9.0)
+        for name, shift in (("north", 0.2), ("south", 0.3))
+    )
+    files = [site.published(method=method, epsilon=8.0) for site in (north, south)]
+    hospitals = {
+        name: PublishedHospital.read(path, key=site.key_file)
+        for name, path, site in zip(("north", "south"), files, (north, south), strict=True)
+    }
+    records, labels = source()
+    alone = trained(hospitals["north"], hospitals["north"].plan(method))
+    assert (alone.predict(records + 0.2) == labels).float().mean() > 0.55  # by chance 0.33
+    both = Federation(hospitals)
+    together = trained(both, both.plan(method, epsilon=8.0))
+    assert [report["state"] for report in together.reports] == ["finished", "finished"]
+    assert north.spent()[1] == south.spent()[1] == 1
 
 
 def test_a_loop_of_ones_own_reads_the_same_release_again_and_again(sites):

@@ -72,7 +72,8 @@ def test_describe_and_plan_read_a_curator(served):
     assert served.curator.spent == 0
 
 
-def test_an_unreachable_curator_has_its_own_exit_code(certificates):
+def test_an_unreachable_curator_has_its_own_exit_code(certificates, monkeypatch):
+    monkeypatch.setenv("DPSWD_CLIENT_CONNECTION__PATIENCE_SECONDS", "1")
     result = invoke("describe", "--curator", "localhost:1", "--credentials", str(certificates))
     assert result.exit_code == 11
     assert "no curator answers at localhost:1" in result.stderr

@@ -68,6 +68,21 @@ def test_two_hospitals_files_are_prepared_and_trained_from(team, tmp_path):
     assert (tmp_path / "adapted-north.safetensors").is_file()
     assert north.spent()[1] == south.spent()[1] == 1
 
+    read = ("--release", tmp_path / "north-out.dpswd", "--key", north.key_file)
+    told = team.types("plan", *read, "--setting", "directions=8")
+    assert f"replay: 1 step, on all {RECORDS} records" in told
+    assert "charged by the hospital when it published; nothing further" in told
+    found = json.loads(team.types("plan", *read, "--setting", "directions=8", "--format", "json"))
+    assert (found["published"], found["records"]) == (True, RECORDS)
+    assert "prepared with other settings" in team.types("plan", *read, code=9)
+    wrong = ("plan", "--release", tmp_path / "north-out.dpswd", "--key", south.key_file)
+    assert "does not verify" in team.types(*wrong, code=10)
+    assert "--release needs --key" in team.types("plan", *read[:2], code=2)
+    assert "exclude each other" in team.types("plan", *read, "--curator", "localhost:1", code=2)
+    assert "Missing option '--epsilon'" in team.types(
+        "plan", "--curator", "localhost:1", "--credentials", tmp_path, code=2
+    )
+
     told = team.types("train", *own[:2], *words[:4], "--method", "rows", "--device", "cpu", code=9)
     assert "prepared with other settings" in told
     told = team.prepares("third.dpswd", "--records", 50, "--extractor", "north-out.dpswd")
@@ -76,7 +91,7 @@ def test_two_hospitals_files_are_prepared_and_trained_from(team, tmp_path):
 
 def test_a_proposal_of_no_described_hospital_is_refused_in_words(team):
     assert "dry_run.records or dry_run.descriptions" in team.prepares("out", code=3)
-    assert "is one release; prepare with replay" in team.prepares(
+    assert "is one release; prepare with replay or statistics" in team.prepares(
         "out", "--records", 50, "--method", "all-weights", code=9
     )
     (team.directory / "out").touch()

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import uuid
 
 import grpc
 import numpy as np
 import pytest
 import torch
+from free_ports import own_port
 
 from public_client.curator.connection import Patience, call
 from public_client.curator.receipts import checked_receipt
@@ -29,6 +33,26 @@ DIGEST = "a" * 64
 QUANTILES = SlicedDeclaration(directions=5, sigma=0.5, coefficients=2)
 ROWS = SlicedDeclaration(directions=5, sigma=1.0)
 SUM = ClippedSum(("w",), 1.0, 2.0)
+
+
+def relay(port, target):
+    """From now on connections to this port of the loopback are carried to another."""
+
+    def carry(source, sink):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+
+    listener = socket.create_server(("127.0.0.1", port))
+
+    def serve():
+        with listener, contextlib.suppress(OSError):
+            while True:
+                inner, outer = listener.accept()[0], socket.create_connection(("127.0.0.1", target))
+                for pair in ((inner, outer), (outer, inner)):
+                    threading.Thread(target=carry, args=pair, daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
 
 
 def declaration(mechanism="quantiles", declared=QUANTILES):
@@ -73,6 +97,19 @@ def test_address_without_port_is_explained(served):
 def test_nobody_at_the_address(certificates):
     with pytest.raises(errors.CuratorUnavailable, match="no curator answers at localhost:1 "):
         Curator.connect("localhost:1", credentials=certificates, patience_s=0.5)
+
+
+def test_a_curator_that_is_not_there_yet_is_waited_for_in_words(served, caplog):
+    """Connecting waits as every other request does, and says so once, with what may be wrong, and when it is over."""
+    port = own_port()
+    come_back = threading.Timer(4.5, relay, (port, int(served.address.rpartition(":")[2])))
+    come_back.start()
+    with Curator.connect(f"localhost:{port}", credentials=served.credentials, patience_s=60.0) as curator:
+        assert curator.describe().records
+    come_back.join()
+    waiting, over = [record.getMessage() for record in caplog.records if record.name.startswith("public_client")]
+    assert f"waiting for a curator at localhost:{port}, for up to 57 s more: TCP port {port} of localhost" in waiting
+    assert over.startswith("the curator answers again, after ")
 
 
 def test_a_foreign_authority_is_not_trusted(served, certificates, tmp_path):
@@ -207,7 +244,7 @@ def test_a_pending_step_survives_a_new_connection(hospital, served):
     assert served.curator.steps_charged == 1
 
 
-def test_pauses_double_and_patience_ends():
+def test_pauses_double_and_patience_ends(caplog):
     class Failure(grpc.RpcError, grpc.Call):
         def code(self):
             return grpc.StatusCode.UNAVAILABLE
@@ -235,6 +272,8 @@ def test_pauses_double_and_patience_ends():
     patience = Patience(timeout_s=3.0, total_s=60.0, first_pause_s=1.0, longest_pause_s=8.0)
     with pytest.raises(errors.CuratorUnavailable, match="gone"):
         call(method, pb.DescribeRequest(), pb.DescribeResponse, patience=patience, pause=pause, clock=lambda: clock[0])
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == "waiting for the curator, for up to 60 s in all: UNAVAILABLE: gone"
     assert len(pauses) >= 6
     for pause_s, longest in zip(pauses, (1, 2, 4, 8, 8, 8), strict=False):
         assert longest / 2 <= pause_s <= longest

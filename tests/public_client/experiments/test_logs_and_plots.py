@@ -18,7 +18,7 @@ from public_client import DomainAdaptation, Hospital
 from public_client.data.datasets import Labelled
 from public_client.data.source import source_loader
 from public_client.experiments.plots import plot_epsilon, plot_features, principal_plane, target_in_plane
-from public_client.methods.aligned_run import Seen
+from public_client.methods.aligned_run import ComparedStep
 from public_client.replay import fit as replay_fit
 from public_client.testing.mock import MockCurator, mock_description
 from public_client.training.logs import COLUMNS, TrainingLog
@@ -92,7 +92,7 @@ def test_the_estimate_finds_a_known_target():
     move = torch.tensor([0.1, -0.05, 0.0, 0.0, 0.0, 0.0])
     target = 0.5 * source + move
     declared = SlicedDeclaration(directions=100, sigma=1e-3, coefficients=6)
-    seen = Seen(source, released(target, declared=declared, seed=bytes(32)), identity)
+    seen = ComparedStep(source, released(target, declared=declared, seed=bytes(32)), identity)
     plane = principal_plane(source)
     found = target_in_plane(seen, declared, plane, batch=len(target))
     torch.testing.assert_close(found.mean, target.to(torch.float64).mean(dim=0) @ plane, atol=2e-3, rtol=0.0)
