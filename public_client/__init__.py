@@ -11,13 +11,14 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from public_client.adaptation.combined import CombinedAdaptation
     from public_client.adaptation.domain_adaptation import DomainAdaptation
     from public_client.adaptation.federation import Federation
     from public_client.adaptation.hospital import Hospital
     from public_client.adaptation.published import PublishedHospital
     from public_client.curator.stub import Curator
     from public_client.generation import Generator, Replayed, load_generator
-    from public_client.methods import Adapter, AllWeights, DpDann, Finetune, Method, Replay, Rows, Statistics
+    from public_client.methods import Adapter, AllWeights, Dpda, DpDann, Finetune, Method, Replay, Rows, Statistics
     from public_client.methods.evaluation import Evaluate
     from public_client.methods.transport import Transport
     from public_client.plans.plan import Plan
@@ -42,13 +43,24 @@ if TYPE_CHECKING:
     from shared.protocol.contract import DataContract
 
 _MODULES = {
+    "public_client.adaptation.combined": ("CombinedAdaptation",),
     "public_client.adaptation.domain_adaptation": ("DomainAdaptation",),
     "public_client.adaptation.federation": ("Federation",),
     "public_client.adaptation.hospital": ("Hospital",),
     "public_client.adaptation.published": ("PublishedHospital",),
     "public_client.curator.stub": ("Curator",),
     "public_client.generation": ("Generator", "Replayed", "load_generator"),
-    "public_client.methods": ("Adapter", "AllWeights", "DpDann", "Finetune", "Method", "Replay", "Rows", "Statistics"),
+    "public_client.methods": (
+        "Adapter",
+        "AllWeights",
+        "DpDann",
+        "Dpda",
+        "Finetune",
+        "Method",
+        "Replay",
+        "Rows",
+        "Statistics",
+    ),
     "public_client.methods.evaluation": ("Evaluate",),
     "public_client.methods.transport": ("Transport",),
     "public_client.plans.plan": ("Plan",),
@@ -64,6 +76,7 @@ __all__ = [
     "Adapter",
     "AllWeights",
     "BudgetExhausted",
+    "CombinedAdaptation",
     "CredentialsInvalid",
     "Curator",
     "CuratorUnavailable",
@@ -71,6 +84,7 @@ __all__ = [
     "DataInvalid",
     "DomainAdaptation",
     "DpDann",
+    "Dpda",
     "DpswdError",
     "Evaluate",
     "ExtractorUnsupported",

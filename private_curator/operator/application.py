@@ -24,6 +24,7 @@ from private_curator.worker.denormals import flushed_denormals
 from shared.errors import DataInvalid, InvalidValue, SettingsError
 from shared.files import create_private
 from shared.models.adapted import AdaptedModel
+from shared.protocol.limits import UNLABELLED
 
 _RECORDS_AT_A_TIME = 512
 """Bounds memory; nothing else depends on it."""
@@ -49,8 +50,9 @@ class Application:
         return counts
 
     def accuracy(self, labels: Labels) -> float:
-        """Share of predictions that agree with the hospital's own labels; not private."""
-        return float((self.predictions == labels[np.arange(len(self.predictions))]).mean())
+        """Share of predictions that agree with the hospital's own labels, where there are any; not private."""
+        own = labels[np.arange(len(self.predictions))]
+        return float((self.predictions == own)[own != UNLABELLED].mean())
 
 
 def apply_model(

@@ -58,6 +58,7 @@ def priced(proposal: Proposal, *, client: str, books: Books, settings: CuratorSe
             record_shape=model.input_shape,
             classes=class_count(settings.records),
             class_names=class_names(settings.records),
+            partly_labelled=settings.records.unlabelled is not None,
         ),
         model=model,
         limits=limits_of(settings.limits, records=records),

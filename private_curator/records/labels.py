@@ -1,8 +1,8 @@
 """The records' labels as class numbers, for evaluations. Private, like the records; only the classes are public.
 
 Labels are whole numbers from 0 to C - 1, or texts (or numbers) that the operator names in ``records.classes``. A label
-outside of them is refused here, when the curator is made or starts, so that no request depends on it. Errors name the
-file and the rule, never a label.
+outside of them is refused here, when the curator is made or starts, so that no request depends on it; but for the one
+that ``records.unlabelled`` names, of records without a label. Errors name the file and the rule, never a label.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from private_curator.records.mapped import MappedRecords
 from private_curator.records.opening import open_source
 from private_curator.settings.groups import RecordsSettings
 from shared.errors import DataInvalid, SettingsError
+from shared.protocol.limits import UNLABELLED
 
 _AT_A_TIME = 1 << 20  # labels in memory while they are checked
 
@@ -69,8 +70,8 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
         records: n.
 
     Returns:
-        (n,), or None where no classes are declared. Whole numbers in an npy file stay there and are read with their
-        records; others take one or two bytes each.
+        (n,), `UNLABELLED` for a record without one; or None where no classes are declared. Whole numbers in an npy
+        file stay there and are read with their records; others take one or two bytes each.
 
     Raises:
         SettingsError: classes are declared and no labels are named.
@@ -89,13 +90,18 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
     found: npt.NDArray[np.generic]
     if isinstance(source, ArraySource) and source.labels is not None:
         found = source.labels  # read without the records
-        if isinstance(found, np.memmap) and found.dtype.kind in "biu" and not class_names(settings):
+        if isinstance(found, np.memmap) and found.dtype.kind in "biu" and _as_stored(settings):
             return _in_their_file(found, settings, path, records)
     else:
         found = np.concatenate([batch.labels for batch in source.batches() if batch.labels is not None])
     if len(found) != records:
         raise DataInvalid(f"{path}: {len(found)} labels for {records} records; needed is one for each")
     return _numbers(found, settings, path)
+
+
+def _as_stored(settings: RecordsSettings) -> bool:
+    """Whether whole numbers in the file are the class numbers."""
+    return not class_names(settings) and settings.unlabelled is None
 
 
 def _in_their_file(found: np.memmap[Any, Any], settings: RecordsSettings, path: Path, records: int) -> LabelsInFile:
@@ -122,15 +128,22 @@ def _numbers(found: npt.NDArray[np.generic], settings: RecordsSettings, path: Pa
         raise DataInvalid(
             f"{path}: the labels are texts; name the classes in order, records.classes = [...] or init --classes A,B"
         )
+    none = settings.unlabelled
+    if none is not None:
+        allowed += f", nor {none!r} for none (records.unlabelled)"
+        if none in (names or map(str, range(count))):
+            raise SettingsError(
+                f"records.unlabelled is {none!r}, one of records.classes; choose another label for none"
+            )
     for start in range(0, len(found), _AT_A_TIME):
         part = found[start : start + _AT_A_TIME]
         if names:
-            numbers[start : start + len(part)] = [places.get(_text(label), -1) for label in part.tolist()]
+            numbers[start : start + len(part)] = [places.get(_text(label), UNLABELLED) for label in part.tolist()]
         else:
             # Compared before the cast, so that no large number of another type wraps into the range.
             inside = (part >= 0) & (part < count)  # type: ignore[operator]
-            numbers[start : start + len(part)] = np.where(inside, part, -1)
-    if (numbers < 0).any():
+            numbers[start : start + len(part)] = np.where(inside, part, UNLABELLED)
+    if any(_text(label) != none for label in np.unique(found[numbers == UNLABELLED]).tolist()):
         raise DataInvalid(f"{path}: a label is not {allowed}; correct the labels or the declared classes")
     return numbers
 

@@ -143,6 +143,7 @@ class CuratorServer:
                     record_shape=data.record_shape,
                     classes=class_count(settings.records),
                     class_names=class_names(settings.records),
+                    partly_labelled=settings.records.unlabelled is not None,
                 ),
                 uploads=uploads,
                 extractors=ExtractorCatalogue(

@@ -64,6 +64,12 @@ class RecordsSettings(SettingsGroup):
         "evaluate models on all records, noised and charged (docs/ml-team/evaluation.md).",
         allowed=f"2 to {limits.MAX_CLASSES}, or as many different names",
     )
+    unlabelled: str | None = setting(
+        None,
+        "Public: the label, as text, of records that have none, such as -1 or unknown; by default every record must "
+        "have one. How many have one is private then, and priced with what is released of them.",
+        min_length=1,
+    )
     memory_bytes: int = setting(
         1024 * _MEBIBYTE,
         "Memory that records may take in formats that are read as a whole (tables, images, compressed npz); npy and "

@@ -144,7 +144,8 @@ class DomainAdaptation:
         """Trains on the source, opens the runs (which charges all of each), and aligns.
 
         Args:
-            source_loader: (images, labels) batches of the public source, such as a DataLoader.
+            source_loader: (images, labels) batches of the public source, such as a DataLoader; for a method with
+                `own_target` of the team's own records, whose labels may be -1.
             evaluate: called at a few points, for curves; private accuracy is not known outside rehearsals. By site's
                 name where there are several.
             checkpoint: a directory; a training that was begun there is continued, without spending a step twice, and
@@ -162,7 +163,9 @@ class DomainAdaptation:
             ProtocolError: no site is left.
         """
         torch.manual_seed(self.seed)
-        batches = self._source = checked(source_loader, self.extractor, self.classifier, device=self.device)
+        batches = self._source = checked(
+            source_loader, self.extractor, self.classifier, device=self.device, unlabelled=self.method.own_target
+        )
         ranks = Ranks.current()
         progress = progress and ranks.first
         if ranks.size > 1 and not all(isinstance(c.transport, SharedTransport) for c in self._curators.values()):
@@ -355,6 +358,7 @@ class DomainAdaptation:
 
     def _train_source(self, batches: CheckedBatches, *, progress: bool) -> None:
         epochs = usual_epochs(len(batches)) if self.source_epochs is None else self.source_epochs
+        epochs = 0 if self.method.own_target else epochs
         if epochs == 0:
             batches.check_all()  # what training would find, before anything is charged
         ranks, modules = Ranks.current(), (self.extractor, self.classifier)

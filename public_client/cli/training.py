@@ -142,6 +142,7 @@ def train(
     published of them, without a network and at no price.
     """
     from public_client.experiments.approaches import approach, approach_names
+    from public_client.methods import METHODS
 
     if list_methods:
         for name in approach_names():
@@ -161,6 +162,10 @@ def train(
     if non_private_steps:
         if not wanted.rehearsed:
             raise SettingsError("--non-private-steps needs the target itself; it is for rehearsals without --curator")
+        if wanted.method.name in METHODS and METHODS[wanted.method.name].own_target:
+            raise SettingsError(
+                f"--non-private-steps adapts to the hospital; {wanted.method.name} adapts to the source"
+            )
         swd = wanted.method.model_copy(update={"name": "swd", "steps": non_private_steps, "settings": {}})
         experiments.append(wanted.model_copy(update={"method": swd, "output": type(wanted.output)()}))
     from public_client.experiments.run import run
@@ -248,16 +253,16 @@ def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> 
 
 def _accuracies(results: list[Result], baselines: list[float]) -> None:
     """Where they are known: before, of the control, after."""
-    last = results[-1]
-    for name in last.accuracies:
-        reached = [result.accuracies[name] for result in results]
-        if not math.isnan(reached[0]):
-            label = "adapted" if len(last.accuracies) == 1 else name
-            click.echo(f"source-only  {_mean_and_deviation([result.source_only for result in results])}")
-            if not math.isnan(last.control):
-                controls = _mean_and_deviation([result.control for result in results])
-                click.echo(f"control      {controls} (the default's tuning without a release)")
-            click.echo(f"{label:<12} {_mean_and_deviation(reached)}")
+    sites = results[-1].accuracies
+    for name in sites:
+        known = {
+            "source-only": ([result.source_only for result in results], ""),
+            "control": ([result.control for result in results], " (the default's tuning without a release)"),
+            "adapted" if len(sites) == 1 else name: ([result.accuracies[name] for result in results], ""),
+        }
+        for label, (own, note) in known.items():
+            if not math.isnan(own[0]) and not math.isnan(results[-1].accuracies[name]):
+                click.echo(f"{label:<12} {_mean_and_deviation(own)}{note}")
     if baselines:
         click.echo(f"non-private  {_mean_and_deviation(baselines)}")
 

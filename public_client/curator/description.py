@@ -64,6 +64,7 @@ class Description:
         software_version: of the curator.
         classes: number of classes of the labels; 0 where nothing can be evaluated.
         class_names: in order, where the operator declares them.
+        partly_labelled: whether some records may have no label; how many have one is private then.
         records_per_person: k, how many of the records one person has at most.
         contract: what the operator declares of the records' values.
     """
@@ -82,6 +83,7 @@ class Description:
     software_version: str
     classes: int = 0
     class_names: tuple[str, ...] = ()
+    partly_labelled: bool = False
     records_per_person: int = 1
     contract: DataContract = field(default_factory=DataContract)
 
@@ -153,12 +155,17 @@ class Description:
             ("your budget", str(self.client_budget)),
             ("guarantee", f"{self.neighbouring_relation}, over the data set's whole life and all clients"),
             *self._of_persons(),
-            ("offers", ", ".join(self.mechanisms) + (f" ({self.classes} classes)" if self.classes else "")),
+            ("offers", ", ".join(self.mechanisms) + self._labels()),
             ("limits", limits),
             ("curator", f"dpswd {self.software_version}, ledger key {self.ledger_public_key[:16]}..."),
         ]
         head = f"{self.data_set}: {self.records} records of shape {shape}, known here as {self.client_name!r}"
         return "\n".join((head, *(f"  {name:<18} {text}" for name, text in lines)))
+
+    def _labels(self) -> str:
+        if not self.classes:
+            return ""
+        return f" ({self.classes} classes{', of some records only' * self.partly_labelled})"
 
     def _of_persons(self) -> tuple[tuple[str, str], ...]:
         """What the whole budget promises a person, where one may have several records."""

@@ -28,6 +28,7 @@ class CheckedBatches:
         extractor: records to features.
         classifier: features to scores.
         device: where the modules are.
+        unlabelled: whether a label may be -1, of a record whose class is not known.
 
     Attributes:
         record_shape: of one record.
@@ -39,11 +40,18 @@ class CheckedBatches:
     """
 
     def __init__(
-        self, batches: Batches, extractor: nn.Module, classifier: nn.Module, *, device: torch.device | None = None
+        self,
+        batches: Batches,
+        extractor: nn.Module,
+        classifier: nn.Module,
+        *,
+        device: torch.device | None = None,
+        unlabelled: bool = False,
     ) -> None:
         if isinstance(batches, Iterator):
             raise InvalidValue(_USED_UP)
         self._batches = batches
+        self._least = -1 if unlabelled else 0
         with undisturbed(batches):
             first: Any = next(iter(batches), None)
         if first is None:
@@ -115,17 +123,22 @@ class CheckedBatches:
 
     def _check(self, batch: Any, number: int) -> tuple[Tensor, Tensor]:
         wrong = _wrong_parts(batch) or _wrong_records(batch[0], self.record_shape)
-        _refuse(number, wrong or _wrong_labels(batch[1], len(batch[0]), self.classes))
+        _refuse(number, wrong or _wrong_labels(batch[1], len(batch[0]), self.classes, self._least))
         return batch[0], batch[1]
 
 
 def checked(
-    batches: Batches, extractor: nn.Module, classifier: nn.Module, *, device: torch.device | None = None
+    batches: Batches,
+    extractor: nn.Module,
+    classifier: nn.Module,
+    *,
+    device: torch.device | None = None,
+    unlabelled: bool = False,
 ) -> CheckedBatches:
     """The batches with their checks; those that have them stay as they are. See `CheckedBatches`."""
     if isinstance(batches, CheckedBatches):
         return batches
-    return CheckedBatches(batches, extractor, classifier, device=device)
+    return CheckedBatches(batches, extractor, classifier, device=device, unlabelled=unlabelled)
 
 
 @contextmanager
@@ -199,7 +212,7 @@ def _wrong_records(records: Tensor, shape: tuple[int, ...] | None = None) -> str
     return ""
 
 
-def _wrong_labels(labels: Tensor, records: int, classes: int) -> str:
+def _wrong_labels(labels: Tensor, records: int, classes: int, least: int) -> str:
     """What is wrong with labels of so many records."""
     if labels.shape != (records,):
         needed = f"needed is ({records},), one class number for each record"
@@ -207,9 +220,10 @@ def _wrong_labels(labels: Tensor, records: int, classes: int) -> str:
     if labels.dtype != torch.int64:
         return f"has labels of type {labels.dtype}; needed are class numbers as torch.int64 (labels.long())"
     low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
+    if low < least or high >= classes:
         allowed = f"the classifier has {classes} scores, so labels are 0 to {classes - 1}"
-        return f"has the label {low if low < 0 else high}; {allowed}"
+        allowed += ", and -1 where none is known" if least < 0 else ""
+        return f"has the label {low if low < least else high}; {allowed}"
     return ""
 
 

@@ -229,8 +229,12 @@ def _from_openml(data_id: int, name: str) -> tuple[npt.NDArray[np.float32], npt.
     return np.asarray(images, dtype=np.float32), np.asarray(labels).astype(np.int64)
 
 
-def load_labelled(path: Path) -> Labelled:
+def load_labelled(path: Path, *, unlabelled: bool = False) -> Labelled:
     """Reads an .npz with ``x`` (n, ...) and ``y`` (n,).
+
+    Args:
+        path: of the file.
+        unlabelled: whether labels may be -1, of records whose class is not known.
 
     Raises:
         SettingsError: the file is missing.
@@ -239,7 +243,7 @@ def load_labelled(path: Path) -> Labelled:
     x, y = read_arrays(path, ("x", "y"), missing="needed is an .npz file with the arrays x and y")
     if x.ndim < 2 or y.shape != (len(x),) or not len(x):
         raise DataInvalid(f"{path}: x has shape {x.shape} and y {y.shape}; needed are (n, ...) and (n,), n at least 1")
-    if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu" or bool((y < 0).any()):
+    if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu" or bool((y < -int(unlabelled)).any()):
         raise DataInvalid(
             f"{path}: x has dtype {x.dtype} and y {y.dtype}; needed are numbers, and labels 0, 1, ... as integers"
         )

@@ -45,6 +45,12 @@ class Data(SettingsGroup):
         ".safetensors, from which data.rows are drawn.",
     )
     rows: Count = setting(10_000, "Records that are drawn where source is a generator.")
+    labelled: Annotated[int, Field(ge=0)] | None = setting(
+        None,
+        "For a method whose target is the source's own records (dpda): so many of them keep their label; by default "
+        "all labels of a file that are not -1, and none of a ready task.",
+    )
+    classes: Count | None = setting(None, "For such a method: of the hospital's labels, where no own label tells.")
     target: RelativePath | None = setting(
         None, "Beside source: an .npz like it, a public stand-in for rehearsals and local baselines."
     )

@@ -29,7 +29,7 @@ from public_client.experiments import plots
 from public_client.experiments.approaches import CONTROL, LOCAL, Problem, Trained, approach, method_of
 from public_client.experiments.connect import connected_hospitals, dealt, published, site_names
 from public_client.experiments.file import Experiment
-from public_client.experiments.start import SourceModel, load_data, train_source_model
+from public_client.experiments.start import SourceModel, load_data, own_target, train_source_model
 from public_client.methods.aligned_run import AlignedRun
 from public_client.methods.replay import Replay
 from public_client.testing.mock import MockCurator
@@ -265,13 +265,18 @@ def _wishes(wanted: Experiment) -> dict[str, Any]:
 
 
 def _evaluations(wanted: Experiment, task: Task) -> dict[str, Evaluate]:
-    """The accuracy on each local hospital's own records, and on all of them for a method that asks none."""
+    """The accuracy on each local hospital's own records, and on all of them for a method that asks none.
+
+    Of a method for the team's own records it is the accuracy on those.
+    """
     device = resolve_device(wanted.device)
 
     def on(part: Labelled) -> Evaluate:
         moved = part.to(device)
         return lambda extractor, classifier: accuracy(extractor, classifier, moved)
 
+    if own_target(wanted):
+        return dict.fromkeys(site_names(wanted), on(task.source))
     return {name: on(part) for name, part in (dealt(wanted, task.target) | {LOCAL: task.target}).items()}
 
 

@@ -16,10 +16,14 @@ from public_client.data.accuracy import accuracy, features
 from public_client.data.datasets import Labelled, Task, load_labelled, load_task
 from public_client.data.networks import ready_network
 from public_client.data.source import source_loader, train_source, usual_epochs
+from public_client.experiments.approaches import approach
 from public_client.experiments.file import Experiment
 from public_client.generation.generator import load_generator
+from public_client.methods import METHODS
+from public_client.methods.dpda import principal_components, target_network
 from shared.devices import resolve_device
 from shared.errors import DataInvalid, SettingsError
+from shared.protocol.limits import UNLABELLED
 
 GENERATOR_SUFFIX = ".safetensors"
 _SMALL_SOURCE = 2000  # records, below which batches of 128 would be a large part of the source
@@ -54,7 +58,7 @@ def load_data(wanted: Experiment) -> Task:
         if data.target is not None:
             raise SettingsError("data.target needs data.source; without both a ready task is used")
         return load_task(data.task, geometry=data.geometry, data_dir=data.folder)
-    source = _source(data.source, rows=data.rows)
+    source = _source(data.source, rows=data.rows, unlabelled=own_target(wanted))
     target = load_labelled(data.target) if data.target is not None else None
     if target is not None and target.images.shape[1:] != source.images.shape[1:]:
         raise DataInvalid(
@@ -67,10 +71,16 @@ def load_data(wanted: Experiment) -> Task:
     return Task(name=data.source.stem, source=source, target=target or nothing)
 
 
-def _source(path: Path, *, rows: int) -> Labelled:
+def own_target(wanted: Experiment) -> bool:
+    """Whether the model is for the team's own records, and the hospitals are where labels are learned from."""
+    name = wanted.method.name
+    return approach(name).needs == "hospital" and METHODS[name].own_target
+
+
+def _source(path: Path, *, rows: int, unlabelled: bool) -> Labelled:
     """Labelled records of a file, or drawn from a generator's."""
     if path.suffix != GENERATOR_SUFFIX:
-        return load_labelled(path)
+        return load_labelled(path, unlabelled=unlabelled)
     if not path.is_file():
         raise SettingsError(f"{path} does not exist; data.source takes an .npz or a generator of `generate --out`")
     return Labelled(*load_generator(path).sample(rows))
@@ -98,6 +108,8 @@ def train_source_model(
     """
     usual = 64 if len(task.source) < _SMALL_SOURCE else 128
     batch_size = min(wanted.source.batch_size or usual, len(task.source))
+    if own_target(wanted):
+        return _own_target_model(wanted, task, seed=seed, batch_size=batch_size)
     loader = source_loader(task.source, seed=seed, batch_size=batch_size)
     epochs = wanted.source.epochs
     if epochs is None:
@@ -117,6 +129,32 @@ def train_source_model(
     train_source(extractor, classifier, loader, epochs=epochs, device=device, progress=progress)
     reached = accuracy(extractor, classifier, task.target.to(device)) if wanted.rehearsed else math.nan
     return SourceModel(extractor, classifier, loader, reached)
+
+
+def _own_target_model(wanted: Experiment, task: Task, *, seed: int, batch_size: int) -> SourceModel:
+    """The start of a method for the team's own records: nothing is trained before the hospitals are asked.
+
+    Raises:
+        SettingsError: nothing says how many classes there are.
+    """
+    torch.manual_seed(seed)
+    if wanted.network.factory is not None:
+        extractor, classifier = _network(wanted, task)
+    elif not (classes := wanted.data.classes or task.classes):
+        raise SettingsError("no record of data.source has a label; say the hospital's classes with data.classes")
+    else:
+        extractor = principal_components(task.source.images)
+        with torch.no_grad():
+            classifier = target_network(extractor(task.source.images[:1]).shape[1], classes)
+    labels = task.source.labels
+    most = 0 if wanted.data.source is None else len(labels)
+    kept = torch.nonzero(labels != UNLABELLED).flatten()
+    kept = kept[torch.randperm(len(kept))[: most if wanted.data.labelled is None else wanted.data.labelled]]
+    seen = torch.full_like(labels, UNLABELLED)
+    seen[kept] = labels[kept]
+    loader = source_loader(Labelled(task.source.images, seen), seed=seed, batch_size=batch_size)
+    device = resolve_device(wanted.device)
+    return SourceModel(extractor.to(device), classifier.to(device), loader, math.nan)
 
 
 def _network(wanted: Experiment, task: Task) -> tuple[nn.Module, nn.Module]:

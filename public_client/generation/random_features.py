@@ -21,8 +21,8 @@ from public_client.generation.descent import Network
 from public_client.generation.generator import Generator
 from public_client.generation.method import Fitting
 from public_client.generation.networks import Centred
-from public_client.methods.statistics import StatisticsRun
 from public_client.methods.statistics_head import shares_of
+from public_client.methods.statistics_method import StatisticsRun
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
 from public_client.plans.recipe import RunTerms, not_counts, not_positive

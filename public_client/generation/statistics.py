@@ -9,8 +9,9 @@ from torch import nn
 from public_client.curator.stub import Curator
 from public_client.data.progress import reporting
 from public_client.generation.method import Fitting, GenerationMethod
-from public_client.methods.statistics import Statistics, StatisticsRun
+from public_client.methods.statistics import Statistics
 from public_client.methods.statistics_head import Known
+from public_client.methods.statistics_method import StatisticsRun
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
 from public_client.plans.recipe import RunTerms

@@ -70,18 +70,22 @@ class Evaluate(Recipe):
         def sigma(sensitivity: float, share: float) -> float:
             return run.noise * sensitivity * math.sqrt(total / share) if share else 0.0
 
+        moved = released.CONFUSION_SENSITIVITY if run.partly_labelled else released.CORRECT_SENSITIVITY
         return released.EvaluationDeclaration(
             classes=run.classes,
-            correct_sigma=sigma(released.CORRECT_SENSITIVITY, self.correct_share),
+            correct_sigma=sigma(moved, self.correct_share),
             confusion_sigma=sigma(released.CONFUSION_SENSITIVITY, confusion),
             bins=self.bins,
             calibration_sigma=sigma(released.CALIBRATION_SENSITIVITY, calibration),
+            partly_labelled=run.partly_labelled,
         )
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
         """See `Recipe`."""
         if plan.noise is None:
             return []
+        if plan.partly_labelled:
+            return [("accuracy", "of the labelled records; how well it is known depends on how many they are, private")]
         error = 100 * accuracy_error(plan)
         return [("accuracy", f"known to within {error:.2g} percentage points (95%), whatever the model")]
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
+from public_client.methods.evaluation_ratio import Tally
 from shared.errors import InvalidValue, rounded
 from shared.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT, EvaluationReply, bin_edges
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
@@ -61,9 +62,10 @@ class ReliabilityBin:
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """What one evaluation released, in units of records; see `EvaluationReply`."""
+    """What one evaluation released, in units of records; see `EvaluationReply`. `wrong` is NaN where it was not."""
 
     correct: float
+    wrong: float
     confusion: Floats | None
     calibration: Floats | None
 
@@ -75,10 +77,12 @@ class Counts:
             InvalidValue: it is about several.
         """
         confusion, calibration = reply.confusion, reply.calibration
-        if len(correct := reply.correct.to_numpy()) != 1:
-            raise InvalidValue(f"the release holds {len(correct)} numbers of correct predictions; 1 was declared")
+        correct, *wrong = (float(value) for value in reply.correct.to_numpy())
+        if len(wrong) > 1:
+            raise InvalidValue(f"the release holds {1 + len(wrong)} numbers of correct predictions; 1 was declared")
         return cls(
-            float(correct[0]),
+            correct,
+            wrong[0] if wrong else math.nan,
             None if confusion is None else confusion.to_numpy(),
             None if calibration is None else calibration.to_numpy(),
         )
@@ -90,10 +94,11 @@ class Report:
 
     Attributes:
         records: n.
-        accuracy: share of correct predictions among the hospital's n records, best linear estimate, clipped to [0, 1].
+        accuracy: share of correct predictions among the hospital's labelled records, best linear estimate, clipped to
+            [0, 1]; NaN where too few are labelled to tell it from the noise.
         accuracy_interval: 95% interval of that share; the noise is all that is uncertain about it.
         population_interval: 95% interval of the accuracy on further records like these: noise and sampling.
-        confusion: (C, C) non-negative counts that add up to n, row the label; or None.
+        confusion: (C, C) non-negative counts that add up to `labelled`, row the label; or None.
         confusion_sigma: noise on each cell before the projection.
         reliability: bins; empty where calibration was not released.
         calibration_error: expected calibration error with the noise's share taken off; NaN without calibration.
@@ -105,6 +110,7 @@ class Report:
         spent: epsilon that the data set has spent, by its ledger, afterwards.
         remaining: epsilon that is left to this client.
         class_names: in order, where the operator declares them.
+        labelled: number of labelled records: n, or an estimate where some may have none, at least 1.
     """
 
     records: int
@@ -123,6 +129,7 @@ class Report:
     spent: float = math.nan
     remaining: float = math.nan
     class_names: tuple[str, ...] = ()
+    labelled: float = math.nan
 
     @classmethod
     def of(cls, reply: EvaluationReply, *, declared: EvaluationDeclaration, records: int, **known: Any) -> Report:
@@ -139,19 +146,17 @@ class Report:
         """
         release = Counts.of(reply)
         _check(release, declared)
-        correct, variance = best_correct(release, declared, records)
-        deviations = float(ndtri(0.5 + _LEVEL / 2.0))
-        width, share = deviations * math.sqrt(variance), min(max(correct / records, 0.0), 1.0)
-        sampling = max(share * (1.0 - share), 0.25 / records) / records
-        spread = deviations * math.sqrt(variance / records**2 + sampling)
+        labelled = float(records)
+        if declared.partly_labelled:
+            tally = tally_of(release, declared)
+            labelled = min(max(tally.labelled, 1.0), labelled)
         return cls(
             records=records,
-            accuracy=share,
-            accuracy_interval=_interval(correct / records, width / records),
-            population_interval=_interval(correct / records, spread),
-            confusion=None if release.confusion is None else nearest_counts(release.confusion, records),
+            labelled=labelled,
+            **(_of_some(tally) if declared.partly_labelled else _of_all(release, declared, records)),
+            confusion=None if release.confusion is None else nearest_counts(release.confusion, labelled),
             confusion_sigma=declared.confusion_sigma,
-            **_calibration(release, declared, records),
+            **_calibration(release, declared, labelled),
             **known,
         )
 
@@ -166,12 +171,17 @@ class Report:
             "class_names": list(self.class_names),
         }
 
+    def _records(self) -> str:
+        if self.labelled == self.records:
+            return f"all {self.records} labelled records"
+        return f"the labelled ones, about {self.labelled:.0f}, of {self.records} records"
+
     def __str__(self) -> str:
         """A few lines for a terminal."""
         intervals = (self.accuracy_interval, self.population_interval)
         known, further = (f"{100 * one.low:.1f} to {100 * one.high:.1f}%" for one in intervals)
         lines = [
-            f"accuracy on all {self.records} labelled records: {100 * self.accuracy:.1f}%",
+            f"accuracy on {self._records()}: {_percent(self.accuracy)}",
             f"  {100 * _LEVEL:.0f}% intervals: {known} on these records, {further} on further ones like them",
         ]
         if self.confusion is not None:
@@ -197,6 +207,59 @@ class Report:
                 f"{rounded(self.remaining, up=False)} are left to you"
             )
         return "\n".join(lines)
+
+
+def _percent(share: float) -> str:
+    return "too few against the noise" if math.isnan(share) else f"{100 * share:.1f}%"
+
+
+def _of_all(release: Counts, declared: EvaluationDeclaration, records: int) -> dict[str, Any]:
+    """Accuracy and intervals where every record has a label."""
+    correct, variance = best_correct(release, declared, records)
+    deviations = float(ndtri(0.5 + _LEVEL / 2.0))
+    width, share = deviations * math.sqrt(variance), min(max(correct / records, 0.0), 1.0)
+    sampling = max(share * (1.0 - share), 0.25 / records) / records
+    spread = deviations * math.sqrt(variance / records**2 + sampling)
+    return {
+        "accuracy": share,
+        "accuracy_interval": _interval(correct / records, width / records),
+        "population_interval": _interval(correct / records, spread),
+    }
+
+
+def _of_some(tally: Tally) -> dict[str, Any]:
+    """Accuracy and intervals of the labelled ones among records of which some may have no label."""
+    deviations = float(ndtri(0.5 + _LEVEL / 2.0))
+    return {
+        "accuracy": tally.share(),
+        "accuracy_interval": Interval(*tally.interval(deviations, sampling=False)),
+        "population_interval": Interval(*tally.interval(deviations, sampling=True)),
+    }
+
+
+def tally_of(release: Counts, declared: EvaluationDeclaration) -> Tally:
+    """The numbers of correct and of wrong predictions, each from all parts of a release, weighted by their precision.
+
+    Args:
+        release: from the curator, of partly labelled records.
+        declared: with which noise.
+    """
+    right, wrong = [(release.correct, declared.correct_sigma**2)], [(release.wrong, declared.correct_sigma**2)]
+    if release.confusion is not None:
+        trace, square, classes = float(np.trace(release.confusion)), declared.confusion_sigma**2, declared.classes
+        right.append((trace, classes * square))
+        wrong.append((float(release.confusion.sum()) - trace, (classes**2 - classes) * square))
+    if release.calibration is not None:
+        variance = declared.bins * declared.calibration_sigma**2
+        right.append((float(release.calibration[0].sum()), variance))
+        wrong.append((float(release.calibration[1].sum()), variance))
+    return Tally(*_weighted(right), *_weighted(wrong))
+
+
+def _weighted(estimates: list[tuple[float, float]]) -> tuple[float, float]:
+    """The best mean of (estimate, variance), and its variance."""
+    best = 1.0 / math.fsum(1.0 / variance for _, variance in estimates)
+    return best * math.fsum(value / variance for value, variance in estimates), best
 
 
 def correct_estimates(declared: EvaluationDeclaration) -> list[float]:
@@ -258,7 +321,7 @@ def nearest_counts(noisy: Floats, total: float) -> Floats:
     return result
 
 
-def _calibration(release: Counts, declared: EvaluationDeclaration, records: int) -> dict[str, Any]:
+def _calibration(release: Counts, declared: EvaluationDeclaration, records: float) -> dict[str, Any]:
     """The report's fields about calibration."""
     if release.calibration is None:
         unknown = ("calibration_error", "noise_floor", "overconfidence", "overconfidence_error")
@@ -289,6 +352,9 @@ def _calibration(release: Counts, declared: EvaluationDeclaration, records: int)
 
 
 def _check(release: Counts, declared: EvaluationDeclaration) -> None:
+    held, needed = 1 + (not math.isnan(release.wrong)), 1 + declared.partly_labelled
+    if held != needed:
+        raise InvalidValue(f"the release holds {held} numbers of correct predictions; {needed} was declared")
     wanted = (declared.classes, declared.classes) if declared.confusion_sigma else None
     found = None if release.confusion is None else release.confusion.shape
     table = (3, declared.bins) if declared.calibration_sigma else None

@@ -46,7 +46,7 @@ class Known:
         features: (C, d) sums of features, less the same for each: deviations from a C-th of the sum over all. Noised.
         total: (d,) sum of all features, noised; zeros where it was not released.
         moments: (d, d) sum of u u^T, noised; None where it was not released.
-        records: n, public.
+        records: n, public; of partly labelled records an estimate of the labelled ones' number.
         count_variance: of the noise on each count; infinite where none were released.
         feature_variance: on each coordinate of `features`.
         total_variance: on each coordinate of `total`; infinite where it was not released.
@@ -64,7 +64,15 @@ class Known:
     moment_variance: float
 
     @classmethod
-    def of(cls, reply: StatisticsReply, declared: StatisticsDeclaration, *, records: int, dimension: int) -> Known:
+    def of(
+        cls,
+        reply: StatisticsReply,
+        declared: StatisticsDeclaration,
+        *,
+        records: int,
+        dimension: int,
+        partly_labelled: bool = False,
+    ) -> Known:
         """One release, and its noise.
 
         Args:
@@ -72,17 +80,26 @@ class Known:
             declared: by its run.
             records: n of the data set.
             dimension: d.
+            partly_labelled: whether the labelled records' number is what the noised counts say.
+
+        Raises:
+            InvalidValue: that number would follow from counts that were not released.
         """
         sums, variance, classes = Sums.of(reply, declared, dimension), declared.sigma**2, declared.classes
         a, beta, left = declared.count_weight, declared.moment_weight, 1.0 - declared.centring
         own = variance * (1.0 - 1.0 / classes)  # what the classes have in common is taken off, noise and all
         common = sums.features.sum(axis=0)
+        number = float(records)
+        if partly_labelled:
+            if not a or declared.centring:
+                raise InvalidValue("of partly labelled records the counts are needed whole; use centring 0")
+            number = float(np.clip(sums.counts.sum(), classes, records))
         return cls(
             sums.counts - sums.counts.mean(),
             sums.features - common / classes,
             common / left if left else np.zeros(dimension),
             sums.moments,
-            records,
+            number,
             count_variance=own / a**2 if a else math.inf,
             feature_variance=own,
             total_variance=classes * variance / left**2 if left else math.inf,
@@ -109,9 +126,7 @@ class Known:
     @classmethod
     def mean(cls, repeated: Sequence[Known]) -> Known:
         """Of several releases of the same records: their mean, of the same n."""
-        weighted = cls._weighted(repeated, np.full(len(repeated), 1.0 / len(repeated)))
-        assert abs(weighted.records - repeated[0].records) < 1e-6 * repeated[0].records
-        return weighted
+        return cls._weighted(repeated, np.full(len(repeated), 1.0 / len(repeated)))
 
     @classmethod
     def _weighted(cls, parts: Sequence[Known], weights: Values) -> Known:

@@ -63,6 +63,7 @@ class Plan:
     feature_dimension: int | None = None
     gradient_parameters: int | None = None
     noise: float | None = None
+    partly_labelled: bool = False
     # Where the budget stands is the ledger's, no wish: plans that differ in nothing else are the same plan.
     remaining: float = field(default=math.inf, compare=False)
     budget: float = field(default=math.inf, compare=False)
@@ -134,7 +135,7 @@ class Plan:
             raise InvalidValue("the plan's noise depends on the model; call for_model first")
         adapted = {_PRICED[0]: (self.gradient_parameters,)} if self.gradient_parameters else {}
         return Facts(
-            DataSetFacts(self.records, self.record_shape, self.classes),
+            DataSetFacts(self.records, self.record_shape, self.classes, partly_labelled=self.partly_labelled),
             ModelFacts(self.record_shape, self.feature_dimension, adapted),
         )
 
@@ -161,6 +162,7 @@ class Plan:
                 batch=self.batch_size,
                 dimension=facts.model.feature_dimension,
                 classes=facts.data.classes,
+                partly_labelled=self.partly_labelled,
                 names=names if self.gradient_parameters else (),
                 feature_map=feature_map,
             )
@@ -279,6 +281,7 @@ def make_plan(
         records=description.records,
         record_shape=description.record_shape,
         classes=description.classes,
+        partly_labelled=description.partly_labelled,
         steps=usual.steps if steps is None else steps,
         batch_size=max(least, min(usual.batch, most)) if batch_size is None else batch_size,
         remaining=description.remaining,

@@ -25,6 +25,7 @@ class RunTerms:
         classes: C of the records' labels; 0 where there are none.
         names: of the adapted parameters, in the order of the flat gradient; empty for none.
         feature_map: the public map of every step that brings none.
+        partly_labelled: whether some records may have no label.
     """
 
     noise: float
@@ -33,6 +34,7 @@ class RunTerms:
     classes: int
     names: tuple[str, ...]
     feature_map: FeatureMap | None
+    partly_labelled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

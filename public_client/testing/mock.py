@@ -82,6 +82,7 @@ def mock_description(
     delta: float,
     name: str = "mock",
     classes: int = 0,
+    partly_labelled: bool = False,
     contract: DataContract | None = None,
 ) -> Description:
     """What a curator with a fresh budget and the usual limits would say of such a data set.
@@ -93,6 +94,7 @@ def mock_description(
         delta: of that budget.
         name: the data set's.
         classes: C of the labels; 0 where there are none.
+        partly_labelled: whether some records may have no label.
         contract: what its operator declares of the records' values.
 
     Returns:
@@ -117,6 +119,7 @@ def mock_description(
         client_name=_CLIENT,
         software_version="mock",
         classes=classes,
+        partly_labelled=partly_labelled,
         contract=contract or DataContract(),
     )
 
@@ -150,7 +153,7 @@ class MockCurator(Curator):
         mechanisms: what may be released.
         records: makes so many records (count, *record_shape), to imitate a data set better; or holds records (n,
             *record_shape) of one's own, from which samples are drawn with their labels; by default random numbers.
-        labels: (n,) of the records; by default 0, 1, ... in turn.
+        labels: (n,) of the records, -1 for one without; by default 0, 1, ... in turn.
 
     Attributes:
         charges: the runs that a real curator would have charged, in order.
@@ -171,7 +174,11 @@ class MockCurator(Curator):
             raise errors.InvalidValue(f"nothing is left of the budget of {description.data_set!r}; each run is refused")
         self._described = description
         self._data = DataSetFacts(
-            description.records, description.record_shape, description.classes, description.class_names
+            description.records,
+            description.record_shape,
+            description.classes,
+            description.class_names,
+            description.partly_labelled,
         )
         self._mechanisms = {
             name: mechanism

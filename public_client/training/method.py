@@ -30,11 +30,14 @@ class Method(Recipe):
         target_side: the source-trained extractor stays for the source; what is adapted stands before the target alone.
         trains_shared: several sites always train one model.
         fits_view: a view of the caller's own may be fitted.
+        own_target: the model is for the team's own records, of which some or all have no label (-1), and learns from
+            the hospital's; there is no training on the public records before it.
     """
 
     target_side: ClassVar[bool] = False
     trains_shared: ClassVar[bool] = False
     fits_view: ClassVar[bool] = False
+    own_target: ClassVar[bool] = False
 
     learning_rate: float = 0.03
     source_records: int = 4096

@@ -68,12 +68,14 @@ class DataSetFacts:
         record_shape: the shape of one record.
         classes: C of the labels, declared by the operator; 0 where there are none.
         class_names: of the classes, where the operator declares them.
+        partly_labelled: whether some records may have no label; how many have one is private then.
     """
 
     records: int
     record_shape: tuple[int, ...]
     classes: int = 0
     class_names: tuple[str, ...] = ()
+    partly_labelled: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,10 @@ class Sample(Protocol):
         ...
 
     def take(self, start: int, stop: int) -> tuple[FloatArray, LabelArray | None]:
-        """Records (m, *record_shape) of the sample, m = stop - start, with their labels (m,) where there are any."""
+        """Records (m, *record_shape) of the sample, m = stop - start, with their labels (m,) where there are any.
+
+        A label is 0 to C - 1, or `UNLABELLED` in data sets that are partly labelled.
+        """
         ...
 
 
@@ -199,6 +204,7 @@ class Mechanism(abc.ABC, Generic[D, Q, R]):
         request: the type of what a step brings.
         reply: the type of what a step returns.
         needs_labels: whether it reads labels; it is then offered only where the operator declares classes.
+        every_label: whether it needs the label of every record; it is not offered of partly labelled ones.
         whole: whether a step reads every record (b = n), in no particular order; else a secret ordered sample of b.
     """
 
@@ -207,6 +213,7 @@ class Mechanism(abc.ABC, Generic[D, Q, R]):
     request: type[Q]
     reply: type[R]
     needs_labels: ClassVar[bool] = False
+    every_label: ClassVar[bool] = False
     whole: ClassVar[bool] = False
 
     @abc.abstractmethod

@@ -38,3 +38,6 @@ MAX_BINS = 100
 MAX_RANK = 8
 # The grid step of a release is sigma * 2**-GRID_EXPONENT (docs/privacy/noise.md).
 GRID_EXPONENT = 11
+
+UNLABELLED = -1
+"""Stands for the label of a record that has none, where the operator says that there may be some."""

@@ -72,6 +72,9 @@ def admit_run(
     if mechanism.needs_labels and not data.classes:
         text = f"{mechanism.name!r} is not offered: the operator declares no classes of the records' labels"
         raise invalid("parameters.mechanism", f"{text} (records.classes); ask the operator")
+    if mechanism.every_label and data.partly_labelled:
+        text = f"{mechanism.name!r} is not offered: it needs the label of every record, and some have none"
+        raise invalid("parameters.mechanism", f"{text} (records.unlabelled)")
     declared = mechanism.declaration.from_bytes(parameters.declaration)
     facts, run = Facts(data, model), RunSize(parameters.batch_size, parameters.steps)
     broken = _sizes(run, data, limits, whole=mechanism.whole)
@@ -119,7 +122,11 @@ def admit_step(run: AdmittedRun, payload: bytes, *, public: PublicArrays, limits
 
 def offered(mechanisms: Mapping[str, AnyMechanism], data: DataSetFacts) -> tuple[str, ...]:
     """Names of the mechanisms that a run on this data set may declare."""
-    return tuple(name for name, mechanism in mechanisms.items() if data.classes or not mechanism.needs_labels)
+    return tuple(
+        name
+        for name, mechanism in mechanisms.items()
+        if (data.classes or not mechanism.needs_labels) and not (data.partly_labelled and mechanism.every_label)
+    )
 
 
 def check_request_id(value: str) -> None:

@@ -1,8 +1,8 @@
 """Class counts, class sums and shared second moments of features, released once as one noised sum.
 
-docs/privacy/class-statistics.md derives the price. The labels are private; public is what the operator declares: that
-every record has one, and the number of classes. The sum is linear in the records, so the sums of several hospitals add
-up, each with its own noise.
+docs/privacy/class-statistics.md derives the price. The labels are private; public is what the operator declares: the
+number of classes, and whether every record has a label. A record without one adds nothing. The sum is linear in the
+records, so the sums of several hospitals add up, each with its own noise.
 """
 
 from __future__ import annotations

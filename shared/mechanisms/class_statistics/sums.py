@@ -18,6 +18,7 @@ from shared.kernels.clipping import RECORD_NORM, clip_factors, neutralise
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.interface import LabelArray
 from shared.mechanisms.linear import Integers
+from shared.protocol.limits import UNLABELLED
 
 _ROWS = 4096  # of one exact product: 2^12 rows of products below 2^40 stay within 53 bits
 _MOST_BITS = 20
@@ -79,8 +80,11 @@ class ClassSums:
         for start in range(0, len(features), _ROWS):
             kinds = torch.from_numpy(labels[start : start + _ROWS]).to(self._device)
             v = self.rounded(features[start : start + _ROWS])  # (m, d) whole numbers
-            by_class = torch.zeros((classes, d), dtype=torch.float64, device=self._device).index_add_(0, kinds, v)
-            self._counts += np.bincount(labels[start : start + _ROWS], minlength=classes)
+            v.mul_((kinds != UNLABELLED)[:, None])  # a record without a label adds nothing to any block
+            by_class = torch.zeros((classes, d), dtype=torch.float64, device=self._device)
+            by_class.index_add_(0, kinds.clamp(min=0), v)
+            own = labels[start : start + _ROWS]
+            self._counts += np.bincount(own[own != UNLABELLED], minlength=classes)
             self._features += by_class.to(torch.int64)
             if self._moments.numel():
                 self._moments += _upper_product(v)

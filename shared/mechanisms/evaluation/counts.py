@@ -20,6 +20,7 @@ from shared.kernels.noise import GridArray, Integer, NoiseSource, grid_step, rel
 from shared.mechanisms.interface import LabelArray
 from shared.mechanisms.linear import Integers
 from shared.protocol import limits as protocol
+from shared.protocol.limits import UNLABELLED
 from shared.protocol.payloads import MessagePayload, Wire
 from shared.protocol.v1 import curator_pb2 as pb
 
@@ -39,7 +40,8 @@ class EvaluationReply(MessagePayload, message=pb.EvaluationReply, field="reply")
     """What an evaluation releases, in units of records, as int32, or int64 of very many.
 
     Attributes:
-        correct: (M,), noised number of correct predictions of each model.
+        correct: (M,), noised number of correct predictions of each model; of partly labelled records (2,), of correct
+            and of wrong ones of one model.
         confusion: (C, C) noised counts, row the label, column the prediction; None unless declared.
         calibration: (3, B) noised sums: correct, wrong, and a quarter of the confidence's place in its bin; None unless
             declared.
@@ -76,7 +78,7 @@ class EvaluationCounter:
 
         Args:
             features: (m, M C) scores, the first model's first, floating point; NaN and infinities count as 0.
-            labels: (m,) from 0 to C - 1.
+            labels: (m,) from 0 to C - 1; `UNLABELLED` records count nowhere.
 
         Raises:
             InvalidValue: a shape or a label is outside what is allowed; the text names no value.
@@ -89,8 +91,10 @@ class EvaluationCounter:
                 f"scores of shape {tuple(scores.shape)} and {labels.shape} labels cannot be counted; needed are (m, "
                 f"{wide}) and (m,)"
             )
-        if len(labels) and not (labels.min() >= 0 and labels.max() < self._classes):
+        if len(labels) and not (labels.min() >= UNLABELLED and labels.max() < self._classes):
             raise InvalidValue(f"a label is outside of 0 to {self._classes - 1}")
+        labelled = labels != UNLABELLED
+        scores, labels = scores[torch.from_numpy(labelled).to(scores.device)], labels[labelled]
         finite = neutralise(scores.detach()).to("cpu", torch.float64).clamp(-LARGEST_SCORE, LARGEST_SCORE)
         each = finite.reshape(len(labels), self._models, self._classes).argmax(dim=2).numpy()
         self._right += (each == labels[:, None]).sum(axis=0)
@@ -127,6 +131,7 @@ def released(
     confusion_sigma: float,
     calibration_sigma: float,
     noise: NoiseSource,
+    partly_labelled: bool = False,
 ) -> EvaluationReply:
     """Adds noise to a counter's sums.
 
@@ -137,6 +142,7 @@ def released(
         confusion_sigma: of each cell; 0: not released.
         calibration_sigma: of each calibration sum; 0: not released.
         noise: where the noise comes from.
+        partly_labelled: whether the number of wrong predictions is released beside that of correct ones.
 
     Raises:
         InvalidValue: a sum could leave the widest integers.
@@ -149,6 +155,8 @@ def released(
         integer = count_width(records=records, sigma=sigma)
         return release_on_grid(torch.from_numpy(signal), sigma=sigma, noise=noise, integer=integer)
 
+    if partly_labelled:
+        correct = np.append(correct, confusion.sum() - correct[0])
     first = noised(correct, correct_sigma)
     if first is None:
         raise InvalidValue("correct_sigma is 0; the number of correct predictions is always released with noise")

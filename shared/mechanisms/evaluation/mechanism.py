@@ -1,6 +1,7 @@
 """Noised counts of a model's predictions on all labelled records (docs/privacy/evaluation.md).
 
-The labels are private. Public is what the operator declares: that every record has one, and the number of classes.
+The labels are private. Public is what the operator declares: the number of classes, and whether every record has a
+label; one without counts nowhere.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class EvaluationDeclaration(MessagePayload, message=pb.EvaluationDeclaration, fi
         bins: B, bins of the confidence; 0 without calibration.
         calibration_sigma: noise on each of the 3 B calibration sums; 0: they are not released.
         models: M that are compared; with more than one the numbers of correct predictions alone are released.
+        partly_labelled: whether the number of wrong predictions is released beside that of correct ones, with the same
+            noise: of records that may have no label their sum is private.
     """
 
     classes: int
@@ -65,6 +68,7 @@ class EvaluationDeclaration(MessagePayload, message=pb.EvaluationDeclaration, fi
     bins: int = 0
     calibration_sigma: float = 0.0
     models: int = 1
+    partly_labelled: bool = False
 
 
 class EvaluationRequest(NoPayload):
@@ -95,6 +99,11 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
             of_each = f", of each of {declared.models} models" if declared.models > 1 else ""
             text = f"computes {scores} scores for each record; needed is one for each of {classes} classes{of_each}"
             broken.append(("parameters.graph_digest", text))
+        if declared.partly_labelled and declared.models > 1:
+            broken.append(("declaration.models", "is more than 1: of partly labelled records one model is evaluated"))
+        if declared.partly_labelled != facts.data.partly_labelled:
+            text = f"is {declared.partly_labelled}; of this data set it is {facts.data.partly_labelled}"
+            broken.append(("declaration.partly_labelled", text))
         if (declared.bins == 0) != (declared.calibration_sigma == 0.0):
             broken.append(("declaration.bins", "and calibration_sigma belong together; declare both, or neither"))
         for name in ("correct_sigma", "confusion_sigma", "calibration_sigma"):
@@ -113,7 +122,7 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
         cells, sums = declared.classes**2, 3 * declared.bins
         # Of the calibration sums two bins differ in four, one bin in three.
         released = (
-            (declared.models, correct_sensitivity(declared.models), declared.models, declared.correct_sigma),
+            (*self._correct_part(declared), declared.correct_sigma),
             (cells, CONFUSION_SENSITIVITY, 2, declared.confusion_sigma),
             (sums, CALIBRATION_SENSITIVITY, min(4, sums), declared.calibration_sigma),
         )
@@ -122,6 +131,12 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
             for values, moved, changed, sigma in released
             if sigma
         )
+
+    def _correct_part(self, declared: EvaluationDeclaration) -> tuple[int, float, int]:
+        """How many numbers tell how many are correct, how far a replaced record moves them, and how many of them."""
+        if declared.partly_labelled:
+            return 2, CONFUSION_SENSITIVITY, 2
+        return declared.models, correct_sensitivity(declared.models), declared.models
 
     def work(self, declared: EvaluationDeclaration) -> tuple[object, ...]:
         """See `Mechanism`."""
@@ -142,12 +157,15 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
             confusion_sigma=declared.confusion_sigma,
             calibration_sigma=declared.calibration_sigma,
             noise=noise,
+            partly_labelled=declared.partly_labelled,
         )
 
     def summary(self, declared: EvaluationDeclaration, facts: Facts) -> str:
         """See `Mechanism`."""
         of_each = f" of each of {declared.models} models" if declared.models > 1 else ""
         told = [f"the number of correct predictions{of_each}"]
+        if declared.partly_labelled:
+            told = ["the numbers of correct and of wrong predictions"]
         told += [f"{declared.classes} x {declared.classes} counts"] * bool(declared.confusion_sigma)
         told += [f"{declared.bins} bins of confidences"] * bool(declared.calibration_sigma)
         return f"noised counts: {', '.join(told)}"

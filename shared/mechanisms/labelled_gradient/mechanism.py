@@ -1,7 +1,8 @@
 """The sanitized gradient of a model's cross-entropy on a sample of labelled records: DP-SGD where the labels are.
 
 docs/privacy/labelled-gradients.md derives the price. The uploaded graph takes a record to one score for each class.
-The labels are private; public is what the operator declares: that every record has one, and the number of classes.
+The labels are private; public is what the operator declares: the number of classes, and whether every record has a
+label; one without has no loss, so its gradient is zero.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.interface import Facts, LabelArray, Limits, RunSize
 from shared.mechanisms.loss_gradient import LossGradient
 from shared.protocol.checks import Violation
+from shared.protocol.limits import UNLABELLED
 from shared.protocol.payloads import MessagePayload
 from shared.protocol.v1 import curator_pb2 as pb
 
@@ -71,13 +73,13 @@ def entropy_cotangents(scores: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         scores: (b, C); NaN and infinities count as 0.
-        labels: (b,), 0 to C - 1.
+        labels: (b,), 0 to C - 1, or `UNLABELLED`: such a record has no loss.
 
     Returns:
         (b, C), rows of norm at most the root of 2.
     """
-    kinds = functional.one_hot(labels, scores.shape[1]).to(scores.dtype)
-    return torch.softmax(neutralise(scores), dim=1) - kinds
+    kinds = functional.one_hot(labels.clamp(min=0), scores.shape[1]).to(scores.dtype)
+    return (torch.softmax(neutralise(scores), dim=1) - kinds) * (labels != UNLABELLED)[:, None]
 
 
 LABELLED_GRADIENT = LabelledGradient()

@@ -286,6 +286,7 @@ class DescribeResponse(_message.Message):
     CLASS_NAMES_FIELD_NUMBER: _builtins.int
     RECORDS_PER_PERSON_FIELD_NUMBER: _builtins.int
     CONTRACT_FIELD_NUMBER: _builtins.int
+    PARTLY_LABELLED_FIELD_NUMBER: _builtins.int
     data_set: _builtins.str
     records: _builtins.int
     """The number of records n; public under replace-one neighbours."""
@@ -303,6 +304,8 @@ class DescribeResponse(_message.Message):
     """The number of classes of the labels, declared by the operator; 0 where nothing can be evaluated."""
     records_per_person: _builtins.int
     """How many of the records one person has at most, by the operator's word; 1 where a person has one."""
+    partly_labelled: _builtins.bool
+    """Whether some records may have no label; how many have one is private then."""
     @_builtins.property
     def record_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The shape of one record."""
@@ -346,10 +349,11 @@ class DescribeResponse(_message.Message):
         class_names: _abc.Iterable[_builtins.str] | None = ...,
         records_per_person: _builtins.int = ...,
         contract: Global___DataContract | None = ...,
+        partly_labelled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "contract", b"contract", "data_set_budget", b"data_set_budget", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "contract", b"contract", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "record_shape", b"record_shape", "records", b"records", "records_per_person", b"records_per_person", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "contract", b"contract", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "partly_labelled", b"partly_labelled", "record_shape", b"record_shape", "records", b"records", "records_per_person", b"records_per_person", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1145,6 +1149,7 @@ class EvaluationDeclaration(_message.Message):
     CONFUSION_SIGMA_FIELD_NUMBER: _builtins.int
     CALIBRATION_SIGMA_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    PARTLY_LABELLED_FIELD_NUMBER: _builtins.int
     classes: _builtins.int
     """C, the number of classes."""
     bins: _builtins.int
@@ -1159,6 +1164,8 @@ class EvaluationDeclaration(_message.Message):
     """M models that are compared: the graph gives M times C scores, those of the first model first. With more than one,
     the numbers of correct predictions alone are released.
     """
+    partly_labelled: _builtins.bool
+    """As in DescribeResponse; the number of wrong predictions is then released beside that of correct ones."""
     def __init__(
         self,
         *,
@@ -1168,10 +1175,11 @@ class EvaluationDeclaration(_message.Message):
         confusion_sigma: _builtins.float = ...,
         calibration_sigma: _builtins.float = ...,
         models: _builtins.int = ...,
+        partly_labelled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bins", b"bins", "calibration_sigma", b"calibration_sigma", "classes", b"classes", "confusion_sigma", b"confusion_sigma", "correct_sigma", b"correct_sigma", "models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bins", b"bins", "calibration_sigma", b"calibration_sigma", "classes", b"classes", "confusion_sigma", b"confusion_sigma", "correct_sigma", b"correct_sigma", "models", b"models", "partly_labelled", b"partly_labelled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1201,7 +1209,9 @@ class EvaluationReply(_message.Message):
     CALIBRATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def correct(self) -> Global___GridArray:
-        """The noised number of correct predictions of each model (models)."""
+        """The noised number of correct predictions of each model (models); of partly labelled records those of correct and of
+        wrong ones of one model (2).
+        """
 
     @_builtins.property
     def confusion(self) -> Global___GridArray:

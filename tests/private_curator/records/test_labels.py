@@ -50,6 +50,20 @@ def test_without_declared_classes_nothing_is_read(tmp_path):
     assert (class_count(settings), class_names(settings)) == (0, ())
 
 
+def test_a_record_may_have_no_label_where_the_operator_says_so(tmp_path):
+    own = {"array": "x", "labels_array": "y"}
+    numbers = np.array([0, -1, 1, 1, -1])
+    np.testing.assert_array_equal(_load(_npz(tmp_path, numbers), **own, classes=2, unlabelled="-1"), numbers)
+    path = _npz(tmp_path, np.array(["a", "?", "b", "", "?"]))
+    with pytest.raises(DataInvalid, match=r"nor '\?' for none \(records\.unlabelled\)"):
+        _load(path, **own, classes=("a", "b"), unlabelled="?")
+    path = _npz(tmp_path, np.array(["a", "?", "b", "b", "?"]))
+    np.testing.assert_array_equal(_load(path, **own, classes=("a", "b"), unlabelled="?"), numbers)
+    for classes, none in ((("a", "b"), "b"), (2, "1")):
+        with pytest.raises(SettingsError, match=r"one of records\.classes"):
+            _load(path if none == "b" else _npz(tmp_path, numbers), **own, classes=classes, unlabelled=none)
+
+
 CANARY = 77
 
 

@@ -203,7 +203,7 @@ def test_noise_has_the_declared_deviation_and_absent_parts_are_absent():
         (np.zeros((2, 3)), [0, 1], "needed are"),
         (np.zeros(2), [0, 1], "needed are"),
         (np.zeros((2, 2)), [0, 2], "outside of 0 to 1"),
-        (np.zeros((2, 2)), [-1, 0], "outside of 0 to 1"),
+        (np.zeros((2, 2)), [-2, 0], "outside of 0 to 1"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(scores, labels, match):

@@ -1,0 +1,204 @@
+"""Everything that a hospital can tell, in one fit: its records without labels, its labels, and what each was worth.
+
+Usage::
+
+    model = CombinedAdaptation(extractor, classifier, hospital=hospital, epsilon=1.0)
+    model.fit(source_loader)
+    print(model)  # the accuracy of each candidate, by private evaluations, and which was kept
+    model.chosen.adaptation.save("adapted.safetensors")
+
+A team has a labelled source. A hospital has records; where its operator declares classes, all or some of them have a
+label. One share of epsilon is for a release of all records (`Replay`), one for a release of the labelled ones
+(`Statistics`), and one for evaluations that say what each of them made of the source's model.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from public_client.adaptation.domain_adaptation import DomainAdaptation
+from public_client.adaptation.hospital import Hospital
+from public_client.data.checks import checked
+from public_client.data.datasets import Batches
+from public_client.data.source import train_source, usual_epochs
+from public_client.methods.evaluation import Evaluate
+from public_client.methods.evaluation_report import Report
+from public_client.methods.replay import Replay
+from public_client.methods.statistics import Statistics
+from public_client.training.method import Method
+from public_client.training.sites import Model
+from shared.devices import resolve_device
+from shared.errors import BudgetExhausted, InvalidValue, SettingsError
+
+_ACCURACY = Evaluate(confusion=False, bins=0)
+_SHARES = {"records": 0.25, "labels": 0.2, "evaluation": 0.55}
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One model, and what is known of it.
+
+    Attributes:
+        name: what it was made of: "source", "records", "labels", or "records and labels".
+        model: extractor and classifier.
+        report: the private evaluation; None where there was none.
+        adaptation: that made it; None for the source's.
+        refused: why there was no evaluation, where one was wanted.
+    """
+
+    name: str
+    model: Model
+    report: Report | None
+    adaptation: DomainAdaptation | None
+    refused: str = ""
+
+    def __str__(self) -> str:
+        """One line: the accuracy with its interval."""
+        if self.report is None or math.isnan(self.report.accuracy):
+            return f"{self.name:<20} not known{f': {self.refused}' if self.refused else ''}"
+        known = self.report.accuracy_interval
+        return f"{self.name:<20} {100 * self.report.accuracy:.1f}% ({100 * known.low:.1f} to {100 * known.high:.1f})"
+
+
+class CombinedAdaptation:
+    """A model of a public source, a hospital's records and its labels, as far as there are any.
+
+    Args:
+        extractor: records to features.
+        classifier: features to scores; for `labels` it must end in a linear layer, see `Statistics`.
+        hospital: one; with labels of all, some or none of its records.
+        epsilon: what all of it may cost. Parts are charged one by one; together they cost no more.
+        shares: of epsilon by "records", "labels" and "evaluation", adding up to 1; 0 leaves a part out. By default
+            a quarter, 0.2 and 0.55; what the hospital cannot give goes to the rest.
+        records: how the unlabelled part is learned from; `Replay()` by default.
+        labels: how the labels are; `Statistics(learns="shares")` by default.
+        device: "auto", "cpu" or "cuda".
+        seed: of every random choice on the client's side.
+        source_epochs: see `DomainAdaptation`.
+
+    Attributes:
+        candidates: after `fit`, from the source's model on.
+        chosen: the one that is kept: of the best private accuracy; without evaluations the last that was made.
+
+    Raises:
+        SettingsError: the shares are no shares of these parts.
+    """
+
+    def __init__(
+        self,
+        extractor: nn.Module,
+        classifier: nn.Module,
+        *,
+        hospital: Hospital,
+        epsilon: float,
+        shares: Mapping[str, float] | None = None,
+        records: Method | None = None,
+        labels: Method | None = None,
+        device: str = "auto",
+        seed: int = 0,
+        source_epochs: int | None = None,
+    ) -> None:
+        own = dict(_SHARES if shares is None else shares)
+        if set(own) - set(_SHARES) or min(own.values(), default=-1.0) < 0.0 or not math.isclose(sum(own.values()), 1.0):
+            raise SettingsError(f"shares are {own}; needed are shares of {', '.join(_SHARES)} that add up to 1")
+        self.hospital, self.epsilon, self.shares = hospital, epsilon, own
+        self._start = Model(extractor, classifier)
+        self._methods: dict[str, Method] = {
+            "records": records or Replay(),
+            "labels": labels or Statistics(learns="shares"),
+        }
+        self._settings: dict[str, Any] = {"device": device, "seed": seed}
+        self._source_epochs = source_epochs
+        self.candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def chosen(self) -> Candidate:
+        """See the class.
+
+        Raises:
+            InvalidValue: nothing was fitted yet.
+        """
+        if not self.candidates:
+            raise InvalidValue("nothing was fitted yet; call fit first")
+        told = [one for one in self.candidates if one.report is not None and not math.isnan(one.report.accuracy)]
+        # The first of equals: what costs no trust in a release is kept.
+        return max(told, key=lambda one: one.report.accuracy if one.report else 0.0) if told else self.candidates[-1]
+
+    def fit(self, source_loader: Batches, *, progress: bool = True) -> CombinedAdaptation:
+        """Trains on the source, asks for each part that the hospital can give, and evaluates what was made of it.
+
+        Args:
+            source_loader: see `DomainAdaptation.fit`.
+            progress: shows progress bars on standard error.
+
+        Raises:
+            BudgetExhausted: a part does not fit; what was charged before it stays charged. An evaluation that does not
+                fit any more ends nothing: its candidate says why.
+            InvalidValue: the hospital offers nothing to learn from; nothing was spent.
+        """
+        spent = self._epsilons()
+        device = resolve_device(self._settings["device"])
+        start = Model(*(module.to(device) for module in (self._start.extractor, self._start.classifier)))
+        batches = checked(source_loader, start.extractor, start.classifier, device=device)
+        epochs = usual_epochs(len(batches)) if self._source_epochs is None else self._source_epochs
+        train_source(start.extractor, start.classifier, batches, epochs=epochs, device=device, progress=progress)
+        made = {"source": Candidate("source", Model(start.extractor.eval(), start.classifier.eval()), None, None)}
+        for part in ("records", "labels"):
+            if part in spent:
+                found = self._adapted(part, list(made.values())[-1].model, batches, spent[part], progress=progress)
+                name = part if len(made) == 1 else "records and labels"
+                made[name] = Candidate(name, found.model(), None, found)
+        self.candidates = tuple(made.values())
+        if "evaluation" in spent:
+            each = spent["evaluation"] / len(made)
+            self.candidates = tuple(self._evaluated(one, each) for one in made.values())
+        return self
+
+    def predict(self, records: Tensor) -> Tensor:
+        """(n,) class numbers of target records, by the model that is kept."""
+        model = self.chosen.model
+        whole = nn.Sequential(model.extractor, model.classifier).eval()
+        own = next(whole.parameters(), records)
+        scores: Tensor = whole(records.to(own.device))
+        return scores.detach().argmax(dim=1).cpu()
+
+    def __str__(self) -> str:
+        """What each part was worth."""
+        kept = self.chosen.name
+        lines = [f"{one}{'  <- kept' if one.name == kept else ''}" for one in self.candidates]
+        return "\n".join(["accuracy on the hospital's labelled records, 95% intervals of the noise:", *lines])
+
+    def _epsilons(self) -> dict[str, float]:
+        """What each part may cost; a hospital that lacks what a part needs leaves its share to the others."""
+        told = self.hospital.describe()
+        offered = {part: method.mechanism.name for part, method in self._methods.items()}
+        offered["evaluation"] = _ACCURACY.mechanism.name
+        able = {part: self.shares.get(part, 0.0) for part, name in offered.items() if name in told.mechanisms}
+        able = {part: share for part, share in able.items() if share > 0.0}
+        if not set(able) - {"evaluation"}:
+            raise InvalidValue(
+                f"{told.data_set} offers {', '.join(told.mechanisms)}, and of these shares wants nothing to learn from"
+            )
+        total = math.fsum(able.values())
+        return {part: self.epsilon * share / total for part, share in able.items()}
+
+    def _adapted(
+        self, part: str, start: Model, batches: Batches, epsilon: float, *, progress: bool
+    ) -> DomainAdaptation:
+        modules = copy.deepcopy((start.extractor, start.classifier))
+        plan = self.hospital.plan(self._methods[part], epsilon=epsilon)
+        made = DomainAdaptation(*modules, hospital=self.hospital, plan=plan, source_epochs=0, **self._settings)
+        return made.fit(batches, progress=progress)
+
+    def _evaluated(self, one: Candidate, epsilon: float) -> Candidate:
+        whole = nn.Sequential(one.model.extractor, one.model.classifier).eval()
+        try:
+            return replace(one, report=self.hospital.evaluate(whole, _ACCURACY, epsilon=epsilon))
+        except (BudgetExhausted, InvalidValue) as error:  # what was trained and paid for stays
+            return replace(one, refused=str(error))

@@ -1,0 +1,207 @@
+"""What the methods have in common that learn from one release of a hospital's labelled statistics.
+
+Each hospital releases one noised sum over its labelled records (docs/privacy/class-statistics.md). What is made of the
+sums costs nothing more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from public_client.curator.stub import Curator
+from public_client.data.progress import Reporter, reporting
+from public_client.methods.statistics_head import Known
+from public_client.plans.declarable import Declarable
+from public_client.plans.plan import Plan
+from public_client.plans.recipe import RunTerms, not_one_of, not_positive
+from public_client.training.checkpoint import Checkpoint
+from public_client.training.drawing import draw_all
+from public_client.training.loop import Training
+from public_client.training.method import Method
+from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from public_client.training.sites import Group, Site
+from shared.errors import InvalidValue
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.class_statistics.geometry import Weights, free_moment_weight
+from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration, StatisticsRequest
+from shared.mechanisms.interface import AnyMechanism, Payload
+
+PLENTY = 30.0
+"""Records for each unit of noise along all features, above which everything is released of two classes; below it, what
+tells them apart. Like the next chosen on Adult in hospitals of 30 to 199 records (docs/ml-team/labelled.md)."""
+COUNTED = 10.0
+"""Records for each unit of noise at which the counts of two classes get half of their largest weight."""
+_MOST_MOMENTS = 1024  # features: 4 MB a release, and half a second for the head
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsMethod(Method):
+    """A method whose run is one release of class counts, sums and second moments.
+
+    Attributes:
+        target_norm: the public map gives public features this mean norm; records are clipped at 1/2.
+        moments: whether second moments are released; "auto": where they are free, of at most 1024 features.
+    """
+
+    target_norm: float = 0.7
+    moments: Literal["auto", "yes", "no"] = "auto"
+
+    def problems(self) -> list[str]:
+        """See `Method`."""
+        return [
+            *super().problems(),
+            *not_positive(self, "target_norm"),
+            *not_one_of(self, "moments", ("auto", "yes", "no")),
+        ]
+
+    @property
+    def mechanism(self) -> AnyMechanism:
+        """See `Recipe`."""
+        return CLASS_STATISTICS
+
+    @property
+    def published_map_norm(self) -> float | None:
+        """See `Method`."""
+        return self.target_norm
+
+    def declaration(self, run: RunTerms) -> Payload:
+        """See `Recipe`."""
+        weights = self.weights(
+            run.noise,
+            records=run.batch,
+            dimension=run.dimension,
+            classes=run.classes,
+            partly_labelled=run.partly_labelled,
+        )
+        return StatisticsDeclaration(
+            classes=run.classes,
+            count_weight=weights.count,
+            moment_weight=weights.moment,
+            centring=weights.centring,
+            sigma=run.noise * weights.sensitivity(),
+            feature_map=run.feature_map,
+        )
+
+    def weights(
+        self, noise: float, *, records: int, dimension: int, classes: int, partly_labelled: bool = False
+    ) -> Weights:
+        """What a record's blocks weigh, from public numbers: with few records for the noise, class differences alone.
+
+        Args:
+            noise: deviation in units of the sensitivity.
+            records: n.
+            dimension: d.
+            classes: C.
+            partly_labelled: whether the number of labelled records must follow from the counts, as it is not public.
+        """
+        plenty = partly_labelled or classes > 2 or records / (noise * math.sqrt(dimension)) > PLENTY
+        if plenty or self.moments == "yes":
+            moments = self.moments == "yes" or (self.moments == "auto" and dimension <= _MOST_MOMENTS)
+            plain = Weights(classes, 0.0, free_moment_weight(classes, 0.0) if moments else 0.0, 0.0)
+            return Weights(classes, plain.free_count(), plain.moment, 0.0)
+        counted = (records / noise) ** 2
+        return Weights(classes, 0.5 * counted / (counted + COUNTED**2), 0.0, 1.0)
+
+    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> StatisticsRun:
+        """See `Method`; features are taken as they are and clipped at 1/2. `StatisticsRun.known` reads the release."""
+        return StatisticsRun(curator, Declarable.of(extractor, plan.record_shape), plan)
+
+    def begin(self, group: Group, training: Training) -> None:
+        """See `Method`: one map for all sites, so that their sums add up."""
+        ready = Declarable.of(training.model.extractor, group.record_shape())
+        feature_map = FeatureMap.from_source(training.features, target_norm=self.target_norm)
+        group.each(
+            lambda site: site.begin(
+                StatisticsRun(site.curator, ready, site.plan, feature_map=feature_map, checkpoint=site.store)
+            )
+        )
+
+    def learned(self, group: Group, training: Training) -> Mapping[str, Known]:
+        """What each site of a group released; sites that gave up are not in it."""
+        for site in group.live:
+            training.record(site, 0, math.nan)
+
+        def known_of(site: Site) -> Known:
+            with reporting(f"labelled statistics of {site.name}", site.plan.steps, shown=training.progress) as bar:
+                return statistics_run(site).known(site.store, bar=bar)
+
+        return group.each(known_of)
+
+
+class StatisticsRun(ChargedRun):
+    """A run of class statistics; making it charges the whole run. See `ChargedRun`."""
+
+    @property
+    def feature_map(self) -> FeatureMap:
+        """The public map that the run declares."""
+        declared: FeatureMap | None = self.declared.feature_map
+        return FeatureMap.identity(self._dimension) if declared is None else declared
+
+    @property
+    def _dimension(self) -> int:
+        dimension = self.plan.feature_dimension
+        assert dimension is not None, "known once the run is open"
+        return dimension
+
+    def known(self, store: Checkpoint | None = None, *, bar: Reporter | None = None) -> Known:
+        """Draws all steps, at no further cost, and returns what they say together.
+
+        Args:
+            store: of a run that can be resumed.
+            bar: told of every step.
+
+        Raises:
+            RunFinished: they were drawn before, without a store.
+            InvalidValue: the curator has given up every step.
+        """
+        drawn = draw_all(self, store, bar or Reporter())
+        if not drawn:
+            raise InvalidValue("the curator gave up every step of this run; nothing was released")
+        told = {"records": self.plan.records, "dimension": self._dimension}
+        partly = self.plan.partly_labelled
+        return Known.mean([Known.of(reply, self.declared, **told, partly_labelled=partly) for reply in drawn])
+
+    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
+        """See `ChargedRun`."""
+        return StatisticsRequest()
+
+    def answered(
+        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
+    ) -> AnsweredStep:
+        """See `ChargedRun`.
+
+        Raises:
+            InvalidValue: always: statistics are no loss.
+        """
+        raise InvalidValue("class statistics are no loss to descend on; read them with `known`")
+
+
+def common_map(sites: Sequence[Site]) -> FeatureMap:
+    """The public map of all sites' releases.
+
+    Raises:
+        InvalidValue: they have several, so that their sums are no sums of the same numbers.
+    """
+    first, *others = (statistics_run(site).feature_map for site in sites)
+    if any(not _same(other, first) for other in others):
+        raise InvalidValue(
+            "the hospitals' statistics are of different public maps and do not add up; train from each alone, or "
+            "have them prepared from one source with one extractor (`dpswd-client prepare --extractor`)"
+        )
+    return first
+
+
+def _same(one: FeatureMap, other: FeatureMap) -> bool:
+    return torch.equal(one.center.cpu(), other.center.cpu()) and torch.equal(one.scale.cpu(), other.scale.cpu())
+
+
+def statistics_run(site: Site) -> StatisticsRun:
+    """The open run of a site of such a method."""
+    assert isinstance(site.run, StatisticsRun), "this method opened it"
+    return site.run
