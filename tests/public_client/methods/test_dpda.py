@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import ot
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from public_client import DomainAdaptation, Dpda, Federation, Hospital, MockCurator, Replay, mock_description
+from public_client.data.ranks import Ranks
 from public_client.methods.dpda import drawn_points, principal_components, target_network
 from public_client.methods.labelled_transport import Matching, Points, moved
 from public_client.methods.statistics_head import Classes
@@ -199,3 +201,8 @@ def test_principal_components_are_those_of_the_records():
     overlap = torch.linalg.qr(features.double())[0].T @ expected
     np.testing.assert_allclose(overlap.abs().numpy(), np.eye(2), atol=1e-3)
     assert isinstance(principal_components(records, count=99)[1], nn.Linear)
+
+
+def test_several_processes_are_refused_before_anything_is_charged():
+    with pytest.raises(InvalidValue, match="dpda trains in one process"):
+        Dpda().begin(SimpleNamespace(), SimpleNamespace(ranks=Ranks(rank=0, size=2)))
