@@ -204,7 +204,8 @@ class Mechanism(abc.ABC, Generic[D, Q, R]):
         request: the type of what a step brings.
         reply: the type of what a step returns.
         needs_labels: whether it reads labels; it is then offered only where the operator declares classes.
-        every_label: whether it needs the label of every record; it is not offered of partly labelled ones.
+        partial_labels: whether records without a label count for nothing in it. One that reads labels and does not say so is
+            not offered of partly labelled records.
         whole: whether a step reads every record (b = n), in no particular order; else a secret ordered sample of b.
     """
 
@@ -213,7 +214,7 @@ class Mechanism(abc.ABC, Generic[D, Q, R]):
     request: type[Q]
     reply: type[R]
     needs_labels: ClassVar[bool] = False
-    every_label: ClassVar[bool] = False
+    partial_labels: ClassVar[bool] = False
     whole: ClassVar[bool] = False
 
     @abc.abstractmethod

@@ -72,7 +72,7 @@ def admit_run(
     if mechanism.needs_labels and not data.classes:
         text = f"{mechanism.name!r} is not offered: the operator declares no classes of the records' labels"
         raise invalid("parameters.mechanism", f"{text} (records.classes); ask the operator")
-    if mechanism.every_label and data.partly_labelled:
+    if not _labels_suffice(mechanism, data):
         text = f"{mechanism.name!r} is not offered: it needs the label of every record, and some have none"
         raise invalid("parameters.mechanism", f"{text} (records.unlabelled)")
     declared = mechanism.declaration.from_bytes(parameters.declaration)
@@ -125,8 +125,12 @@ def offered(mechanisms: Mapping[str, AnyMechanism], data: DataSetFacts) -> tuple
     return tuple(
         name
         for name, mechanism in mechanisms.items()
-        if (data.classes or not mechanism.needs_labels) and not (data.partly_labelled and mechanism.every_label)
+        if (data.classes or not mechanism.needs_labels) and _labels_suffice(mechanism, data)
     )
+
+
+def _labels_suffice(mechanism: AnyMechanism, data: DataSetFacts) -> bool:
+    return not (data.partly_labelled and mechanism.needs_labels and not mechanism.partial_labels)
 
 
 def check_request_id(value: str) -> None:

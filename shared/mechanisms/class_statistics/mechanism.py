@@ -137,6 +137,7 @@ class ClassStatistics(LinearMechanism[StatisticsDeclaration, StatisticsRequest, 
     request = StatisticsRequest
     reply = StatisticsReply
     needs_labels = True
+    partial_labels = True
 
     def violations(
         self, declared: StatisticsDeclaration, run: RunSize, facts: Facts, limits: Limits

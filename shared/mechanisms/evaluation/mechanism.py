@@ -83,6 +83,7 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
     request = EvaluationRequest
     reply = EvaluationReply
     needs_labels = True
+    partial_labels = True
 
     def violations(
         self, declared: EvaluationDeclaration, run: RunSize, facts: Facts, limits: Limits

@@ -44,6 +44,7 @@ class LabelledGradient(LossGradient[LabelledGradientDeclaration]):
     name = "labelled_gradient"
     declaration = LabelledGradientDeclaration
     needs_labels = True
+    partial_labels = True
 
     def violations(
         self, declared: LabelledGradientDeclaration, run: RunSize, facts: Facts, limits: Limits

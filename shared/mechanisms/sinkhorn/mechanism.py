@@ -107,7 +107,6 @@ class Sinkhorn(Mechanism[SinkhornDeclaration, SinkhornRequest, SinkhornReply]):
     request = SinkhornRequest
     reply = SinkhornReply
     needs_labels = True
-    every_label = True
 
     def violations(self, declared: SinkhornDeclaration, run: RunSize, facts: Facts, limits: Limits) -> list[Violation]:
         """See `Mechanism`."""

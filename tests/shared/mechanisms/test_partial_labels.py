@@ -135,8 +135,11 @@ def test_what_is_declared_must_be_what_the_operator_says_and_couplings_need_ever
     declared = replace(DECLARED[-1][1], partly_labelled=False)
     broken = MECHANISMS["evaluation"].violations(declared, RunSize(N), FACTS, Limits())
     assert [field for field, _ in broken] == ["declaration.partly_labelled"]
-    assert "sinkhorn" not in offered(MECHANISMS, DATA)
-    assert "sinkhorn" in offered(MECHANISMS, replace(DATA, partly_labelled=False))
+    every = set(offered(MECHANISMS, replace(DATA, partly_labelled=False)))
+    assert every == set(MECHANISMS)
+    reads_labels = {name for name in offered(MECHANISMS, DATA) if MECHANISMS[name].needs_labels}
+    assert reads_labels == {name for name, _ in DECLARED}, "what is offered of partly labelled records is tested above"
+    assert "rows" in offered(MECHANISMS, DATA)
     asked = RunParameters(
         graph_digest="", weights_digest="", mechanism="sinkhorn", declaration=b"", batch_size=N, steps=1
     )
