@@ -68,8 +68,8 @@ def detector_for(cases: Sequence[Case], *, times: int) -> Detector:
         inputs = []
         for shape in case.shapes:
             flat = spread
-            if np.prod(shape) != size:  # a gate of one number for each channel
-                flat = linear(picked, f"gate{number}", trouble[: shape[0]])
+            if np.prod(shape) != size:  # a gate of one number for each channel, a row that is added to each
+                flat = linear(picked, f"gate{number}", trouble[: int(np.prod(shape))])
             inputs.append(add("reshape", (flat,), shape=shape))
         tensors = weights_of(case, generator)
         path = f"under{number}" if VOCABULARY[case.operation].tensors(case.attributes) else ""
