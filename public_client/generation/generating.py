@@ -120,6 +120,9 @@ def generate(
 
 
 def _features(method: GenerationMethod, description: Description, extractor: nn.Module | None) -> nn.Module:
+    wrong = method.disagreements(description)
+    if wrong:
+        raise InvalidValue(f"{'; '.join(wrong)}. Nothing was spent")
     if extractor is None:
         return method.features(description).eval()
     return method.wrapped(extractor.eval(), description).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -57,6 +58,22 @@ class GenerationMethod(Recipe):
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         """See `Recipe`."""
         return "nothing of the team's: a generator of labelled records is fitted, and more rows of it cost nothing"
+
+    def disagreements(self, description: Description) -> list[str]:
+        """Where the hospital declares its records otherwise than these settings take them to be, in words.
+
+        Args:
+            description: of the data set, with its data contract.
+        """
+        bounds = description.contract.bounds(description.record_shape)
+        own = [float(getattr(self, name)) for name in ("low", "high") if hasattr(self, name)]
+        if bounds is None or not own:
+            return []
+        told = [float(bounds[0].min()), float(bounds[1].max())]
+        if all(math.isclose(a, b, abs_tol=1e-4 * (told[1] - told[0])) for a, b in zip(own, told, strict=True)):
+            return []
+        taken = f"{self.name} takes records' values to reach from {own[0]:g} to {own[1]:g}"
+        return [f"{taken}, and the hospital serves {told[0]:.6g} to {told[1]:.6g}: set low and high to these"]
 
     @abc.abstractmethod
     def features(self, description: Description) -> nn.Module:

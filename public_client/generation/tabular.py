@@ -29,6 +29,7 @@ from public_client.plans.recipe import not_counts, not_positive
 from public_client.training.run import ChargedRun
 from shared.errors import InvalidValue
 from shared.kernels.clipping import RECORD_NORM
+from shared.protocol.contract import DataContract
 
 _STEEP = 1e6
 """Of a step from 0 to 1, in units of what it divides: one row in some ten thousand falls on it and is snapped."""
@@ -73,6 +74,11 @@ class Tabular(StatisticsGeneration):
         given = values.get("schema")
         schema = Schema.from_json(given) if isinstance(given, dict) else given
         return super().from_json(values | {"schema": schema})
+
+    def disagreements(self, description: Description) -> list[str]:
+        """See `GenerationMethod`: columns of other names, or in another order."""
+        own = DataContract(column_names=tuple(column.name for column in self._schema().columns))
+        return description.contract.disagreements(own)
 
     def features(self, description: Description) -> nn.Module:
         """See `GenerationMethod`: the bins of every column."""

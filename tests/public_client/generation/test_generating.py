@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from public_client.cli.main import main
 from public_client.generation import Gaussian, load_generator
 from public_client.generation.generating import generate, plan_generator
 from shared.errors import BudgetExhausted, DataInvalid, InvalidValue, SettingsError
+from shared.protocol.contract import DataContract
 
 D, CLASSES = 6, 3
 RNG = np.random.default_rng(3)
@@ -112,6 +114,16 @@ def test_the_command_plans_rehearses_and_draws(tmp_path):
     for wrong in (["--rows", "3"], ["--out", str(out)], []):
         refused = run(main, [*words, *wrong])
         assert refused.exit_code in (2, 3), refused.output
+
+
+def test_records_declared_on_another_scale_are_refused_before_anything_is_charged():
+    contract = DataContract(value_range=(0.0, 255.0), channel_mean=(127.5,), channel_std=(127.5,))
+    told = mock_description(records=300, record_shape=(D,), epsilon=1.0, delta=1e-5, classes=CLASSES, contract=contract)
+    where = MockCurator(told)
+    with pytest.raises(InvalidValue, match=r"from 0 to 1, and the hospital serves -1 to 1: set low and high"):
+        plan_generator(where, METHOD, epsilon=0.5)
+    assert where.charges == []
+    assert plan_generator(where, replace(METHOD, low=-1.0), epsilon=0.5)[1].fits
 
 
 def test_a_curator_without_labels_is_refused_before_anything_is_charged():

@@ -16,6 +16,7 @@ from public_client.generation import Column, Schema, Tabular, load_generator
 from public_client.generation.generating import generate, plan_generator
 from public_client.generation.tabular import Bins
 from shared.errors import InvalidValue
+from shared.protocol.contract import DataContract
 
 SCHEMA = Schema(
     (
@@ -127,7 +128,12 @@ def test_a_column_that_cannot_be_is_refused_by_name(changed, match):
 def test_a_schema_at_odds_with_the_records_is_refused_before_anything_is_charged(tmp_path):
     with pytest.raises(InvalidValue, match=r"shape \(6,\), and the schema has 5 columns"):
         fitted(schema=Schema(SCHEMA.columns[:5]))
-    told = mock_description(records=300, record_shape=(6,), epsilon=4.0, delta=1e-5, classes=2)
+    names = tuple(column.name for column in SCHEMA.columns)
+    turned = DataContract(column_names=names[::-1])
+    told = mock_description(records=300, record_shape=(6,), epsilon=4.0, delta=1e-5, classes=2, contract=turned)
+    with pytest.raises(InvalidValue, match=r"column_names differ.*Nothing was spent"):
+        plan_generator(MockCurator(told), Tabular(schema=SCHEMA), epsilon=1.0)
+    told = replace(told, contract=DataContract(column_names=names))
     description, schema = tmp_path / "told.json", tmp_path / "schema.json"
     description.write_text(json.dumps(told.to_json()))
     words = ["generate", "--dry-run", str(description), "--epsilon", "1", "--plan"]
