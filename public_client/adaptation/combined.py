@@ -138,7 +138,7 @@ class CombinedAdaptation:
             progress: shows progress bars on standard error.
 
         Raises:
-            BudgetExhausted: a part does not fit; what was charged before it stays charged. An evaluation that does not
+            BudgetExhausted: a part does not fit; what was charged before it stays charged, and is in `candidates`. An evaluation that does not
                 fit any more ends nothing: its candidate says why.
             InvalidValue: the hospital offers nothing to learn from; nothing was spent.
         """
@@ -149,12 +149,13 @@ class CombinedAdaptation:
         epochs = usual_epochs(len(batches)) if self._source_epochs is None else self._source_epochs
         train_source(start.extractor, start.classifier, batches, epochs=epochs, device=device, progress=progress)
         made = {"source": Candidate("source", Model(start.extractor.eval(), start.classifier.eval()), None, None)}
+        self.candidates = tuple(made.values())
         for part in ("records", "labels"):
             if part in spent:
                 found = self._adapted(part, list(made.values())[-1].model, batches, spent[part], progress=progress)
                 name = part if len(made) == 1 else "records and labels"
                 made[name] = Candidate(name, found.model(), None, found)
-        self.candidates = tuple(made.values())
+                self.candidates = tuple(made.values())  # what is paid for is there, whatever comes next
         if "evaluation" in spent:
             each = spent["evaluation"] / len(made)
             self.candidates = tuple(self._evaluated(one, each) for one in made.values())
