@@ -138,8 +138,8 @@ class CombinedAdaptation:
             progress: shows progress bars on standard error.
 
         Raises:
-            BudgetExhausted: a part does not fit; what was charged before it stays charged, and is in `candidates`. An evaluation that does not
-                fit any more ends nothing: its candidate says why.
+            BudgetExhausted: a part does not fit; what was charged before it stays charged, and is in `candidates`. An
+                evaluation that does not fit any more ends nothing: its candidate says why.
             InvalidValue: the hospital offers nothing to learn from; nothing was spent.
         """
         spent = self._epsilons()
