@@ -16,6 +16,7 @@ from private_curator.settings.groups import RecordsSettings
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import SettingsError
 from shared.privacy.persons import MOST_RECORDS
+from shared.protocol.limits import UNLABELLED
 
 SHOWN_ROWS = 40
 """Columns and classes that are shown as text; --format json shows all."""
@@ -138,13 +139,13 @@ def convert_records(path: Path, out: Path, person: str | None, most: int, **chos
     if person is None:
         if most != 1:
             raise SettingsError("--most is of each person; name the column that tells persons apart with --person")
-        made = convert(open_source(settings, home=settings.file.parent), out)
+        made = convert(open_source(settings, home=settings.file.parent), out, settings)
     else:
         from private_curator.records.grouping import FewPerPerson  # needs pyarrow
 
         grouped = FewPerPerson(settings, person, most=most)
-        made = convert(grouped, out)
-        left_out = {"left_out": grouped.left_out, "records_per_person": grouped.found_most}
+        made = convert(grouped, out, settings)
+        left_out = {"left_out": grouped.left_out, "records_per_person": most}
     common.show(
         {
             "records": made.records,
@@ -156,10 +157,13 @@ def convert_records(path: Path, out: Path, person: str | None, most: int, **chos
         },
         title=f"Converted {path}",
     )
-    if left_out.get("records_per_person", 1) > 1:
+    if made.labels is not None and settings.unlabelled is not None:
+        common.explain(f"next: dpswd-curator init --unlabelled {UNLABELLED}, the number of records without a label")
+    if most > 1:
+        # The bound itself: how many records somebody has in truth follows from the data, and k is public.
         common.explain(
-            f"next: dpswd-curator init --records-per-person {left_out['records_per_person']}, so that what is promised "
-            "is promised to a person with all of these records"
+            f"next: dpswd-curator init --records-per-person {most}, so that what is promised is promised to a person "
+            f"with as many as {most} of these records"
         )
 
 

@@ -62,13 +62,13 @@ _AFTER_NOTHING = {"40001", "40P01"}  # serialization failure, deadlock: at the f
 _log = logging.getLogger(__name__)
 
 
-def translate(error: psycopg.Error, location: object, *, committing: bool = False) -> DpswdError:
+def translate(error: psycopg.Error, location: object, *, spent: str = "nothing was spent") -> DpswdError:
     """The ledger's own error for one of PostgreSQL's.
 
     Args:
         error: from psycopg.
         location: where the ledger stands, for the message.
-        committing: whether the transaction may have become durable all the same.
+        spent: what became of the transaction, and what to do, for the message.
 
     Returns:
         `LedgerUnavailable` for what passes when its cause does, `LedgerCorrupt` for everything else: a constraint
@@ -84,9 +84,42 @@ def translate(error: psycopg.Error, location: object, *, committing: bool = Fals
         return LedgerCorrupt(f"the ledger in {location} is damaged: {type(error).__name__}, SQLSTATE {state}")
     # The server's own words may name hosts and users, and a client of the curator would read them.
     _log.warning("PostgreSQL: %s (SQLSTATE %s)", " ".join(str(error).split()), state or "none")
-    spent = "repeat the request with its id" if committing else "nothing was spent"
     code = "" if state is None else f" (SQLSTATE {state})"
     return LedgerUnavailable(f"the ledger in {location} cannot be used: {reason}{code}; {spent}")
+
+
+def commit(connection: Connection, location: object, *, spent: str = "repeat the request with its id") -> None:
+    """Ends the connection's transaction so that it may be relied on.
+
+    Args:
+        connection: in the middle of it.
+        location: where the ledger stands, for messages.
+        spent: what to do where the outcome is unknown, for messages.
+
+    Raises:
+        LedgerUnavailable: the outcome is unknown, because the connection broke or somebody cancelled the wait for a
+            standby; or the server made a rollback.
+    """
+    warnings: list[str] = []
+
+    def noticed(notice: psycopg.errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            warnings.append(" ".join((notice.message_primary or "").split()))
+
+    connection.add_notice_handler(noticed)
+    try:
+        outcome = connection.execute("COMMIT").statusmessage
+    except psycopg.Error as error:
+        raise translate(error, location, spent=spent) from error
+    finally:
+        connection.remove_notice_handler(noticed)
+    if warnings:
+        _log.warning("PostgreSQL: a commit was not waited for to its end: %s", "; ".join(warnings))
+        raise LedgerUnavailable(
+            f"the ledger in {location} cannot be used: the server stopped waiting for its standby; {spent}"
+        )
+    if outcome != "COMMIT":  # of a transaction in which a statement failed, the server makes a rollback
+        raise LedgerUnavailable(f"the ledger in {location} has refused the transaction; nothing was spent")
 
 
 class PostgresSession:
@@ -237,28 +270,10 @@ class PostgresDatabase:
                 return connection
 
     def _commit(self, connection: Connection) -> None:
-        warnings: list[str] = []
-
-        def noticed(notice: psycopg.errors.Diagnostic) -> None:
-            if notice.severity_nonlocalized == "WARNING":
-                warnings.append(" ".join((notice.message_primary or "").split()))
-
-        connection.add_notice_handler(noticed)
         try:
-            outcome = connection.execute("COMMIT").statusmessage
-        except psycopg.Error as error:
-            self._drop_if_broken()
-            raise translate(error, self._location, committing=True) from error
+            commit(connection, self._location)
         finally:
-            connection.remove_notice_handler(noticed)
-        if warnings:
-            _log.warning("PostgreSQL: a commit was not waited for to its end: %s", "; ".join(warnings))
-            raise LedgerUnavailable(
-                f"the ledger in {self._location} cannot be used: the server stopped waiting for its standby; repeat "
-                "the request with its id"
-            )
-        if outcome != "COMMIT":  # of a transaction in which a statement failed, the server makes a rollback
-            raise LedgerUnavailable(f"the ledger in {self._location} has refused the transaction; nothing was spent")
+            self._drop_if_broken()
 
     def _connected(self) -> Connection:
         if self._connection is not None:

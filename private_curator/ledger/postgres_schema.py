@@ -17,7 +17,14 @@ from psycopg.conninfo import conninfo_to_dict
 
 from private_curator.ledger import postgres_tables
 from private_curator.ledger.database import LOCK_TIMEOUT_S, Session
-from private_curator.ledger.postgres import LOCK_SPACE, Connection, PostgresDatabase, PostgresSession, translate
+from private_curator.ledger.postgres import (
+    LOCK_SPACE,
+    Connection,
+    PostgresDatabase,
+    PostgresSession,
+    commit,
+    translate,
+)
 from private_curator.ledger.schema import changed, copy_tables
 from private_curator.ledger.sqlite_file import SqliteFile
 from shared.errors import LedgerUnavailable, SettingsError
@@ -126,7 +133,8 @@ class PostgresSchema:
                 raise LedgerUnavailable(f"{self} exists already; open it, or choose another schema")
             self._make(connection)
             fill(PostgresSession(connection))
-            connection.execute("COMMIT")
+            made = "the ledger may be there all the same: mend the standby, then drop this schema or choose another"
+            commit(connection, self, spent=made)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
@@ -171,7 +179,8 @@ class PostgresSchema:
             target = PostgresSession(connection)
             copy_tables(source, target)
             log(target)
-            connection.execute("COMMIT")
+            restored = "the restored ledger may be there all the same: mend the standby, then restore again"
+            commit(connection, self, spent=restored)
 
     def _make(self, connection: Connection) -> None:
         """Empty tables, inside the caller's transaction."""

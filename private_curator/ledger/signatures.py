@@ -34,9 +34,13 @@ class SignatureCheck:
         self._public_key = public_key
         self._wrong: list[int] = []
         self._taken = 0
-        program = [sys.executable, "-m", "private_curator.ledger.signatures", public_key.hex()]
+        # The same code as here, whatever lies in the directory from which an operator verifies.
+        program = [sys.executable, "-P", "-m", "private_curator.ledger.signatures", public_key.hex()]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._processes = [
-            subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 our own program
+            subprocess.Popen(  # noqa: S603 our own program
+                program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            )
             for _ in range(processes if processes > 1 else 0)
         ]
 

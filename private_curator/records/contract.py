@@ -18,15 +18,26 @@ _AT_A_TIME = 2**22  # values that are looked at together
 _NAMES = ("value_range", "channel_mean", "channel_std", "column_names", "units")
 
 
-def contract_of(settings: RecordsSettings, *, record_shape: tuple[int, ...]) -> DataContract:
+def contract_of(settings: RecordsSettings, *, record_shape: tuple[int, ...], home: Path) -> DataContract:
     """What the operator declares; public.
 
+    Args:
+        settings: with the declaration.
+        record_shape: of a served record.
+        home: where paths of the settings that are not absolute start.
+
     Raises:
-        SettingsError: it breaks a rule, or does not fit the records' shape.
+        SettingsError: it breaks a rule, does not fit the records' shape, or names other columns than the file.
     """
     made = DataContract(**{name: getattr(settings, name) or () for name in _NAMES})
     if wrong := made.problems(record_shape):
         raise SettingsError("; ".join(f"records.{one}" for one in wrong))
+    columns = open_source(settings, home=home).layout.columns if made.column_names else ()
+    if columns and tuple(columns) != made.column_names:
+        raise SettingsError(
+            f"records.column_names are {', '.join(made.column_names)}; the file's columns are {', '.join(columns)}: "
+            "declare those, in their order, or choose them with records.columns"
+        )
     return made
 
 
@@ -48,13 +59,7 @@ def check_contract(settings: RecordsSettings, load: Callable[[], Target], *, hom
     if all(getattr(settings, name) is None for name in _NAMES):
         return "no range, names or units are declared; clients cannot tell whether their records are on your scale"
     data = load()
-    contract = contract_of(settings, record_shape=data.record_shape)
-    columns = open_source(settings, home=home).layout.columns
-    if contract.column_names and columns and tuple(columns) != contract.column_names:
-        raise SettingsError(
-            f"records.column_names are {', '.join(contract.column_names)}; the file's columns are "
-            f"{', '.join(columns)}: declare those, in their order, or choose them with records.columns"
-        )
+    contract = contract_of(settings, record_shape=data.record_shape, home=home)
     if contract.value_range:
         step = max(1, _AT_A_TIME // max(1, int(np.prod(data.record_shape))))
         for start in range(0, data.count, step):

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from private_curator.records.batches import Batch, Format, Layout, Source
-from private_curator.records.opening import format_of
+from private_curator.records.opening import check_choice, format_of
 from private_curator.records.problems import RecordsRefused
 from private_curator.records.tables import TableSource
 from private_curator.settings.groups import RecordsSettings
+
+_NO_PERSON = "a record names no person; add the person, or drop the record"
 
 
 class FewPerPerson:
@@ -33,20 +35,17 @@ class FewPerPerson:
         path, kind = Path(settings.file), format_of(Path(settings.file))
         if kind not in (Format.CSV, Format.PARQUET, Format.ARROW):
             raise RecordsRefused(f"{path}: persons are told apart by a column of a table (CSV, Parquet, Arrow)")
-        named = {"columns": None, "labels_array": person, "classes": None}
-        self._persons = TableSource(path, kind, settings.model_copy(update=named))
-        values = settings.columns or tuple(
-            name for name in self._persons.layout.columns if name != settings.labels_array
-        )
-        self._values: Source = TableSource(
-            path, kind, settings.model_copy(update={"columns": tuple(name for name in values if name != person)})
-        )
-        self.layout: Layout = replace(self._values.layout, count=None)
+        check_choice(kind, settings)
+        values = TableSource(path, kind, settings, without=person)
+        # Persons stand where labels do, as numbers or texts, beside the one column that a table's record needs: others
+        # may be texts and are not read.
+        read = {"columns": values.columns[:1], "labels_array": person, "unlabelled": None}
+        self._persons = TableSource(path, kind, settings.model_copy(update=read), missing=_NO_PERSON)
+        self._values: Source = values
+        self.layout: Layout = replace(values.layout, count=None)
         self._most = most
         self.left_out = 0
         """Records that were not among the first of their person, after `batches`."""
-        self.found_most = 0
-        """How many records of one person there are at most among those that were kept, after `batches`."""
 
     def batches(self) -> Iterator[Batch]:
         """See `Source`."""
@@ -68,5 +67,4 @@ class FewPerPerson:
             for person in batch.labels.tolist():
                 first.append(seen[person] < self._most)
                 seen[person] += 1
-        self.found_most = min(self._most, max(seen.values(), default=0))
         return np.array(first, dtype=np.bool_)

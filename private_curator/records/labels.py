@@ -96,7 +96,7 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
         found = np.concatenate([batch.labels for batch in source.batches() if batch.labels is not None])
     if len(found) != records:
         raise DataInvalid(f"{path}: {len(found)} labels for {records} records; needed is one for each")
-    return _numbers(found, settings, path)
+    return class_numbers(found, settings, path)
 
 
 def _as_stored(settings: RecordsSettings) -> bool:
@@ -111,11 +111,27 @@ def _in_their_file(found: np.memmap[Any, Any], settings: RecordsSettings, path: 
     if len(stored) != records:
         raise DataInvalid(f"{path}: {len(stored)} labels for {records} records; needed is one for each")
     for part in stored.slices(_AT_A_TIME):
-        _numbers(part, settings, path)
+        class_numbers(part, settings, path)
     return LabelsInFile(stored)
 
 
-def _numbers(found: npt.NDArray[np.generic], settings: RecordsSettings, path: Path) -> npt.NDArray[np.integer[Any]]:
+def class_numbers(
+    found: npt.NDArray[np.generic], settings: RecordsSettings, path: Path
+) -> npt.NDArray[np.integer[Any]]:
+    """The declared classes' numbers of labels.
+
+    Args:
+        found: (n,) labels as they stand in the file.
+        settings: with declared classes.
+        path: of the file, for errors.
+
+    Returns:
+        (n,), `UNLABELLED` for the label that says that there is none.
+
+    Raises:
+        SettingsError: the label for none is one of the classes.
+        DataInvalid: a label is none of the classes.
+    """
     names, count = class_names(settings), class_count(settings)
     # One or two bytes a label; -1 stands for what is no class.
     numbers: npt.NDArray[np.integer[Any]] = np.empty(len(found), dtype=np.int8 if count <= 128 else np.int16)
@@ -138,15 +154,16 @@ def _numbers(found: npt.NDArray[np.generic], settings: RecordsSettings, path: Pa
     for start in range(0, len(found), _AT_A_TIME):
         part = found[start : start + _AT_A_TIME]
         if names:
-            numbers[start : start + len(part)] = [places.get(_text(label), UNLABELLED) for label in part.tolist()]
+            numbers[start : start + len(part)] = [places.get(label_text(label), UNLABELLED) for label in part.tolist()]
         else:
             # Compared before the cast, so that no large number of another type wraps into the range.
             inside = (part >= 0) & (part < count)  # type: ignore[operator]
             numbers[start : start + len(part)] = np.where(inside, part, UNLABELLED)
-    if any(_text(label) != none for label in np.unique(found[numbers == UNLABELLED]).tolist()):
+    if any(label_text(label) != none for label in np.unique(found[numbers == UNLABELLED]).tolist()):
         raise DataInvalid(f"{path}: a label is not {allowed}; correct the labels or the declared classes")
     return numbers
 
 
-def _text(label: object) -> str:
+def label_text(label: object) -> str:
+    """A label as the settings name it."""
     return label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)

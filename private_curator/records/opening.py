@@ -37,7 +37,7 @@ def open_source(settings: RecordsSettings, *, home: Path) -> Source:
     """
     path = home / settings.file
     kind = format_of(path)
-    _check_choice(kind, settings)
+    check_choice(kind, settings)
     try:
         match kind:
             case Format.NPY | Format.NPZ:
@@ -75,8 +75,12 @@ def format_of(path: Path) -> Format:
     return found
 
 
-def _check_choice(kind: Format, settings: RecordsSettings) -> None:
-    """A setting that this format does not know is a misunderstanding, and is not passed over."""
+def check_choice(kind: Format, settings: RecordsSettings) -> None:
+    """A setting that this format does not know is a misunderstanding, and is not passed over.
+
+    Raises:
+        RecordsRefused: there is one.
+    """
     tables = kind in (Format.CSV, Format.PARQUET, Format.ARROW)
     wrong = {
         "array": settings.array is not None and kind not in (Format.NPZ, Format.NPY),

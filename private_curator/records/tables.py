@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,6 +20,10 @@ from private_curator.records.text import CsvTable
 from private_curator.settings.groups import RecordsSettings
 
 _BATCH_ROWS = 4096
+_NO_LABEL = (
+    "a label is missing; add it or, if records may have none, name one for them in records.unlabelled (--unlabelled; a "
+    "whole number, such as -1, where labels are numbers)"
+)
 
 
 class TableSource:
@@ -30,19 +35,32 @@ class TableSource:
         path: the file.
         kind: Parquet, Arrow or CSV.
         settings: which columns are a record's, and how a CSV file is written.
+        without: a column that is no value of a record, besides the labels'.
+        missing: what is said where a label is missing.
 
     Raises:
         RecordsRefused: no such column, a column that is no number, or a file that cannot be read.
     """
 
-    def __init__(self, path: Path, kind: Format, settings: RecordsSettings) -> None:
+    def __init__(
+        self,
+        path: Path,
+        kind: Format,
+        settings: RecordsSettings,
+        *,
+        without: str | None = None,
+        missing: str = _NO_LABEL,
+    ) -> None:
         self._path = path
+        self._missing = missing
         self._format = kind
         self._text = CsvTable(path, settings.delimiter, settings.header) if kind is Format.CSV else None
         with self._readable():
             names, count = self._names_and_count()
         self._labels = settings.labels_array
-        self._columns = self._choose(names, settings.columns)
+        self._unlabelled = settings.unlabelled
+        self.columns = self._choose(names, settings.columns, without)
+        """The columns of a record, in order."""
         self._width = 0
         self._width = self._measure()
         self.layout = Layout(
@@ -50,24 +68,24 @@ class TableSource:
             dtype=np.dtype(np.float32),
             shape=(self._width,),
             count=count,
-            columns=self._columns if self._width == len(self._columns) else (),
+            columns=self.columns if self._width == len(self.columns) else (),
             labels=self._labels or "",
-            notes=(self._text.notes if self._text is not None else ()) + person_note(self._columns),
+            notes=(self._text.notes if self._text is not None else ()) + person_note(self.columns),
         )
 
     def batches(self) -> Iterator[Batch]:
         """See `Source`."""
         start = 0
-        wanted = [*self._columns, *([self._labels] if self._labels is not None else [])]
+        wanted = [*self.columns, *([self._labels] if self._labels is not None else [])]
         for table in self._tables(wanted):
             if not len(table):
                 continue
-            columns = [self._values(table.column(i), name, start) for i, name in enumerate(self._columns)]
+            columns = [self._values(table.column(i), name, start) for i, name in enumerate(self.columns)]
             records = np.column_stack(columns) if columns[0].ndim == 1 else columns[0]
             # From 64 to 32 bits a large number becomes infinite; that is found here as well.
             with np.errstate(over="ignore"):
                 narrow = np.ascontiguousarray(records, dtype=np.float32)
-            check_finite(narrow, start=start, name=str(self._path), columns=self._columns)
+            check_finite(narrow, start=start, name=str(self._path), columns=self.columns)
             labels = None if self._labels is None else self._label_values(table.column(len(columns)), start)
             yield Batch(narrow, labels)
             start += len(table)
@@ -81,12 +99,13 @@ class TableSource:
         with pa.memory_map(str(self._path)) as source, _reader(source) as reader:
             return list(reader.schema.names), None
 
-    def _choose(self, names: Sequence[str], columns: tuple[str, ...] | None) -> tuple[str, ...]:
+    def _choose(self, names: Sequence[str], columns: tuple[str, ...] | None, without: str | None) -> tuple[str, ...]:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise RecordsRefused(f"{self._path} names the columns {twice} more than once; rename them")
-        wanted = columns or tuple(name for name in names if name != self._labels)
-        missing = [name for name in (*wanted, *([self._labels] if self._labels else [])) if name not in names]
+        chosen = columns or tuple(name for name in names if name != self._labels)
+        wanted = tuple(name for name in chosen if name != without)
+        missing = [name for name in (*wanted, *filter(None, (self._labels, without))) if name not in names]
         if missing:
             raise RecordsRefused(f"{self._path} has no columns {missing}; it has {list(names)}")
         if not wanted or (self._labels in wanted) or len(set(wanted)) != len(wanted):
@@ -103,10 +122,10 @@ class TableSource:
 
     def _measure(self) -> int:
         """Values of one record: the number of columns, or the length of the lists in the only one."""
-        first = next((table for table in self._tables(list(self._columns)) if len(table)), None)
+        first = next((table for table in self._tables(list(self.columns)) if len(table)), None)
         if first is None:
             raise RecordsRefused(f"{self._path} has no rows; needed are at least two records")
-        found = [self._values(first.column(i), name, 0) for i, name in enumerate(self._columns)]
+        found = [self._values(first.column(i), name, 0) for i, name in enumerate(self.columns)]
         if len(found) > 1 and any(column.ndim > 1 for column in found):
             raise RecordsRefused(
                 f"{self._path}: a column of lists stands for the whole record; name it alone in records.columns"
@@ -169,15 +188,19 @@ class TableSource:
 
     def _label_values(self, column: Any, start: int) -> Array:
         name = self._labels or ""
-        if column.null_count:
-            location = _location(start + _first(column.is_null()), name)
-            raise RecordsRefused(f"{self._path}: a label is missing; add it", location=location)
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+        numbers = pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)
+        if column.null_count and (self._unlabelled is None or (numbers and not _is_whole(self._unlabelled))):
+            location = _location(start + _first(column.is_null()), name)
+            raise RecordsRefused(f"{self._path}: {self._missing}", location=location)
+        if numbers:
+            if self._unlabelled is not None and _is_whole(self._unlabelled):
+                with self._readable():  # one type for all batches, whether a label is missing in them or not
+                    column = pc.fill_null(pc.cast(column, pa.int64()), int(self._unlabelled))
             return _numpy(column)
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            return np.array(column.to_pylist())
+            return np.array([self._unlabelled if text is None else text for text in column.to_pylist()])
         raise RecordsRefused(
             f"{self._path}: the labels' column {name!r} holds {column.type}; needed are whole numbers or texts"
         )
@@ -207,6 +230,10 @@ def _batches(reader: Any) -> Iterator[Any]:
 def _numpy(column: Any) -> Array:
     values: Array = column.to_numpy(zero_copy_only=False)
     return values
+
+
+def _is_whole(text: str) -> bool:
+    return re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text) is not None
 
 
 def _first(mask: Any) -> int:

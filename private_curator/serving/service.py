@@ -27,7 +27,6 @@ from grpc_status import rpc_status
 from private_curator.ledger.ledger import Ledger
 from private_curator.ledger.statements import AccountStatus, Client, DataSetState, Request, Run
 from private_curator.observability.requests import OK, UNKNOWN
-from private_curator.records.contract import contract_of
 from private_curator.serving import wire
 from private_curator.serving.asking import AskLog, described, said_by
 from private_curator.serving.authentication import authenticate
@@ -92,6 +91,7 @@ class CuratorService:
         ledger: budgets, charges and stored replies.
         mechanisms: what may be released.
         data_set: the public facts of the data set.
+        contract: what the operator declares of the records' values.
         uploads: extractors and source features.
         extractors: builds extractors from uploads.
         pipeline: computes and releases steps.
@@ -107,6 +107,7 @@ class CuratorService:
     ledger: Ledger
     mechanisms: Mapping[str, AnyMechanism]
     data_set: DataSetFacts
+    contract: DataContract
     uploads: UploadStore
     extractors: ExtractorCatalogue
     pipeline: ReleasePipeline
@@ -121,15 +122,6 @@ class CuratorService:
     def limits(self) -> Limits:
         """The operator's bounds on requests."""
         return limits_of(self.settings.limits, records=self.data_set.records)
-
-    @functools.cached_property
-    def contract(self) -> DataContract:
-        """What the operator declares of the records' values.
-
-        Raises:
-            SettingsError: it breaks a rule.
-        """
-        return contract_of(self.settings.records, record_shape=self.data_set.record_shape)
 
     # -- the boundary ---------------------------------------------------------------------------------------------
 

@@ -66,9 +66,11 @@ class RecordsSettings(SettingsGroup):
     )
     unlabelled: str | None = setting(
         None,
-        "Public: the label, as text, of records that have none, such as -1 or unknown; by default every record must "
-        "have one. How many have one is private then, and priced with what is released of them.",
+        "Public: the label, as text, of records that have none, such as -1 or unknown; a table's empty cell (also NA, "
+        "null) is one; by default every record must have one. How many have one is private then, and priced with what "
+        "is released of them.",
         min_length=1,
+        max_length=200,
     )
     memory_bytes: int = setting(
         1024 * _MEBIBYTE,

@@ -307,8 +307,12 @@ class TestOperator:
         assert {Tampering.EDITED, Tampering.FORGED} <= found(report)
 
 
-def test_signatures_are_checked_in_processes_of_their_own(key):
-    """Statements of all kinds of lengths; whoever signs, a process tells the number."""
+def test_signatures_are_checked_in_processes_of_their_own(key, tmp_path, monkeypatch):
+    """Statements of all kinds of lengths; whoever signs, a process tells the number. A package that happens to lie in
+    the operator's directory is not imported."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    monkeypatch.chdir(tmp_path)
     public_key, other = key.public_key().public_bytes_raw(), Ed25519PrivateKey.generate()
     forged = {3, 700, 1200}
     with SignatureCheck(public_key, processes=2) as signatures:

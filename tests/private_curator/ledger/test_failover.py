@@ -165,11 +165,11 @@ def _cancel_the_wait(primary) -> None:
         assert administrator.execute("SELECT pg_cancel_backend(%s)", waiting[0]).fetchone() == (True,)
 
 
-def _cancelled(pair, act) -> None:
+def _cancelled(pair, act, then="repeat the request with its id") -> None:
     """An act whose commit waits for a standby that is away, until the wait is cancelled: nobody may rely on it."""
     with ThreadPoolExecutor(1) as other:
         cancelling = other.submit(_cancel_the_wait, pair[0])
-        with pytest.raises(LedgerUnavailable, match="stopped waiting for its standby; repeat the request with its id"):
+        with pytest.raises(LedgerUnavailable, match=f"stopped waiting for its standby; {then}"):
             act()
         cancelling.result()
 
@@ -210,6 +210,11 @@ def test_a_commit_whose_wait_was_cancelled_is_relied_on_by_nobody(pair, location
         _cancelled(pair, lambda: curator.finish_step(grant, reply=b"one noise", audit={}))
         # The primary has the reply. Whoever asks for it waits with the primary for the standby.
         _cancelled(pair, lambda: curator.begin_step(request, run_id=run.run_id))
+        # Nor does an operator rely on a ledger that only the primary has, new or restored.
+        backup, other = tmp_path / "backup.db", dataclasses.replace(location, schema="another")
+        curator.backup(backup)
+        _cancelled(pair, lambda: other.create(lambda _: None), "the ledger may be there all the same")
+        _cancelled(pair, lambda: other.replace(backup, lambda _: None), "the restored ledger may be there all the same")
         primary.kill()
         standby.start()
         standby.promote()

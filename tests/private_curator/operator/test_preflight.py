@@ -24,6 +24,8 @@ from private_curator.cli.main import main
 from private_curator.ledger import store
 from private_curator.ledger.ledger import Ledger
 from private_curator.operator import preflight
+from private_curator.serving.server import CuratorServer
+from private_curator.settings import tree as configuration
 from private_curator.settings.groups import RecordsSettings
 from private_curator.storage import home_directory as home
 from private_curator.storage.certificates import SERVER_CERTIFICATE, CertificateAuthority
@@ -238,6 +240,13 @@ def test_serve_refuses_a_home_and_keys_that_others_can_touch(made):
     refused = serving_refused(made)
     assert "everybody can write" in refused
     assert "ledger.key has mode 0644" in refused
+
+
+def test_serve_refuses_a_declaration_that_does_not_fit_the_records(made):
+    """Attack: a word of `units` was missing; it was served, and every client's Describe failed."""
+    wrong = configuration.load(made.path, {"compute.device": "cpu", "records.units": '["mg/dl", "mm"]'})
+    with pytest.raises(SettingsError, match=r"records\.units has 2 words; records have shape \(3,\)"):
+        CuratorServer(made, wrong)
 
 
 def test_serve_refuses_an_expired_certificate_and_warns_of_one_that_expires_soon(made, monkeypatch):

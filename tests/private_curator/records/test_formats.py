@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +19,12 @@ from PIL import Image
 from private_curator.records import batches
 from private_curator.records.batches import Format
 from private_curator.records.conversion import convert
+from private_curator.records.labels import load_labels
 from private_curator.records.opening import ContentDigest, gather, open_source
 from private_curator.records.problems import RecordsRefused
 from private_curator.records.schema import inspect
 from private_curator.settings.groups import RecordsSettings
-from shared.errors import SettingsError
+from shared.errors import DataInvalid, SettingsError
 
 SECRET = "4711.25"
 LIMIT = 1 << 30
@@ -36,6 +38,10 @@ floats = hnp.arrays(
 
 def source(path, **fields):
     return open_source(RecordsSettings(file=path, **fields), home=path.parent)
+
+
+def converted(path, out, **fields):
+    return convert(source(path, **fields), out, RecordsSettings(file=path, **fields))
 
 
 def read(path, **fields):
@@ -82,7 +88,7 @@ def write(kind, path, values, labels=None):
 
 
 def _text(value):
-    return value if isinstance(value, str) else repr(value.item())
+    return (value or "") if value is None or isinstance(value, str) else repr(value.item())
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz", "parquet", "arrow", "ipc", "csv"])
@@ -103,7 +109,7 @@ def test_every_format_converts_to_the_same_npy_and_has_the_same_digest(tmp_path_
     digests = set()
     for kind in ("parquet", "arrow", "csv"):
         write(kind, folder / f"r.{kind}", values, labels=np.array(texts))
-        made = convert(source(folder / f"r.{kind}", labels_array="label"), folder / f"{kind}.npy")
+        made = converted(folder / f"r.{kind}", folder / f"{kind}.npy", labels_array="label")
         loaded = np.load(made.out)
         np.testing.assert_array_equal(loaded, values)
         assert made.out.stat().st_mode & 0o077 == 0
@@ -305,7 +311,7 @@ def test_a_folder_of_images(tmp_path, mode):
     np.testing.assert_array_equal(read(tmp_path / "x"), expected)
     opened = source(tmp_path / "x")
     assert (opened.layout.shape, opened.layout.dtype) == (((1 if mode == "L" else 3), 4, 6), np.uint8)
-    made = convert(opened, tmp_path / "x.npy")
+    made = converted(tmp_path / "x", tmp_path / "x.npy")
     np.testing.assert_array_equal(np.load(made.out), expected)
 
 
@@ -373,16 +379,54 @@ def test_labels_that_are_no_classes_are_refused(tmp_path):
     with pytest.raises(RecordsRefused, match="1000 different"):
         inspect(tmp_path / "r.parquet", opened)
     with pytest.raises(RecordsRefused, match="1000 different"):
-        convert(opened, tmp_path / "out.npy")
+        converted(tmp_path / "r.parquet", tmp_path / "out.npy", labels_array="y")
     assert not list(tmp_path.glob("*out*"))
     pq.write_table(pa.table({"x": [1.0, 2.0], "y": [1, None]}), tmp_path / "r.parquet")
     assert refused(tmp_path / "r.parquet", labels_array="y").location == "record 1, counted from 0, column 'y'"
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
+def test_an_empty_cell_is_a_record_without_a_label_where_the_operator_says_so(tmp_path, kind):
+    """And the declared order of the classes is that of the converted numbers, which are served as they are."""
+    values, texts = np.arange(8, dtype=np.float32).reshape(4, 2), ["yes", None, "unknown", "no"]
+    path, declared = tmp_path / f"r.{kind}", {"labels_array": "label", "unlabelled": "unknown"}
+    write(kind, path, values, labels=texts)
+    if kind == "csv":
+        assert path.read_text().splitlines()[2].endswith(",")  # an empty cell
+    with pytest.raises(RecordsRefused, match=r"a label is missing; .*records\.unlabelled") as caught:
+        converted(path, tmp_path / "o.npy", labels_array="label")
+    assert caught.value.location == "record 1, counted from 0, column 'label'"
+    for number, (classes, labels) in enumerate({None: [1, -1, -1, 0], ("yes", "no"): [0, -1, -1, 1]}.items()):
+        made = converted(path, tmp_path / f"o{number}.npy", classes=classes, **declared)
+        assert np.load(made.labels).tolist() == labels
+        assert made.classes == (classes or ("no", "yes"))
+        assert json.loads((tmp_path / f"o{number}.classes.json").read_text()) == list(made.classes)
+        served = RecordsSettings(file=made.out, labels_file=made.labels, classes=2, unlabelled="-1")
+        assert load_labels(served, home=tmp_path, records=4).tolist() == labels
+    with pytest.raises(DataInvalid, match=r"one of the 2 names in records\.classes") as refused:
+        converted(path, tmp_path / "o.npy", classes=("no", "maybe"), **declared)
+    assert "yes" not in str(refused.value)
+    with pytest.raises(SettingsError, match="no labels are named"):
+        converted(path, tmp_path / "o.npy", columns=("c0",), classes=2)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"), [(pa.array([0, None, 2], pa.uint8()), 3), (pa.array([False, None, True]), 2)]
+)
+def test_an_empty_cell_among_numbers_is_a_number_that_is_no_class(tmp_path, labels, classes):
+    """Numbers keep their meaning as well: class 2 stays 2 where no record is of class 1."""
+    path, fields = tmp_path / "r.parquet", {"labels_array": "y", "classes": classes}
+    pq.write_table(pa.table({"x": [1.0, 2.0, 3.0], "y": labels}), path, row_group_size=1)
+    made = converted(path, tmp_path / "o.npy", unlabelled="-1", **fields)
+    assert np.load(made.labels).tolist() == [0, -1, classes - 1]
+    with pytest.raises(RecordsRefused, match=r"a whole number, such as -1, where labels are numbers"):
+        converted(path, tmp_path / "n.npy", unlabelled="unknown", **fields)
+
+
 def test_convert_never_overwrites(tmp_path):
     np.save(tmp_path / "r.npy", np.zeros((3, 2), np.float32))
     with pytest.raises(SettingsError, match="not overwritten"):
-        convert(source(tmp_path / "r.npy"), tmp_path / "r.npy")
+        converted(tmp_path / "r.npy", tmp_path / "r.npy")
     with pytest.raises(SettingsError, match=r"\.npy"):
-        convert(source(tmp_path / "r.npy"), tmp_path / "out.npz")
+        converted(tmp_path / "r.npy", tmp_path / "out.npz")
     assert io.BytesIO((tmp_path / "r.npy").read_bytes()).read(6) == b"\x93NUMPY"

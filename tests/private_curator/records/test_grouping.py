@@ -64,6 +64,10 @@ def test_up_to_k_records_of_a_person_are_kept_and_priced_together(tmp_path):
     told = run("records", "convert", path, "--out", tmp_path / "r.npy", "--person", "patient_id", "--most", 2)
     assert np.load(tmp_path / "r.npy").tolist() == [[50.0, 0.0], [61.0, 1.0], [20.0, 0.0], [62.0, 1.0]]
     assert "init --records-per-person 2" in " ".join(told.split())
+    # The bound that was asked for, whatever the data hold: k is public.
+    told = run("records", "convert", path, "--out", tmp_path / "r4.npy", "--person", "patient_id", "--most", 4)
+    assert len(np.load(tmp_path / "r4.npy")) == 5
+    assert "init --records-per-person 4" in " ".join(told.split())
     own = ("--records", tmp_path / "r.npy", "--delta", 1e-5, "--records-per-person")
     run("init", "--home", home, *own, 2, "--epsilon", 1, "--name", "visits")
     each, its_delta = allowed_for_record(1.0, 1e-5, 2)
@@ -94,6 +98,24 @@ def test_up_to_k_records_of_a_person_are_kept_and_priced_together(tmp_path):
     assert "a person has 1 to 1000 records" in words
     assert "above 10: hardly a promise" in run("init", "--home", tmp_path / "h", *own, 5, "--epsilon", 11, status=3)
     assert "name the column" in run("records", "convert", path, "--out", tmp_path / "o.npy", "--most", 2, status=3)
+
+
+def test_columns_of_text_beside_the_records_are_no_hindrance(tmp_path):
+    """Classes in words, and a column that --columns leaves out."""
+    path = tmp_path / "r.csv"
+    path.write_text("patient,age,bp,ward,dx\np1,50,80,east,yes\np2,61,90,west,\np1,51,81,east,no\np3,20,70,east,no\n")
+    values = ("--person", "patient", "--columns", "age,bp")
+    declared = ("--labels-array", "dx", "--classes", "yes,no", "--unlabelled", "unknown")
+    told = run("records", "convert", path, "--out", tmp_path / "r.npy", *values, *declared)
+    assert np.load(tmp_path / "r.npy").tolist() == [[50.0, 80.0], [61.0, 90.0], [20.0, 70.0]]
+    assert np.load(tmp_path / "r.labels.npy").tolist() == [0, -1, 1]
+    assert json.loads((tmp_path / "r.classes.json").read_text()) == ["yes", "no"]
+    assert "init --unlabelled -1" in " ".join(told.split())
+    run("records", "convert", path, "--out", tmp_path / "unlabelled.npy", *values)
+    assert np.load(tmp_path / "unlabelled.npy").tolist() == np.load(tmp_path / "r.npy").tolist()
+    path.write_text(path.read_text().replace("p2", ""))
+    refused = run("records", "convert", path, "--out", tmp_path / "o.npy", *values, *declared, status=4)
+    assert "a record names no person" in " ".join(refused.split())  # not all of them one, nor one called unknown
 
 
 def test_what_cannot_be_grouped(tmp_path):

@@ -109,7 +109,7 @@ def test_the_hospital_finds_records_outside_and_declarations_that_do_not_fit(tmp
         ({"channel_mean": (0.0,), "channel_std": (0.0,)}, "must be positive"),
     ):
         with pytest.raises(SettingsError, match=match):
-            contract_of(hospital_records(**wrong), record_shape=(3, 8, 8))
+            contract_of(hospital_records(**wrong), record_shape=(3, 8, 8), home=tmp_path)
     (tmp_path / "table.csv").write_text("age,sugar\n1,2\n3,4\n")
     table = Target(stored=np.array([[1, 2], [3, 4]], dtype=np.float32), record_shape=(2,))
     with pytest.raises(SettingsError, match="the file's columns are age, sugar"):
