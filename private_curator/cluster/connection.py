@@ -50,7 +50,7 @@ class Connection:
         self._next = 0
         self._told = threading.Condition()
         self._asked = self._answered = self._nodes = 0
-        self._ended = False
+        self._ended = self._closing = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         self._process = subprocess.Popen(
@@ -143,6 +143,7 @@ class Connection:
 
     def close(self) -> None:
         """Ends the courier. Idempotent."""
+        self._closing = True
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
         try:
@@ -159,6 +160,7 @@ class Connection:
         try:
             send(self._channel, message, descriptors)
         except ChannelClosed as error:
+            self._ended = True  # the reader may not have noticed yet
             raise ShardLost("the cluster's courier has ended; repeat the request") from error
         finally:
             for descriptor in descriptors:
@@ -171,7 +173,8 @@ class Connection:
                 message, files = receive(self._channel)
                 self._take(message, contents(files))
         except ChannelClosed:
-            _log.warning("the cluster's courier has ended")
+            if not self._closing:
+                _log.warning("the cluster's courier has ended")
         except Exception as error:  # noqa: BLE001 - a courier that was taken over may send anything
             _log.error("the cluster's courier sent no message of ours (%s); it is ended", type(error).__name__)
             self._process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -13,7 +14,7 @@ import torch
 
 from private_curator.cluster import task
 from private_curator.cluster.connection import Connection
-from private_curator.steps.shards import divided, gathered
+from private_curator.steps.shards import ShardLost, divided, gathered
 from private_curator.worker.sessions import ExtractorSource
 from shared.errors import ExtractionStopped, SettingsError
 from shared.mechanisms.linear import ShardSum
@@ -93,11 +94,8 @@ class ClusterShards:
     def close(self) -> None:
         """See `private_curator.steps.shards.Shards`."""
         with self._changing:
-            self._closed = True
-            connecting = self._connecting
-        if connecting is not None:
-            connecting.join()
-        self._connection.close()
+            self._closed = True  # a courier that is being started is ended when it is there, or with this process
+            self._connection.close()
 
     def _ready(self) -> Connection:
         """A courier that lives and has just told of a node.
@@ -106,13 +104,17 @@ class ClusterShards:
             ExtractionStopped: there is none.
         """
         deadline = time.monotonic() + _READY_S
-        if self._connection.ended:
-            self._reconnect(within_s=_READY_S)
-        connection = self._connection
-        if not connection.ended:
-            left = max(0.0, deadline - time.monotonic())
-            if connection.answered(connection.ask(), within_s=left) and connection.nodes:
-                return connection
+        for _ in range(2):  # that a courier has ended may show only when it is asked
+            connection = self._connection
+            if connection.ended:
+                self._reconnect(within_s=_READY_S)
+                connection = self._connection
+            with contextlib.suppress(ShardLost):
+                left = max(0.0, deadline - time.monotonic())
+                if connection.answered(connection.ask(), within_s=left) and connection.nodes:
+                    return connection
+            if not connection.ended:
+                break
         raise ExtractionStopped("no machine of the cluster computes now; nothing was begun, repeat the request")
 
     def _reconnect(self, *, within_s: float) -> None:
@@ -135,6 +137,10 @@ class ClusterShards:
         except SettingsError as error:
             _log.error("the cluster is not there: %s", error)
             return
-        self._connection.close()
-        self._connection = connection
+        with self._changing:
+            if self._closed:
+                connection.close()
+                return
+            self._connection.close()
+            self._connection = connection
         _log.warning("the cluster's courier was started again")

@@ -109,6 +109,7 @@ class ReleasePipeline:
             ExtractionStopped: the extractor exceeded a limit, or its worker ended; the step may be repeated. Or nobody
                 computes shards now, which counts as no attempt.
         """
+        # Before an attempt is counted: an outage has read no record, so how long it lasts tells nothing of one.
         self.ready(run)
         # How often a step fails is seen by the client, so its number is bounded.
         grant = self._ledger.begin_step(request, run_id=run_id, max_attempts=self._max_attempts)
