@@ -94,7 +94,7 @@ def measured(folder: Path, *, records: int, values: int, nodes: int, repeats: in
         ended.callback(scheduler.kill)
         address = line.rpartition(" ")[2]
         cluster = ClusterShards(
-            address, folder / "cluster/curator", meant=Meant.here(records=found.digest, labels=labels, count=records)
+            address, folder / "cluster/curator", meant=Meant.here(data, digest=found.digest, labels=labels)
         )
         ended.callback(cluster.close)
         wanted = timed(alone, run, source)[1]  # starts the worker; its time does not count

@@ -19,6 +19,7 @@ from private_curator.settings.groups import RecordsSettings
 from private_curator.steps.extraction import ExtractorCatalogue
 from private_curator.steps.randomness import fresh_seed
 from private_curator.steps.release import ReleasePipeline, no_checkpoint
+from private_curator.steps.shards import Shards
 from private_curator.storage import home_directory as home
 from private_curator.storage.home_directory import HomeDirectory
 from private_curator.storage.uploads import Kind, UploadStore
@@ -62,6 +63,8 @@ class Hospital:
         classes: int = 0,
         engine: Engine | None = None,
         mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
+        shards: Shards | None = None,
+        pass_speedup: float = 1.0,
     ) -> None:
         if not (directory / "home").exists():
             np.save(directory / "records.npy", records.astype(np.float32))
@@ -90,7 +93,14 @@ class Hospital:
             fresh_seed=fresh_seed,
             reached=checkpoint,
         )
-        self.pipeline = ReleasePipeline(ledger=self.ledger, engine=self.engine, lab=self.lab, max_attempts=max_attempts)
+        self.pipeline = ReleasePipeline(
+            ledger=self.ledger,
+            engine=self.engine,
+            lab=self.lab,
+            max_attempts=max_attempts,
+            shards=shards,
+            pass_speedup=pass_speedup,
+        )
 
     def upload(self, module: nn.Module) -> dict[str, str]:
         graph = trace(module, self.facts.record_shape)

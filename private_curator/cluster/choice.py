@@ -6,17 +6,18 @@ from private_curator.cluster.shards import ClusterShards
 from private_curator.cluster.task import Meant
 from private_curator.records.fingerprint import Fingerprint
 from private_curator.records.labels import Labels
+from private_curator.records.target import Target
 from private_curator.settings.tree import CuratorSettings
 from shared.errors import SettingsError
 
 
-def cluster_of(settings: CuratorSettings, *, labels: Labels | None, records: int) -> ClusterShards | None:
+def cluster_of(settings: CuratorSettings, *, records: Target, labels: Labels | None) -> ClusterShards | None:
     """Connects to the cluster that the settings name; None where they name none.
 
     Args:
         settings: the curator's.
-        labels: of the records.
-        records: n.
+        records: the curator's.
+        labels: of them.
 
     Raises:
         SettingsError: Dask is not installed, a certificate is missing, or there is no scheduler.
@@ -27,5 +28,9 @@ def cluster_of(settings: CuratorSettings, *, labels: Labels | None, records: int
     known = Fingerprint.read(home)
     if known is None:
         raise SettingsError("the records have not been checked; run `dpswd-curator records accept` before a cluster")
-    meant = Meant.here(records=known.digest, labels=labels, count=records)
-    return ClusterShards(settings.cluster.scheduler, home / settings.cluster.certificates, meant=meant)
+    return ClusterShards(
+        settings.cluster.scheduler,
+        home / settings.cluster.certificates,
+        meant=Meant.here(records, digest=known.digest, labels=labels),
+        pass_seconds=settings.compute.pass_seconds,
+    )

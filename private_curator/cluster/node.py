@@ -47,7 +47,7 @@ class Node:
         device = resolve_device(compute.device)
         data, found = target.load_for_the_first_time(settings.records, home=home)
         labels = load_labels(settings.records, home=home, records=data.count)
-        self._here = task.Meant.here(records=found.digest, labels=labels, count=data.count)
+        self._here = task.Meant.here(data, digest=found.digest, labels=labels)
         self._engine = make_engine(compute, device)
         report(self._engine)
         self._shards = LocalShards(

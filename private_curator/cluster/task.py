@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from private_curator.records.labels import Labels
+from private_curator.records.target import Target
 from shared.errors import InvalidValue
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts, Facts, ModelFacts
 from shared.mechanisms.linear import LinearMechanism, Shard
@@ -33,22 +34,42 @@ class Meant:
     """Whom a task is meant for.
 
     Attributes:
-        records: SHA-256 of the records' values.
+        records: SHA-256 of the records' values, as they are stored.
+        record_shape: of a record as extractors see it.
+        scale: from stored to served values, and
+        offset: added after it.
         labels: SHA-256 of their class numbers; "" where there are none.
         software: versions of what computes.
         threads: of torch's arithmetic.
     """
 
     records: str
+    record_shape: tuple[int, ...]
+    scale: float
+    offset: float
     labels: str
     software: str
     threads: int
 
     @classmethod
-    def here(cls, *, records: str, labels: Labels | None, count: int) -> Meant:
-        """This process, with these records."""
+    def here(cls, records: Target, *, digest: str, labels: Labels | None) -> Meant:
+        """This process, with these records.
+
+        Args:
+            records: opened.
+            digest: SHA-256 of their stored values.
+            labels: of them.
+        """
         software = f"dpswd {version('dpswd')}, torch {torch.__version__}"
-        return cls(records, _digest(labels, count), software, torch.get_num_threads())
+        return cls(
+            digest,
+            records.record_shape,
+            records.scale,
+            records.offset,
+            _digest(labels, records.count),
+            software,
+            torch.get_num_threads(),
+        )
 
     def differs(self, other: Meant) -> str:
         """What of another is different, in words without a value of a record; "" for nothing."""
@@ -94,7 +115,8 @@ def from_bytes(task: bytes, mechanisms: Mapping[str, AnyMechanism]) -> tuple[Lin
         )
         start, stop = told["shard"]
         declared = mechanism.declaration.from_bytes(bytes.fromhex(told["declared"]))
-        return LinearRun(mechanism, declared, facts), Shard(int(start), int(stop)), Meant(**told["meant"])
+        meant = Meant(**told["meant"] | {"record_shape": tuple(told["meant"]["record_shape"])})
+        return LinearRun(mechanism, declared, facts), Shard(int(start), int(stop)), meant
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidValue(f"not a shard's task ({type(error).__name__})") from error
 

@@ -117,7 +117,7 @@ class CuratorServer:
             self._engine = make_engine(settings.compute, device)
             opened.callback(self._engine.close)
             labels = load_labels(settings.records, home=home.path, records=data.count)
-            shards = cluster_of(settings, labels=labels, records=data.count)
+            shards = cluster_of(settings, records=data, labels=labels)
             if shards is not None:
                 opened.callback(shards.close)
             self._pipeline = ReleasePipeline(
@@ -135,6 +135,7 @@ class CuratorServer:
                 max_attempts=limits.max_step_attempts,
                 most_seconds=settings.compute.worker_seconds,
                 pass_seconds=settings.compute.pass_seconds,
+                pass_speedup=settings.compute.pass_speedup,
                 shards=shards,
             )
             self._service = CuratorService(

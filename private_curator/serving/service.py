@@ -368,6 +368,7 @@ class CuratorService:
                 # The charge and the computation must describe one and the same release, or the price is not its price.
                 raise RuntimeError("a run's charged event differs from what its declaration means now")
             step = admit_step(run, message.payload, public=self._uploaded_by(client, run), limits=self.limits)
+            self.pipeline.ready(run)  # an outage is told at once, and not when such a step would be answered
             self.pacer.expect(self.pipeline.trial(run, extractor))
             stored = self.pipeline.answer(run, step, extractor, request=request, run_id=run_id)
         return pb.DrawStepResponse(step_release=stored.reply, receipt=wire.receipt(stored))

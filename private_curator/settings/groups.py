@@ -144,9 +144,18 @@ class ComputeSettings(SettingsGroup):
     pass_seconds: float = setting(
         3600.0,
         "Seconds that a sum over every record may take, by the time of its made records; longer ones are refused "
-        "before they are charged.",
+        "before they are charged, and one that takes twice as long all the same is ended.",
         unit="seconds",
         gt=0,
+    )
+    pass_speedup: float = setting(
+        1.0,
+        "How many times as fast as by one worker of this machine a sum over every record surely is, because several "
+        "workers (parallel_steps) or a cluster compute it. Divides the time of its made records, which bounds it and "
+        "paces its replies: measure it, and choose less.",
+        unit="times",
+        ge=1,
+        le=4096,
     )
     worker_memory_bytes: int = setting(
         4096 * _MEBIBYTE,

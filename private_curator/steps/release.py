@@ -55,6 +55,7 @@ class ReleasePipeline:
         max_attempts: how often one step is computed anew after failures.
         most_seconds: that one evaluation of an extractor may take.
         pass_seconds: that a sum over every record may take.
+        pass_speedup: how many times as fast as by one worker here such a sum surely is; the operator's, hence public.
         shards: computes such a sum; None for this machine alone.
     """
 
@@ -68,6 +69,7 @@ class ReleasePipeline:
         max_attempts: int = 16,
         most_seconds: float = 300.0,
         pass_seconds: float = 3600.0,
+        pass_speedup: float = 1.0,
         shards: Shards | None = None,
     ) -> None:
         self._ledger = ledger
@@ -75,8 +77,14 @@ class ReleasePipeline:
         self._lab = lab
         self._most_seconds = most_seconds
         self._pass_seconds = pass_seconds
+        self._pass_speedup = pass_speedup
         self._shards = shards or LocalShards(
-            engine, records=lab.records, labels=lab.labels, device=lab.device, parallel=parallel_steps
+            engine,
+            records=lab.records,
+            labels=lab.labels,
+            device=lab.device,
+            parallel=parallel_steps,
+            pass_seconds=pass_seconds,
         )
         self._trials = TrialTimes()
         self._parallel_steps = parallel_steps
@@ -98,8 +106,11 @@ class ReleasePipeline:
         Raises:
             GrantNotHeld, RunFinished, RequestIdReused, RequestInProgress, LedgerUnavailable: see `Ledger.begin_step`.
             StepGivenUp: the step failed too often.
-            ExtractionStopped: the extractor exceeded a limit, or its worker ended; the step may be repeated.
+            ExtractionStopped: the extractor exceeded a limit, or its worker ended; the step may be repeated. Or nobody
+                computes shards now, which counts as no attempt.
         """
+        # Before an attempt is counted: an outage has read no record, so how long it lasts tells nothing of one.
+        self.ready(run)
         # How often a step fails is seen by the client, so its number is bounded.
         grant = self._ledger.begin_step(request, run_id=run_id, max_attempts=self._max_attempts)
         if isinstance(grant, StoredReply):
@@ -116,6 +127,15 @@ class ReleasePipeline:
         stored = self._ledger.finish_step(grant, reply=reply, audit=audit)
         self._lab.reached("stored")
         return stored
+
+    def ready(self, run: AdmittedRun) -> None:
+        """Asks whether a step of this run can be computed now; counts nothing.
+
+        Raises:
+            ExtractionStopped: nobody computes shards now; the request may be repeated.
+        """
+        if LinearRun.of(run) is not None:
+            self._shards.ready()
 
     def idle(self) -> bool:
         """Whether no step is being computed now."""
@@ -143,6 +163,8 @@ class ReleasePipeline:
 
         def once(value: float | None) -> float:
             records, labels, scale = MadeRecords.for_run(run, value=value)
+            if LinearRun.of(run) is not None:
+                scale /= self._pass_speedup
             lab, request_bytes = replace(self._lab, records=records, labels=labels, reached=no_checkpoint), sent()
             with self._slots, flushed_denormals():
                 begun = time.monotonic()

@@ -32,6 +32,7 @@ _PAUSE_S = 0.2
 _SHARD_BYTES = 1 << 28  # of a shard's records in float32: seconds of work, so that little is lost with it
 _SHARDS_FOR_EACH = 4  # at least, of those that compute: so that the slowest holds up the others little
 _MOST_SHARDS = 4096
+_BUSY = 2.0  # a machine may take twice as long as the time by which a pass was allowed
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +44,18 @@ class ShardLost(ExtractionStopped):
 class Shards(Protocol):
     """Computes the shards of a sum over every record."""
 
+    def ready(self) -> None:
+        """Asks, before a step is begun, whether shards can be computed now: an outage costs no attempt of a step.
+
+        Raises:
+            ExtractionStopped: nobody computes now.
+        """
+
     def sums(self, run: LinearRun, extractor: ExtractorSource) -> Iterable[ShardSum]:
         """The exact sums of shards that together hold every record once; private.
 
         Raises:
-            ExtractionStopped: a limit was reached, or a shard was lost too often.
+            ExtractionStopped: a limit was reached, a shard was lost too often, or all of them take too long.
         """
 
     def close(self) -> None:
@@ -67,28 +75,40 @@ def gathered(
     *,
     at_once: Callable[[], int],
     attempts: int = MAX_ATTEMPTS,
+    copies: bool = True,
     least_straggling_s: float = _LEAST_STRAGGLING_S,
+    pass_seconds: float = math.inf,
 ) -> Iterator[ShardSum]:
     """One sum of each shard, as they come; lost ones are begun again, and slow ones a second time beside the first.
+
+    Ends with the first sum of the last shard: nobody waits for the slower of two copies.
 
     Args:
         parts: the shards.
         submit: begins to compute one.
         at_once: how many can be computed side by side now; raises where nobody computes for too long.
         attempts: how often one shard may be lost before the step fails.
+        copies: whether slow ones are begun a second time; of use where another machine takes the copy.
         least_straggling_s: no shard is slow before.
+        pass_seconds: what all shards may take on a quiet machine; it ends after twice as long.
 
     Raises:
-        ExtractionStopped: a limit was reached, or a shard was lost too often.
+        ExtractionStopped: a limit was reached, a shard was lost too often, or the time is over.
     """
+    deadline = time.monotonic() + _BUSY * pass_seconds
     waiting, open_shards = deque(parts), set(parts)
     lost = dict.fromkeys(parts, 0)
     usual: list[float] = []
     running: dict[Future[ShardSum], tuple[Shard, float]] = {}
     try:
         while open_shards:
+            if time.monotonic() > deadline:
+                raise ExtractionStopped(
+                    f"a sum over every record took longer than {_BUSY * pass_seconds:g} seconds; nothing was released, "
+                    "repeat the request with its id"
+                )
             room = at_once() - len(running)
-            if not waiting and room > 0 and usual:
+            if copies and not waiting and room > 0 and usual:
                 slow = max(least_straggling_s, _STRAGGLES * statistics.median(usual))
                 waiting.extend(_stragglers(running, open_shards, slow)[:room])
             while waiting and room > 0:
@@ -97,7 +117,8 @@ def gathered(
                 room -= 1
             if not running:  # nobody computes now; `at_once` decides how long that may last
                 time.sleep(_PAUSE_S)
-            done, _ = wait(running, timeout=least_straggling_s / 2.0, return_when=FIRST_COMPLETED)
+            patience = min(least_straggling_s / 2.0, max(0.0, deadline - time.monotonic()))
+            done, _ = wait(running, timeout=patience, return_when=FIRST_COMPLETED)
             for future in done:
                 shard, begun = running.pop(future)
                 if shard not in open_shards:  # another copy came first
@@ -143,25 +164,42 @@ class LocalShards:
         labels: of them.
         device: where the arithmetic runs.
         parallel: shards at the same time.
+        pass_seconds: see `gathered`.
     """
 
     def __init__(
-        self, engine: Engine, *, records: Records, labels: Labels | None, device: torch.device, parallel: int
+        self,
+        engine: Engine,
+        *,
+        records: Records,
+        labels: Labels | None,
+        device: torch.device,
+        parallel: int,
+        pass_seconds: float = math.inf,
     ) -> None:
         self._engine = engine
         self._records = records
         self._labels = labels
         self._device = device
         self._parallel = parallel
+        self._pass_seconds = pass_seconds
+
+    def ready(self) -> None:
+        """See `Shards`: this machine is there."""
 
     def sums(self, run: LinearRun, extractor: ExtractorSource) -> Iterable[ShardSum]:
         """See `Shards`."""
-        with ThreadPoolExecutor(self._parallel, thread_name_prefix="shard") as threads:
+        threads = ThreadPoolExecutor(self._parallel, thread_name_prefix="shard")
+        try:
             yield from gathered(
                 divided(run, parallel=self._parallel),
                 lambda shard: threads.submit(self.sum, run, extractor, shard),
                 at_once=lambda: self._parallel,
+                copies=False,  # what slows a shard down here slows its copy down as well
+                pass_seconds=self._pass_seconds,
             )
+        finally:  # without waiting: a thread that never comes back would hold the step for good
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def sum(self, run: LinearRun, extractor: ExtractorSource, shard: Shard) -> ShardSum:
         """The sum of one shard.

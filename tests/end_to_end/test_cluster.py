@@ -8,6 +8,8 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,8 @@ import pytest
 import torch
 
 from private_curator.cluster.choice import cluster_of
-from private_curator.cluster.shards import ClusterShards, NodeRefused
+from private_curator.cluster.connection import NodeRefused
+from private_curator.cluster.shards import ClusterShards
 from private_curator.cluster.task import Meant
 from private_curator.records import target
 from private_curator.records.labels import load_labels
@@ -24,7 +27,7 @@ from private_curator.steps.shards import LocalShards
 from private_curator.storage.certificates import make_cluster_members
 from private_curator.worker.local import LocalEngine
 from private_curator.worker.sessions import ExtractorSource
-from shared.errors import SettingsError
+from shared.errors import ExtractionStopped, SettingsError
 from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
@@ -139,11 +142,11 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
             assert listening(node.pid) == 1
             nodes.append(node)
 
-        meant = Meant.here(records=found.digest, labels=labels, count=N)
+        meant = Meant.here(data, digest=found.digest, labels=labels)
         with pytest.raises(SettingsError, match="records accept"):
-            cluster_of(named := _named(tmp_path, address, folder), labels=labels, records=N)
+            cluster_of(named := _named(tmp_path, address, folder), records=data, labels=labels)
         found.write(tmp_path)  # as the curator's own check does
-        cluster = cluster_of(named, labels=labels, records=N)
+        cluster = cluster_of(named, records=data, labels=labels)
         assert cluster is not None
         ended.callback(cluster.close)
         first = added(cluster.sums(run, source), records=N)
@@ -158,12 +161,33 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
             np.testing.assert_array_equal(one, two)
             np.testing.assert_array_equal(one, three)
 
-        cluster.close()
-        others = ClusterShards(address, folder / "curator", meant=Meant("0" * 64, meant.labels, meant.software, 1))
+        courier = cluster._connection._process  # it dies: the next question starts another one
+        courier.kill()
+        courier.wait()
+        _until_ready(cluster)
+        for one, four in zip(wanted.sums, added(cluster.sums(run, source), records=N).sums, strict=True):
+            np.testing.assert_array_equal(one, four)
+
+        others = ClusterShards(address, folder / "curator", meant=replace(meant, scale=2.0))
         ended.callback(others.close)
         with pytest.raises(NodeRefused, match="log says why"):
             list(others.sums(run, source))
-        assert cluster_of(settings, labels=labels, records=N) is None
+        others.close()
+        assert cluster_of(settings, records=data, labels=labels) is None
+
+        nodes[1].send_signal(signal.SIGKILL)
+        nodes[1].wait()
+        with pytest.raises(ExtractionStopped, match="nothing was begun"):
+            for _ in range(100):  # until the scheduler has noticed
+                cluster.ready()
+                time.sleep(0.1)
+
+
+def _until_ready(cluster: ClusterShards) -> None:
+    for _ in range(4):  # a courier may take longer to start than one question waits
+        with contextlib.suppress(ExtractionStopped):
+            return cluster.ready()
+    return cluster.ready()
 
 
 def test_a_cluster_that_is_not_there_is_told(tmp_path):
@@ -172,5 +196,8 @@ def test_a_cluster_that_is_not_there_is_told(tmp_path):
         port = closed.getsockname()[1]
     with pytest.raises(SettingsError, match="start its scheduler"):
         ClusterShards(
-            f"tls://127.0.0.1:{port}", tmp_path / "cluster" / "curator", meant=Meant("", "", "", 1), connect_s=0.5
+            f"tls://127.0.0.1:{port}",
+            tmp_path / "cluster" / "curator",
+            meant=Meant("", (1,), 1.0, 0.0, "", "", 1),
+            connect_s=0.5,
         )

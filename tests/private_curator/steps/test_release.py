@@ -6,15 +6,19 @@ import uuid
 import numpy as np
 import pytest
 import torch
-from declarations import gradient, quantiles, rows
+from declarations import evaluation, gradient, quantiles, rows
 from torch import nn
 
 from private_curator.ledger.sqlite import file_lock, write_lock
-from shared.errors import LedgerUnavailable, RequestIdReused, RunFinished, StepGivenUp
+from private_curator.records.target import Target
+from private_curator.steps.shards import LocalShards, ShardLost
+from private_curator.worker.local import LocalEngine
+from shared.errors import ExtractionStopped, LedgerUnavailable, RequestIdReused, RunFinished, StepGivenUp
 from shared.kernels.clipping import clip_records
 from shared.kernels.directions import directions
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.mechanisms.gradient.mechanism import GradientRequest
 from shared.mechanisms.quantiles.coefficients import cosine_basis
 from shared.mechanisms.quantiles.cotangents import QuantileCotangent
@@ -226,6 +230,43 @@ def test_a_step_that_is_given_up_does_not_block_its_run(make_hospital, module):
     assert _number(hospital.step(run, parameters)) == 2
     with pytest.raises(RunFinished):
         hospital.step(run, parameters)  # the step that was given up stays charged
+
+
+class Outage(LocalShards):
+    """This machine's shards behind a network that fails: before a step, or in the middle of one."""
+
+    away = lost = False
+
+    def ready(self):
+        if self.away:
+            raise ExtractionStopped("no machine computes now")
+
+    def sums(self, run, extractor):
+        for part in super().sums(run, extractor):
+            yield part
+            if self.lost:
+                self.away = True
+                raise ShardLost("a node was lost")
+
+
+def test_an_outage_costs_one_attempt_and_not_all_of_them(make_hospital, module):
+    """Machines are lost during the step, which counts, and stay away for longer than attempts would last."""
+    labels, cpu = np.arange(24) % FEATURES, torch.device("cpu")
+    shards = Outage(LocalEngine(device=cpu), records=Target(RECORDS, (INPUTS,)), labels=labels, device=cpu, parallel=1)
+    hospital = make_hospital(RECORDS, labels=labels, classes=FEATURES, shards=shards, max_attempts=2)
+    labelled = evaluation(EvaluationDeclaration(FEATURES, correct_sigma=1.0, bins=3, calibration_sigma=1.0))
+    run, parameters = _run(hospital, module, labelled)
+    request = str(uuid.uuid4())
+    shards.lost = True
+    for _ in range(6):
+        with pytest.raises(ExtractionStopped):
+            hospital.step(run, parameters, request_id=request)
+    assert _attempts_written(hospital) == []  # the first began, the others did not
+    assert hospital.ledger.run(client="ml-team", run_id=run.run_id).steps_used == 1
+    shards.away = shards.lost = False
+    stored = hospital.step(run, parameters, request_id=request)
+    assert _number(stored) == 1
+    assert _attempts_written(hospital) == [2]
 
 
 def test_a_reply_that_could_not_be_stored_does_not_count_as_a_failed_step(make_hospital, module):

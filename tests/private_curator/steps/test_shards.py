@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -132,6 +133,44 @@ def test_a_shard_that_is_always_lost_and_one_that_meets_a_limit_end_the_step():
         with pytest.raises(ExtractionStopped):
             list(gathered(parts[:1], submit, at_once=lambda: 2, attempts=3))
         assert len(asked) == times
+
+
+def test_a_cluster_waits_for_one_copy_and_one_machine_makes_none():
+    """The first copy of a shard never returns. A second one ends the step; without copies the deadline does."""
+    parts = shards(runs()[0].facts, 3)
+
+    def submitting(asked):
+        def submit(shard):
+            asked.append(shard)
+            future: Future = Future()
+            if shard != parts[0] or asked.count(shard) == 2:
+                future.set_result(shard)
+            return future
+
+        return submit
+
+    asked = []
+    steady = {"at_once": lambda: 2, "least_straggling_s": 0.02}
+    assert set(gathered(parts, submitting(asked), **steady)) == set(parts)
+    assert asked.count(parts[0]) == 2
+    asked = []
+    with pytest.raises(ExtractionStopped, match=r"longer than 0\.4 seconds; nothing was released"):
+        list(gathered(parts, submitting(asked), copies=False, pass_seconds=0.2, **steady))
+    assert sorted(asked, key=parts.index) == list(parts)
+
+
+def test_a_local_shard_that_never_returns_does_not_hold_the_step(hospital, monkeypatch):
+    source, local = hospital
+    released = threading.Event()
+    monkeypatch.setattr(local, "_pass_seconds", 0.1)
+    monkeypatch.setattr(local, "sum", lambda *_: released.wait(30.0))
+    begun = time.monotonic()
+    try:
+        with pytest.raises(ExtractionStopped, match="longer than"):
+            list(local.sums(runs()[0], source))
+        assert time.monotonic() - begun < 10.0
+    finally:
+        released.set()
 
 
 def test_a_pass_reads_the_file_in_blocks_and_not_as_a_whole(hospital, monkeypatch):

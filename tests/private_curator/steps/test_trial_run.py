@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 from declarations import evaluation, gradient, quantiles, rows
 from torch import nn
 
-from private_curator.steps import trial_run
+from private_curator.steps import release, trial_run
 from private_curator.steps.trial_run import MAX_REMEMBERED, MadeRecords, TrialTimes
 from shared.errors import RequestInvalid
 from shared.mechanisms import MECHANISMS
@@ -65,6 +67,22 @@ def test_a_trial_reads_no_record_and_charges_nothing(make_hospital, module, kind
     entries = len(list(hospital.ledger.history()))
     assert 0.0 < hospital.pipeline.trial(hospital.admit(parameters), hospital.extractor(parameters)) < 60.0
     assert len(list(hospital.ledger.history())) == entries
+
+
+def test_what_computes_side_by_side_divides_the_time_of_a_sum_over_every_record_and_of_nothing_else(
+    make_hospital, module, monkeypatch
+):
+    monkeypatch.setattr(TrialTimes, "seconds", lambda self, run, once: once(None))
+    clock = itertools.count()  # every look at it is a second later
+    monkeypatch.setattr(release, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    seconds = {}
+    for speedup in (1.0, 4.0):
+        hospital = make_hospital(RECORDS, classes=5, pass_speedup=speedup)
+        for kind in ("rows", "evaluation"):
+            parameters = hospital.declare(module, KINDS[kind], batch_size=24)
+            seconds[kind, speedup] = hospital.pipeline.trial(hospital.admit(parameters), hospital.extractor(parameters))
+    assert seconds["evaluation", 4.0] == seconds["evaluation", 1.0] / 4.0
+    assert seconds["rows", 4.0] == seconds["rows", 1.0] > 0.0
 
 
 def test_a_trial_reaches_no_named_point(make_hospital, module):

@@ -1,0 +1,236 @@
+"""The curator's connection to a cluster: one courier process, what it is asked, and how its answers are read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from private_curator.cluster import task
+from private_curator.steps.shards import ShardLost
+from private_curator.worker.arena import blob, contents
+from private_curator.worker.channel import ChannelClosed, receive, send
+from private_curator.worker.process import LimitReached
+from shared.errors import DpswdError, SettingsError
+from shared.mechanisms.linear import Integers, Shard, ShardSum
+
+_START_S = 120.0  # until the courier is connected: loading torch and Dask from a cold disk
+_MOST_WORDS = 500  # of a node's that are kept, in the operator's log alone
+
+_log = logging.getLogger(__name__)
+
+
+class NodeRefused(DpswdError):
+    """A node could not compute a shard, and not because it was lost: it has other records, or another software."""
+
+
+class Connection:
+    """Starts a courier and speaks with it until it ends; another one is needed then.
+
+    Args:
+        scheduler: its address, tls://host:port.
+        certificates: the curator's folder of the cluster: ca.crt, member.crt, member.key.
+        connect_s: seconds that the scheduler may take to answer.
+
+    Raises:
+        SettingsError: the courier does not start, or finds no scheduler.
+    """
+
+    def __init__(self, scheduler: str, certificates: Path, *, connect_s: float) -> None:
+        self._sending = threading.Lock()
+        self._expected: dict[int, tuple[Future[ShardSum], Shard, tuple[Integers, ...]]] = {}
+        self._next = 0
+        self._told = threading.Condition()
+        self._asked = self._answered = self._nodes = 0
+        self._ended = self._closing = False
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        self._process = subprocess.Popen(
+            (sys.executable, "-P", "-m", "private_curator.cluster.courier"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env=passed | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"},
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+        wishes = {
+            "channel": theirs.fileno(),
+            "scheduler": scheduler,
+            "certificates": str(certificates.resolve()),
+            "connect_s": connect_s,
+        }
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once: what follows says so
+            self._process.stdin.write(json.dumps(wishes).encode() + b"\n")
+            self._process.stdin.close()
+        theirs.close()
+        try:
+            self._channel.settimeout(_START_S)
+            held = receive(self._channel)[0].get("ready")
+        except (ChannelClosed, TimeoutError) as error:
+            self._process.kill()
+            assert self._process.stderr is not None
+            words = self._process.stderr.read().decode(errors="replace").strip().splitlines()
+            self._process.wait()
+            self._channel.close()
+            raise SettingsError(
+                f"no cluster at {scheduler} ({words[-1][:300] if words else 'no answer'}); start its scheduler, or "
+                "leave cluster.scheduler out"
+            ) from error
+        threading.Thread(target=self._drain, daemon=True).start()
+        if not held:
+            _log.warning("the cluster's courier can read this user's files: this kernel has no Landlock, or forbids it")
+        self._channel.settimeout(None)
+        self._reader = threading.Thread(target=self._read, name="cluster", daemon=True)
+        self._reader.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the courier is gone; it does not come back."""
+        return self._ended
+
+    @property
+    def nodes(self) -> int:
+        """How many shards could be computed side by side, by its newest answer."""
+        return self._nodes
+
+    def ask(self) -> int:
+        """Asks for the number of nodes; the answer comes later. Returns the question's number, for `answered`."""
+        with self._sending:
+            self._asked += 1
+            self._send({"op": "nodes"})
+            return self._asked
+
+    def answered(self, question: int, *, within_s: float) -> bool:
+        """Waits for the answer to a question."""
+        with self._told:
+            self._told.wait_for(lambda: self._answered >= question or self._ended, within_s)
+            return self._answered >= question
+
+    def extractor(self, key: str, graph: bytes, weights: bytes) -> None:
+        """Hands over the extractor of the shards that follow."""
+        with self._sending:
+            self._send({"op": "extractor", "id": key, "graph": len(graph)}, graph, weights)
+
+    def submit(self, told: bytes, *, key: str, shard: Shard, like: tuple[Integers, ...]) -> Future[ShardSum]:
+        """Begins a shard.
+
+        Args:
+            told: the task.
+            key: the extractor's.
+            shard: the task's.
+            like: arrays of the shapes that its sum has.
+
+        Raises:
+            ShardLost: the courier has ended.
+        """
+        future: Future[ShardSum] = Future()
+        with self._sending:
+            number, self._next = self._next, self._next + 1
+            self._expected[number] = future, shard, like
+            self._send({"op": "sum", "id": number, "extractor": key}, told)
+        return future
+
+    def close(self) -> None:
+        """Ends the courier. Idempotent."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        self._channel.close()
+
+    def _send(self, message: dict[str, Any], *parts: bytes) -> None:
+        """Under `_sending`: questions reach the courier in the order of their numbers."""
+        descriptors = (blob(*parts),) if parts else ()
+        try:
+            send(self._channel, message, descriptors)
+        except ChannelClosed as error:
+            self._ended = True  # the reader may not have noticed yet
+            raise ShardLost("the cluster's courier has ended; repeat the request") from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _read(self) -> None:
+        """Takes the courier's answers until it ends; every shard that is then open is lost."""
+        try:
+            while True:
+                message, files = receive(self._channel)
+                self._take(message, contents(files))
+        except ChannelClosed:
+            if not self._closing:
+                _log.warning("the cluster's courier has ended")
+        except Exception as error:  # noqa: BLE001 - a courier that was taken over may send anything
+            _log.error("the cluster's courier sent no message of ours (%s); it is ended", type(error).__name__)
+            self._process.kill()
+        with self._told:
+            self._ended = True
+            self._told.notify_all()
+        with contextlib.suppress(OSError):  # whoever sends from now on is told
+            self._channel.shutdown(socket.SHUT_RDWR)
+        while self._expected:
+            future = self._expected.popitem()[1][0]
+            if future.set_running_or_notify_cancel():
+                future.set_exception(ShardLost("the cluster's courier has ended"))
+
+    def _take(self, message: dict[str, Any], answer: bytes) -> None:
+        if "nodes" in message:
+            with self._told:
+                self._nodes = int(message["nodes"])
+                self._answered += 1
+                self._told.notify_all()
+            return
+        expected = self._expected.pop(int(message.get("id", -1)), None)
+        if expected is None or not expected[0].set_running_or_notify_cancel():
+            return
+        future, shard, like = expected
+        try:
+            future.set_result(sum_of(answer, shard, like))
+        except Exception as error:  # noqa: BLE001 - told to whoever waits for this shard
+            future.set_exception(error)
+
+    def _drain(self) -> None:
+        """Dask's own words about lost connections, for the operator's log."""
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            _log.debug("courier: %s", line.decode(errors="replace").rstrip())
+
+
+def sum_of(answer: bytes, shard: Shard, like: tuple[Integers, ...]) -> ShardSum:
+    """The answer as what was asked for, and nothing else; a node's words go to the operator's log alone.
+
+    Raises:
+        LimitReached, NodeRefused, ShardLost, InvalidValue: in the curator's own words.
+    """
+    kind, rest = answer[:1], answer[1:]
+    if kind == task.SUM:
+        found = ShardSum.from_bytes(rest, like=like)
+        if found.shard != shard:
+            raise NodeRefused("a node answered with another shard than it was asked for")
+        return found
+    words = rest[:_MOST_WORDS].decode(errors="replace")
+    if kind == task.STOPPED:
+        _log.warning("a node's worker reached a limit: %r", words)
+        raise LimitReached(
+            "the extraction was cut off: a worker of the cluster reached a limit of time or memory; nothing was "
+            "released, repeat the request with its id"
+        )
+    if kind == task.FAILED:
+        _log.error("a node could not compute a shard: %r", words)
+        raise NodeRefused("a node of the cluster could not compute a shard; the curator's log says why")
+    raise ShardLost("a node of the cluster was lost; nothing was released, repeat the request with its id")
