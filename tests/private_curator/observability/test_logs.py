@@ -159,6 +159,8 @@ ALLOWED = {
     "_log.error('%s for %s: %s', operation, caller, error)",
     # The ledger's own words, of paths, hosts and the system's reasons: the client gets them without the places.
     "_log.warning('%s for %s: %s', operation, caller, error)",
+    # Our own words of an address, a certificate's file and a time, before any record is read.
+    "_log.error('the cluster is not there: %s', error)",
 }
 
 
