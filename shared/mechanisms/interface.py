@@ -204,8 +204,8 @@ class Mechanism(abc.ABC, Generic[D, Q, R]):
         request: the type of what a step brings.
         reply: the type of what a step returns.
         needs_labels: whether it reads labels; it is then offered only where the operator declares classes.
-        partial_labels: whether records without a label count for nothing in it. One that reads labels and does not say so is
-            not offered of partly labelled records.
+        partial_labels: whether records without a label count for nothing in it. One that reads labels and does not say
+            so is not offered of partly labelled records.
         whole: whether a step reads every record (b = n), in no particular order; else a secret ordered sample of b.
     """
 
