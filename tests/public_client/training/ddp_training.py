@@ -182,7 +182,9 @@ def drawn(ranks: Ranks) -> torch.Tensor:
     known = Known(
         np.zeros(3), means - means.mean(axis=0), means.sum(axis=0), 60.0 * np.eye(5), 300.0, 1.0, 1.0, 1.0, 1.0
     )
-    fitted = Replayed(pool=70, hidden=8).fitted(known, features, (1, 8, 8), seed=0, ranks=ranks)
+    fitted = Replayed(pool=70, hidden=8).fitted(
+        known, features, (1, 8, 8), seed=0, device=torch.device("cpu"), ranks=ranks
+    )
     return torch.cat([value.flatten() for _, value in sorted(fitted.decoder.weights.items())])
 
 
