@@ -54,10 +54,7 @@ class MatchMeans(Method):
         ready = self.declarable(training.model.extractor, shape, None)
         move = Move(ready.graph.feature_dimension)
 
-        def begin(site):
-            site.begin(MeansRun(site.curator, ready, site.plan, move=move, checkpoint=site.store))
-
-        group.each(begin)
+        group.charge_each(lambda site: MeansRun(site.curator, ready, site.plan, move=move, checkpoint=site.store))
         group.install(Model(nn.Sequential(training.model.extractor, move).eval(), training.model.classifier))
 
     def fit(self, group, training):

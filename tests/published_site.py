@@ -50,6 +50,7 @@ class Site:
         approval: of extractors.
         records: how many.
         labelled: whether it has labels too.
+        unknown: how many of its records have none then.
     """
 
     def __init__(
@@ -61,11 +62,15 @@ class Site:
         approval: str = "any",
         records: int = RECORDS,
         labelled: bool = False,
+        unknown: int = 0,
     ) -> None:
         directory.mkdir(exist_ok=True)
         self.directory = directory
         labels = {"labels_file": directory / "labels.npy", "classes": CLASSES} if labelled else {}
-        np.save(directory / "labels.npy", source(records)[1].numpy())
+        labels |= {"unlabelled": "-1"} if unknown else {}
+        known = source(records)[1].numpy()
+        known[:unknown] = -1
+        np.save(directory / "labels.npy", known)
         np.save(directory / "records.npy", source(records)[0].numpy() + np.float32(shift))
         self.home: HomeDirectory = homes.create(
             directory / "home",

@@ -39,7 +39,7 @@ from public_client.training.logs import Recorder
 from public_client.training.loop import Evaluate, Training
 from public_client.training.method import Method
 from public_client.training.saved_model import save_adapted
-from public_client.training.sites import ALONE, Group, Model, Site, ask_first, train_groups
+from public_client.training.sites import ADAPTED, ALONE, Group, Model, Site, ask_first, train_groups
 from shared.devices import resolve_device
 from shared.errors import InvalidValue, SettingsError
 from shared.models.source_statistics import SourceStatistics
@@ -302,17 +302,19 @@ class DomainAdaptation:
                 classifier=model.classifier,
                 record_shape=one.plan.record_shape,
                 plan=one.plan,
-                statistics=self._statistics(model),
+                statistics=self._statistics(model, one),
             )
         return list(named)
 
-    def _statistics(self, model: Model) -> SourceStatistics | None:
+    def _statistics(self, model: Model, site: Site) -> SourceStatistics | None:
         """Of the public source as the saved model's classifier should see it, for the hospital's drift report."""
         if self._source is None:
             return None
         source = collect(self._source, most=_SUMMED_UP)
-        # An adapter stands before records of the target alone: the source goes through the extractor as it was.
-        extractor = self.extractor if self.method.target_side else model.extractor
+        # An adapter stands before records of the target alone: the source goes through the extractor as it was. Another
+        # model that was delivered in its place has one extractor for both.
+        apart = self.method.target_side and site.outcome == ADAPTED
+        extractor = self.extractor if apart else model.extractor
         features = evaluation.features(extractor, source.images.to(self.device))
         with torch.no_grad():
             return SourceStatistics.of(source.images, features, model.classifier(features))

@@ -27,10 +27,11 @@ from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.data.ranks import Ranks
 from public_client.plans.plan import Plan
+from public_client.training.asking import ask_each
 from public_client.training.distributed import shared_curators
 from public_client.training.method import Method
-from public_client.training.sites import STRAGGLER_S, Group, Site, ask_each
-from shared.errors import DpswdError, InvalidValue, ProtocolError, SettingsError
+from public_client.training.sites import STRAGGLER_S, Group, Site
+from shared.errors import CuratorUnavailable, DpswdError, InvalidValue, ProtocolError, SettingsError
 
 Absent = Literal["set aside", "refuse"]
 """What is done where a site is down before anything is charged."""
@@ -196,7 +197,7 @@ class Federation(AbstractContextManager["Federation"]):
             purpose: why runs are opened, for the hospitals' ledgers.
 
         Returns:
-            The sites that answered rank 0, on every rank; `lost` is rank 0's alone.
+            The sites that answered rank 0, on every rank, and `lost` alike.
 
         Raises:
             SettingsError, ProtocolError: on every rank what `connect` raised on rank 0.
@@ -228,7 +229,7 @@ class Federation(AbstractContextManager["Federation"]):
             straggler_s=straggler_s,
             absent=absent,
         )
-        federation.lost.update(made[0].lost if made else {})
+        federation.lost.update(_of_rank_0(made))
         return federation
 
     def __exit__(self, *_: object) -> None:
@@ -309,7 +310,7 @@ class Federation(AbstractContextManager["Federation"]):
         self.check_planned(plans)
         sites = [Site(name, self.hospitals[name].curator, plan, self.weights[name]) for name, plan in plans.items()]
         group = Group(sites, store=None, straggler_s=self.straggler_s)
-        group.each(lambda site: site.begin(self.hospitals[site.name].open(site.plan, extractor)), parallel=False)
+        group.charge_each(lambda site: self.hospitals[site.name].open(site.plan, extractor), parallel=False)
         return FederatedRun(group)
 
     def check_planned(self, plans: Mapping[str, Plan]) -> None:
@@ -386,6 +387,17 @@ def _first_of(lost: Mapping[str, DpswdError]) -> DpswdError:
     (name, first), *others = lost.items()
     first.add_note(f"this is what {name} said" + "".join(f"; {other}: {error}" for other, error in others))
     return first
+
+
+def _of_rank_0(made: list[Federation]) -> dict[str, DpswdError]:
+    """The sites that rank 0 could not reach, on every rank: what is planned for them is no mistake on any.
+
+    Errors do not travel whole; the others get the name of theirs, and its words.
+    """
+    told = Ranks.current().share(
+        lambda: {name: f"{type(error).__name__}: {error}" for name, error in made[0].lost.items()}
+    )
+    return made[0].lost if made else {name: CuratorUnavailable(text) for name, text in told.items()}
 
 
 def _of_site(value: _Value | Mapping[str, _Value] | None, name: str) -> _Value | None:

@@ -112,6 +112,7 @@ class PublishedHospital(Hospital):
             records=told.records,
             record_shape=told.record_shape,
             classes=told.classes,
+            partly_labelled=told.partly_labelled,
             steps=prepared.steps,
             batch_size=prepared.batch_size,
             feature_dimension=self.release.graph.feature_dimension,

@@ -9,7 +9,6 @@ import click
 from public_client.cli.options import DIRECTORY, FILE, connect, curator_options, format_option, key_values, tell
 from shared.errors import rounded
 
-COMPARED = 3  # source-only, control and adapted
 EXIT_DOES_NOT_FIT = 8  # as of a training that the accountant refuses
 
 
@@ -65,11 +64,14 @@ def plan(
     """
     from public_client.data.networks import ready_network
     from public_client.experiments.approaches import method_of
+    from public_client.experiments.best import COMPARED
     from public_client.methods.choosing import choices, choices_text
     from public_client.methods.comparison import plan_comparison
     from public_client.training.method import plan_json
 
     chosen = method_of(name, key_values("--setting", settings))
+    if key is not None and release is None:
+        raise click.UsageError("--key is the ledger's key for --release; leave it out, or give the published file")
     if release is not None:
         if key is None or compare or ask or adapted or evaluate_epsilon is not None:
             told = "--release needs --key, and goes without --compare, --ask, --adapted and --evaluate-epsilon"

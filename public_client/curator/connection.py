@@ -41,7 +41,10 @@ class Patience:
 
     Attributes:
         timeout_s: deadline of one attempt.
-        total_s: no new attempt starts later than this after the first one.
+        total_s: no new attempt starts later than this after the first one, or after the last sign of life: the curator
+            says that it computes this very request.
+        signs: whether an attempt that ended at its deadline is such a sign, once until the next one; off where
+            nobody was ever reached.
         first_pause_s: the pause after the first failure; each further pause is twice as long.
         longest_pause_s: the pause stops growing here.
         told: whoever waits knows already why.
@@ -52,6 +55,7 @@ class Patience:
     first_pause_s: float = 0.1
     longest_pause_s: float = 10.0
     told: bool = False
+    signs: bool = True
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or self.first_pause_s <= 0 or self.total_s < 0:
@@ -120,18 +124,23 @@ def call(
     Raises:
         DpswdError: the curator's refusal as its typed error; after the last retryable failure, that failure.
     """
-    begun = clock()
-    wait_s, said = patience.first_pause_s, patience.told
+    begun = alive = clock()
+    wait_s, said, signs = patience.first_pause_s, patience.told, patience.signs
     while True:
         try:
             reply = method(request, timeout=patience.timeout_s)
         except grpc.RpcError as failure:
             error = from_rpc_error(failure)
-            if not isinstance(error, _RETRYABLE) or clock() + wait_s - begun > patience.total_s:
+            if isinstance(error, errors.RequestInProgress):
+                alive, signs = clock(), patience.signs
+            elif signs and failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # a long step, or a curator that hangs
+                alive, signs = clock(), False
+            if not isinstance(error, _RETRYABLE) or clock() + wait_s - alive > patience.total_s:
                 raise _with_advice(error) from failure
             if not said and clock() - begun >= _SAID_AFTER_S:
                 said = True
-                _log.warning("waiting for the curator, for up to %.0f s in all: %s", patience.total_s, error)
+                text = "waiting for the curator, for up to %.0f s without a sign of life: %s"
+                _log.warning(text, patience.total_s, error)
         else:
             if said:
                 _log.warning("the curator answers again, after %.0f s", clock() - begun)

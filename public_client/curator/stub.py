@@ -91,6 +91,7 @@ class Curator(AbstractContextManager["Curator"]):
             first = Patience(
                 timeout_s=min(timeout_s, _NO_HANDSHAKE_S if start_s is None else max(start_s, _LEAST_ATTEMPT_S)),
                 total_s=min(wait_s, _FIRST_CONTACT_S),
+                signs=False,
             )
             newest = None if receipts is None else receipts.newest()
             try:
@@ -100,7 +101,7 @@ class Curator(AbstractContextManager["Curator"]):
                     wait_s = min(wait_s, _NO_HANDSHAKE_S)
                 if wait_s <= first.total_s:
                     raise
-                left = Patience(timeout_s=first.timeout_s, total_s=wait_s - first.total_s, told=True)
+                left = Patience(timeout_s=first.timeout_s, total_s=wait_s - first.total_s, told=True, signs=False)
                 # As long as for any other request, and with what may be wrong for whoever waits.
                 why = explain(address, credentials=Path(credentials), server_name=server_name)
                 _log.warning("waiting for a curator at %s, for up to %.0f s more: %s", address, left.total_s, why)

@@ -29,7 +29,7 @@ from public_client.data.datasets import Batches
 from public_client.data.progress import reporting
 from public_client.data.source import collect
 from public_client.experiments.baselines import PENALTIES, train_local
-from public_client.experiments.best import check_affordable, deliver_best
+from public_client.experiments.best import check_comparable, deliver_best, refuse_own_target
 from public_client.methods import METHODS, Method, Replay
 from public_client.plans.plan import Plan
 from public_client.replay.control import control
@@ -155,6 +155,8 @@ def _private(own: Approach, problem: Problem) -> Trained:
     assert problem.hospital is not None
     if "epsilon" not in problem.wishes:
         raise InvalidValue("epsilon is missing; say what the run may cost")
+    if problem.evaluate_epsilon is not None:
+        refuse_own_target(own.name)
     plan = problem.hospital.plan(method_of(own.name, problem.settings), **problem.wishes)
     adaptation = DomainAdaptation(
         copy.deepcopy(problem.extractor),
@@ -166,9 +168,11 @@ def _private(own: Approach, problem: Problem) -> Trained:
         seed=problem.seed,
         source_epochs=0,
     )
-    begun = problem.checkpoint is not None and begun_in(problem.checkpoint)
-    if problem.evaluate_epsilon is not None and not begun:
-        check_affordable(adaptation, epsilon=problem.evaluate_epsilon)
+    others: dict[str, Model] = {}
+    if problem.evaluate_epsilon is not None:  # all that may fail and is not paid for comes before the charge
+        others = {SOURCE_ONLY: Model(problem.extractor, problem.classifier), CONTROL: _controlled(problem)}
+        if problem.checkpoint is None or not begun_in(problem.checkpoint):
+            check_comparable(adaptation, others, epsilon=problem.evaluate_epsilon)
     adaptation.fit(
         problem.source,
         evaluate=problem.evaluate,
@@ -177,7 +181,6 @@ def _private(own: Approach, problem: Problem) -> Trained:
         progress=problem.progress,
     )
     if problem.evaluate_epsilon is not None:
-        others = {SOURCE_ONLY: Model(problem.extractor, problem.classifier), CONTROL: _controlled(problem)}
         deliver_best(adaptation, others, epsilon=problem.evaluate_epsilon)
     return Trained(
         models={name: adaptation.model(name) for name in adaptation.sites},

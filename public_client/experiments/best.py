@@ -10,24 +10,62 @@ from collections.abc import Mapping
 from torch import nn
 
 from public_client.adaptation.domain_adaptation import DomainAdaptation
-from public_client.methods.comparison import Asked, Comparison, plan_comparison
-from public_client.training.sites import Model, Site
-from shared.errors import DpswdError, InvalidValue
+from public_client.data.ranks import Ranks
+from public_client.methods import METHODS
+from public_client.methods.comparison import Asked, Comparison, declarable, plan_comparison
+from public_client.training.asking import ask_each
+from public_client.training.sites import ADAPTED, Model, Site
+from shared.errors import DpswdError, InvalidValue, ProtocolError, SettingsError
 
 _log = logging.getLogger(__name__)
-ADAPTED = "adapted"
+COMPARED = 3
+"""Models: source-only, control and adapted."""
 _KEPT = "comparison"
 """Name in a checkpoint."""
 
 
-def check_affordable(adaptation: DomainAdaptation, *, epsilon: float) -> None:
-    """Whether every hospital evaluates, and has room for the run and the evaluation after it; spends nothing.
+def refuse_own_target(name: str) -> None:
+    """Refuses a method whose model is for the team's own records.
+
+    Args:
+        name: of a method.
+
+    Raises:
+        SettingsError: it is.
+    """
+    if METHODS[name].own_target:
+        raise SettingsError(
+            f"output.keep_best finds the best model for the hospital's records; that of {name} is for the team's own. "
+            "Leave it out"
+        )
+
+
+def check_comparable(adaptation: DomainAdaptation, others: Mapping[str, Model], *, epsilon: float) -> None:
+    """Whether every hospital evaluates such models, and has room for the run and the evaluation; spends nothing.
+
+    A site that does not answer is left to the training, which sets it aside.
+
+    Args:
+        adaptation: not trained yet.
+        others: what the adapted model will be compared with, by name.
+        epsilon: of each site's evaluation.
 
     Raises:
         InvalidValue: one evaluates nothing, or has too little left for both.
+        ExtractorUnsupported: a model cannot travel as data.
     """
-    for site in adaptation.sites.values():
-        plan = plan_comparison(site.curator, 3, epsilon=epsilon)
+    models = _whole(dict(others) | {ADAPTED: adaptation.model()})
+    sites = adaptation.sites
+    alone = Ranks.current().size == 1  # ranks ask together, in one order
+    plans, lost = ask_each(
+        list(sites), lambda name: plan_comparison(sites[name].curator, COMPARED, epsilon=epsilon), parallel=alone
+    )
+    for error in lost.values():
+        if not isinstance(error, ProtocolError):
+            raise error
+    for name, plan in plans.items():
+        site = sites[name]
+        declarable(models, plan)
         both = site.plan.epsilon + epsilon
         if both > plan.remaining * (1 + 1e-9):
             raise InvalidValue(
@@ -69,11 +107,16 @@ def _compared(site: Site, models: Mapping[str, Model], epsilon: float) -> Compar
     kept = None if site.store is None else site.store.read(_KEPT)
     if kept is not None:
         return Asked.from_json(json.loads(kept["asked"])).answered(site.curator)
-    whole = {
-        name: nn.Sequential(copy.deepcopy(own.extractor), copy.deepcopy(own.classifier)).cpu().eval()
-        for name, own in models.items()
-    }
+    whole = _whole(models)
     asked = Asked.of(site.curator, whole, plan_comparison(site.curator, len(whole), epsilon=epsilon))
     if site.store is not None:
         site.store.write(_KEPT, {"asked": json.dumps(asked.to_json())})
     return asked.answered(site.curator)
+
+
+def _whole(models: Mapping[str, Model]) -> dict[str, nn.Module]:
+    """From records to scores, on the CPU."""
+    return {
+        name: nn.Sequential(copy.deepcopy(own.extractor), copy.deepcopy(own.classifier)).cpu().eval()
+        for name, own in models.items()
+    }

@@ -13,6 +13,7 @@ this machine; a dry run asks mock curators, which are no process and hold no rec
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import tempfile
@@ -27,6 +28,7 @@ from public_client.data.accuracy import accuracy
 from public_client.data.datasets import Labelled, Task
 from public_client.experiments import plots
 from public_client.experiments.approaches import CONTROL, LOCAL, Problem, Trained, approach, method_of
+from public_client.experiments.best import refuse_own_target
 from public_client.experiments.connect import connected_hospitals, dealt, published, site_names
 from public_client.experiments.file import Experiment
 from public_client.experiments.start import SourceModel, load_data, own_target, train_source_model
@@ -38,8 +40,9 @@ from public_client.training.logs import TrainingLog
 from public_client.training.loop import Evaluate
 from public_client.training.sites import ALONE
 from shared.devices import resolve_device
-from shared.errors import SettingsError
+from shared.errors import ProtocolError, SettingsError
 
+_logged = logging.getLogger(__name__)
 _PROBE = bytes(1 << 20)  # more than a ready network's model and checkpoint take together
 
 
@@ -125,6 +128,8 @@ def check(wanted: Experiment) -> None:
         raise SettingsError(f"method.settings: {chosen.name} has none; leave them out")
     if chosen.needs == "target" and wanted.sites:
         raise SettingsError(f"method {chosen.name} needs the target itself; it is for rehearsals without curators")
+    if output.keep_best:
+        _check_compared(wanted)
     if output.save is not None and chosen.needs != "hospital":
         raise SettingsError(
             f"output.save keeps models that curators paid for; {chosen.name} is a local method, without a plan"
@@ -137,6 +142,22 @@ def check(wanted: Experiment) -> None:
     for key in ("save", "checkpoint", "log_dir", "plots"):
         if (path := getattr(output, key)) is not None:
             _check_writable(key, path, path.parent if key == "save" else path)
+
+
+def _check_compared(wanted: Experiment) -> None:
+    """Holds `output.keep_best` to methods that leave something to compare."""
+    name = wanted.method.name
+    if approach(name).needs != "hospital":
+        raise SettingsError(
+            f"output.keep_best compares what a hospital's epsilon paid for; {name} asks no hospital. Leave it out, or "
+            "choose another method"
+        )
+    refuse_own_target(name)
+    if wanted.method.control_steps == 0:
+        raise SettingsError(
+            "output.keep_best compares the adapted model with the control, and method.control_steps is 0; give at "
+            "least 1, or leave it out"
+        )
 
 
 def adapt(
@@ -198,10 +219,7 @@ def adapt(
             for name, model in trained.models.items()
         },
         trained=trained,
-        budgets={
-            name: {"spent": told.spent, "remaining": told.remaining}
-            for name, told in (hospitals.describe() if hospitals is not None else {}).items()
-        },
+        budgets=_budgets(hospitals),
         charges={
             name: [str(charge) for charge in hospital.curator.charges]
             for name, hospital in (hospitals.hospitals if hospitals is not None else {}).items()
@@ -216,6 +234,16 @@ def adapt(
     return result
 
 
+def _budgets(hospitals: Federation | None) -> dict[str, dict[str, float]]:
+    """What is left, by site; nothing of a site that stopped meanwhile, for what was trained is kept all the same."""
+    try:
+        found = {} if hospitals is None else hospitals.describe()
+    except ProtocolError as error:
+        _logged.warning("what is left of the budgets is not known: %s", error)
+        found = {}
+    return {name: {"spent": told.spent, "remaining": told.remaining} for name, told in found.items()}
+
+
 def _control_steps(wanted: Experiment) -> int:
     """As many updates as the replay would make, unless the experiment says otherwise."""
     if wanted.method.control_steps is not None:
@@ -226,7 +254,8 @@ def _control_steps(wanted: Experiment) -> int:
 def control_accuracy(wanted: Experiment, task: Task, source: SourceModel, *, seed: int, progress: bool) -> float:
     """Accuracy of the control on a rehearsal's stand-in, percent; NaN where nothing private is put beside it."""
     steps = _control_steps(wanted)
-    if not (wanted.rehearsed and steps and approach(wanted.method.name).needs == "hospital"):
+    private = approach(wanted.method.name).needs == "hospital"
+    if not (wanted.rehearsed and steps and private) or own_target(wanted):  # the control is for a target elsewhere
         return math.nan
     problem = Problem(
         source.extractor, source.classifier, source.loader,

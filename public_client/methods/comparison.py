@@ -86,9 +86,16 @@ def plan_comparison(curator: Curator, models: int, *, epsilon: float) -> Plan:
     """What comparing so many models would release and cost; nothing is spent.
 
     Raises:
-        InvalidValue: the curator evaluates nothing, or a number is out of range.
+        InvalidValue: the curator evaluates nothing, some of its records have no label, or a number is out of range.
     """
-    plan = make_plan(curator.describe(), Compare(models=models), epsilon=epsilon)
+    told = curator.describe()
+    plan = make_plan(told, Compare(models=models), epsilon=epsilon)
+    if told.partly_labelled:
+        raise InvalidValue(
+            "some of the data set's records have no label, and how many is private: the accuracies of several models "
+            "cannot be told by one release. Leave keep-best out, or evaluate one model (Hospital.evaluate); nothing "
+            "was spent"
+        )
     return plan.for_model(feature_dimension=models * plan.classes, gradient_parameters=0)
 
 
@@ -122,8 +129,7 @@ class Asked:
         Raises:
             InvalidValue: a model does not fit the data set.
         """
-        _check(models, plan)
-        ready = Declarable.of(_SideBySide(models), plan.record_shape)
+        ready = declarable(models, plan)
         plan = quoted(curator, ready, plan)[0]
         return cls(tuple(models), ready.graph.to_bytes(), ready.weights, plan, EvaluationIds())
 
@@ -162,6 +168,21 @@ class Asked:
 def compare(curator: Curator, models: Mapping[str, nn.Module], *, epsilon: float) -> Comparison:
     """See `Hospital.compare`."""
     return Asked.of(curator, models, plan_comparison(curator, len(models), epsilon=epsilon)).answered(curator)
+
+
+def declarable(models: Mapping[str, nn.Module], plan: Plan) -> Declarable:
+    """The models as one graph, from a record to the scores of all.
+
+    Args:
+        models: see `Asked.of`.
+        plan: from `plan_comparison`, for as many.
+
+    Raises:
+        InvalidValue: a model does not fit the data set.
+        ExtractorUnsupported: a module cannot travel as data; the message names the layer.
+    """
+    _check(models, plan)
+    return Declarable.of(_SideBySide(models), plan.record_shape)
 
 
 class _SideBySide(nn.Module):

@@ -127,7 +127,7 @@ class DpDann(Method):
         clip_norm = float(kept["clip_norm"]) if kept is not None else self.clip_norm or _public_clip(players, training)
         if kept is None and group.store is not None:
             group.store.write("critic", {"critic": critic.state_dict(), "clip_norm": clip_norm})
-        group.each(lambda site: site.begin(CriticRun(site.curator, players, site.plan, self, clip_norm, site.store)))
+        group.charge_each(lambda site: CriticRun(site.curator, players, site.plan, self, clip_norm, site.store))
         group.install(Model(target, training.model.classifier))  # only now: a refused run leaves the model as it was
 
     def fit(self, group: Group, training: Training) -> None:

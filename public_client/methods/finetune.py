@@ -126,10 +126,8 @@ class Finetune(Method):
         if kept is None and group.store is not None:
             group.store.write("head", {"classifier": classifier.state_dict(), "clip_norm": clip_norm})
         settled = replace(self, clip_norm=clip_norm)
-        group.each(
-            lambda site: site.begin(
-                FinetuneRun(site.curator, ready, replace(site.plan, method=settled), checkpoint=site.store)
-            )
+        group.charge_each(
+            lambda site: FinetuneRun(site.curator, ready, replace(site.plan, method=settled), checkpoint=site.store)
         )
         group.install(Model(whole.get_submodule("extractor"), classifier))  # a copy: the source's own stays as it was
 

@@ -63,6 +63,10 @@ class Replay(SlicedMethod):
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`."""
+        if training.view is None:  # of a run that goes on; a new one's site was described when it was asked
+            unknown = [site for site in group.live if site.contract is None]
+            for name, contract in group.each(lambda site: site.curator.describe().contract, unknown).items():
+                next(site for site in unknown if site.name == name).contract = contract
         self.open_runs(group, training.model.extractor, training)
 
     def fit(self, group: Group, training: Training) -> None:
@@ -100,7 +104,7 @@ class Replay(SlicedMethod):
                     learning_rate=self.learning_rate,
                     generator=generator,
                     bar=bar,
-                    view=training.view or _view(site.curator.describe().contract, source.images),
+                    view=training.view or _view(site.contract, source.images),
                     ranks=training.ranks,
                 )
             found[site.name] = fitted
@@ -121,9 +125,9 @@ class Replay(SlicedMethod):
         write_histories(group)
 
 
-def _view(contract: DataContract, images: Tensor) -> View | None:
+def _view(contract: DataContract | None, images: Tensor) -> View | None:
     """The view of images on the scale that the hospital declares; None for the ready one, on the source's own."""
-    bounds = contract.bounds(tuple(images.shape[1:]))
+    bounds = None if contract is None else contract.bounds(tuple(images.shape[1:]))
     if images.dim() != 4 or bounds is None:
         return None
     low, high = (torch.as_tensor(bound, dtype=images.dtype, device=images.device).reshape(-1) for bound in bounds)

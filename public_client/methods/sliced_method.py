@@ -98,12 +98,10 @@ class SlicedMethod(Method):
         """Opens the sites' runs for one extractor, which charges all of each, or continues those of the directories."""
         ready = Declarable.of(extractor, group.record_shape(), self.names(extractor))
         feature_map = FeatureMap.from_source(training.features, target_norm=self.target_norm)
-        group.each(
-            lambda site: site.begin(
-                AlignedRun(
-                    site.curator, ready, site.plan,
-                    target_norm=self.target_norm, feature_map=feature_map, checkpoint=site.store,
-                )
+        group.charge_each(
+            lambda site: AlignedRun(
+                site.curator, ready, site.plan,
+                target_norm=self.target_norm, feature_map=feature_map, checkpoint=site.store,
             )
         )  # fmt: skip
 

@@ -116,10 +116,8 @@ class StatisticsMethod(Method):
         """See `Method`: one map for all sites, so that their sums add up."""
         ready = Declarable.of(training.model.extractor, group.record_shape())
         feature_map = FeatureMap.from_source(training.features, target_norm=self.target_norm)
-        group.each(
-            lambda site: site.begin(
-                StatisticsRun(site.curator, ready, site.plan, feature_map=feature_map, checkpoint=site.store)
-            )
+        group.charge_each(
+            lambda site: StatisticsRun(site.curator, ready, site.plan, feature_map=feature_map, checkpoint=site.store)
         )
 
     def learned(self, group: Group, training: Training) -> Mapping[str, Known]:

@@ -101,6 +101,7 @@ def mock_description(
         A description for `MockCurator`.
     """
     budget = Budget(epsilon=epsilon, delta=delta, spent=0.0, remaining=epsilon, closed=False)
+    facts = DataSetFacts(records, tuple(record_shape), classes, partly_labelled=partly_labelled)
     return Description(
         data_set=name,
         records=records,
@@ -108,7 +109,7 @@ def mock_description(
         data_set_budget=budget,
         client_budget=budget,
         neighbouring_relation=NeighbouringRelation.REPLACE_ONE.value,
-        mechanisms=offered(MECHANISMS, DataSetFacts(records, tuple(record_shape), classes)),
+        mechanisms=offered(MECHANISMS, facts),
         limits=replace(
             Limits(),
             max_batch_size=min(protocol.MAX_BATCH_SIZE, records),

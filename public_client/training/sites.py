@@ -8,10 +8,7 @@ when none is left does its error end the training.
 from __future__ import annotations
 
 import logging
-import queue
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -23,17 +20,28 @@ from public_client.curator.stub import Curator
 from public_client.data.ranks import Ranks
 from public_client.plans.declarable import Declarable, quoted
 from public_client.plans.plan import Plan
+from public_client.training.asking import ask_each
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.history import HistoryPoint
 from public_client.training.run import AnsweredStep, ChargedRun, PublicSource
-from shared.errors import BudgetExhausted, CuratorUnavailable, DpswdError, InvalidValue, SettingsError
+from shared.errors import (
+    BudgetExhausted,
+    CuratorFault,
+    CuratorUnavailable,
+    DpswdError,
+    InvalidValue,
+    RequestInProgress,
+)
 from shared.kernels.feature_map import FeatureMap
+from shared.protocol.contract import DataContract
 
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
 ALONE = "curator"
 """The name of a training's only site."""
+ADAPTED = "adapted"
+"""The outcome of a site whose own training's model is delivered."""
 STRAGGLER_S = 20.0
 """How much longer than twice what half of the sites took one may take, by default, before it is set aside: seconds."""
 
@@ -68,7 +76,9 @@ class Site:
         stale: the step that is under way was asked with weights of long ago; its answer is drawn and dropped.
         history: where it stood after some of its steps.
         lost: why it was set aside; None while it takes part.
-        outcome: what was done with its model: "adapted"; of a replay, which of `public_client.replay.verdict.Outcome`.
+        perhaps_charged: nothing came back of the request that charges its run, so the ledger may hold it.
+        contract: what its operator declares of the records' values, once it was described; None before.
+        outcome: what was done with its model: `ADAPTED`; of a replay, which of `public_client.replay.verdict.Outcome`.
         finding: why, in words, where the releases were found to say something.
     """
 
@@ -84,7 +94,9 @@ class Site:
     stale: bool = False
     history: list[HistoryPoint] = field(default_factory=list)
     lost: DpswdError | None = None
-    outcome: str = "adapted"
+    perhaps_charged: bool = False
+    contract: DataContract | None = None
+    outcome: str = ADAPTED
     finding: str = ""
 
     @property
@@ -99,13 +111,19 @@ class Site:
 
     @property
     def state(self) -> str:
-        """In words: "finished", "set aside" or "refused" (nothing was charged)."""
+        """In words: "finished", "set aside", "refused" (nothing was charged) or "perhaps charged"."""
         if self.lost is None:
             return "finished"
-        return "refused" if self.opened is None else "set aside"
+        if self.opened is not None:
+            return "set aside"
+        return "perhaps charged" if self.perhaps_charged else "refused"
 
     def report(self) -> dict[str, Any]:
-        """Plain values: what was charged here, how far it came, and why no further."""
+        """Plain values: what was charged here, how far it came, and why no further.
+
+        Where the state is "perhaps charged", the epsilon is what the ledger may hold; ask the operator.
+        """
+        charged = self.plan.epsilon if self.perhaps_charged else 0.0
         return {
             "site": self.name,
             "state": self.state,
@@ -113,7 +131,7 @@ class Site:
             "planned_steps": self.plan.steps,
             "outcome": self.outcome,
             "finding": self.finding,
-            "charged_epsilon": 0.0 if self.opened is None else self.opened.run.quote.epsilon,
+            "charged_epsilon": charged if self.opened is None else self.opened.run.quote.epsilon,
             "reason": None if self.lost is None else f"{type(self.lost).__name__}: {self.lost}",
         }
 
@@ -171,10 +189,49 @@ class Group:
             SettingsError: of any site: the caller's settings are wrong, other sites do not help.
         """
         asked = {site.name: site for site in (self.live if sites is None else sites)}
+        return self._heard(asked, act, parallel=parallel, straggler_s=self._straggler_s)
+
+    def charge_each(self, begin: Callable[[Site], ChargedRun], *, parallel: bool = True) -> None:
+        """Opens the run of every site that takes part, and sets aside those that fail.
+
+        All are waited for, stragglers too: a thread that was left behind would go on and charge a run that nobody has.
+
+        Args:
+            begin: opens (hence charges) one site's run.
+            parallel: see `each`.
+
+        Raises:
+            DpswdError, SettingsError: see `each`.
+        """
+
+        def act(site: Site) -> None:
+            try:
+                site.begin(begin(site))
+            except (CuratorUnavailable, RequestInProgress, CuratorFault):
+                site.perhaps_charged = True
+                raise
+
+        asked = {site.name: site for site in self.live}
+        self._heard(asked, act, parallel=parallel, to_the_end=True)
+
+    def _heard(
+        self,
+        asked: Mapping[str, Site],
+        act: Callable[[Site], _Answer],
+        *,
+        parallel: bool,
+        straggler_s: float | None = None,
+        to_the_end: bool = False,
+    ) -> dict[str, _Answer]:
+        """See `each`."""
         # Ranks ask together, so all of them ask in one order.
         parallel = parallel and Ranks.current().size == 1
         answers, failed = ask_each(
-            list(asked), lambda name: act(asked[name]), parallel=parallel, straggler_s=self._straggler_s
+            list(asked),
+            lambda name: act(asked[name]),
+            parallel=parallel,
+            straggler_s=straggler_s,
+            to_the_end=to_the_end,
         )
         for name, error in failed.items():
             self._set_aside(asked[name], error)
@@ -221,9 +278,10 @@ class Group:
     def _set_aside(self, site: Site, error: DpswdError) -> None:
         site.lost = error
         if site.name != ALONE:
+            perhaps = "; its run may have been charged" if site.perhaps_charged else ""
             _log.warning(
-                "%s is set aside after %d of %d steps (%s: %s)",
-                site.name, site.steps, site.plan.steps, type(error).__name__, error,
+                "%s is set aside after %d of %d steps%s (%s: %s)",
+                site.name, site.steps, site.plan.steps, perhaps, type(error).__name__, error,
             )  # fmt: skip
 
 
@@ -257,6 +315,7 @@ def ask_first(
 
     def ask(site: Site) -> None:
         description = described[site.name]
+        site.contract = description.contract
         if description.record_shape != shape:
             raise InvalidValue(
                 f"{site.name} holds records of shape {description.record_shape}, the others of {shape}; train for it "
@@ -316,72 +375,3 @@ def train_groups(groups: Sequence[Group], begin: Callable[[Group], None], train:
         for group, error in failed[1:]:
             first.add_note(f"{group}: {error}")
         raise first
-
-
-def ask_each(
-    names: Sequence[str], ask: Callable[[str], _Answer], *, parallel: bool = True, straggler_s: float | None = None
-) -> tuple[dict[str, _Answer], dict[str, DpswdError]]:
-    """Answers and errors by name; settings that cannot work are the caller's and end it at once.
-
-    Args:
-        names: of the sites.
-        ask: asks one.
-        parallel: one thread for each.
-        straggler_s: once half of the sites have answered, the others have as long again and so many seconds more; a
-            site that takes longer is given up, with `CuratorUnavailable`. Without it all are waited for.
-    """
-
-    def attempt(name: str) -> _Answer | DpswdError:
-        try:
-            return ask(name)
-        except SettingsError:
-            raise
-        except DpswdError as error:
-            return error
-
-    if parallel and len(names) > 1:
-        found = _side_by_side(names, attempt, straggler_s)
-    else:
-        found = {name: attempt(name) for name in names}
-    lost = {name: value for name, value in found.items() if isinstance(value, DpswdError)}
-    return {name: value for name, value in found.items() if not isinstance(value, DpswdError)}, lost
-
-
-@dataclass(frozen=True)
-class _Raised:
-    """What ended a thread, and is the caller's."""
-
-    error: BaseException
-
-
-def _side_by_side(
-    names: Sequence[str], attempt: Callable[[str], _Answer | DpswdError], straggler_s: float | None
-) -> dict[str, _Answer | DpswdError]:
-    """The outcomes by name. The threads of stragglers are left behind; what they still bring, nobody hears."""
-    heard: queue.SimpleQueue[tuple[str, _Answer | DpswdError | _Raised]] = queue.SimpleQueue()
-
-    def run(name: str) -> None:
-        try:
-            heard.put((name, attempt(name)))
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            heard.put((name, _Raised(error)))
-
-    begun = time.monotonic()
-    for name in names:
-        threading.Thread(target=run, args=(name,), name=f"site {name}", daemon=True).start()
-    found: dict[str, _Answer | DpswdError] = {}
-    answered, until_s = 0, None
-    while len(found) < len(names):
-        elapsed = time.monotonic() - begun
-        if until_s is None and straggler_s is not None and 2 * answered >= len(names):
-            until_s = 2.0 * elapsed + straggler_s
-        try:
-            name, outcome = heard.get(timeout=None if until_s is None else max(0.0, until_s - elapsed))
-        except queue.Empty:
-            break
-        if isinstance(outcome, _Raised):
-            raise outcome.error
-        found[name] = outcome
-        answered += not isinstance(outcome, DpswdError)
-    late = f"no answer within {until_s or 0.0:.0f} s, in which half of the sites had long answered; it was given up"
-    return {name: found[name] if name in found else CuratorUnavailable(late) for name in names}

@@ -17,8 +17,12 @@ from torch import nn
 
 from private_curator.settings.groups import RecordsSettings
 from public_client import DomainAdaptation, Federation, Hospital, MockCurator, Statistics, mock_description
-from public_client.training.sites import ask_each
+from public_client.methods.statistics_method import StatisticsRun
+from public_client.plans.declarable import Declarable
+from public_client.training.asking import ask_each
+from public_client.training.sites import Group, Site
 from shared.errors import CuratorUnavailable, InvalidValue, SettingsError
+from shared.kernels.feature_map import FeatureMap
 
 WIDTH, CLASSES = 6, 3
 MEANS = 1.2 * np.random.default_rng(21).normal(size=(CLASSES, WIDTH))
@@ -199,3 +203,57 @@ def test_a_straggler_is_given_up_only_when_half_have_answered():
     threading.Timer(0.5, end.set).start()
     found, lost = ask_each(["late", "wrong"], ask, straggler_s=0.0)  # one of two, and nobody else answered
     assert (sorted(found), sorted(lost)) == (["late"], ["wrong"])
+
+
+class Opening(Mock):
+    """`opening` is what becomes of the request that charges the run."""
+
+    def __init__(self, number, opening):
+        super().__init__(number)
+        self._opening = opening
+
+    def exchange(self, method, request, *, patience=None):
+        if method != "OpenRun" or request.validate_only:
+            return super().exchange(method, request, patience=patience)
+        if self._opening == "slow":
+            time.sleep(0.5)
+        charged = super().exchange(method, request, patience=patience)
+        if self._opening == "lost":
+            raise CuratorUnavailable("the reply is lost")
+        return charged
+
+
+def test_nobody_is_given_up_while_runs_are_charged():
+    """The straggler limit is none at all; the thread that opens the slow site's run is waited for."""
+    curators = {"quick": Opening(0, "quick"), "also": Opening(1, "quick"), "slow": Opening(2, "slow")}
+    curators["lost"] = Opening(3, "lost")
+    plans = {
+        name: Hospital(curator).plan(Statistics(prior="none"), epsilon=1.0).for_model(
+            feature_dimension=WIDTH, gradient_parameters=0
+        )
+        for name, curator in curators.items()
+    }  # fmt: skip
+    group = Group([Site(name, curators[name], plan) for name, plan in plans.items()], None, straggler_s=0.0)
+    ready = Declarable.of(nn.Linear(WIDTH, WIDTH).eval(), (WIDTH,))
+    feature_map = FeatureMap.from_source(torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(0)))
+    group.charge_each(lambda site: StatisticsRun(site.curator, ready, site.plan, feature_map=feature_map))
+    assert [len(curator.charges) for curator in curators.values()] == [1, 1, 1, 1]
+    assert {site.name: site.state for site in group.sites} == {
+        "quick": "finished", "also": "finished", "slow": "finished", "lost": "perhaps charged",
+    }  # fmt: skip
+    (lost,) = [site.report() for site in group.sites if site.lost is not None]
+    assert lost["charged_epsilon"] == pytest.approx(curators["lost"].charges[0].epsilon, rel=0.05)
+
+
+def test_a_callers_mistake_is_told_when_no_thread_charges_any_more():
+    done = threading.Event()
+
+    def ask(name):
+        if name == "wrong":
+            raise SettingsError("another extractor")
+        time.sleep(0.3)
+        done.set()
+
+    with pytest.raises(SettingsError, match="another extractor"):
+        ask_each(["wrong", "late"], ask, to_the_end=True)
+    assert done.is_set()

@@ -174,8 +174,8 @@ def test_a_release_of_labelled_statistics_trains_a_head(tmp_path):
     """Another mechanism of one step: the same file, and hospitals whose maps are one map add up."""
     method = Statistics(moments="no")
     north, south = (
-        Site(tmp_path / name, shift=shift, labelled=True, epsilon=9.0)
-        for name, shift in (("north", 0.2), ("south", 0.3))
+        Site(tmp_path / name, shift=shift, labelled=True, unknown=unknown, epsilon=9.0)
+        for name, shift, unknown in (("north", 0.2, 0), ("south", 0.3, 12))
     )
     files = [site.published(method=method, epsilon=8.0) for site in (north, south)]
     hospitals = {
@@ -186,7 +186,9 @@ def test_a_release_of_labelled_statistics_trains_a_head(tmp_path):
     alone = trained(hospitals["north"], hospitals["north"].plan(method))
     assert (alone.predict(records + 0.2) == labels).float().mean() > 0.55  # by chance 0.33
     both = Federation(hospitals)
-    together = trained(both, both.plan(method, epsilon=8.0))
+    plans = both.plan(method, epsilon=8.0)
+    assert [plan.partly_labelled for plan in plans.values()] == [False, True]
+    together = trained(both, plans)
     assert [report["state"] for report in together.reports] == ["finished", "finished"]
     assert north.spent()[1] == south.spent()[1] == 1
 

@@ -79,6 +79,8 @@ def test_two_hospitals_files_are_prepared_and_trained_from(team, tmp_path):
     assert "does not verify" in team.types(*wrong, code=10)
     assert "--release needs --key" in team.types("plan", *read[:2], code=2)
     assert "exclude each other" in team.types("plan", *read, "--curator", "localhost:1", code=2)
+    alone = ("plan", *read[2:], "--curator", "localhost:1", "--credentials", tmp_path, "--epsilon", 1)
+    assert "the ledger's key for --release" in team.types(*alone, code=2)
     assert "Missing option '--epsilon'" in team.types(
         "plan", "--curator", "localhost:1", "--credentials", tmp_path, code=2
     )

@@ -118,6 +118,17 @@ def test_a_local_baseline_over_two_seeds_on_ones_own_stand_in(tables):
     assert "over 2 seeds" in done.stdout
 
 
+def test_a_rehearsal_for_the_teams_own_records(tables):
+    """docs/ml-team/labelled-sources.md: 30 of the team's labels are kept, the score is on its own records."""
+    done = invoke("train", *tables, "--method", "dpda", "--epsilon", 4, "--set", "data.labelled=30", "--device", "cpu",
+                  "--set", "method.settings.updates=20", "--format", "json")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (run,) = json.loads(done.stdout)["runs"]
+    assert run["control"] is None  # the control is for a hospital's records
+    assert all(0.0 <= value <= 100.0 for value in run["accuracy"].values())
+    assert [site["state"] for site in run["sites"]] == ["finished"]
+
+
 def test_a_method_that_keeps_nothing_is_refused_before_it_trains(tables, tmp_path):
     saved = tmp_path / "adapted.safetensors"
     refused = invoke("train", *tables, "--method", "coral", "--save", saved, "--source-epochs", 100_000)

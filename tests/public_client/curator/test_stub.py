@@ -25,6 +25,7 @@ from shared.mechanisms.loss_gradient import LossGradientReply, LossGradientReque
 from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
 from shared.protocol.messages import RunParameters
 from shared.protocol.receipts import encode_receipt
+from shared.protocol.status import to_status
 from shared.protocol.v1 import curator_pb2 as pb
 
 DIGEST = "a" * 64
@@ -244,20 +245,27 @@ def test_a_pending_step_survives_a_new_connection(hospital, served):
     assert served.curator.steps_charged == 1
 
 
-def test_pauses_double_and_patience_ends(caplog):
+def failure_of(status, said="gone"):
+    """A failed call as gRPC tells it; with a curator's own error as one tells that."""
+
     class Failure(grpc.RpcError, grpc.Call):
         def code(self):
-            return grpc.StatusCode.UNAVAILABLE
+            return status
 
         def details(self):
-            return "gone"
+            return str(said)
 
         def trailing_metadata(self):
-            return ()
+            own = isinstance(said, errors.DpswdError)
+            return (("grpc-status-details-bin", to_status(said).SerializeToString()),) if own else ()
 
         initial_metadata = is_active = time_remaining = cancel = add_callback = None
 
     Failure.__abstractmethods__ = frozenset()
+    return Failure()
+
+
+def test_pauses_double_and_patience_ends(caplog):
     clock = [0.0]
     pauses = []
 
@@ -267,14 +275,61 @@ def test_pauses_double_and_patience_ends(caplog):
 
     def method(request, timeout):
         assert timeout == 3.0
-        raise Failure
+        raise failure_of(grpc.StatusCode.UNAVAILABLE)
 
     patience = Patience(timeout_s=3.0, total_s=60.0, first_pause_s=1.0, longest_pause_s=8.0)
     with pytest.raises(errors.CuratorUnavailable, match="gone"):
         call(method, pb.DescribeRequest(), pb.DescribeResponse, patience=patience, pause=pause, clock=lambda: clock[0])
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said == "waiting for the curator, for up to 60 s in all: UNAVAILABLE: gone"
+    assert said == "waiting for the curator, for up to 60 s without a sign of life: UNAVAILABLE: gone"
     assert len(pauses) >= 6
     for pause_s, longest in zip(pauses, (1, 2, 4, 8, 8, 8), strict=False):
         assert longest / 2 <= pause_s <= longest
     assert clock[0] <= 60.0
+
+
+@pytest.mark.parametrize(
+    ("computing_s", "signs", "answered"), [(100.0, True, True), (3600.0, True, True), (100.0, False, False)]
+)
+def test_patience_counts_from_the_last_sign_of_life(computing_s, signs, answered):
+    """A step of minutes or an hour: the first attempt ends at its deadline, the others hear that it is computed."""
+    clock, attempts = [0.0], []
+
+    def pause(seconds):
+        clock[0] += seconds
+
+    def method(request, timeout):
+        attempts.append(clock[0])
+        if len(attempts) == 1:
+            clock[0] += timeout
+            raise failure_of(grpc.StatusCode.DEADLINE_EXCEEDED)
+        if clock[0] < computing_s:
+            raise failure_of(grpc.StatusCode.ABORTED, errors.RequestInProgress("it is being computed"))
+        return pb.DescribeResponse()
+
+    arguments = {"patience": Patience(timeout_s=20.0, total_s=15.0, signs=signs), "pause": pause}
+    if answered:
+        call(method, pb.DescribeRequest(), pb.DescribeResponse, clock=lambda: clock[0], **arguments)
+        assert computing_s <= clock[0] <= computing_s + 15.0
+    else:
+        with pytest.raises(errors.CuratorUnavailable, match="DEADLINE_EXCEEDED"):
+            call(method, pb.DescribeRequest(), pb.DescribeResponse, clock=lambda: clock[0], **arguments)
+        assert attempts == [0.0]
+
+
+def test_a_curator_that_hangs_is_tried_twice():
+    """Without a word from it a deadline renews patience once."""
+    clock, attempts = [0.0], []
+
+    def method(request, timeout):
+        attempts.append(clock[0])
+        clock[0] += timeout
+        raise failure_of(grpc.StatusCode.DEADLINE_EXCEEDED)
+
+    patience = Patience(timeout_s=20.0, total_s=15.0)
+    with pytest.raises(errors.CuratorUnavailable, match="DEADLINE_EXCEEDED"):
+        call(
+            method, pb.DescribeRequest(), pb.DescribeResponse,
+            patience=patience, pause=lambda _: None, clock=lambda: clock[0],
+        )  # fmt: skip
+    assert len(attempts) == 2

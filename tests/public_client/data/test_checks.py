@@ -111,7 +111,8 @@ def flat_model(curator):
 @pytest.mark.parametrize("shape", [(1, 2, 3), (6,), (2, 3)])
 def test_a_source_of_another_shape_than_the_hospitals_is_refused(shape):
     curator = MockCurator(mock_description(records=200, record_shape=shape, epsilon=4.0, delta=1e-5))
-    batches = [(torch.zeros(8, 3, 2), torch.zeros(8, dtype=torch.int64))]
+    records = torch.randn(8, 3, 2, generator=torch.Generator().manual_seed(0))
+    batches = [(records, torch.zeros(8, dtype=torch.int64))]
     with pytest.raises(DataInvalid, match=rf"records have shape \(3, 2\), the hospital's {re.escape(str(shape))}"):
         flat_model(curator).fit(batches, progress=False)
     assert curator.charges == []

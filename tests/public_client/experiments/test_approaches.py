@@ -18,7 +18,7 @@ from public_client.replay.missing_columns import TableView
 from public_client.replay.views import FeatureView, ImageView
 from public_client.testing.mock import MockCurator, mock_description
 from public_client.training.sites import ALONE
-from shared.errors import InvalidValue, SettingsError
+from shared.errors import CuratorUnavailable, InvalidValue, SettingsError
 
 D = 6
 
@@ -70,7 +70,7 @@ def test_source_only_is_the_source_model(trained):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_and_is_charged(trained, name):
     extractor, classifier, loader = trained
-    mechanism, alone = small(name).mechanism, name in ("replay", "statistics")
+    mechanism, alone = small(name).mechanism, name in ("replay", "statistics", "dpda")
     hospital = hospital_of(records=300, classes=3 if mechanism.needs_labels else 0)
     settings = small(name).to_json()
     del settings["name"]
@@ -131,6 +131,31 @@ def test_a_run_whose_release_speaks_for_nothing_says_so(trained, caplog):
     assert "says too little" in caplog.text
     records = table(1).images
     assert torch.equal(training.model().classifier(training.model().extractor(records)), classifier(extractor(records)))
+
+
+class StopsAfterItsRelease(MockCurator):
+    """Its release is out; whoever asks for anything more finds nobody."""
+
+    released = False
+
+    def exchange(self, method, request, *, patience=None):
+        if self.released:
+            raise CuratorUnavailable("gone")
+        found = super().exchange(method, request, patience=patience)
+        self.released = method == "DrawStep"
+        return found
+
+
+def test_a_replay_needs_no_curator_once_its_release_is_drawn(trained):
+    extractor, classifier, loader = trained
+    told = mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5)
+    stops = StopsAfterItsRelease(told)
+    hospital = Hospital(stops)
+    plan = hospital.plan(Replay(source_records=64, directions=8, tuning_steps=3), epsilon=1.0)
+    training = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=0, device="cpu")
+    training.fit(loader, progress=False)
+    assert [report["state"] for report in training.reports] == ["finished"]
+    assert stops.released
 
 
 def test_a_method_says_what_it_lacks(trained):

@@ -11,16 +11,19 @@ from scipy.special import ndtr
 from small_methods import small
 from torch import nn
 
-from public_client import Hospital
+from public_client import Adapter, DomainAdaptation, Federation, Hospital, Replay
 from public_client.data.accuracy import accuracy
 from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader, train_source
+from public_client.data.source import collect, source_loader, train_source
+from public_client.experiments import approaches, best
 from public_client.experiments.approaches import LOCAL, Problem, approach
 from public_client.experiments.file import read_experiment
+from public_client.experiments.run import check
 from public_client.methods.comparison import Compare, plan_comparison
 from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.sites import ALONE
-from shared.errors import InvalidValue, SettingsError
+from public_client.training.saved_model import load_adapted
+from public_client.training.sites import ALONE, Model
+from shared.errors import CuratorUnavailable, InvalidValue, SettingsError
 
 D, CLASSES, N = 4, 3, 3000
 CENTRES = 2.0 * torch.eye(CLASSES, D)
@@ -37,8 +40,11 @@ def records(seed, count=N):
     return Labelled(CENTRES[labels] + 0.5 * torch.randn(count, D, generator=generator), labels)
 
 
-def hospital_of(data, *, classes=CLASSES, epsilon=2.0):
-    told = mock_description(records=len(data), record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=classes)
+def hospital_of(data, *, classes=CLASSES, epsilon=2.0, partly_labelled=False):
+    told = mock_description(
+        records=len(data), record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=classes,
+        partly_labelled=partly_labelled,
+    )  # fmt: skip
     return Hospital(MockCurator(told, records=data.images.numpy(), labels=data.labels.numpy()))
 
 
@@ -112,6 +118,18 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_charged(trained):
     with pytest.raises(InvalidValue, match=r"may cost 2\.1 together"):
         approach("replay").train(problem)
     assert hospital.curator.charges == []
+    partly = hospital_of(data, partly_labelled=True)
+    assert "sinkhorn" in hospital.describe().mechanisms
+    assert "sinkhorn" not in partly.describe().mechanisms  # as a curator offers
+    with pytest.raises(InvalidValue, match=r"some of the data set's records have no label"):
+        partly.compare({"good": good, "again": good}, epsilon=0.1)
+    common = {"hospital": partly, "wishes": {"epsilon": 1.0}, "evaluate_epsilon": 0.2, "device": "cpu"}
+    problem = Problem(extractor, classifier, loader, control_steps=1, progress=False, **common)
+    with pytest.raises(InvalidValue, match=r"some of the data set's records have no label"):
+        approach("replay").train(problem)
+    with pytest.raises(SettingsError, match="that of dpda is for the team's own"):
+        approach("dpda").train(problem)
+    assert partly.curator.charges == []
     assert Compare(models=2).to_json() == {"name": "comparison", "models": 2}
 
 
@@ -132,5 +150,87 @@ def test_keep_best_and_its_price_belong_together():
         read_experiment(None, {"output.keep_best": True})
     with pytest.raises(SettingsError, match="belong together"):
         read_experiment(None, {"privacy.evaluate_epsilon": 0.1})
-    wanted = read_experiment(None, {"output.keep_best": True, "privacy.evaluate_epsilon": 0.1})
-    assert wanted.output.keep_best
+    both = {"output.keep_best": True, "privacy.evaluate_epsilon": 0.1}
+    assert read_experiment(None, both).output.keep_best
+    for name in ("source-only", "control", "swd", "dann", "coral"):
+        with pytest.raises(SettingsError, match=f"{name} asks no hospital"):
+            check(read_experiment(None, both | {"method.name": name}))
+    with pytest.raises(SettingsError, match="that of dpda is for the team's own"):
+        check(read_experiment(None, both | {"method.name": "dpda"}))
+    with pytest.raises(SettingsError, match="control_steps is 0"):
+        check(read_experiment(None, both | {"method.control_steps": 0}))
+    check(read_experiment(None, both))
+
+
+def test_what_fails_before_the_charge_costs_nothing(trained, monkeypatch):
+    """The control, and the three models as one graph, are made before a run is charged."""
+    extractor, classifier, loader = trained
+    hospital = hospital_of(records(5, 300))
+
+    def broken(*_, **__):
+        raise InvalidValue("there is no view of such records")
+
+    common = {"hospital": hospital, "wishes": {"epsilon": 1.0}, "evaluate_epsilon": 0.2, "control_steps": 1}
+    problem = Problem(extractor, classifier, loader, device="cpu", progress=False, **common)
+    with monkeypatch.context() as patched, pytest.raises(InvalidValue, match="no view of such records"):
+        patched.setattr(approaches, "control", broken)
+        approach("replay").train(problem)
+    with monkeypatch.context() as patched, pytest.raises(InvalidValue, match="cannot be side by side"):
+        patched.setattr(best, "declarable", lambda *_: broken_graph())
+        approach("replay").train(problem)
+    assert hospital.curator.charges == []
+
+
+def broken_graph():
+    raise InvalidValue("the models cannot be side by side")
+
+
+class GoneOnce(MockCurator):
+    """Does not answer while the comparison is priced."""
+
+    silent = False
+
+    def exchange(self, method, request, *, patience=None):
+        if self.silent and method == "Describe":
+            raise CuratorUnavailable("gone")
+        return super().exchange(method, request, patience=patience)
+
+
+def test_a_site_that_is_down_does_not_end_the_others_comparison(trained):
+    extractor, classifier, _ = trained
+    data = records(6, 300)
+    told = mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5, classes=CLASSES)
+    down = GoneOnce(told)
+    both = Federation({"here": hospital_of(data), "down": Hospital(down)})
+    settings = small("replay").to_json()
+    del settings["name"]
+    method = Replay.from_json({"name": "replay", **settings})
+    training = DomainAdaptation(
+        extractor, classifier, hospital=both, plan=both.plan(method, epsilon=1.0), source_epochs=0, device="cpu"
+    )
+    down.silent = True
+    start = Model(extractor, classifier)
+    best.check_comparable(training, {"source-only": start, "control": start}, epsilon=0.1)  # the fit sets it aside
+    with pytest.raises(InvalidValue, match=r"here has epsilon 2 left; .* may cost 2\.5 together"):
+        best.check_comparable(training, {"source-only": start, "control": start}, epsilon=1.5)
+
+
+def test_the_saved_statistics_are_of_the_model_that_was_delivered(trained, tmp_path):
+    """A wrecked adapter loses; the control's classifier comes with what it sees of the source, not the start's."""
+    extractor, classifier, loader = trained
+    target = records(7)
+    hospital = hospital_of(target, epsilon=20.0)
+    plan = hospital.plan(Adapter(learning_rate=1e3), epsilon=0.1, steps=2, batch_size=50)
+    training = DomainAdaptation(
+        extractor, classifier, hospital=hospital, plan=plan, source_epochs=0, device="cpu"
+    ).fit(loader, progress=False)  # fmt: skip
+    control = Model(nn.Sequential(nn.Linear(D, 12), nn.ReLU()), nn.Linear(12, CLASSES))  # all weights moved
+    train_source(control.extractor, control.classifier, loader, epochs=8, learning_rate=5e-3)
+    best.deliver_best(training, {"control": control}, epsilon=10.0)
+    assert training.reports[0]["outcome"] == "control delivered"
+    (file,) = training.save(tmp_path / "control.safetensors")
+    told, source = load_adapted(file, device="cpu").statistics, collect(loader, most=2048)
+    with torch.no_grad():
+        seen, start = control.extractor(source.images), extractor(source.images)
+        torch.testing.assert_close(told.feature_mean, seen.mean(dim=0), rtol=1e-3, atol=1e-4)
+        assert not torch.allclose(told.feature_mean, start.mean(dim=0), rtol=1e-3, atol=1e-4)

@@ -12,8 +12,10 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from small_methods import small
@@ -30,7 +32,7 @@ from public_client.replay import delivery, fit
 from public_client.replay.residuals import Residuals
 from public_client.testing.mock import MockCurator, mock_description
 from public_client.training.distributed import shared_curators
-from shared.errors import BudgetExhausted, InvalidValue
+from shared.errors import BudgetExhausted, CuratorUnavailable, InvalidValue
 from shared.kernels.directions import directions
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray, grid_step
@@ -101,12 +103,36 @@ def mock_of(name: str, records: int = 300) -> MockCurator:
     )
 
 
+class Reached(Federation):
+    """Connects on rank 0 to mocks; one more site is down."""
+
+    mocks: ClassVar[dict[str, MockCurator]] = {}
+
+    @classmethod
+    def connect(cls, addresses, **_):
+        found = Federation({site: Hospital(cls.mocks[site]) for site in addresses if site in cls.mocks})
+        found.lost["east"] = CuratorUnavailable("nobody there")
+        return found
+
+
+def planned_alike(mocks: dict[str, MockCurator]) -> None:
+    """A wish for the site that rank 0 could not reach is no mistake on any rank, and a mistake is one on all."""
+    Reached.mocks = mocks
+    sites = Reached.connect_from_rank_0(dict.fromkeys((*mocks, "east"), "-"), credentials="-")
+    assert set(sites.plan(small("replay"), epsilon={"north": 1.0, "south": 1.0, "east": 1.0})) == set(mocks)
+    assert "nobody there" in str(sites.lost["east"])
+    with pytest.raises(InvalidValue, match="names west"):
+        sites.plan(small("replay"), epsilon={"north": 1.0, "south": 1.0, "west": 1.0})
+
+
 def several(out: Path, ranks: Ranks) -> None:
     """Two hospitals: one model of both by many steps, and a replay's model for each."""
     for name in ("rows", "replay"):
         mocks = {"north": mock_of("north"), "south": mock_of("south", 200)}
         curators = mocks if ranks.size == 1 else shared_curators(lambda mocks=mocks: mocks)
         sites = Federation({site: Hospital(curator) for site, curator in curators.items()})
+        if ranks.size > 1:
+            planned_alike(mocks)
         method = small(name, source_records=BATCH * BATCHES, **SETTINGS.get(name, {}))
         size = {} if name == "replay" else {"steps": 3, "batch_size": 80}
         torch.manual_seed(0)
@@ -156,7 +182,9 @@ def drawn(ranks: Ranks) -> torch.Tensor:
     known = Known(
         np.zeros(3), means - means.mean(axis=0), means.sum(axis=0), 60.0 * np.eye(5), 300.0, 1.0, 1.0, 1.0, 1.0
     )
-    fitted = Replayed(pool=70, hidden=8).fitted(known, features, (1, 8, 8), seed=0, device=torch.device("cpu"), ranks=ranks)
+    fitted = Replayed(pool=70, hidden=8).fitted(
+        known, features, (1, 8, 8), seed=0, device=torch.device("cpu"), ranks=ranks
+    )
     return torch.cat([value.flatten() for _, value in sorted(fitted.decoder.weights.items())])
 
 
