@@ -54,11 +54,6 @@ class Node:
             self._engine, records=data, labels=labels, device=device, parallel=compute.parallel_steps
         )
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the records' values, for the operator's log."""
-        return self._here.records
-
     def answer(self, told: bytes, graph: bytes, weights: bytes) -> bytes:
         """The sum of one shard, or why there is none; never an exception, whose words might quote a record."""
         try:
@@ -100,7 +95,6 @@ def serve(home: Path, settings: CuratorSettings, *, scheduler: str, certificates
     engine.configured()
     _node = Node(home, settings)
     try:
-        _log.info("records %s", _node.fingerprint)
         asyncio.run(_member(settings, scheduler, certificates, host))
     finally:
         _node.close()

@@ -72,10 +72,15 @@ class Meant:
         )
 
     def differs(self, other: Meant) -> str:
-        """What of another is different, in words without a value of a record; "" for nothing."""
+        """What of another is different, in words; "" for nothing.
+
+        Nothing of the records is in them, not even a digest: whoever knows all records but one could try that one's.
+        """
         mine, theirs = asdict(self), asdict(other)
         return ", ".join(
-            f"{name}: {theirs[name]!r} here, {mine[name]!r} at the curator"
+            f"other {name}"
+            if name in ("records", "labels")
+            else f"{name}: {theirs[name]!r} here, {mine[name]!r} at the curator"
             for name in mine
             if mine[name] != theirs[name]
         )

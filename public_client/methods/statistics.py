@@ -107,9 +107,7 @@ class Statistics(StatisticsMethod):
         """(C,) of the classes in the public source, to which the classifier was trained."""
         source = collect(training.source, most=max(1, self.source_records // training.ranks.size))
         labels = training.ranks.gather(source.labels.to(training.device)).cpu().numpy()
-        counts = (
-            np.bincount(labels, minlength=classes) + 0.5
-        )  # a class that the source does not have is rare, not absent
+        counts = np.bincount(labels, minlength=classes) + 0.5  # a class that the source lacks is rare, not absent
         return np.asarray(counts / counts.sum())
 
     def _prior(self, training: Training, feature_map: FeatureMap, *, classes: int) -> Prior | None:
