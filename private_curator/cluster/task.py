@@ -88,12 +88,11 @@ class Meant:
 
 def to_bytes(run: LinearRun, shard: Shard, meant: Meant) -> bytes:
     """A task, but for the extractor's bytes."""
-    data = run.facts.data
     return json.dumps(
         {
             "mechanism": run.mechanism.name,
             "declared": run.declared.to_bytes().hex(),
-            "data": [data.records, list(data.record_shape), data.classes],
+            "data": asdict(run.facts.data),
             "input_shape": list(run.facts.model.input_shape),
             "features": run.facts.model.feature_dimension,
             "shard": [shard.start, shard.stop],
@@ -113,9 +112,9 @@ def from_bytes(task: bytes, mechanisms: Mapping[str, AnyMechanism]) -> tuple[Lin
         mechanism = mechanisms[told["mechanism"]]
         if not isinstance(mechanism, LinearMechanism):
             raise InvalidValue(f"{told['mechanism']!r} is no sum over every record")
-        records, shape, classes = told["data"]
+        lists = {name: tuple(told["data"][name]) for name in ("record_shape", "class_names")}
         facts = Facts(
-            DataSetFacts(int(records), tuple(shape), int(classes)),
+            DataSetFacts(**told["data"] | lists),
             ModelFacts(tuple(told["input_shape"]), int(told["features"]), {}),
         )
         start, stop = told["shard"]
