@@ -163,8 +163,7 @@ class CombinedAdaptation:
 
     def predict(self, records: Tensor) -> Tensor:
         """(n,) class numbers of target records, by the model that is kept."""
-        model = self.chosen.model
-        whole = nn.Sequential(model.extractor, model.classifier).eval()
+        whole = self.chosen.model.whole()
         own = next(whole.parameters(), records)
         scores: Tensor = whole(records.to(own.device))
         return scores.detach().argmax(dim=1).cpu()
@@ -198,8 +197,7 @@ class CombinedAdaptation:
         return made.fit(batches, progress=progress)
 
     def _evaluated(self, one: Candidate, epsilon: float) -> Candidate:
-        whole = nn.Sequential(one.model.extractor, one.model.classifier).eval()
         try:
-            return replace(one, report=self.hospital.evaluate(whole, _ACCURACY, epsilon=epsilon))
+            return replace(one, report=self.hospital.evaluate(one.model.whole(), _ACCURACY, epsilon=epsilon))
         except (BudgetExhausted, InvalidValue) as error:  # what was trained and paid for stays
             return replace(one, refused=str(error))

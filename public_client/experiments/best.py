@@ -116,7 +116,4 @@ def _compared(site: Site, models: Mapping[str, Model], epsilon: float) -> Compar
 
 def _whole(models: Mapping[str, Model]) -> dict[str, nn.Module]:
     """From records to scores, on the CPU."""
-    return {
-        name: nn.Sequential(copy.deepcopy(own.extractor), copy.deepcopy(own.classifier)).cpu().eval()
-        for name, own in models.items()
-    }
+    return {name: copy.deepcopy(own).whole().cpu() for name, own in models.items()}

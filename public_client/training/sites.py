@@ -58,6 +58,10 @@ class Model:
     extractor: nn.Module
     classifier: nn.Module
 
+    def whole(self) -> nn.Sequential:
+        """From records to scores, these very modules, in evaluation mode."""
+        return nn.Sequential(self.extractor, self.classifier).eval()
+
 
 @dataclass(eq=False)
 class Site:
