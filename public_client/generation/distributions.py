@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.data.progress import reporting
-from public_client.generation.descent import Network, no_loss
+from public_client.data.ranks import Ranks
+from public_client.generation.descent import LEAST_ROWS, Network, no_loss
 from public_client.generation.generator import Generator
 from public_client.generation.method import Fitting
 from public_client.generation.networks import Scaled
@@ -125,28 +126,40 @@ class SlicedDistributions(Network):
         with reporting(f"{self.name}: fitting", self.updates, shown=fitting.progress) as bar:
             for update in range(self.updates):
                 labels = torch.multinomial(shares, self.draws, replacement=True, generator=own).to(fitting.device)
-                made = self.features_on(features, trained(self.latents(labels, run.plan.classes, own)), run)
-                each = run.encoded(made)  # (m, L, k)
+                latents = self.latents(labels, run.plan.classes, own)
                 # The product of two independent halves has no share of the draws' own chance, which a square would
                 # have, and which would be made small by drawing all records alike.
-                first, second = (
-                    _by_class(part, kinds, run.plan.classes) - target
-                    for part, kinds in zip(each.chunk(2), labels.chunk(2), strict=True)
-                )
+                halves = [
+                    self._means(run, features, trained, *half, fitting.ranks)
+                    for half in zip(latents.chunk(2), labels.chunk(2), strict=True)
+                ]
+                first, second = (half - target for half in halves)
                 loss = (first * second).sum() / target.shape[2]
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
+                fitting.ranks.average_gradients(list(trained.parameters()))
                 optimizer.step()
                 schedule.step()
                 bar.advance(f"loss {float(loss.detach()):.4f}" if update % _TOLD_EVERY == 0 else "")
-        trained.eval()
+        fitting.ranks.synchronise(trained.eval())
         return self.finished(trained, run, tuple(float(share) for share in told.shares))
 
-
-def _by_class(each: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Sums (C, L, k) of (m, L, k) by class, over m."""
-    kinds = nn.functional.one_hot(labels, classes).to(each)
-    return torch.einsum("mc,mlk->clk", kinds, each) / len(each)
+    def _means(
+        self,
+        run: DistributionsRun,
+        features: nn.Module,
+        trained: nn.Module,
+        latents: Tensor,
+        labels: Tensor,
+        ranks: Ranks,
+    ) -> Tensor:
+        """Coefficients (C, L, k) of m drawn records by class, over m; each rank computes those of its part of them."""
+        if len(latents) < LEAST_ROWS * ranks.size:
+            ranks = Ranks()  # each computes all of them
+        own = slice(ranks.rank, None, ranks.size)
+        each = run.encoded(self.features_on(features, trained(latents[own]), run))  # (m, L, k)
+        kinds = nn.functional.one_hot(labels[own], run.plan.classes).to(each)
+        return ranks.gather(torch.einsum("mc,mlk->clk", kinds, each)[None]).sum(dim=0) / len(latents)
 
 
 @dataclass(frozen=True, eq=False)
