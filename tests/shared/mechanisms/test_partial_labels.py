@@ -18,6 +18,7 @@ from shared.extractor.weights import module_weights
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.distributions.mechanism import DistributionsDeclaration
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize, Step
 from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
@@ -37,6 +38,7 @@ FACTS = Facts(DATA, ModelFacts.of(GRAPH))
 DECLARED = (
     ("class_statistics", StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 1.0)),
     ("class_statistics", StatisticsDeclaration(CLASSES, 1.0, 3.0, 0.5, 1.0)),
+    ("labelled_distributions", DistributionsDeclaration(CLASSES, CLASSES, 40, 1.0, 2.0, 30.0)),
     ("labelled_gradient", LabelledGradientDeclaration(CLASSES, ClippedSum(("weight", "bias"), 0.3, 1.0))),
     ("evaluation", EvaluationDeclaration(CLASSES, 1.0, 1.0, 4, 1.0, partly_labelled=True)),
 )
@@ -76,6 +78,7 @@ def parts(name, declared, held, noise=None):
     reply = mechanism.compute(declared, request, step)
     found = {
         "class_statistics": lambda: (reply.sum,),
+        "labelled_distributions": lambda: (reply.sum,),
         "labelled_gradient": lambda: (reply.gradient,),
         "evaluation": lambda: (reply.correct, reply.confusion, reply.calibration),
     }[name]()
