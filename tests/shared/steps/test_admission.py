@@ -173,7 +173,9 @@ def test_what_is_offered_depends_on_labels():
     assert offered(MECHANISMS, replace(DATA, classes=4)) == tuple(MECHANISMS)
     with pytest.raises(RequestInvalid, match="no classes of the records' labels"):
         _run(evaluation(EvaluationDeclaration(4, 5.0)), batch_size=1000)
-    with pytest.raises(RequestInvalid, match=r"'nothing'; this curator offers rows, quantiles, gradient, critic, distributions$"):
+    with pytest.raises(
+        RequestInvalid, match=r"'nothing'; this curator offers rows, quantiles, gradient, critic, distributions$"
+    ):
         _run(("nothing", rows()[1]))
 
 
