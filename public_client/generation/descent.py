@@ -87,9 +87,9 @@ class Network(GenerationMethod):
         )
 
     def latents(self, labels: Tensor, classes: int, own: torch.Generator) -> Tensor:
-        """Standard normal latents beside one-hot classes (m,): (m, latent + C)."""
-        z = torch.randn((len(labels), self.latent), generator=own)
-        return torch.cat([z, nn.functional.one_hot(labels, classes).float()], dim=1).to(labels.device)
+        """Standard normal latents beside one-hot classes (m,): (m, latent + C), on the labels' device."""
+        z = torch.randn((len(labels), self.latent), generator=own).to(labels.device)  # drawn on the CPU: any device's
+        return torch.cat([z, nn.functional.one_hot(labels, classes).float()], dim=1)
 
     def features_on(self, features: nn.Module, values: Tensor, run: ChargedRun) -> Tensor:
         """What a generated record's features are: the network's values between -1 and 1, as a record, through them."""

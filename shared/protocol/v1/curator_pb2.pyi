@@ -1312,6 +1312,82 @@ class ClassStatisticsReply(_message.Message):
 Global___ClassStatisticsReply: _TypeAlias = ClassStatisticsReply  # noqa: Y015
 
 @_typing.final
+class DistributionsDeclaration(_message.Message):
+    """Mechanisms "distributions" and "labelled_distributions": one noised sum over all records, or all labelled ones, of
+    coefficients of the distribution functions of their projections, class by class (docs/privacy/sliced-distributions.md);
+    batch_size is the number of records.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: _builtins.int
+    DIRECTIONS_FIELD_NUMBER: _builtins.int
+    COEFFICIENTS_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    COUNT_WEIGHT_FIELD_NUMBER: _builtins.int
+    SIGMA_FIELD_NUMBER: _builtins.int
+    DIRECTIONS_SEED_FIELD_NUMBER: _builtins.int
+    FEATURE_MAP_FIELD_NUMBER: _builtins.int
+    classes: _builtins.int
+    """C of "labelled_distributions"; 0 for "distributions"."""
+    directions: _builtins.int
+    """Orthogonal ones, in groups of as many as there are features; a public function of directions_seed."""
+    coefficients: _builtins.int
+    """Of each direction and class."""
+    window: _builtins.float
+    """Width of the interval around 0 within which a projection of the mapped features is told apart."""
+    count_weight: _builtins.float
+    """Of a record's one in its class's count; 0 without counts."""
+    sigma: _builtins.float
+    """N(0, sigma^2) on each coordinate of the sum."""
+    directions_seed: _builtins.int
+    @_builtins.property
+    def feature_map(self) -> Global___FeatureMap: ...
+    def __init__(
+        self,
+        *,
+        classes: _builtins.int = ...,
+        directions: _builtins.int = ...,
+        coefficients: _builtins.int = ...,
+        window: _builtins.float = ...,
+        count_weight: _builtins.float = ...,
+        sigma: _builtins.float = ...,
+        directions_seed: _builtins.int = ...,
+        feature_map: Global___FeatureMap | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "coefficients", b"coefficients", "count_weight", b"count_weight", "directions", b"directions", "directions_seed", b"directions_seed", "feature_map", b"feature_map", "sigma", b"sigma", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DistributionsDeclaration: _TypeAlias = DistributionsDeclaration  # noqa: Y015
+
+@_typing.final
+class DistributionsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sum(self) -> Global___GridArray:
+        """The noised sum: each class's count (classes) where the mechanism reads labels, then its coefficients (classes,
+        coefficients, directions), row by row.
+        """
+
+    def __init__(
+        self,
+        *,
+        sum: Global___GridArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DistributionsReply: _TypeAlias = DistributionsReply  # noqa: Y015
+
+@_typing.final
 class SinkhornDeclaration(_message.Message):
     """Mechanism "sinkhorn": the gradient of the semi-debiased Sinkhorn loss between generated points and a sample of labelled
     records, clipped as one vector, N(0, sigma^2) on each coordinate (docs/privacy/sinkhorn.md; Cao and others 2021). The

@@ -18,6 +18,7 @@ from shared.extractor.weights import module_weights
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.distributions.mechanism import DistributionsDeclaration
 from shared.mechanisms.evaluation.counts import number_weight
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize, Step
@@ -41,6 +42,7 @@ TWO_MODEL = Extractor.from_graph(TWO_GRAPH, module_weights(TWO, TWO_GRAPH), devi
 DECLARED = (
     ("class_statistics", StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 1.0)),
     ("class_statistics", StatisticsDeclaration(CLASSES, 1.0, 3.0, 0.5, 1.0)),
+    ("labelled_distributions", DistributionsDeclaration(CLASSES, CLASSES, 40, 1.0, 2.0, 30.0)),
     ("labelled_gradient", LabelledGradientDeclaration(CLASSES, ClippedSum(("weight", "bias"), 0.3, 1.0))),
     ("comparison", EvaluationDeclaration(CLASSES, 1.0, models=2, partly_labelled=True)),
     ("evaluation", EvaluationDeclaration(CLASSES, 1.0, 1.0, 4, 1.0, partly_labelled=True)),
@@ -86,6 +88,7 @@ def parts(name, declared, held, noise=None):
     reply = mechanism.compute(declared, request, step)
     found = {
         "class_statistics": lambda: (reply.sum,),
+        "labelled_distributions": lambda: (reply.sum,),
         "labelled_gradient": lambda: (reply.gradient,),
         "comparison": lambda: (reply.correct,),
         "evaluation": lambda: (reply.correct, reply.confusion, reply.calibration),
