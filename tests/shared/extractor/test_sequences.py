@@ -18,7 +18,6 @@ from shared.extractor.graph import ExtractorGraph, Node
 from shared.extractor.tracing import trace, validate
 from shared.extractor.weights import module_weights, weights_from_bytes, weights_to_bytes
 
-
 GOLDEN = Path(__file__).parent / "golden_sequence_digests.json"
 
 
@@ -59,7 +58,17 @@ def test_digests_never_change():
     graphs = {name: trace(made(name)[0].eval(), tuple(made(name)[1].shape[1:])) for name in golden}
     assert {name: graph.digest for name, graph in graphs.items()} == golden
     used = {node.operation for graph in graphs.values() for node in graph.nodes}
-    assert used >= {"in_projection", "matmul", "softmax", "embedding", "gru", "lstm", "normalize", "layer_norm", "parameter"}
+    assert used >= {
+        "in_projection",
+        "matmul",
+        "softmax",
+        "embedding",
+        "gru",
+        "lstm",
+        "normalize",
+        "layer_norm",
+        "parameter",
+    }
 
 
 def test_the_steady_forms_are_the_functions():
