@@ -27,13 +27,12 @@ def _quick_starts():
 
 
 @pytest.fixture
-def true_starts(monkeypatch):
+def true_starts():
     """For a test of how a program comes up: what it starts loads all it needs."""
-    import subprocess
+    from forked_starts import suspended
 
-    from forked_starts import TruePopen
-
-    monkeypatch.setattr(subprocess, "Popen", TruePopen)
+    with suspended():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,8 @@ import inspect
 import io
 import json
 import os
+import re
+import resource
 import runpy
 import signal
 import socket
@@ -55,6 +57,7 @@ AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "CUDA_", "K
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Such variables that glibc takes from a running program as well: malloc.h, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
 
+LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 APPLIED = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", *MALLOPT}
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 _libc = ctypes.CDLL(None)
@@ -74,6 +77,8 @@ class _ProgramStart:
         files: the numbers that the inherited files get, in the order in which they are sent.
         session: whether it is the first of a session.
         deaf: whether it begins with SIGINT ignored.
+        umask: of new files.
+        limits: soft and hard, by `resource`'s numbers.
     """
 
     module: str
@@ -85,6 +90,8 @@ class _ProgramStart:
     files: list[int]
     session: bool
     deaf: bool
+    umask: int
+    limits: list[tuple[int, int, int]]
 
 
 class _Nursery:
@@ -125,30 +132,27 @@ class _Nursery:
 
 
 _nursery: _Nursery | None = None
-TruePopen = subprocess.Popen
-"""As `subprocess` has it."""
+_usual = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_asked = inspect.signature(_usual)
 
 
-class _Popen(TruePopen[Any]):
-    """`subprocess.Popen`; a start that a fork does as well is forked."""
-
-    def _execute_child(self, *given: Any) -> None:
-        usual = super()._execute_child  # type: ignore[misc]
-        asked = inspect.signature(usual).bind(*given).arguments
-        nursery = _nursery
-        start = None if nursery is None else _described(asked, nursery.environment)
-        pid = None
-        if nursery is not None and start is not None:
-            ends = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]
-            standard = [number if end == -1 else end for number, end in enumerate(ends)]
-            pid = nursery.begun(start, [*standard, *start.files[3:]])
-        if pid is None:
-            usual(*given)
-            return
-        self.pid = pid
-        self._child_created = True
-        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(asked[name] for name in pipes))  # type: ignore[attr-defined]
+def _execute_child(popen: subprocess.Popen[Any], *given: Any) -> None:
+    """What `subprocess.Popen` calls to make a process: a start that a fork does as well is forked."""
+    asked = _asked.bind(popen, *given).arguments
+    nursery = _nursery
+    start = None if nursery is None else _described(asked, nursery.environment)
+    pid = None
+    if nursery is not None and start is not None:
+        ends = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]
+        standard = [number if end == -1 else end for number, end in enumerate(ends)]
+        pid = nursery.begun(start, [*standard, *start.files[3:]])
+    if pid is None:
+        _usual(popen, *given)
+        return
+    popen.pid = pid
+    popen._child_created = True  # type: ignore[attr-defined]
+    pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+    popen._close_pipe_fds(*(asked[name] for name in pipes))  # type: ignore[attr-defined]
 
 
 def _described(asked: Mapping[str, Any], loaded_with: Mapping[str, str]) -> _ProgramStart | None:
@@ -185,6 +189,8 @@ def _described(asked: Mapping[str, Any], loaded_with: Mapping[str, str]) -> _Pro
         files=[0, 1, 2, *sorted(asked["pass_fds"])],
         session=bool(asked["start_new_session"]),
         deaf=signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        umask=int(re.findall(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)[0], 8),
+        limits=[(number, *resource.getrlimit(number)) for number in LIMITS],
     )
 
 
@@ -207,6 +213,17 @@ def in_force() -> Iterator[None]:
         waiting.close()
 
 
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """While the block runs, what this process starts loads all that it needs."""
+    given = _nursery
+    _use(None)
+    try:
+        yield
+    finally:
+        _use(given)
+
+
 class _Waiting(_Nursery):
     """A nursery that is not there before it is needed."""
 
@@ -223,8 +240,8 @@ class _Waiting(_Nursery):
                 program = (
                     f"import sys; sys.path.insert(0, {str(TESTS)!r}); import forked_starts as it; it.main({number})"
                 )
-                self._process = TruePopen(
-                    [sys.executable, "-P", "-c", program], env=self.environment, pass_fds=(number,), cwd=TESTS.parent
+                self._process = subprocess.Popen(
+                    (sys.executable, "-P", "-c", program), env=self.environment, pass_fds=(number,), cwd=TESTS.parent
                 )
                 self._theirs.close()
         return super().begun(start, files)
@@ -238,7 +255,7 @@ class _Waiting(_Nursery):
 def _use(nursery: _Nursery | None) -> None:
     global _nursery
     _nursery = nursery
-    subprocess.Popen = TruePopen if nursery is None else _Popen  # type: ignore[misc]
+    subprocess.Popen._execute_child = _usual if nursery is None else _execute_child  # type: ignore[attr-defined]
 
 
 def main(number: int) -> None:
@@ -315,6 +332,9 @@ def _run(start: _ProgramStart, files: list[int], usual: list[str], nursery: _Nur
         signal.signal(number, signal.SIG_DFL)
     _place(files, start.files, nursery)
     os.chdir(start.cwd)
+    os.umask(start.umask)
+    for number, *limit in start.limits:
+        resource.setrlimit(number, tuple(limit))
     os.environ.clear()
     os.environ.update(start.environment)
     for name in MALLOPT.keys() & start.environment.keys():
