@@ -7,7 +7,8 @@ other: its own arguments, environment, directory, files and session, a child of 
 and kill it), and a nursery of its own for what it starts in turn. What a fork could not do as well begins the usual
 way: another program or ``-c``, a `preexec_fn`, a shell, a variable that is read when torch is loaded. So do
 the installed entry points, the containers, and a test that asks for the fixture `true_starts`.
-``DPSWD_TESTS_TRUE_STARTS=1`` turns all of this off.
+Without ``OMP_NUM_THREADS=1``, which make sets, NumPy has threads as soon as it is loaded and nothing is forked;
+``DPSWD_TESTS_TRUE_STARTS=1`` turns it off as well.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Such variables that glibc takes from a running program as well: malloc.h, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
 
 LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
+TOLD = 4000
+"""Bytes of a command line that /proc tells of a forked program."""
 APPLIED = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", *MALLOPT}
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 _libc = ctypes.CDLL(None)
@@ -241,7 +244,10 @@ class _Waiting(_Nursery):
                     f"import sys; sys.path.insert(0, {str(TESTS)!r}); import forked_starts as it; it.main({number})"
                 )
                 self._process = subprocess.Popen(
-                    (sys.executable, "-P", "-c", program), env=self.environment, pass_fds=(number,), cwd=TESTS.parent
+                    (sys.executable, "-P", "-c", program, " " * TOLD),
+                    env=self.environment,
+                    pass_fds=(number,),
+                    cwd=TESTS.parent,
                 )
                 self._theirs.close()
         return super().begun(start, files)
@@ -342,8 +348,9 @@ def _run(start: _ProgramStart, files: list[int], usual: list[str], nursery: _Nur
     time.tzset()
     sys.dont_write_bytecode = bool(start.environment.get("PYTHONDONTWRITEBYTECODE"))
     through = start.unbuffered or bool(start.environment.get("PYTHONUNBUFFERED"))
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = _written(1, "strict", through=through)
+    errors = sys.stdin.errors  # by the locale
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _written(1, errors, through=through)
     sys.stderr = sys.__stderr__ = _written(2, "backslashreplace", through=through)
     added = [entry for entry in start.environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     first = start.cwd if start.module else str(Path(start.words[0]).resolve().parent)
@@ -351,6 +358,7 @@ def _run(start: _ProgramStart, files: list[int], usual: list[str], nursery: _Nur
     importlib.invalidate_caches()
     sys.argv = start.words
     _use(nursery)
+    _tell_command(start)
     sys.modules.pop(start.module, None)  # it is what runs now, under another name
     try:
         if start.module:
@@ -367,6 +375,20 @@ def _run(start: _ProgramStart, files: list[int], usual: list[str], nursery: _Nur
         sys.excepthook(*sys.exc_info())
         status = 1
     _end(status)
+
+
+def _tell_command(start: _ProgramStart) -> None:
+    """Lets /proc and ps tell this program's command line, where the nursery's own stood: proc(5), arg_start."""
+    flags = [*(["-P"] if start.safe_path else []), *(["-u"] if start.unbuffered else [])]
+    words = [
+        sys.executable,
+        *flags,
+        *(["-m", start.module] if start.module else []),
+        *start.words[bool(start.module) :],
+    ]
+    first, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+    line = "\0".join(words).encode()[: end - first - 1]
+    ctypes.memmove(first, line.ljust(end - first, b"\0"), end - first)
 
 
 def _end(status: object) -> None:
@@ -400,5 +422,5 @@ def _place(files: list[int], numbers: list[int], nursery: _Nursery | None) -> No
 
 def _written(number: int, errors: str, *, through: bool) -> io.TextIOWrapper:
     raw = open(number, "wb", closefd=False)  # noqa: SIM115
-    lines = number == 2 or raw.isatty()
+    lines = not through and (number == 2 or raw.isatty())
     return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=lines, write_through=through)

@@ -21,7 +21,7 @@ from public_client.cli.main import main as client
 
 PROGRAMS = {"dpswd-curator": curator, "dpswd-client": client}
 MODULES = {"dpswd-curator": "private_curator.cli", "dpswd-client": "public_client.cli.main"}
-AS_INSTALLED = {"dpswd-curator init", "dpswd-curator serve", "dpswd-client init", "dpswd-client train"}
+AS_INSTALLED = {"dpswd-curator init", "dpswd-curator serve", "dpswd-client init"}
 """Commands that are typed into a shell the first time; the others start quickly (`forked_starts`), as processes too."""
 _SHELLS_OWN = re.compile(r"[|&;<>()$`*?{}~#!\n]|(^|\s)[A-Z_]+=")  # what only a shell understands
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,6 +27,7 @@ if __name__ == "__main__":
     files = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
     told = {
         "arguments": sys.argv,
+        "command": Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0"),
         "directory": str(Path.cwd()),
         "environment": dict(os.environ),
         "parent": os.getppid(),
