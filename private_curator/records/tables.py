@@ -19,7 +19,7 @@ from private_curator.records.problems import RecordsRefused, refusing
 from private_curator.records.text import CsvTable
 from private_curator.settings.groups import RecordsSettings
 
-_READ_BYTES = 1 << 16  # of each column at a time: a mapped file counts as resident, and a row group may be the file
+_READ_BYTES = 1 << 16  # of each column at a time: a row group may be as large as the file
 _BATCH_ROWS = 4096
 _NO_LABEL = (
     "a label is missing; add it or, if records may have none, name one for them in records.unlabelled (--unlabelled; a "

@@ -90,9 +90,9 @@ class Network(GenerationMethod):
         )
 
     def latents(self, labels: Tensor, classes: int, own: torch.Generator) -> Tensor:
-        """Standard normal latents beside one-hot classes (m,): (m, latent + C)."""
-        z = torch.randn((len(labels), self.latent), generator=own)
-        return torch.cat([z, nn.functional.one_hot(labels, classes).float()], dim=1).to(labels.device)
+        """Standard normal latents beside one-hot classes (m,): (m, latent + C), on the labels' device."""
+        z = torch.randn((len(labels), self.latent), generator=own).to(labels.device)  # drawn on the CPU: any device's
+        return torch.cat([z, nn.functional.one_hot(labels, classes).float()], dim=1)
 
     def drawn(self, trained: nn.Module, labels: Tensor, classes: int, own: torch.Generator, ranks: Ranks) -> Tensor:
         """Generated values of these labels (m, values), with their gradient; each rank computes its part of them.

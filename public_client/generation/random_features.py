@@ -103,13 +103,14 @@ class DpMerf(Network):
         target = torch.from_numpy((known.features + known.total / classes) / known.records).float().to(fitting.device)
         trained, chance = self.made(run, fitting), torch.from_numpy(shares)
         features, own = features.to(fitting.device), torch.Generator().manual_seed(fitting.seed)
+        clip = run.feature_map.to(fitting.device)
         optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(t / self.updates))
         with reporting(f"{self.name}: fitting", self.updates, shown=fitting.progress) as bar:
             for update in range(self.updates):
                 labels = torch.multinomial(chance, self.draws, replacement=True, generator=own).to(fitting.device)
                 made = self.drawn(trained, labels, classes, own, fitting.ranks)
-                phi = run.feature_map.clipped(self._phi(features, made, run)) / RECORD_NORM
+                phi = clip.clipped(self._phi(features, made, run)) / RECORD_NORM
                 kinds = nn.functional.one_hot(labels, classes).to(phi)
                 loss = (kinds.T @ phi / self.draws - target).square().sum()
                 optimizer.zero_grad()

@@ -211,3 +211,17 @@ def test_the_command_fits_a_published_method_on_a_mock(tmp_path):
 def test_methods_survive_plans():
     for method in (replace(SINKHORN, l1_weight=3.0), DpMerf(scale=0.2), DpSwd(directions=7), DpSwdQuantiles()):
         assert type(method).from_json(method.to_json()) == method
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("name", ["dp-merf", "dp-sinkhorn", "dp-swd", "dp-swd-quantiles"])
+def test_each_method_fits_and_draws_on_a_device(name, tmp_path):
+    """A step's latents, labels, released values and the run's public map lie on one device."""
+    where, method = curator(), GENERATION_METHODS[name](**SMALL)
+    plan, _ = plan_generator(where, method, epsilon=20.0, steps=None if name == "dp-merf" else 3)
+    generator = generate(where, plan, device="cuda", progress=False)
+    x, _ = generator.sample(50, seed=1)
+    assert x.shape == (50, D)
+    assert x.isfinite().all()
+    generator.save(tmp_path / "generator.safetensors")
