@@ -35,7 +35,17 @@ SHOWN_ROWS = 40
 def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How a file is read; the options arrive under the names of the settings in [records]."""
     notes = {"columns": "Written age,height.", "classes": "Names are written no,yes.", "header": "[default: auto]"}
-    for name in ("header", "delimiter", "unlabelled", "classes", "labels_file", "labels_array", "columns", "array"):
+    for name in (
+        "header",
+        "delimiter",
+        "unlabelled",
+        "labelled",
+        "classes",
+        "labels_file",
+        "labels_array",
+        "columns",
+        "array",
+    ):
         command = common.field_option(RecordsSettings, name, note=notes.get(name, ""))(command)
     return command
 
