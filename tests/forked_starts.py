@@ -52,7 +52,7 @@ PROGRAMS = ("private_curator.", "public_client.", "benchmarks.", "torch.distribu
 LEAVES = ("private_curator.worker",)
 """Programs that start no others, and need no nursery."""
 
-AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "CUDA_", "KMP_", "TZ")
+AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "CUDA_", "TZ")
 """How variables begin that an interpreter or a library reads when it is loaded."""
 
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}

@@ -21,6 +21,16 @@ def started(*words, truly=False, **options):
         return subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
+def test_nothing_here_changes_what_is_read_at_start():
+    """Else every later program would load torch again."""
+    import sklearn  # sets variables of its own
+
+    assert sklearn.__version__
+    process = started(SCRIPT, "7", stdin=subprocess.PIPE)
+    assert loaded_torch(process) == possible()
+    process.communicate()
+
+
 def loaded_torch(process):
     return any("libtorch" in line for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines())
 
@@ -43,6 +53,15 @@ def test_it_tells_the_same_of_itself(tmp_path, session):
     assert told[1]["parent"] == os.getpid()
 
 
+@pytest.fixture
+def _heard():
+    """A test run that was started in the background ignores SIGINT, and so would its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_heard")
 def test_it_is_forked_and_can_be_killed_interrupted_and_start_others():
     waiting = started(SCRIPT, "waits"), started(SCRIPT, "waits"), started(SCRIPT, "waits", truly=True)
     for process in waiting:
