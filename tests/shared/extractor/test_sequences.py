@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from sequence_models import WORDS, D, Recurrent, T, Text, Vit
@@ -14,6 +17,8 @@ from shared.extractor.building import Extractor, check_row_independence
 from shared.extractor.graph import ExtractorGraph, Node
 from shared.extractor.tracing import trace, validate
 from shared.extractor.weights import module_weights, weights_from_bytes, weights_to_bytes
+
+GOLDEN = Path(__file__).parent / "golden_sequence_digests.json"
 
 
 def made(name):
@@ -45,6 +50,25 @@ def test_a_model_travels_and_computes_the_same_record_by_record(name):
         tensors = [dict(module.named_parameters())[name] for name in chosen]
         expected = torch.autograd.grad(module(records[i : i + 1]).sum(), tensors)
         torch.testing.assert_close(own[i], torch.cat([g.flatten() for g in expected]), rtol=1e-3, atol=1e-4)
+
+
+def test_digests_never_change():
+    """As in test_graph: operators approve digests, so attention, softmax, embeddings and cells keep theirs."""
+    golden = json.loads(GOLDEN.read_text())
+    graphs = {name: trace(made(name)[0].eval(), tuple(made(name)[1].shape[1:])) for name in golden}
+    assert {name: graph.digest for name, graph in graphs.items()} == golden
+    used = {node.operation for graph in graphs.values() for node in graph.nodes}
+    assert used >= {
+        "in_projection",
+        "matmul",
+        "softmax",
+        "embedding",
+        "gru",
+        "lstm",
+        "normalize",
+        "layer_norm",
+        "parameter",
+    }
 
 
 def test_the_steady_forms_are_the_functions():
