@@ -46,7 +46,7 @@ def test_the_guides_session_is_the_readmes() -> None:
 
 
 @pytest.mark.end_to_end
-def test_the_session_runs_as_written(tmp_path, monkeypatch, true_starts) -> None:
+def test_the_session_runs_as_written(tmp_path, monkeypatch) -> None:
     session = session_of(README)
     # As a table: what the session does with images is typed at a shell in `test_operator_pages`, at ten times the cost.
     task = load_task("digits")
