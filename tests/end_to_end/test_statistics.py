@@ -137,7 +137,7 @@ def test_two_hospitals_gradients_train_one_classifier(hospitals, tmp_path):
 
 
 def test_a_labelled_hospital_teaches_a_model_for_the_teams_own_records(hospitals, tmp_path):
-    """By the command: one charge, a model for records that lie elsewhere, of which three of six hundred are labelled."""
+    """By the command: one charge, a model for records that lie elsewhere; three of six hundred are labelled."""
     own, labels = made(600, 11)
     own = own + np.float32(0.6)
     shown = np.where(
