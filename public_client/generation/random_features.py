@@ -109,16 +109,17 @@ class DpMerf(Network):
         with reporting(f"{self.name}: fitting", self.updates, shown=fitting.progress) as bar:
             for update in range(self.updates):
                 labels = torch.multinomial(chance, self.draws, replacement=True, generator=own).to(fitting.device)
-                made = trained(self.latents(labels, classes, own))
+                made = self.drawn(trained, labels, classes, own, fitting.ranks)
                 phi = clip.clipped(self._phi(features, made, run)) / RECORD_NORM
                 kinds = nn.functional.one_hot(labels, classes).to(phi)
                 loss = (kinds.T @ phi / self.draws - target).square().sum()
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
+                fitting.ranks.average_gradients(list(trained.parameters()))
                 optimizer.step()
                 schedule.step()
                 bar.advance(f"loss {float(loss.detach()):.4f}" if update % _TOLD_EVERY == 0 else "")
-        trained.eval()
+        fitting.ranks.synchronise(trained.eval())
         return self.finished(trained, run, tuple(float(share) for share in shares))
 
     def _phi(self, features: nn.Module, made: Tensor, run: ChargedRun) -> Tensor:

@@ -33,6 +33,7 @@ _LINEARISATIONS = 6
 _SETTLED = 1e-3  # of the frequencies' total change, after which there is nothing to linearise anew
 _NEWTON_STEPS = 40
 _HALVINGS = 40
+_NOTHING = 2.0  # nats of misfit, below which nothing is left to look for
 _SURE = 2.0  # nats below the best that end the interval of v: one side of 97.7%
 
 
@@ -80,7 +81,7 @@ class FrequencyModel:
         self, features: Tensor, labels: Tensor, residuals: Residuals, classes: int, *, quick: bool = False
     ) -> None:
         self._quick = quick
-        self._plain: _Noise | None = None
+        self._plain: Noise | None = None
         self._labels = labels
         self._onehot = torch.nn.functional.one_hot(labels, classes).double()  # (m, c)
         self._counts = self._onehot.sum(dim=0)
@@ -104,12 +105,21 @@ class FrequencyModel:
         Args:
             start: (classes,) frequencies to begin from; the source's by default.
         """
-        w, mode = self.source if start is None else start, None
+        begun = self.source if start is None else start
+        found = self._free(begun, None)
+        if self._quick or found.misfit < _NOTHING:
+            return found
+        # Far from the start the misfit is all the frequencies' own; counting it as v would end at a wrong place.
+        return max(found, self._free(begun, 0.0), key=lambda one: one.log_evidence)
+
+    def _free(self, w: Tensor, v: float | None) -> Frequencies:
+        """From frequencies w, with v fixed on the way or as it is most probable at each step."""
+        mode = None
         for _ in range(_LINEARISATIONS):
             left, slopes = self._linear(w)
             noise = self._noise(w, slopes)
-            kept = self.present
-            linear = _Linear(left, slopes[kept], noise, noise.most_probable(left), w[kept], self.source[kept])
+            kept, own = self.present, noise.most_probable(left) if v is None else v
+            linear = _Linear(left, slopes[kept], noise, own, w[kept], self.source[kept])
             before, mode = w, linear.best()
             w = self._spread_out(mode.w)
             if float((w - before).abs().sum()) < _SETTLED:
@@ -118,20 +128,30 @@ class FrequencyModel:
         left, slopes = self._linear(w)
         return self._judged(w, self._spread_out(mode.deviations), left, self._noise(w, slopes), mode.occam)
 
+    def tolerant(self, width: float) -> Noise:
+        """The noise around the source's own frequencies where others are integrated over.
+
+        Args:
+            width: deviation of the logarithm of a class's frequency over the source's.
+        """
+        _, slopes = self._linear(self.source)
+        moved = width * self.source[:, None] * (slopes - self.source @ slopes)  # (c, N)
+        return Noise(self._covariance(self.source, slopes) + moved.T @ moved, self._shape)
+
     def _spread_out(self, values: Tensor) -> Tensor:
         """Values of the classes that the source has, and 0 for others, (classes,)."""
         whole = torch.zeros_like(self.source)
         whole[self.present] = values
         return whole
 
-    def _noise(self, w: Tensor, slopes: Tensor) -> _Noise:
+    def _noise(self, w: Tensor, slopes: Tensor) -> Noise:
         if self._quick:
             if self._plain is None:
-                self._plain = _Noise(self._unit**2 * torch.eye(slopes.shape[1]).to(slopes), self._shape)
+                self._plain = Noise(self._unit**2 * torch.eye(slopes.shape[1]).to(slopes), self._shape)
             return self._plain
-        return _Noise(self._covariance(w, slopes), self._shape)
+        return Noise(self._covariance(w, slopes), self._shape)
 
-    def _judged(self, w: Tensor, deviations: Tensor, left: Tensor, noise: _Noise, occam: float) -> Frequencies:
+    def _judged(self, w: Tensor, deviations: Tensor, left: Tensor, noise: Noise, occam: float) -> Frequencies:
         v = noise.most_probable(left)
         ratio = torch.where(self.present, w / self.source.clamp(min=1e-12), 1.0)
         return Frequencies(
@@ -183,7 +203,7 @@ def _shape(projections: Sequence[Tensor], coefficients: int) -> Tensor:
     return torch.block_diag(*blocks)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Noise:
+class Noise:
     """V + v M in axes in which it is diagonal, 1 + v values, for every v.
 
     Args:
@@ -204,7 +224,14 @@ class _Noise:
         in_noise: Tensor = turned / (1.0 + v * self._values).sqrt()[:, None]
         return in_noise.reshape(columns.shape)
 
+    def inverse(self, left: Tensor, v: float) -> Tensor:
+        """(V + v M)^-1 times (N,)."""
+        turned = self._axes @ (self.scaled(left, v) / (1.0 + v * self._values).sqrt())
+        solved: Tensor = torch.linalg.solve_triangular(self._root.T, turned[:, None], upper=True)[:, 0]
+        return solved
+
     def square(self, left: Tensor, v: float) -> Tensor:
+        """Squared residuals (N,) in units of the noise."""
         return self.scaled(left, v).square().sum()
 
     def log_likelihood(self, left: Tensor, v: float) -> Tensor:
@@ -255,7 +282,7 @@ class _Mode:
 class _Linear:
     """Coefficients as a linear function of the frequencies around w0: left - slopes^T (w - w0) is noise."""
 
-    def __init__(self, left: Tensor, slopes: Tensor, noise: _Noise, v: float, w0: Tensor, source: Tensor) -> None:
+    def __init__(self, left: Tensor, slopes: Tensor, noise: Noise, v: float, w0: Tensor, source: Tensor) -> None:
         self._left = noise.scaled(left, v)
         self._slopes = noise.scaled(slopes.T, v)  # (N, c)
         self._w0, self._source = w0, source

@@ -2,7 +2,8 @@
 
 A view: the source-trained modules are tuned on source records seen through it, and the tuned ones are delivered if
 they do better on such records than the source-trained ones do, by more than chance: a shorter trial on a part of the
-source says so, on the records that it left out. Other class frequencies: log(target's / source's) is added to the
+source says so, on the records that it left out. A view that can be undone (columns in other units) is undone in front
+of the source-trained extractor, and nothing is tuned. Other class frequencies: log(target's / source's) is added to the
 classifier's scores, Bayes' rule for new priors (Saerens, Latinne & Decaestecker 2002), and no weight changes. Never
 both: under a view, frequencies and pixels are too easily mistaken for each other. Otherwise the source-trained model,
 to the bit.
@@ -81,7 +82,8 @@ def deliver(
         ranks: processes with the same source that share each batch, and end alike.
     """
     ranks = ranks or Ranks()
-    views = {name: fitted.view for name, fitted in found.items() if fitted.convinced}
+    undone = {name: fitted.view.undone() for name, fitted in found.items() if fitted.convinced}
+    views = {name: found[name].view for name, first in undone.items() if first is None}
     tuned: tuple[nn.Module, nn.Module] = (extractor, classifier)
     trials: list[Trial] = []
     if views:
@@ -99,14 +101,18 @@ def deliver(
         outcome, reason, model = fitted.outcome, fitted.reason, kept
         if outcome == "priors corrected":
             model = (kept[0], with_priors(classifier, fitted.class_weights))
-        elif name in views:
-            gain, error = expected_gain(trials, views[name])
-            if views[name].keeps_scores or gain > _SURE * error:
-                model = tuned
+        elif fitted.convinced:
+            own, of = tuned, trials
+            if (first := undone[name]) is not None:
+                own = (nn.Sequential(first, kept[0]), kept[1])
+                of = [Trial(kept, own, source)]
+            gain, error = expected_gain(of, fitted.view)
+            if fitted.view.keeps_scores or gain > _SURE * error:
+                model = own
             else:
                 outcome = "kept"
                 reason = (
-                    f"training on the view that was found would gain {gain:.1f} ± {error:.1f} points on public records "
+                    f"following the view that was found would gain {gain:.1f} ± {error:.1f} points on public records "
                     f"seen through it, which is no clear gain, so the model is kept ({reason})"
                 )
         delivered[name] = Delivered(*model, outcome, reason)

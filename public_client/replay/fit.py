@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,7 @@ from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter
 from public_client.data.ranks import Ranks
 from public_client.replay.class_frequencies import FrequencyModel
+from public_client.replay.columns import MOST_COLUMNS, ColumnView, column_view, find_units
 from public_client.replay.delivery import laid_out
 from public_client.replay.missing_columns import TableView, find_gaps
 from public_client.replay.prior_width import LinearModel
@@ -97,6 +99,17 @@ class _Posterior:
         without = LinearModel(classes_alone, (self.classes,), features).widths()
         view.factors.copy_(torch.tensor(found.factors[:2]))
         return found.log_posterior - without.log_posterior > _CONVINCED
+
+    def columns(self) -> ColumnView | None:
+        """The identity in units of columns, for records that have few of them."""
+        records = self._source.images
+        return column_view(records) if records.dim() == 2 and records.shape[1] <= MOST_COLUMNS else None
+
+    def units(self, identity: ColumnView) -> ColumnView:
+        """The most probable units of columns."""
+        chosen = self._shuffled[: _JUDGED // 2]
+        source = Labelled(self._source.images[chosen], self._source.labels[chosen])
+        return find_units(identity, self._extractor, source, self._residuals)
 
     def loss(self, start: _Start, step: int, variance: float, generator: torch.Generator) -> Tensor:
         """One step's loss, a release alone standing for all of them.
@@ -204,15 +217,34 @@ def find_view(
     alone = posterior.evidence(identity)
     if alone.fits() or not alone.sees_misfit:
         return _without_view(still, alone, posterior)
-    if isinstance(identity, FeatureView) and not posterior.learn_widths(identity):
-        return _kept(still, alone, posterior, _STRANGE)
-    best, seen = _best_view(identity, posterior, generator, learning_rate, bar)
-    gained = seen.log_evidence - alone.log_evidence - math.log(CANDIDATES)
-    if gained > CONVINCED and seen.fits(max(FITS, min(VIEW_FITS * alone.unexplained, VIEW_MOST))):
-        weights = seen.frequencies.weights.to(features)
-        reason = f"a view explains the release: {seen}; without it {alone}"
-        return Fitted(best, weights, posterior.left(best, weights), "adapted by a view", reason)
-    return _kept(still, min(alone, seen, key=lambda one: one.at_most), posterior, _STRANGE)
+    closest = alone
+    for best, seen, told in _families(identity, given, posterior, generator, learning_rate, bar):
+        gained = seen.log_evidence - alone.log_evidence - math.log(CANDIDATES)
+        if gained > CONVINCED and seen.fits(max(FITS, min(VIEW_FITS * alone.unexplained, VIEW_MOST))):
+            weights = seen.frequencies.weights.to(features)
+            reason = f"{told} the release: {seen}; without it {alone}"
+            return Fitted(best, weights, posterior.left(best, weights), "adapted by a view", reason)
+        closest = min(closest, seen, key=lambda one: one.at_most)
+    return _kept(still, closest, posterior, _STRANGE)
+
+
+def _families(
+    identity: View,
+    given: View | None,
+    posterior: _Posterior,
+    generator: torch.Generator,
+    learning_rate: float,
+    bar: Reporter,
+) -> Iterator[tuple[View, Evidence, str]]:
+    """The best view of each family, its evidence and words for it; the simplest family first."""
+    columns = given if isinstance(given, ColumnView) else posterior.columns() if given is None else None
+    if columns is not None:
+        units = posterior.units(columns)
+        if bool(units.log_gain.any()):
+            yield units, posterior.evidence(units), f"other units of columns ({units}) explain"
+    if isinstance(identity, ColumnView) or (isinstance(identity, FeatureView) and not posterior.learn_widths(identity)):
+        return
+    yield *_best_view(identity, posterior, generator, learning_rate, bar), "a view explains"
 
 
 _STRANGE = "the release does not fit what is known of shifts, so the model is kept"

@@ -9,6 +9,7 @@ where the releases say little (few records, much noise) the view stays near the 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -29,6 +30,8 @@ VARIATION = Variation(
 
 # Widths of the priors: standard deviations around the identity.
 _WARP, _STROKE, _GAMMA, _BLUR, _GAIN, _BIAS = 0.3, 0.5, 0.5, 0.5, 0.3, 0.3
+_MIX = 0.3  # of a channel's share in another
+_MOST_MIXED = 4  # channels; of more, shares in each other are too many for a release
 _FEATURE_GAIN, _FEATURE_BIAS = 0.3, 0.5  # of the logarithm; in deviations of the feature
 _INVERTED = math.log(100.0)  # nats: one device in a hundred shows black as white
 _NOISE = 0.3  # of the deviation of noise on each pixel
@@ -62,6 +65,13 @@ class View(nn.Module):
         """Other places where a fit may begin; none where one start is enough."""
         return []
 
+    def undone(self) -> nn.Module | None:
+        """What makes the target's records look like the source's, to stand before the source-trained extractor.
+
+        None where it cannot be undone; then the models are tuned on what is seen.
+        """
+        return None
+
     def check(self, records: Tensor, features: Tensor) -> None:
         """Told of source records (m, ...) and their features (m, d) before a release is paid for.
 
@@ -71,7 +81,7 @@ class View(nn.Module):
 
 
 class ImageView(View):
-    """An affine resampling, sharpness, stroke thickness, gamma, gain and bias of images.
+    """An affine resampling, sharpness, stroke thickness, gamma, gain and bias of images, and a mixture of colours.
 
     Args:
         channels: c.
@@ -86,6 +96,7 @@ class ImageView(View):
         stroke: tanh of it mixes in a 3 x 3 maximum (thicker strokes) or minimum (thinner).
         gamma: logarithm of the exponent on brightness in [0, 1].
         affine: gain and bias of each channel.
+        mix: (c, c), what each channel takes of the others, beside its own gain; None for one channel or many.
         noise: deviation of noise on each pixel; its sign has no meaning.
         sign: 1, or -1 where black is seen as white.
     """
@@ -117,6 +128,8 @@ class ImageView(View):
         self.stroke = nn.Parameter(torch.zeros(()))
         self.gamma = nn.Parameter(torch.zeros(()))
         self.affine = ChannelAffine(channels)
+        mixed = 1 < channels <= _MOST_MIXED
+        self.mix = nn.Parameter(torch.zeros(channels, channels)) if mixed else None
         self._background = background
 
     def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -141,7 +154,10 @@ class ImageView(View):
         x = (1 - mix.abs()) * x + functional.relu(mix) * thick + functional.relu(-mix) * thin
         bright = ((x + 1) / 2).clamp(1e-3, 1.0)  # the lower end keeps the power's derivative finite
         gamma = self.gamma if drawn is None else self.gamma + drawn.gamma
-        seen: Tensor = self.affine(self.sign * (bright.pow(torch.exp(gamma)) * 2 - 1))
+        bright = self.sign * (bright.pow(torch.exp(gamma)) * 2 - 1)
+        seen: Tensor = self.affine(bright)
+        if self.mix is not None:
+            seen = seen + torch.einsum("oc,bchw->bohw", self.mix - torch.diag(torch.diagonal(self.mix)), bright)
         return seen
 
     def penalty(self) -> Tensor:
@@ -153,6 +169,8 @@ class ImageView(View):
         for parameter, width in widths:
             total = total + (parameter / width).square()
         total = total + ((affine.gain - 1) / _GAIN).square().sum() + (affine.bias / _BIAS).square().sum()
+        if self.mix is not None:
+            total = total + (self.mix / _MIX).square().sum()
         return 0.5 * total + _INVERTED * (self.sign < 0)
 
     def check(self, records: Tensor, features: Tensor) -> None:
@@ -166,21 +184,33 @@ class ImageView(View):
     def candidates(self, count: int, generator: torch.Generator) -> list[View]:
         """Views that look through random warps: from the identity alone a turn is fitted as a shear.
 
-        One in four also inverts, and two see noise: nothing leads there from where these are absent.
+        One in four also inverts, two see noise, and colours may change places: nothing leads there from where these
+        are absent.
         """
         views: list[View] = []
         for number, theta in enumerate(SEARCH.draw(count, generator)):
             views.append(self._start(theta, sign=-1.0 if number % 4 == 3 else 1.0))
         identity = torch.eye(2, 3)
-        return [*views, self._start(identity, sign=-1.0), *(self._start(identity, noise=much) for much in (0.2, 0.5))]
+        views.append(self._start(identity, sign=-1.0))
+        views.extend(self._start(identity, noise=much) for much in (0.2, 0.5))
+        if self.mix is not None:
+            orders = itertools.permutations(range(self.affine.channels))
+            views.extend(self._start(identity, order=order) for order in itertools.islice(orders, 1, None))
+        return views
 
-    def _start(self, theta: Tensor, *, sign: float = 1.0, noise: float = 0.0) -> ImageView:
+    def _start(
+        self, theta: Tensor, *, sign: float = 1.0, noise: float = 0.0, order: Sequence[int] | None = None
+    ) -> ImageView:
         ends = {"low": (self.centre - self.reach).flatten(), "high": (self.centre + self.reach).flatten()}
         view = ImageView(self.affine.channels, self._background, self.variation, **ends).to(self.warp.theta.device)
         with torch.no_grad():
             view.warp.theta.copy_(theta)
             view.sign.fill_(sign)
             view.noise.fill_(noise)
+            if order is not None and view.mix is not None:
+                taken = torch.eye(len(order))[list(order)]
+                view.affine.gain.copy_(torch.diagonal(taken))
+                view.mix.copy_(taken - torch.diag(torch.diagonal(taken)))
         return view
 
     def _resample(self, x: Tensor, drawn: Drawn | None) -> Tensor:

@@ -74,8 +74,10 @@ class ClassSums:
         classes, d = self._features.shape
         for start in range(0, len(features), _ROWS):
             kinds = torch.from_numpy(labels[start : start + _ROWS]).to(self._device)
-            v = rounded_features(features[start : start + _ROWS], self._map, bits=self._bits)  # (m, d)
-            v.mul_((kinds != UNLABELLED)[:, None])  # a record without a label adds nothing to any block
+            # A record without a label adds nothing to any block.
+            v = rounded_features(
+                features[start : start + _ROWS], self._map, bits=self._bits, counted=kinds != UNLABELLED
+            )  # (m, d) whole numbers
             by_class = torch.zeros((classes, d), dtype=torch.float64, device=self._device)
             by_class.index_add_(0, kinds.clamp(min=0), v)
             own = labels[start : start + _ROWS]

@@ -1,0 +1,253 @@
+"""Tables in other units: which of the target's columns were rescaled before the extractor saw them.
+
+A column in other units is a x + b: pounds for kilograms, mmol for mg/dl, Fahrenheit for Celsius. Behind an MLP that
+moves many features at once, and no gain or bias of features can follow it. Few columns are in other units, and those
+that are differ by a clear factor: so the prior on the logarithm of each factor is a spike at 0 with heavy tails
+(Cauchy), and a column is moved only where the release speaks for it by many nats. A smaller factor than `LEAST` counts
+as none, because hospitals' patients differ as well as their units. Columns are added one at a time, each by the
+likelihood of the release with other class frequencies integrated over (`class_frequencies`), and all that were added
+are fitted anew by Gauss-Newton steps.
+
+What is found is undone exactly, in front of the source-trained extractor: no weight is tuned.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from public_client.data.datasets import Labelled
+from public_client.replay.class_frequencies import FrequencyModel
+from public_client.replay.residuals import Residuals
+from public_client.replay.verdict import CONVINCED
+from public_client.replay.views import CLASS_WIDTH, View
+from shared.errors import InvalidValue
+from shared.extractor.adapters import FeatureAffine
+
+MOST_COLUMNS = 64
+"""Of a record; with more, a search takes minutes and a release hardly tells columns apart."""
+LEAST = 0.2
+"""Logarithm of the least factor that is a change of units."""
+_TRIED = 0.9  # logarithm of the factor, up and down, by which a column is tried
+_SPIKE = 0.02  # of the Cauchy prior: a factor of 2.5 costs 7.6 nats
+_ZERO = 3.0  # deviations of a column: how far its zero may lie from the records' own
+_DIFFERENCE = 0.05  # for slopes
+_NEWTON_STEPS = 4
+_SETTLED = 2.0  # nats, below which a Gauss-Newton step is the last
+_REFINED = 3  # of them, those that are fitted whole
+_SCANNED = 8  # of the views with one column more, those that are tried again after the first round
+_SHORTENED = 3  # times, where it does not gain
+_LONGEST = 1.0  # of such a step, in logarithms of factors and deviations
+
+
+class ColumnView(View):
+    """A gain for each column of a record, about a zero of its own: zero + gain (x - zero).
+
+    Args:
+        spread: (c,), positive: the source's deviation of each column.
+
+    Attributes:
+        log_gain: (c,).
+        zero: (c,), in deviations of the column; without a meaning where the gain is 1.
+    """
+
+    tunes_extractor = False
+    spread: Tensor
+
+    def __init__(self, spread: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("spread", spread.detach().clone())
+        self.log_gain = nn.Parameter(torch.zeros_like(self.spread))
+        self.zero = nn.Parameter(torch.zeros_like(self.spread))
+
+    def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Features (m, d) of records (m, c); they are not varied."""
+        gain = torch.exp(self.log_gain)
+        features: Tensor = extractor(records * gain + (1.0 - gain) * self.zero * self.spread)
+        return features
+
+    def penalty(self) -> Tensor:
+        """See `View.penalty`."""
+        return torch.log1p((self.log_gain / _SPIKE).square()).sum() + 0.5 * (self.zero / _ZERO).square().sum()
+
+    def check(self, records: Tensor, features: Tensor) -> None:
+        """See `View.check`."""
+        if records.dim() != 2 or records.shape[1] != len(self.spread):
+            raise InvalidValue(
+                f"the view has one gain for each of {len(self.spread)} columns, records have shape "
+                f"{tuple(records.shape[1:])}; make it with the deviation of each column, shape ({records.shape[-1]},)"
+            )
+
+    def undone(self) -> nn.Module:
+        """See `View.undone`."""
+        affine = FeatureAffine(len(self.spread)).to(self.spread)
+        with torch.no_grad():
+            affine.gain.copy_(torch.exp(-self.log_gain))
+            affine.bias.copy_((1.0 - affine.gain) * self.zero * self.spread)
+        return affine.requires_grad_(False)
+
+    def __str__(self) -> str:
+        gains = [(number, float(gain)) for number, gain in enumerate(self.log_gain.detach().exp()) if gain != 1.0]
+        return ", ".join(f"column {number} (from 0) times {gain:.3g}" for number, gain in gains)
+
+
+def column_view(records: Tensor) -> ColumnView:
+    """The identity for source records (m, c)."""
+    return ColumnView(records.std(dim=0).nan_to_num().clamp(min=1e-6)).to(records.device)
+
+
+def find_units(view: ColumnView, extractor: nn.Module, source: Labelled, residuals: Residuals) -> ColumnView:
+    """Adds columns in other units for as long as each pays for itself.
+
+    Args:
+        view: the identity; not changed.
+        extractor: frozen, records to features.
+        source: labelled public records that it is judged by.
+        residuals: from the releases.
+
+    Returns:
+        The most probable view that was met; the identity if no column pays, or if one that does may as well be missing.
+    """
+    search = _Search(extractor, source, residuals)
+    best = search.state(copy.deepcopy(view))
+    cost = math.log(2.0 * len(view.spread))
+    moves = [(column, size) for column in range(len(view.spread)) for size in (_TRIED, -_TRIED)]
+    while moves:
+        moves = search.ordered(moves, best)
+        proposed = max(
+            (search.refined(_tried(best.view, *move)) for move in moves[:_REFINED]),
+            key=lambda state: state.log_posterior,
+        )
+        if proposed.log_posterior <= best.log_posterior + cost:
+            break
+        best = proposed
+        moves = [move for move in moves[:_SCANNED] if not bool(best.view.log_gain[move[0]])]
+    return view if search.says_nothing(best) else best.view
+
+
+@dataclass(frozen=True)
+class _State:
+    """A view and what the releases say of it.
+
+    Attributes:
+        view: in the making.
+        left: released coefficients less its own, (N,).
+        unexplained: the most probable part of the features' variance that it leaves.
+        log_posterior: of the view, with the class frequencies integrated over.
+    """
+
+    view: ColumnView
+    left: Tensor
+    unexplained: float
+    log_posterior: float
+
+
+class _Search:
+    def __init__(self, extractor: nn.Module, source: Labelled, residuals: Residuals) -> None:
+        self._extractor, self._records, self._residuals = extractor, source.images, residuals
+        with torch.no_grad():
+            model = FrequencyModel(extractor(source.images), source.labels, residuals, int(source.labels.max()) + 1)
+            self._noise = model.tolerant(CLASS_WIDTH)
+        self._even = torch.ones(len(source)).to(source.images)
+
+    @torch.no_grad()
+    def left(self, view: View) -> Tensor:
+        """Released coefficients less those of the records as the view sees them, (N,)."""
+        residuals = self._residuals.of_all(view(self._extractor, self._records), self._even)
+        return -self._residuals.unit * residuals.flatten().double()
+
+    def state(self, view: ColumnView) -> _State:
+        left = self.left(view)
+        v = self._noise.most_probable(left)
+        log_posterior = float(self._noise.log_likelihood(left, v)) - float(view.penalty().detach())
+        return _State(view, left, v, log_posterior)
+
+    def ordered(self, moves: list[tuple[int, float]], state: _State) -> list[tuple[int, float]]:
+        """Columns and logarithms of factors, the most probable one more of them first."""
+        squares = [float(self._noise.square(self.left(_tried(state.view, *move)), 0.0)) for move in moves]
+        return [moves[i] for i in sorted(range(len(moves)), key=squares.__getitem__)]
+
+    def refined(self, view: ColumnView) -> _State:
+        """All columns that are moved, fitted anew; those that come back to their units are let go.
+
+        Nothing counts as unexplained at first: what a column leaves would be taken for that, and the fit end early.
+        """
+        left = self.left(view)
+        for v in (0.0, None):
+            view, left = self._descended(view, left, self._noise.most_probable(left) if v is None else v)
+        with torch.no_grad():
+            small = view.log_gain.abs() < LEAST
+            view.log_gain[small] = 0.0
+            view.zero[small] = 0.0
+        return self.state(view)
+
+    def says_nothing(self, state: _State) -> bool:
+        """Whether the release is about as probable if a column that shrank holds one value: that is no unit."""
+        middle = self._records.mean(dim=0) / state.view.spread
+        for column in (state.view.log_gain < 0.0).nonzero()[:, 0].tolist():
+            other = copy.deepcopy(state.view)
+            gain = float(state.view.log_gain[column].detach().exp())
+            with torch.no_grad():
+                other.zero[column] = gain * middle[column] + (1.0 - gain) * state.view.zero[column]
+                other.log_gain[column] = -math.inf
+            still = float(self._noise.log_likelihood(self.left(other), state.unexplained))
+            if float(self._noise.log_likelihood(state.left, state.unexplained)) - still < CONVINCED:
+                return True
+        return False
+
+    def _descended(self, view: ColumnView, left: Tensor, v: float) -> tuple[ColumnView, Tensor]:
+        """Gauss-Newton steps on the columns that are moved."""
+        active = (view.log_gain != 0.0).nonzero()[:, 0]
+        for _ in range(_NEWTON_STEPS):
+            now = self._energy(view, left, v)
+            step, gained = self._step(view, left, active, v), 0.0
+            for _ in range(_SHORTENED):
+                other = _moved(view, active, step)
+                after = self.left(other)
+                gained = now - self._energy(other, after, v)
+                if gained > 0.0:
+                    view, left = other, after
+                    break
+                step = 0.3 * step
+            if gained < _SETTLED:
+                break
+        return view, left
+
+    def _energy(self, view: ColumnView, left: Tensor, v: float) -> float:
+        return 0.5 * float(self._noise.square(left, v)) + float(view.penalty().detach())
+
+    def _step(self, view: ColumnView, left: Tensor, active: Tensor, v: float) -> Tensor:
+        """(2, a): of the gains and of the zeros of the active columns."""
+        a = len(active)
+        slopes = []
+        for number in range(2 * a):
+            unit = torch.zeros(2 * a).to(view.log_gain)
+            unit[number] = _DIFFERENCE
+            slopes.append((left - self.left(_moved(view, active, unit.reshape(2, a)))) / _DIFFERENCE)
+        jacobian = self._noise.scaled(torch.stack(slopes, dim=1), v)  # (N, 2 a)
+        at = torch.cat((view.log_gain[active], view.zero[active])).detach().double()
+        # The Cauchy prior as the normal one of the same slope here.
+        spike = 2.0 / (_SPIKE**2 + at[:a].square())
+        precision = torch.cat((spike, torch.full_like(spike, 1.0 / _ZERO**2)))
+        pulled = jacobian.T @ self._noise.scaled(left, v) - precision * at
+        step = torch.linalg.solve(jacobian.T @ jacobian + torch.diag(precision), pulled)
+        return step.clamp(-_LONGEST, _LONGEST).reshape(2, a).to(view.log_gain)
+
+
+def _tried(view: ColumnView, column: int, size: float) -> ColumnView:
+    other = copy.deepcopy(view)
+    with torch.no_grad():
+        other.log_gain[column] = size
+    return other
+
+
+def _moved(view: ColumnView, active: Tensor, step: Tensor) -> ColumnView:
+    other = copy.deepcopy(view)
+    with torch.no_grad():
+        other.log_gain[active] += step[0]
+        other.zero[active] += step[1]
+    return other
