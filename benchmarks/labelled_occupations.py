@@ -172,7 +172,7 @@ def choose(path: Path) -> None:
         print(f"{head}: {words}; mean {statistics.mean(below.values()):.2f}", flush=True)
 
     told("source", {column: [end["source"] for end in found] for column, found in ends.items()})
-    for steps, clip in ((3, None), (6, None), (10, None), (10, 1.5)):
+    for steps, clip in ((3, None), (6, None), (10, None), (20, None), (10, 1.5)):
         method = replace(_SCORING, clip_norm=clip)
         reached = {
             column: [task.reached(method, epsilon=1.0, seed=0, steps=steps) for task in found]
