@@ -17,12 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.audit.attacks import GAIN, SLICED_ATTACKS, Attack, Released
-from shared.kernels.clipping import clip_records
+from shared.kernels.clipping import RECORD_NORM, clip_records
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.class_statistics.geometry import Weights, free_moment_weight
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration, StatisticsRequest
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.critic.mechanism import CRITIC, CriticDeclaration
+from shared.mechanisms.distributions.encoding import THRESHOLDS
+from shared.mechanisms.distributions.histograms import public_directions
+from shared.mechanisms.distributions.mechanism import (
+    DISTRIBUTIONS,
+    LABELLED_DISTRIBUTIONS,
+    DistributionsDeclaration,
+    DistributionsRequest,
+)
 from shared.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT
 from shared.mechanisms.evaluation.mechanism import (
     CALIBRATION_SENSITIVITY,
@@ -33,6 +41,7 @@ from shared.mechanisms.evaluation.mechanism import (
 )
 from shared.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
 from shared.mechanisms.loss_gradient import LossGradientRequest
+from shared.mechanisms.quantiles.coefficients import cosine_basis
 from shared.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
 from shared.optimal_transport.semi_debiased import labelled_points, semi_debiased
 from shared.protocol.messages import StepRelease
@@ -157,6 +166,56 @@ class StatisticsAttack(KnownMean):
 
 
 @dataclass(frozen=True)
+class DistributionsAttack(KnownMean):
+    """On distribution functions, all coefficients of them: opposite records whose projections are all alike."""
+
+    window: float = 0.8
+
+    @property
+    def v(self) -> Tensor:
+        """The unit vector whose projections on the orthogonal directions are all the same."""
+        level: Tensor = public_directions(0, self.features, self.directions).sum(dim=1)
+        return level / torch.linalg.vector_norm(level)
+
+    @property
+    def request(self) -> bytes:
+        """Nothing."""
+        return DistributionsRequest().to_bytes()
+
+    @property
+    def mechanism(self) -> str:
+        """The name of what every step releases."""
+        return (LABELLED_DISTRIBUTIONS if self.classes else DISTRIBUTIONS).name
+
+    def declaration(self, sigma: float) -> DistributionsDeclaration:
+        """The mechanism's own declaration."""
+        weight = 1.0 if self.classes else 0.0
+        return DistributionsDeclaration(self.classes, self.directions, THRESHOLDS, self.window, weight, sigma)
+
+    def parts(self, reply: Any) -> Sequence[Any]:
+        """See `KnownMean`."""
+        return (reply.sum,)
+
+    def mean(self, *, neighbour: bool) -> Tensor:
+        """See `KnownMean`: each record at 1/2 v, the canary at -1/2 v; no record is of another class."""
+        along = RECORD_NORM * (self.v @ public_directions(0, self.features, self.directions))  # (k,)
+        thresholds = torch.arange(THRESHOLDS, dtype=torch.float64) - THRESHOLDS // 2
+
+        def indicators(projections: Tensor) -> Tensor:  # (M, k)
+            cells = torch.round(projections * THRESHOLDS / self.window)
+            return (cells > thresholds[:, None]).double() - (thresholds[:, None] < 0.0).double()
+
+        canary = indicators(-along if neighbour else along)
+        sums = cosine_basis(THRESHOLDS, THRESHOLDS).T @ ((self.records - 1) * indicators(along) + canary)
+        if not self.classes:
+            return sums.reshape(-1)
+        counts = torch.zeros(self.classes, dtype=torch.float64)
+        counts[0] = self.records
+        others = torch.zeros((self.classes - 1) * sums.numel(), dtype=torch.float64)
+        return torch.cat([counts, sums.reshape(-1), others])
+
+
+@dataclass(frozen=True)
 class EvaluationAttack(KnownMean):
     """On an evaluation: the canary's prediction is wrong at the least confidence, the others' right at the largest."""
 
@@ -242,6 +301,16 @@ ATTACKS: tuple[Attack, ...] = (
         name="class statistics",
         what="counts, class sums and second moments at the weights that cost nothing",
         records=16, batch=16, features=8, scores=_SCORES, classes=2,
+    ),
+    DistributionsAttack(
+        name="distributions",
+        what="all coefficients of the distribution functions in 4 orthogonal directions",
+        records=16, batch=16, features=4, scores=_SCORES, directions=4,
+    ),
+    DistributionsAttack(
+        name="labelled distributions",
+        what="the same of two classes, with their counts",
+        records=16, batch=16, features=4, scores=_SCORES, directions=4, classes=2,
     ),
     EvaluationAttack(
         name="evaluation",

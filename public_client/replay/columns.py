@@ -234,7 +234,7 @@ class _Search:
         spike = 2.0 / (_SPIKE**2 + at[:a].square())
         precision = torch.cat((spike, torch.full_like(spike, 1.0 / _ZERO**2)))
         pulled = jacobian.T @ self._noise.scaled(left, v) - precision * at
-        step = torch.linalg.solve(jacobian.T @ jacobian + torch.diag(precision), pulled)
+        step: Tensor = torch.linalg.solve(jacobian.T @ jacobian + torch.diag(precision), pulled)
         return step.clamp(-_LONGEST, _LONGEST).reshape(2, a).to(view.log_gain)
 
 
