@@ -13,7 +13,7 @@ from public_client.replay.views import ImageView
 from public_client.testing.mock import MockCurator, mock_description
 
 STAINS = torch.tensor([[1.0, 0.2, 0.1], [0.1, 0.3, 1.0]])  # (2, 3): of the digit, and of what lies over it
-MIXED = torch.tensor([[0.55, 0.35, 0.10], [0.10, 0.80, 0.10], [0.40, 0.10, 0.50]])
+BLUER = torch.tensor([[0.1, 0.1, 0.8], [0.1, 0.8, 0.1], [0.8, 0.1, 0.1]])
 
 
 def stained(images: torch.Tensor, seed: int) -> torch.Tensor:
@@ -52,20 +52,21 @@ def test_mixed_colours_are_followed_end_to_end():
     images = torch.from_numpy(bundle.images.astype("float32") / 8.0 - 1.0).unsqueeze(1)
     labels = torch.from_numpy(bundle.target.astype("int64"))
     source = Labelled(stained(images[::2], 0), labels[::2])
-    seen = torch.einsum("oc,mchw->mohw", MIXED, stained(images[1::2], 1)).contiguous()
+    seen = torch.einsum("oc,mchw->mohw", BLUER, stained(images[1::2], 1)).contiguous()
     target = Labelled(seen, labels[1::2])
     torch.manual_seed(0)
-    extractor = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(108, 24), nn.ReLU())
+    extractor = nn.Sequential(
+        nn.Conv2d(3, 12, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(108, 24), nn.ReLU()
+    )
     classifier = nn.Linear(24, 10)
     loader = source_loader(source, batch_size=64)
     train_source(extractor, classifier, loader, epochs=15, learning_rate=3e-3)
     described = mock_description(records=len(seen), record_shape=(3, 8, 8), epsilon=8.0, delta=1e-5)
     hospital = Hospital(MockCurator(described, records=lambda count: seen[:count]))
-    plan = hospital.plan(Replay(directions=100, tuning_steps=600), epsilon=4.0)
+    plan = hospital.plan(Replay(directions=60, tuning_steps=300), epsilon=4.0)
     model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=0, device="cpu")
     model.fit(loader, progress=False)
     (report,) = model.reports
-    before, after = accuracy(extractor, classifier, target), accuracy(model.model().extractor, model.model().classifier, target)
-    print(before, after, report, accuracy(extractor, classifier, source), accuracy(extractor, classifier, Labelled(stained(images[1::2], 1), labels[1::2])))
     assert report["outcome"] == "adapted by a view", report
-    assert after > before + 5.0
+    adapted = model.model()
+    assert accuracy(adapted.extractor, adapted.classifier, target) > accuracy(extractor, classifier, target) + 10.0
