@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
 	@echo "make test              lint, types, import directions and the tests, the story in containers too"
-	@echo "make test-quick        the same without containers and without other stories of several processes"
+	@echo "make test-quick        the same without containers, stories of several processes and long searches"
 	@echo "make test-exhaustive   random kills, long timing runs, the air gap, ten times the examples, new seeds (hours)"
 	@echo "make test-containers   all that is tested in containers: two hospitals, lost networks, the air gap too"
 	@echo "make docs              build the documentation site into .build/site"
@@ -48,7 +48,7 @@ test: set-up lint types
 	$(BIN)/pytest --numprocesses $(WORKERS) $(ARGS)
 
 test-quick: set-up lint types
-	$(BIN)/pytest --numprocesses $(WORKERS) -m "not containers and not end_to_end and not exhaustive" $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) -m "not containers and not end_to_end and not long and not exhaustive" $(ARGS)
 
 test-containers: set-up
 	$(BIN)/pytest -m containers --timeout 7200 $(ARGS)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from benchmarks import records
 from benchmarks.generate import data
 from public_client import MockCurator, mock_description
+from public_client.cli.options import key_values
 from public_client.generation import GENERATION_METHODS, GenerationMethod, Generator
 from public_client.generation.generating import generate, plan_generator
 from shared.kernels.noise import grid_step
@@ -38,6 +39,7 @@ SHORT: Mapping[str, tuple[Mapping[str, Any], int | None]] = {
     "dp-merf": ({"width": 8, "updates": 800, "learning_rate": 0.005}, None),
     "dp-sinkhorn": ({"width": 8, "learning_rate": 0.003}, 600),
     "gaussian": ({}, None),
+    "sliced-distributions": ({"width": 8, "updates": 800, "learning_rate": 0.005}, None),
     "dp-swd": ({"width": 8, "learning_rate": 0.003}, 1500),
     "dp-swd-quantiles": ({"width": 8, "learning_rate": 0.003}, 1500),
 }
@@ -107,7 +109,9 @@ def run(arguments: argparse.Namespace, file: Path) -> None:
     tests = (held["test"][0] * 2.0 - 1.0, torch.from_numpy(held["test"][1]))
     for seed in range(arguments.seeds):
         for epsilon in arguments.epsilons:
-            for name, (settings, steps) in SHORT.items():
+            for name, (short, few) in SHORT.items():
+                settings = {**short, **key_values("--set", tuple(arguments.set))}
+                steps = few if few is None or arguments.steps is None else arguments.steps
                 told = {"data": arguments.data, "method": name, "epsilon": epsilon, "seed": seed, **settings}
                 told["steps"] = steps
                 if (arguments.only and name != arguments.only) or records.on_file(told, records.read(file)):
@@ -118,7 +122,8 @@ def run(arguments: argparse.Namespace, file: Path) -> None:
                 spent = time.process_time() - begun
                 reached = accuracy(generator, *tests, seed=seed)
                 cost = generator.facts["guarantee"]["epsilon"]
-                records.append(file, told | {"accuracy": reached, "ledger": cost, "cpu_seconds": round(spent)})
+                found = {"accuracy": reached, "ledger": cost, "cpu_seconds": round(spent), "device": arguments.device}
+                records.append(file, told | found)
                 print(f"{name}, epsilon {epsilon:g}, seed {seed}: {reached:.1f} ({spent:.0f} CPU seconds)", flush=True)
 
 
@@ -209,6 +214,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--steps", type=int, help="of the methods that take steps, in the place of the short runs'")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting of the method")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "run":

@@ -17,6 +17,24 @@ settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quick_starts():
+    """What a test starts is forked from a process that has loaded torch; see `forked_starts`."""
+    from forked_starts import in_force
+
+    with in_force():
+        yield
+
+
+@pytest.fixture
+def true_starts():
+    """For a test of how a program comes up: what it starts loads all it needs."""
+    from forked_starts import suspended
+
+    with suspended():
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres():
     """A real PostgreSQL server of this session's own. Where there can be none, the tests that ask are skipped."""

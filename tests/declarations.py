@@ -8,6 +8,7 @@ from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.critic.mechanism import CriticDeclaration
+from shared.mechanisms.distributions.mechanism import DistributionsDeclaration
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.mechanisms.gradient.mechanism import GradientDeclaration
 from shared.mechanisms.interface import Payload
@@ -52,6 +53,10 @@ def evaluation(declared: EvaluationDeclaration) -> Declared:
 
 def class_statistics(declared: StatisticsDeclaration) -> Declared:
     return "class_statistics", declared
+
+
+def distributions(declared: DistributionsDeclaration) -> Declared:
+    return ("labelled_distributions" if declared.classes else "distributions"), declared
 
 
 def sinkhorn(declared: SinkhornDeclaration) -> Declared:

@@ -2,6 +2,8 @@
 
     python -m benchmarks.audit                      # writes docs/privacy/audit.md
     python -m benchmarks.audit --trials 300 --output /tmp/audit.md
+    python -m benchmarks.audit --mock --trials 300 --broken-trials 300 --output docs/privacy/audit-mechanisms.md \
+        --attacks "labelled rows" "class statistics" ...  # every mechanism's own, without a service
 
 Two neighbouring data sets, D and D', differ in one record: the canary. For each a curator runs with real certificates,
 a real ledger and a real gRPC server on loopback; a client attacks both in the same way and computes, for each release

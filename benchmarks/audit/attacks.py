@@ -3,6 +3,8 @@
 D holds n records of value 1; in D' one of them, the canary, is -10,000. The extractor is linear in the record and so
 large that every feature vector is clipped: the canary's features are v/2 in D and -v/2 in D', a replaced record of the
 largest norm that the price allows for. The other records are known to the attacker (they are 1), as the promise allows.
+Where labels are read, all are 0, but for a canary whose label changes as well. Here are the sliced releases;
+`known_means` has those of which the attacker knows the mean.
 
 Scores are log-likelihood ratios of what was released, D' against D, for the honest mechanism, given the directions U
 that the release publishes. Where a fault needs another statistic, an attack of its own has it.
@@ -12,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from benchmarks.audit.faults import KNOWN_SEED
 from public_client.curator.values import UploadedExtractor
@@ -29,16 +32,14 @@ from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientRe
 from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from shared.mechanisms.quantiles.coefficients import cosine_basis
 from shared.mechanisms.quantiles.cotangents import QuantileCotangent
-from shared.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
 from shared.mechanisms.sliced import SlicedDeclaration, SlicedRequest
-from shared.optimal_transport.semi_debiased import labelled_points, semi_debiased
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.events import RunEvent
 from shared.protocol.messages import RunParameters, StepRelease
 from shared.steps.admission import run_event
 
 OUTLIER = -1e4
-_GAIN = 4.0  # norm of the features of a record of value 1: eight times the clip norm
+GAIN = 4.0  # norm of the features of a record of value 1: eight times the clip norm
 _FREE_SIGMA = 1e4  # noise of a release that is to cost nothing, where only the gradient is attacked
 
 Score = Callable[["Attack", Sequence["Released"]], float]
@@ -50,13 +51,15 @@ class Released:
 
     Attributes:
         seed: of the directions.
-        values: rows (b, k) or coefficients (L, k), float64.
+        values: rows (b, k), coefficients (L, k) or what else was released, float64.
         gradient: (p,) float64, where the run declares one.
+        sigmas: declared noise of each part.
     """
 
     seed: bytes
     values: Tensor
     gradient: Tensor | None
+    sigmas: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -69,16 +72,17 @@ class Attack:
         records: n.
         batch: b.
         features: d.
-        directions: k.
+        scores: by name; each gives a bound of its own.
+        directions: k of a sliced release.
         steps: T of one trial.
+        coefficients: L, or None for rows.
         gradient: whether the trial declares a gradient, and attacks it.
         attacks_release: whether the release carries information (else its noise is so large that it is free).
-        coefficients: L, or None for rows.
-        scores: by name; each gives a bound of its own.
         clip_norm: C of the gradient.
         knows_directions: whether the extractor is made for the directions that the client would have asked for.
         epsilon: what one trial is to cost.
-        classes: C of the records' labels, which are all 0; 0 where there are none.
+        classes: C of the records' labels; 0 where there are none.
+        canary_label: of the canary in D'; all other labels are 0.
     """
 
     name: str
@@ -86,16 +90,17 @@ class Attack:
     records: int
     batch: int
     features: int
-    directions: int
-    steps: int
-    coefficients: int | None
     scores: dict[str, Score]
+    directions: int = 0
+    steps: int = 1
+    coefficients: int | None = None
     gradient: bool = False
     attacks_release: bool = True
     clip_norm: float = 0.02
     knows_directions: bool = False
     epsilon: float = 1.5
     classes: int = 0
+    canary_label: int = 0
 
     def data(self, *, neighbour: bool) -> NDArray[np.float32]:
         """The records of D or D', (n, 1)."""
@@ -103,6 +108,13 @@ class Attack:
         if neighbour:
             values[-1] = OUTLIER
         return values
+
+    def labels(self, *, neighbour: bool) -> NDArray[np.int64]:
+        """Of the records of D or D', (n,)."""
+        kinds = np.zeros(self.records, dtype=np.int64)
+        if neighbour:
+            kinds[-1] = self.canary_label
+        return kinds
 
     @property
     def v(self) -> Tensor:
@@ -116,7 +128,7 @@ class Attack:
     def module(self) -> nn.Module:
         """The extractor: x -> gain x v, or x -> 0 where only the gradient is attacked."""
         made = nn.Linear(1, self.features, bias=False)
-        weight = _GAIN * self.v if self.attacks_release else torch.zeros(self.features)
+        weight = GAIN * self.v if self.attacks_release else torch.zeros(self.features)
         made.weight.data = weight.to(torch.float32)[:, None]
         return made
 
@@ -134,12 +146,18 @@ class Attack:
 
     @property
     def _release(self) -> str:
-        return "rows" if self.coefficients is None else "quantiles"
+        name = "rows" if self.coefficients is None else "quantiles"
+        return f"labelled_{name}" if self.classes else name
 
-    def declaration(self, sigma: float) -> SlicedDeclaration | GradientDeclaration | SinkhornDeclaration:
+    @property
+    def label_weight(self) -> float:
+        """Of the one-hot label: as much as is allowed."""
+        return RECORD_NORM if self.classes else 0.0
+
+    def declaration(self, sigma: float) -> Any:
         """The mechanism's own declaration."""
         noise = sigma if self.attacks_release else _FREE_SIGMA
-        sliced = SlicedDeclaration(self.directions, noise, self.coefficients or 0)
+        sliced = SlicedDeclaration(self.directions, noise, self.coefficients or 0, label_weight=self.label_weight)
         if not self.gradient:
             return sliced
         summed = ClippedSum(("weight",), self.clip_norm, self._gradient_sigma(sigma))
@@ -156,17 +174,22 @@ class Attack:
             steps=steps,
         )
 
-    def released(self, release: StepRelease) -> Released:
-        """What a step's reply says."""
+    def released(self, release: StepRelease, sigmas: tuple[float, ...]) -> Released:
+        """What a step's reply says, with the noise of each part of the run."""
         reply = MECHANISMS[self.mechanism].reply.from_bytes(release.payload)
         sliced = reply.sliced if isinstance(reply, GradientReply) else reply
         gradient = reply.gradient.to_tensor(dtype=torch.float64) if isinstance(reply, GradientReply) else None
-        return Released(sliced.seed, sliced.values.to_tensor(dtype=torch.float64), gradient)
+        return Released(sliced.seed, sliced.values.to_tensor(dtype=torch.float64), gradient, sigmas)
 
     def event(self, sigma: float, *, steps: int | None = None) -> RunEvent:
         """What is priced for one trial."""
         size = RunSize(self.batch, steps or self.steps)
         return run_event(MECHANISMS[self.mechanism], self.declaration(sigma), size, self.facts)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the shift does not depend on random directions."""
+        return self.event(1.0).step.shift().is_constant
 
     @property
     def facts(self) -> Facts:
@@ -185,65 +208,6 @@ class Attack:
         shift = (self.directions / self.features) ** 0.5  # of one record, in the features' units
         weight = 1.0 if self.coefficients is None else ((2 * self.coefficients - 1) / self.batch) ** 0.5
         return sigma * 2.0 * self.clip_norm / (shift * weight)
-
-
-@dataclass(frozen=True)
-class PointsAttack(Attack):
-    """On the gradient in generated points: all of them lie at 0, so that D draws them to v, and the canary to -v."""
-
-    points: int = 16
-
-    @property
-    def request(self) -> bytes:
-        """The same points in every step."""
-        return self._request.to_bytes()
-
-    @property
-    def _request(self) -> SinkhornRequest:
-        return SinkhornRequest(np.zeros((self.points, self.features), np.float32), (0,) * self.points)
-
-    @property
-    def mechanism(self) -> str:
-        """The name of what every step releases."""
-        return SINKHORN.name
-
-    def declaration(self, sigma: float) -> SinkhornDeclaration:
-        """The mechanism's own declaration; a small blur, so that each point goes to one record."""
-        return SinkhornDeclaration(self.classes, self.points, 0, 1.0, 0.0, 0.01, 50, self.clip_norm, sigma)
-
-    def released(self, release: StepRelease) -> Released:
-        """What a step's reply says."""
-        reply = SINKHORN.reply.from_bytes(release.payload)
-        return Released(b"", torch.empty(0), reply.gradient.to_tensor(dtype=torch.float64))
-
-    def gradient_of(self, *, neighbour: bool) -> Tensor:
-        """The honest release without noise, (points, d): a full batch, so nothing of it is random."""
-        records = torch.from_numpy(self.data(neighbour=neighbour)).to(torch.float64)
-        declared = self.declaration(1.0)
-        points = torch.zeros((self.points, self.features), dtype=torch.float64, requires_grad=True)
-        label = partial(labelled_points, classes=self.classes, weight=declared.label_weight)
-        loss = semi_debiased(
-            label(points, torch.zeros(self.points, dtype=torch.int64)),
-            label(records * (_GAIN * self.v)[None, :], torch.zeros(self.records, dtype=torch.int64)),
-            fresh=0,
-            l1=declared.l1_weight,
-            blur=declared.blur,
-            iterations=declared.iterations,
-        )
-        (gradient,) = torch.autograd.grad(loss, points)
-        return clip_records(gradient.reshape(1, -1), self.clip_norm).reshape(gradient.shape)
-
-
-def of_points(attack: Attack, releases: Sequence[Released]) -> float:
-    """Sum over steps of the exact log-likelihood ratio of the gradients in generated points."""
-    assert isinstance(attack, PointsAttack)
-    sigma, _ = SIGMAS[attack.name]
-    means = [attack.gradient_of(neighbour=which) for which in (False, True)]
-    total = 0.0
-    for one in releases:
-        assert one.gradient is not None
-        total += float(((one.gradient - means[0]).square() - (one.gradient - means[1]).square()).sum())
-    return total / (2.0 * sigma**2)
 
 
 def of_coefficients(attack: Attack, releases: Sequence[Released]) -> float:
@@ -283,22 +247,21 @@ def of_one_sample(attack: Attack, releases: Sequence[Released]) -> float:
 
 
 def _U(attack: Attack, release: Released) -> Tensor:
-    return directions(release.seed, attack.features, attack.directions).to(torch.float64)
+    return directions(release.seed, attack.features + attack.classes, attack.directions).to(torch.float64)
 
 
 def _clipped(attack: Attack, *, neighbour: bool) -> Tensor:
-    """The features (n, d) as the honest curator clips them."""
+    """The features (n, d), their labels beside them where they are read, as the honest curator clips them."""
     values = torch.from_numpy(attack.data(neighbour=neighbour)).to(torch.float64)
-    raw = values * (_GAIN * attack.v)[None, :] if attack.attacks_release else values * torch.zeros(attack.features)
+    raw = values * (GAIN * attack.v)[None, :] if attack.attacks_release else values * torch.zeros(attack.features)
+    if attack.classes:
+        kinds = torch.from_numpy(attack.labels(neighbour=neighbour))
+        raw = torch.cat([raw, attack.label_weight * functional.one_hot(kinds, attack.classes)], dim=1)
     return clip_records(raw, RECORD_NORM)
 
 
-SIGMAS: dict[str, tuple[float, float]] = {}
-"""Noise of release and gradient of the runs that are being scored, by attack."""
-
-
 def _coefficients(attack: Attack, release: Released) -> float:
-    U, (sigma, _) = _U(attack, release), SIGMAS[attack.name]
+    U, sigma = _U(attack, release), release.sigmas[0]
     basis = cosine_basis(attack.batch, attack.coefficients or 1)
     means = [
         basis.T @ (_clipped(attack, neighbour=which) @ U).sort(dim=0).values for which in (False, True)
@@ -310,7 +273,7 @@ def _coefficients(attack: Attack, release: Released) -> float:
 def _gradient(attack: Attack, release: Released) -> float:
     """The gradient of each record is known but for the canary's: cotangents are functions of public values."""
     assert release.gradient is not None
-    U, (_, sigma) = _U(attack, release), SIGMAS[attack.name]
+    U, sigma = _U(attack, release), release.sigmas[1]
     source = torch.zeros(1, attack.features, dtype=torch.float64)
     cotangent = QuantileCotangent.from_release(release.values, source, U, batch=attack.batch)
     sums = []
@@ -320,7 +283,7 @@ def _gradient(attack: Attack, release: Released) -> float:
         pulled = cotangent.batch(features)
         if attack.attacks_release:  # on the sphere of clipped rows only what is tangential moves them
             along = (pulled * attack.v).sum(dim=1, keepdim=True) * attack.v
-            pulled = (pulled - along) * (RECORD_NORM / (values.abs() * _GAIN))
+            pulled = (pulled - along) * (RECORD_NORM / (values.abs() * GAIN))
         sums.append(clip_records(values * pulled, attack.clip_norm).sum(dim=0))
     observed = release.gradient
     return float(((observed - sums[0]).square() - (observed - sums[1]).square()).sum()) / (2.0 * sigma**2)
@@ -328,16 +291,18 @@ def _gradient(attack: Attack, release: Released) -> float:
 
 def _rows(attack: Attack, release: Released) -> NDArray[np.float64]:
     """(b,): log density of each row at the canary's place in D' against every record's place in D."""
-    U, (sigma, _) = _U(attack, release), SIGMAS[attack.name]
-    place = (RECORD_NORM * attack.v) @ U  # (k,)
-    return (-2.0 * (release.values @ place) / sigma**2).numpy()
+    U, sigma = _U(attack, release), release.sigmas[0]
+    place, new = (_clipped(attack, neighbour=which)[-1] @ U for which in (False, True))  # (k,)
+    observed = release.values
+    ratios = ((observed - place).square() - (observed - new).square()).sum(dim=1) / (2.0 * sigma**2)
+    return ratios.numpy()
 
 
 def _log_mean_exp(values: NDArray[np.float64]) -> float:
     return float(np.logaddexp.reduce(values) - np.log(len(values)))
 
 
-ATTACKS: tuple[Attack, ...] = (
+SLICED_ATTACKS: tuple[Attack, ...] = (
     Attack(
         name="rows",
         what="one release of noisy rows, full batch of 2 in secret order",
@@ -374,10 +339,16 @@ ATTACKS: tuple[Attack, ...] = (
         records=8, batch=1, features=64, directions=64, steps=8, coefficients=None,
         scores={"fresh samples": of_fresh_samples, "one sample": of_one_sample},
     ),
-    PointsAttack(
-        name="generated points",
-        what="one gradient in 16 generated points, full batch of 2 labelled records",
-        records=2, batch=2, features=8, directions=1, steps=1, coefficients=None,
-        scores={"likelihood ratio": of_points}, clip_norm=0.5, classes=2,
+    Attack(
+        name="labelled rows",
+        what="one noisy row with its label beside it; the canary, the only record, has another label",
+        records=1, batch=1, features=8, directions=64, steps=1, coefficients=None,
+        scores={"likelihood ratio": of_rows}, classes=2, canary_label=1, epsilon=2.0,
+    ),
+    Attack(
+        name="labelled coefficients",
+        what="one release of L = 1 quantile coefficient of such rows, full batch of 16",
+        records=16, batch=16, features=8, directions=64, steps=1, coefficients=1,
+        scores={"likelihood ratio": of_coefficients}, classes=2, canary_label=1, epsilon=2.0,
     ),
 )  # fmt: skip

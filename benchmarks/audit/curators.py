@@ -52,7 +52,8 @@ class LiveCurator:
         delta: of the ledger's budget, at which it quotes every price.
         fault_name: a key of `faults.FAULTS`.
         process: whether it runs as a process of its own.
-        classes: C of the records' labels, which are all 0; 0 for none.
+        labels: (n,) of the records.
+        classes: C of the labels; 0: there are none.
     """
 
     def __init__(
@@ -63,11 +64,12 @@ class LiveCurator:
         delta: float,
         fault_name: str,
         process: bool = True,
-        classes: int = 0,
+        labels: np.ndarray,
+        classes: int,
     ) -> None:
         directory.mkdir(parents=True)
         held = directory / "records.npz"
-        np.savez(held, records=records.astype(np.float32), labels=np.zeros(len(records), np.int64))
+        np.savez(held, records=records.astype(np.float32), labels=labels)
         told = {"labels_array": "labels", "classes": classes} if classes else {}
         self._home = homes.create(
             directory / "home",
@@ -101,11 +103,6 @@ class LiveCurator:
     ) -> None:
         self._stack.close()
 
-    def upload(self, module: nn.Module) -> UploadedExtractor:
-        """Traces and uploads an extractor."""
-        graph = trace(module, self.client.describe().record_shape)
-        return self.client.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(module, graph)))
-
     def ledger_verifies(self) -> bool:
         """Whether the ledger of all these trials is sound."""
         with self._home.open_ledger() as ledger:
@@ -129,6 +126,12 @@ class LiveCurator:
                 raise RuntimeError(f"the curator did not start: {self._log.read_text()[-2000:]}")
             time.sleep(0.05)
         return self._home.address.read_text().strip()
+
+
+def upload(client: Curator, module: nn.Module) -> UploadedExtractor:
+    """Traces and uploads an extractor."""
+    graph = trace(module, client.describe().record_shape)
+    return client.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(module, graph)))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

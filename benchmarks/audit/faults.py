@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import numpy as np
@@ -18,10 +19,11 @@ from torch import Tensor
 
 from private_curator.steps import release
 from private_curator.steps.randomness import SystemNoise
-from shared.kernels.clipping import clip_records, neutralise
+from shared.kernels.clipping import RECORD_NORM, clip_factors, clip_records, neutralise
 from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray, grid_step, release_finely
+from shared.kernels.noise import GridArray, NoiseSource, SeededNoise, grid_step, release_finely
 from shared.mechanisms import clipped_sum
+from shared.mechanisms.class_statistics import sums
 from shared.mechanisms.interface import Step
 from shared.mechanisms.sinkhorn import mechanism as sinkhorn
 from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
@@ -34,6 +36,13 @@ KNOWN_SEED = hashlib.sha256(b"directions that the client asked for").digest()
 
 class HalvedNoise(SystemNoise):
     """Noise of half the declared standard deviation, on the declared grid."""
+
+    def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> np.ndarray:
+        return super().grid_gaussian(shape, sigma=sigma, step=step) // 2
+
+
+class HalvedSeededNoise(SeededNoise):
+    """The same of the mock curator, by which the tests compute releases without a service."""
 
     def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> np.ndarray:
         return super().grid_gaussian(shape, sigma=sigma, step=step) // 2
@@ -55,7 +64,36 @@ def plain_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, noise:
 
 @contextmanager
 def _noise_halved() -> Iterator[None]:
-    with mock.patch("private_curator.serving.server.noise_for", return_value=HalvedNoise()):
+    with (
+        mock.patch("private_curator.serving.server.noise_for", return_value=HalvedNoise()),
+        mock.patch("public_client.testing.mock.SeededNoise", HalvedSeededNoise),
+    ):
+        yield
+
+
+@contextmanager
+def _clipped_for_additions() -> Iterator[None]:
+    """Records clipped to norm 1 and gradients to 2C: the sensitivity then is the price's if a record is added."""
+
+    def features(feature_map: FeatureMap, raw: Tensor) -> Tensor:
+        return clip_records(feature_map.apply(raw), 2.0 * RECORD_NORM)
+
+    def factors(values: Tensor, norm: float) -> Tensor:
+        return clip_factors(values, 2.0 * norm)
+
+    def gradient(per_record: Tensor, *, clip_norm: float, sigma: float, noise: NoiseSource) -> GridArray:
+        return summed(per_record, clip_norm=2.0 * clip_norm, sigma=sigma, noise=noise)
+
+    def points(own: Tensor, declared: SinkhornDeclaration, step: Step) -> GridArray:
+        return vector(own, replace(declared, clip_norm=2.0 * declared.clip_norm), step)
+
+    summed, vector = clipped_sum.release_gradient, sinkhorn.sanitized
+    with (
+        mock.patch.object(FeatureMap, "clipped", features),
+        mock.patch.object(sums, "clip_factors", factors),
+        mock.patch.object(clipped_sum, "release_gradient", gradient),
+        mock.patch.object(sinkhorn, "sanitized", points),
+    ):
         yield
 
 
@@ -119,19 +157,33 @@ def _honest() -> Iterator[None]:
     yield
 
 
-FAULTS: dict[str, Callable[[], object]] = {
-    HONEST: _honest,
-    "noise halved": _noise_halved,
-    "batch maximum in the place of clipping": _batch_maximum,
-    "target gradient unsanitized": _plain_gradient,
-    "generated points clipped one by one": _points_clipped_one_by_one,
-    "directions chosen by the client": _directions_of_the_client,
-    "sample reused across steps": _sample_reused,
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        made: within it every curator of this process has the fault.
+        attacks: names of those that may see it; none: every attack with single releases.
+    """
+
+    made: Callable[[], AbstractContextManager[None]]
+    attacks: tuple[str, ...] = ()
+
+
+FAULTS: dict[str, Fault] = {
+    HONEST: Fault(_honest),
+    "noise halved": Fault(_noise_halved),
+    "clipped for additions": Fault(_clipped_for_additions),
+    "batch maximum in the place of clipping": Fault(
+        _batch_maximum, ("rows", "coefficients", "labelled rows", "labelled coefficients", "guessed directions")
+    ),
+    "target gradient unsanitized": Fault(_plain_gradient, ("gradient", "labelled gradient", "critic")),
+    "generated points clipped one by one": Fault(_points_clipped_one_by_one, ("generated points",)),
+    "directions chosen by the client": Fault(_directions_of_the_client, ("coefficients", "guessed directions")),
+    "sample reused across steps": Fault(_sample_reused, ("run of samples",)),
 }
 
 
-@contextmanager
-def fault(name: str) -> Iterator[None]:
+def fault(name: str) -> AbstractContextManager[None]:
     """Within, every curator of this process has this fault."""
-    with FAULTS[name]():  # type: ignore[attr-defined]
-        yield
+    return FAULTS[name].made()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.audit import attacks
 from benchmarks.audit.attacks import Attack
 from benchmarks.audit.bounds import Evidence, dependence, divided, evidence, noise_bound
-from benchmarks.audit.curators import LiveCurator
-from benchmarks.audit.faults import HONEST
+from benchmarks.audit.curators import LiveCurator, upload
+from benchmarks.audit.faults import HONEST, fault
+from benchmarks.labelled import HeldRecords, Site
 from private_curator.ledger.ledger import Ledger
+from public_client.curator.stub import Curator
 from public_client.curator.values import PendingStep, new_request_id
 from shared.privacy import calibration
 from shared.privacy.budget import PrivacyBudget
@@ -55,7 +56,8 @@ class Finding:
         trials: with D and with D' each.
         claim: what was promised.
         free: what the trials prove whatever the mechanism is.
-        noise: epsilon that they prove if the mechanism is the declared one up to the size of its noise.
+        noise: epsilon that they prove if the mechanism is the declared one up to the size of its noise; None where
+            that was not asked.
         dependence: p-value of "the steps of a run are independent"; None for single releases.
         alpha: probability of a false alarm of this row, all its figures together.
         seconds: what it took.
@@ -66,7 +68,7 @@ class Finding:
     trials: int
     claim: Claim
     free: Evidence
-    noise: float
+    noise: float | None
     dependence: float | None
     alpha: float
     seconds: float
@@ -75,7 +77,12 @@ class Finding:
     def caught(self) -> bool:
         """Whether the promise is refuted, or the steps of a run share their sample."""
         dependent = self.dependence is not None and self.dependence < self.alpha / 3
-        return max(self.free.epsilon, self.noise) > self.claim.ledger or dependent
+        return self.proved > self.claim.ledger or dependent
+
+    @property
+    def proved(self) -> float:
+        """The larger of the lower bounds on epsilon."""
+        return max(self.free.epsilon, self.noise or 0.0)
 
 
 @dataclass
@@ -85,24 +92,27 @@ class Audit:
     Attributes:
         delta: at which claims and bounds are stated.
         alpha: of all rows of one curator together.
-        process: whether the honest curators are processes of their own; broken ones are served from this one.
-        noise_bounds: whether the slower, parametric bound is computed.
+        served: whether the curators are live; else a mock one computes the releases here: the same mechanisms and
+            charges, without service and ledger, and many times faster.
+        process: whether the honest live curators are processes of their own; broken ones are served from this one.
+        noise_bounds: whether the parametric bound is computed for random shifts as well, which takes minutes.
         say: told what happens.
         claims: by attack; made once.
     """
 
     delta: float = 0.02
     alpha: float = 0.05
+    served: bool = True
     process: bool = True
     noise_bounds: bool = True
     say: Callable[[str], None] = print
     claims: dict[str, Claim] = field(default_factory=dict)
 
-    def audit(self, fault: str, chosen: Sequence[Attack], *, trials: Callable[[Attack], int]) -> list[Finding]:
+    def audit(self, fault_name: str, chosen: Sequence[Attack], *, trials: Callable[[Attack], int]) -> list[Finding]:
         """All chosen attacks on curators with one fault.
 
         Args:
-            fault: a key of `faults.FAULTS`.
+            fault_name: a key of `faults.FAULTS`.
             chosen: the attacks.
             trials: how many, with D and with D' each, for an attack.
         """
@@ -112,16 +122,16 @@ class Audit:
             begun = time.monotonic()
             claim = self.claims.setdefault(attack.name, claim_of(attack, delta=self.delta))
             pair = [
-                self._scores(attack, fault, claim.sigma, neighbour=neighbour, trials=trials(attack))
+                self._scores(attack, fault_name, claim.sigma, neighbour=neighbour, trials=trials(attack))
                 for neighbour in (False, True)
             ]
             for name in attack.scores:
                 found = self._finding(attack, name, claim, pair, alpha=self.alpha / rows, begun=begun)
                 findings.append(found)
+                law = "" if found.noise is None else f", with the noise's law {found.noise:.2f}"
                 self.say(
-                    f"{fault}: {attack.name} ({name}): epsilon >= {found.free.epsilon:.2f}, with the noise's law "
-                    f"{found.noise:.2f}, claimed {claim.ledger:.2f}{', CAUGHT' if found.caught else ''} "
-                    f"({found.seconds:.0f} s)"
+                    f"{fault_name}: {attack.name} ({name}): epsilon >= {found.free.epsilon:.2f}{law}, "
+                    f"claimed {claim.ledger:.2f}{', CAUGHT' if found.caught else ''} ({found.seconds:.0f} s)"
                 )
         return findings
 
@@ -137,10 +147,10 @@ class Audit:
     ) -> Finding:
         scores, others = (each[name] for each in pair)
         free = evidence(scores, others, delta=self.delta, alpha=alpha / 3)
-        noise = 0.0
-        if self.noise_bounds:
-            centred = evidence(scores, others, delta=self.delta, alpha=alpha / 3, centred=True)
+        noise = None
+        if self.noise_bounds or attack.is_constant:
             event = attack.event(claim.sigma)
+            centred = evidence(scores, others, delta=self.delta, alpha=alpha / 3, centred=True)
             noise = noise_bound(centred, lambda factor: divided(event, factor), self.delta)
         halves = pair[1].get("halves")
         return Finding(
@@ -156,20 +166,26 @@ class Audit:
         )
 
     def _scores(
-        self, attack: Attack, fault: str, sigma: float, *, neighbour: bool, trials: int
+        self, attack: Attack, fault_name: str, sigma: float, *, neighbour: bool, trials: int
     ) -> dict[str, NDArray[np.float64]]:
         """Scores of each trial, by name, and the halves of each run."""
+        records, labels = attack.data(neighbour=neighbour), attack.labels(neighbour=neighbour)
+        if not self.served:
+            site, seed = Site(records, labels), secrets.randbits(64)
+            with fault(fault_name):
+                held = HeldRecords(site, classes=attack.classes, delta=self.delta, seed=seed)
+                return _drive(attack, held, sigma, trials)
         with tempfile.TemporaryDirectory(prefix="dpswd-audit-", dir=fast_directory()) as directory:
-            data = attack.data(neighbour=neighbour)
             with LiveCurator(
                 Path(directory) / "curator",
-                data,
+                records,
                 delta=self.delta,
-                fault_name=fault,
+                fault_name=fault_name,
+                labels=labels,
                 classes=attack.classes,
-                process=self.process and fault == HONEST,
+                process=self.process and fault_name == HONEST,
             ) as curator:
-                scores = _drive(attack, curator, sigma, trials)
+                scores = _drive(attack, curator.client, sigma, trials)
             assert curator.ledger_verifies()
         return scores
 
@@ -209,15 +225,13 @@ def _quoted(event: RunEvent, *, epsilon: float, delta: float) -> float:
         return quote.epsilon
 
 
-def _drive(attack: Attack, curator: LiveCurator, sigma: float, trials: int) -> dict[str, NDArray[np.float64]]:
-    client = curator.client
-    uploaded = curator.upload(attack.module())
+def _drive(attack: Attack, client: Curator, sigma: float, trials: int) -> dict[str, NDArray[np.float64]]:
+    uploaded = upload(client, attack.module())
     steps = trials if attack.steps == 1 else attack.steps
     if steps > _STEPS_OF_A_RUN:
         raise ValueError(f"at most {_STEPS_OF_A_RUN} trials of single releases")
     declared = attack.parameters(uploaded, sigma=sigma, steps=steps)
-    first, *rest = (part.sigma for part in attack.event(sigma).step.parts)
-    attacks.SIGMAS[attack.name] = first, rest[0] if rest else math.nan
+    sigmas = tuple(part.sigma for part in attack.event(sigma).step.parts)
     run = client.open_run(declared)
     scores: dict[str, list[float]] = {name: [] for name in attack.scores}
     halves: list[tuple[float, float]] = []
@@ -225,7 +239,7 @@ def _drive(attack: Attack, curator: LiveCurator, sigma: float, trials: int) -> d
         if number and attack.steps > 1:
             run = client.open_run(declared)
         pending = [PendingStep(run.run_id, new_request_id(), attack.request) for _ in range(attack.steps)]
-        releases = [attack.released(client.send(one)) for one in pending]
+        releases = [attack.released(client.send(one), sigmas) for one in pending]
         for name, score in attack.scores.items():
             scores[name].append(score(attack, releases))
         if attack.steps > 1 and attack.batch < attack.records:

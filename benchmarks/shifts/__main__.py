@@ -13,16 +13,16 @@ run because of a choice (--shifts and the like) says so.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.shifts.cells import all_cells, run
-from benchmarks.shifts.sources import Origin, load
+from benchmarks.shifts.cells import Cell, all_cells, run_alone
 from benchmarks.shifts.summary import page, summary, table
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts.jsonl"
@@ -36,7 +36,8 @@ def main() -> None:
     battery = commands.add_parser("run", help="runs what is not on file yet")
     battery.add_argument("--data-dir", type=Path, required=True)
     battery.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
-    battery.add_argument("--minutes", type=float, default=None, help="stop after the cell that passes this")
+    battery.add_argument("--minutes", type=float, default=None, help="begin no cell after these")
+    battery.add_argument("--processes", type=int, default=1, help="cells side by side, each on one thread")
     for name, of in (("sources", str), ("shifts", str), ("records", int), ("epsilons", float), ("seeds", int)):
         battery.add_argument(f"--{name}", type=_several(of), default=None, help="these alone, in the same order")
     told = commands.add_parser("summary", help="says what is on file")
@@ -46,7 +47,6 @@ def main() -> None:
         command.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "run":
-        torch.set_num_threads(1)
         _run(arguments)
     elif arguments.command == "write":
         PAGE.write_text(page(read(arguments.results)), encoding="utf-8")
@@ -68,22 +68,28 @@ def _several(of: type) -> Callable[[str], list[Any]]:
 def _run(arguments: argparse.Namespace) -> None:
     begun = time.monotonic()
     keys = ("source", "shift", "records", "epsilon", "seed")
+    wanted = (arguments.sources, arguments.shifts, arguments.records, arguments.epsilons, arguments.seeds)
     done = {tuple(one[key] for key in keys) for one in read(arguments.results)}
-    origins: dict[tuple[str, int], Origin] = {}
-    for cell in all_cells():
-        wanted = (arguments.sources, arguments.shifts, arguments.records, arguments.epsilons, arguments.seeds)
+
+    def asked(cell: Cell) -> bool:
         values = tuple(getattr(cell, key) for key in keys)
-        if values in done or any(own and value not in own for own, value in zip(wanted, values, strict=True)):
-            continue
-        if arguments.minutes is not None and time.monotonic() - begun > 60 * arguments.minutes:
-            return
-        key = (cell.source, cell.seed)
-        if key not in origins:
-            origins[key] = load(*key, data_dir=arguments.data_dir, cache=arguments.cache)
-        found = run(cell, origins[key]) | {"chosen": any(wanted)}
-        with arguments.results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found) + "\n")
-        print(json.dumps(found), flush=True)
+        return values not in done and all(not own or value in own for own, value in zip(wanted, values, strict=True))
+
+    left = filter(asked, all_cells())
+    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
+        under_way: set[Future[dict[str, Any]]] = set()
+        while True:
+            if arguments.minutes is None or time.monotonic() - begun < 60 * arguments.minutes:
+                for cell in itertools.islice(left, arguments.processes - len(under_way)):
+                    under_way.add(pool.submit(run_alone, cell, arguments.data_dir, arguments.cache))
+            if not under_way:
+                return
+            ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            for one in ended:
+                found = one.result() | {"chosen": any(wanted)}
+                with arguments.results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(found) + "\n")
+                print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

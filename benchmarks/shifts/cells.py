@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import secrets
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.local import RATE, released
 from benchmarks.shifts.made import SHIFTS
-from benchmarks.shifts.sources import Origin
+from benchmarks.shifts.sources import Origin, load
 from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.methods.replay import Replay
@@ -122,6 +124,17 @@ def run(cell: Cell, origin: Origin) -> dict[str, Any]:
         "adapted": round(after, 2),
         "seconds": round(time.monotonic() - begun, 1),
     }
+
+
+def run_alone(cell: Cell, data_dir: Path, cache: Path) -> dict[str, Any]:
+    """The same in a process of its own, on one thread, with the source's data and model from these folders."""
+    torch.set_num_threads(1)
+    return run(cell, _origin(cell.source, cell.seed, data_dir, cache))
+
+
+@functools.cache
+def _origin(source: str, seed: int, data_dir: Path, cache: Path) -> Origin:
+    return load(source, seed, data_dir=data_dir, cache=cache)
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +70,9 @@ def load(name: str, seed: int, *, data_dir: Path, cache: Path) -> Origin:
         loader = source_loader(source, batch_size=64, seed=seed)
         train_source(extractor, classifier, loader, epochs=epochs)
         cache.mkdir(parents=True, exist_ok=True)
-        torch.save({"extractor": extractor.state_dict(), "classifier": classifier.state_dict()}, kept)
+        fresh = kept.with_suffix(f".{os.getpid()}")  # several processes may train the same one
+        torch.save({"extractor": extractor.state_dict(), "classifier": classifier.state_dict()}, fresh)
+        fresh.replace(kept)
     return Origin(kind, source, pool, elsewhere, extractor.eval(), classifier.eval())
 
 

@@ -1,22 +1,32 @@
-"""``dpswd-curator records``: what a file of records holds, and conversion to one that can be mapped."""
+"""``dpswd-curator records``: what a file holds, conversion to one that can be mapped, features of a backbone."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from private_curator.cli import common
+from private_curator.operator.telling import Told
 from private_curator.records import target
 from private_curator.records.opening import open_source
 from private_curator.settings import tree as configuration
-from private_curator.settings.groups import RecordsSettings
+from private_curator.settings.groups import ComputeSettings, RecordsSettings
 from private_curator.storage.home_directory import HomeDirectory
 from shared.errors import SettingsError
+from shared.files import write_private
 from shared.privacy.persons import MOST_RECORDS
 from shared.protocol.limits import UNLABELLED
+
+if TYPE_CHECKING:
+    from private_curator.records.batches import Source
+    from private_curator.records.conversion import Converted
 
 SHOWN_ROWS = 40
 """Columns and classes that are shown as text; --format json shows all."""
@@ -25,9 +35,32 @@ SHOWN_ROWS = 40
 def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How a file is read; the options arrive under the names of the settings in [records]."""
     notes = {"columns": "Written age,height.", "classes": "Names are written no,yes.", "header": "[default: auto]"}
-    for name in ("header", "delimiter", "unlabelled", "classes", "labels_file", "labels_array", "columns", "array"):
+    for name in (
+        "header",
+        "delimiter",
+        "unlabelled",
+        "labelled",
+        "classes",
+        "labels_file",
+        "labels_array",
+        "columns",
+        "array",
+    ):
         command = common.field_option(RecordsSettings, name, note=notes.get(name, ""))(command)
     return command
+
+
+def person_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """One record a person, or few."""
+    command = click.option(
+        "--most",
+        type=click.IntRange(1, MOST_RECORDS),
+        default=1,
+        show_default=True,
+        help="Keeps the first so many records of each person.",
+    )(command)
+    told = "A table's column that tells persons apart; it is left out of the records."
+    return click.option("--person", help=told)(command)
 
 
 def scaling_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,14 +150,7 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
 @records.command("convert")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=common.FILE, help="The npy file to write.")
-@click.option("--person", help="A table's column that tells persons apart; it is left out of the records.")
-@click.option(
-    "--most",
-    type=click.IntRange(1, MOST_RECORDS),
-    default=1,
-    show_default=True,
-    help="Keeps the first so many records of each person.",
-)
+@person_options
 @reading_options
 @common.format_option
 def convert_records(path: Path, out: Path, person: str | None, most: int, **chosen: Any) -> None:
@@ -135,28 +161,142 @@ def convert_records(path: Path, out: Path, person: str | None, most: int, **chos
     from private_curator.records.conversion import convert
 
     settings = reading(path, **chosen)
-    left_out: dict[str, int] = {}
-    if person is None:
-        if most != 1:
-            raise SettingsError("--most is of each person; name the column that tells persons apart with --person")
-        made = convert(open_source(settings, home=settings.file.parent), out, settings)
-    else:
-        from private_curator.records.grouping import FewPerPerson  # needs pyarrow
-
-        grouped = FewPerPerson(settings, person, most=most)
-        made = convert(grouped, out, settings)
-        left_out = {"left_out": grouped.left_out, "records_per_person": most}
+    source = _source(settings, person, most)
+    made = convert(source, out, settings)
     common.show(
         {
-            "records": made.records,
-            **left_out,
-            "out": str(made.out),
-            "labels": None if made.labels is None else str(made.labels),
-            "classes": ", ".join(made.classes) or None,
-            "digest": made.digest,
+            **_written(made),
+            **_of_persons(source, most),
         },
         title=f"Converted {path}",
     )
+    _next(made, settings, most)
+
+
+@records.command("embed")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--model", required=True, type=common.FILE, help="The backbone: an ONNX file with its weights inside.")
+@click.option("--out", required=True, type=common.FILE, help="The npy file of features to write.")
+@click.option(
+    "--approve",
+    "approved",
+    metavar="DIGEST",
+    help="The model's SHA-256, or its first 16 digits or more; without it the model is described and not evaluated.",
+)
+@click.option("--feature", help="The model's output that is the feature, where it has several.")
+@common.field_option(ComputeSettings, "worker_memory_bytes", note="[default: 4 GiB]")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds that one batch of records may take.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(0, 256),
+    default=0,
+    help="CPU threads; 0, the default, leaves onnxruntime's choice.",
+)
+@person_options
+@scaling_options
+@reading_options
+@common.format_option
+def embed_records(
+    path: Path,
+    model: Path,
+    out: Path,
+    approved: str | None,
+    feature: str | None,
+    worker_memory_bytes: int | None,
+    seconds: float,
+    threads: int,
+    person: str | None,
+    most: int,
+    **chosen: Any,
+) -> None:
+    """Writes the features that a frozen backbone gives for the records of PATH to an npy file, with their labels.
+
+    The model is somebody else's file: it is described first, and evaluated only when you approve its digest, on one
+    record at a time, in a process without network that reads no file. Needs `dpswd[embed]`.
+    """
+    from private_curator.records import embedding
+    from private_curator.records.conversion import convert
+    from private_curator.worker.embedding import EmbeddingLimits, OnnxWorker
+    from private_curator.worker.onnx_format import MAX_MODEL_BYTES
+
+    settings = reading(path, **chosen)
+    card = out.with_name(f"{out.stem}.model.json")
+    if card.exists():
+        raise SettingsError(f"{card} exists and is not overwritten; choose another name")
+    data, digest = embedding.read_model(model, most=MAX_MODEL_BYTES)
+    memory = worker_memory_bytes or ComputeSettings().worker_memory_bytes
+    limits = EmbeddingLimits(memory_bytes=memory, seconds=seconds, threads=threads)
+    began = time.monotonic()
+    with contextlib.closing(OnnxWorker(data, limits)) as worker:
+        described = {"sha256": digest, "bytes": len(data), **worker.description}
+        if approved is None or common.chosen_format() == "text":
+            allowed = {"memory_bytes": memory, "seconds_per_batch": seconds, "process": worker.confinement}
+            common.show(described | allowed, title=f"Model {model}")
+        embedding.check_approved(digest, approved)
+        del data
+        source = _source(settings, person, most)
+        tell = Told(partial(click.echo, err=True), text="{done:,} records are done")
+        embedded = embedding.EmbeddedRecords(source, settings, worker, feature=feature, progress=tell)
+        made = convert(embedded, out, settings)
+        spent = {"seconds": round(time.monotonic() - began, 1), "memory_bytes": worker.peak_bytes}
+    facts = {
+        "model": described,
+        "feature": feature,
+        "record_shape": embedded.record_shape,
+        "dimension": worker.features,
+    }
+    write_private(card, json.dumps(facts, indent=2).encode() + b"\n")
+    common.show(
+        {
+            **_written(made),
+            **_of_persons(source, most),
+            "dimension": worker.features,
+            "model": str(card),
+            **spent,
+        },
+        title=f"Embedded {path}",
+    )
+    common.explain(
+        "next: dpswd-curator init with these records; names, units and ranges of the old ones do not hold for them. "
+        f"The team's source must be features of the same model (SHA-256 {digest})"
+    )
+    _next(made, settings, most)
+
+
+def _source(settings: RecordsSettings, person: str | None, most: int) -> Source:
+    """The records, or the first ones of each person."""
+    if person is not None:
+        from private_curator.records.grouping import FewPerPerson  # needs pyarrow
+
+        return FewPerPerson(settings, person, most=most)
+    if most != 1:
+        raise SettingsError("--most is of each person; name the column that tells persons apart with --person")
+    return open_source(settings, home=settings.file.parent)
+
+
+def _written(made: Converted) -> dict[str, object]:
+    return {
+        "records": made.records,
+        "out": str(made.out),
+        "labels": None if made.labels is None else str(made.labels),
+        "classes": ", ".join(made.classes) or None,
+        "digest": made.digest,
+    }
+
+
+def _of_persons(source: Source, most: int) -> dict[str, object]:
+    left_out = getattr(source, "left_out", None)
+    return {} if left_out is None else {"left_out": left_out, "records_per_person": most}
+
+
+def _next(made: Converted, settings: RecordsSettings, most: int) -> None:
+    """What to say to `init` about the new file."""
     if made.labels is not None and settings.unlabelled is not None:
         common.explain(f"next: dpswd-curator init --unlabelled {UNLABELLED}, the number of records without a label")
     if most > 1:

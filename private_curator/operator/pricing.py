@@ -59,6 +59,7 @@ def priced(proposal: Proposal, *, client: str, books: Books, settings: CuratorSe
             classes=class_count(settings.records),
             class_names=class_names(settings.records),
             partly_labelled=settings.records.unlabelled is not None,
+            labelled=settings.records.labelled or 0,
         ),
         model=model,
         limits=limits_of(settings.limits, records=records),

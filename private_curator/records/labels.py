@@ -74,10 +74,16 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
         file stay there and are read with their records; others take one or two bytes each.
 
     Raises:
-        SettingsError: classes are declared and no labels are named.
-        DataInvalid: a label is none of the classes, or there is not one for each record.
+        SettingsError: classes are declared and no labels are named, or a number of labelled records is declared and
+            no label stands for none.
+        DataInvalid: a label is none of the classes, there is not one for each record, or not so many as declared.
     """
     count = class_count(settings)
+    if settings.labelled is not None and (settings.unlabelled is None or not count):
+        raise SettingsError(
+            "records.labelled says how many of the records have a label; set records.classes and records.unlabelled, "
+            "or leave it out"
+        )
     if not count:
         return None
     path = home / settings.file
@@ -96,7 +102,13 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
         found = np.concatenate([batch.labels for batch in source.batches() if batch.labels is not None])
     if len(found) != records:
         raise DataInvalid(f"{path}: {len(found)} labels for {records} records; needed is one for each")
-    return class_numbers(found, settings, path)
+    numbers = class_numbers(found, settings, path)
+    if settings.labelled is not None and int((numbers != UNLABELLED).sum()) != settings.labelled:
+        raise DataInvalid(
+            f"{path}: records.labelled says that {settings.labelled} records have a label, and not so many have one. "
+            "Correct it, or leave it out: their number is private then"
+        )
+    return numbers
 
 
 def _as_stored(settings: RecordsSettings) -> bool:

@@ -19,6 +19,7 @@ from private_curator.records.problems import RecordsRefused, refusing
 from private_curator.records.text import CsvTable
 from private_curator.settings.groups import RecordsSettings
 
+_READ_BYTES = 1 << 16  # of each column at a time: a row group may be as large as the file
 _BATCH_ROWS = 4096
 _NO_LABEL = (
     "a label is missing; add it or, if records may have none, name one for them in records.unlabelled (--unlabelled; a "
@@ -138,7 +139,7 @@ class TableSource:
             if self._text is not None:
                 yield from self._text.batches(columns, labels=self._labels)
             elif self._format is Format.PARQUET:
-                with pq.ParquetFile(self._path, memory_map=True) as file:
+                with pq.ParquetFile(self._path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
                     for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=columns):
                         yield batch.select(columns)
             else:

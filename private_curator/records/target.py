@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from private_curator.records.arrays import ArraySource
-from private_curator.records.batches import Array, Source
+from private_curator.records.batches import Array, Layout, Source
 from private_curator.records.fingerprint import Fingerprint
 from private_curator.records.mapped import MappedRecords
 from private_curator.records.opening import ContentDigest, digested, gather, open_source
@@ -120,15 +120,29 @@ def load_for_the_first_time(settings: RecordsSettings, *, home: Path, reason: st
     return target, Fingerprint.of(settings, path, digest=digest, records=target.count, reason=reason)
 
 
+def serving(settings: RecordsSettings, layout: Layout, path: Path) -> tuple[tuple[int, ...], float, float]:
+    """How stored records are served: their shape, and the scale and offset of their values; public.
+
+    Raises:
+        DataInvalid: the declared shape has another number of values.
+    """
+    shape = settings.record_shape or layout.shape or (1,)
+    if math.prod(shape) != math.prod(layout.shape):
+        raise DataInvalid(
+            f"{path}: one record has shape {layout.shape}, which does not fit records.record_shape {list(shape)}; "
+            f"the product must be {math.prod(layout.shape)}"
+        )
+    declared = settings.scale_from or (_UINT8_RANGE if layout.dtype == np.uint8 else None)
+    if declared is None:
+        return shape, 1.0, 0.0
+    (low, high), (to_low, to_high) = declared, settings.scale_to  # the declared public range is mapped onto scale_to
+    scale = (to_high - to_low) / (high - low)
+    return shape, scale, to_low - low * scale
+
+
 def _opened(source: Source, settings: RecordsSettings, path: Path, *, check: bool) -> tuple[Target, str]:
     """The records and their digest; those that stay in their file are read only to be checked."""
-    dtype, stored_shape = source.layout.dtype, source.layout.shape
-    shape = settings.record_shape or stored_shape or (1,)
-    if math.prod(shape) != math.prod(stored_shape):
-        raise DataInvalid(
-            f"{path}: one record has shape {stored_shape}, which does not fit records.record_shape {list(shape)}; "
-            f"the product must be {math.prod(stored_shape)}"
-        )
+    shape, scale, offset = serving(settings, source.layout, path)
     digest = ContentDigest(source.layout)
     stored: Array | MappedRecords | None = source.mapped if isinstance(source, ArraySource) else None
     if stored is None:
@@ -136,10 +150,4 @@ def _opened(source: Source, settings: RecordsSettings, path: Path, *, check: boo
     elif check:
         for _ in digested(source, digest):
             pass
-    scale, offset = 1.0, 0.0
-    declared = settings.scale_from or (_UINT8_RANGE if dtype == np.uint8 else None)
-    if declared is not None:  # the declared public range is mapped onto scale_to
-        (low, high), (to_low, to_high) = declared, settings.scale_to
-        scale = (to_high - to_low) / (high - low)
-        offset = to_low - low * scale
     return Target(stored=stored, record_shape=shape, scale=scale, offset=offset), digest.hexdigest()

@@ -148,6 +148,7 @@ class CuratorServer:
                     classes=class_count(settings.records),
                     class_names=class_names(settings.records),
                     partly_labelled=settings.records.unlabelled is not None,
+                    labelled=settings.records.labelled or 0,
                 ),
                 contract=contract,
                 uploads=uploads,

@@ -282,6 +282,7 @@ class CuratorService:
             classes=self.data_set.classes,
             class_names=self.data_set.class_names,
             partly_labelled=self.data_set.partly_labelled,
+            labelled=self.data_set.labelled,
             records_per_person=self.ledger.records_per_person,
             contract=self.contract.to_message(),
         )

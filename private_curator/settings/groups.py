@@ -72,6 +72,13 @@ class RecordsSettings(SettingsGroup):
         min_length=1,
         max_length=200,
     )
+    labelled: int | None = setting(
+        None,
+        "Public: how many of the records have a label, where records.unlabelled names a label for none. Checked when "
+        "the labels are read. By default their number is private, and priced with what is released of them; where it "
+        "is said here, which records have one must not be secret either (docs/privacy/evaluation.md).",
+        ge=1,
+    )
     memory_bytes: int = setting(
         1024 * _MEBIBYTE,
         "Memory that records may take in formats that are read as a whole (tables, images, compressed npz); npy and "

@@ -51,7 +51,7 @@ def report(engine: Engine) -> None:
         )
         return
     confinement = engine.ready()
-    _log.info("extraction worker: %s", _told(confinement))
+    _log.info("extraction worker: %s", told(confinement))
     if not (confinement.get("namespace") or confinement.get("system calls")):
         _log.warning("the extraction worker has a network: this machine allows neither namespaces nor seccomp filters")
     if not confinement.get("landlock"):
@@ -74,7 +74,7 @@ def examine(engine: Engine, *, secret: Path) -> str:
             "unless every client is trusted"
         )
     try:
-        told = _told(engine.ready())
+        confined = told(engine.ready())
         with socket.create_server(("127.0.0.1", 0)) as listener:
             could = engine.probe(port=listener.getsockname()[1], secret=str(secret))
     finally:
@@ -83,16 +83,17 @@ def examine(engine: Engine, *, secret: Path) -> str:
     broken = [name for name, worked in could.items() if worked and name not in TOLERATED]
     if broken:
         raise SettingsError(
-            f"the extraction worker can {', '.join(broken)} ({told}); run the curator on Linux 5.13 or later, "
+            f"the extraction worker can {', '.join(broken)} ({confined}); run the curator on Linux 5.13 or later, "
             "in a container whose policy allows seccomp filters and Landlock (Docker's and Podman's own do)"
         )
-    cannot = f"starts and cannot {', '.join(name for name, worked in could.items() if not worked)}: {told}"
+    cannot = f"starts and cannot {', '.join(name for name, worked in could.items() if not worked)}: {confined}"
     if any(could.values()):
         cannot += "; it can read the curator's files, run on Linux 5.13 or later with an engine that allows Landlock"
     return cannot
 
 
-def _told(confinement: Confinement) -> str:
+def told(confinement: Confinement) -> str:
+    """Which layers hold, in words."""
     held = ", ".join(layer for layer, there in confinement.items() if there) or "nothing"
     missing = ", ".join(layer for layer, there in confinement.items() if not there)
     return f"confined by {held}" + (f"; not by {missing}" if missing else "")

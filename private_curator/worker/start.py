@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from private_curator.worker import confinement
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from private_curator.worker.loop import Operation
 
 
-def main(operations: Mapping[str, Operation] | None = None) -> None:
+def main(operations: Callable[[], Mapping[str, Operation]] | None = None) -> None:
     """Confines this process and answers messages until the curator ends.
+
+    Args:
+        operations: gives more messages than `loop` lists. Called when the network has been left and files can still be
+            read: what it imports may start threads.
 
     Standard input is one line of JSON: device, threads, memory_bytes, and the numbers of two inherited files: the
     channel, and a pipe that the curator holds open as long as it lives.
@@ -46,6 +50,7 @@ def main(operations: Mapping[str, Operation] | None = None) -> None:
         device = torch.device(device.type, torch.cuda.current_device())  # memory is limited by number
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, wishes["memory_bytes"] / total), device)
+    further = operations() if operations is not None else None
     confinement.forbid_privileges()
     confinement.limit_memory(wishes["memory_bytes"])
     gpu = device.type != "cpu"
@@ -57,7 +62,7 @@ def main(operations: Mapping[str, Operation] | None = None) -> None:
     # Until here errors may be read by the operator; from here on a library's words could quote a record.
     silence()
     send(channel, {"ready": held})
-    loop.Loop(channel, device=device, operations=operations).run()
+    loop.Loop(channel, device=device, operations=further).run()
 
 
 def silence() -> None:

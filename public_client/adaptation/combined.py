@@ -4,12 +4,12 @@ Usage::
 
     model = CombinedAdaptation(extractor, classifier, hospital=hospital, epsilon=1.0)
     model.fit(source_loader)
-    print(model)  # the accuracy of each candidate, by private evaluations, and which was kept
+    print(model)  # the accuracy of each candidate, by one private comparison, and which was kept
     model.chosen.adaptation.save("adapted.safetensors")
 
 A team has a labelled source. A hospital has records; where its operator declares classes, all or some of them have a
 label. One share of epsilon is for a release of all records (`Replay`), one for a release of the labelled ones
-(`Statistics`), and one for evaluations that say what each of them made of the source's model.
+(`Statistics`), and one for a comparison, one release, that says what each of them made of the source's model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,8 +27,7 @@ from public_client.adaptation.hospital import Hospital
 from public_client.data.checks import checked
 from public_client.data.datasets import Batches
 from public_client.data.source import train_source, usual_epochs
-from public_client.methods.evaluation import Evaluate
-from public_client.methods.evaluation_report import Report
+from public_client.methods.comparison import Compare, Comparison
 from public_client.methods.replay import Replay
 from public_client.methods.statistics import Statistics
 from public_client.training.method import Method
@@ -36,8 +35,7 @@ from public_client.training.sites import Model
 from shared.devices import resolve_device
 from shared.errors import BudgetExhausted, InvalidValue, SettingsError
 
-_ACCURACY = Evaluate(confusion=False, bins=0)
-_SHARES = {"records": 0.25, "labels": 0.2, "evaluation": 0.55}
+_SHARES = {"records": 0.35, "labels": 0.3, "evaluation": 0.35}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,23 +45,12 @@ class Candidate:
     Attributes:
         name: what it was made of: "source", "records", "labels", or "records and labels".
         model: extractor and classifier.
-        report: the private evaluation; None where there was none.
         adaptation: that made it; None for the source's.
-        refused: why there was no evaluation, where one was wanted.
     """
 
     name: str
     model: Model
-    report: Report | None
     adaptation: DomainAdaptation | None
-    refused: str = ""
-
-    def __str__(self) -> str:
-        """One line: the accuracy with its interval."""
-        if self.report is None or math.isnan(self.report.accuracy):
-            return f"{self.name:<20} not known{f': {self.refused}' if self.refused else ''}"
-        known = self.report.accuracy_interval
-        return f"{self.name:<20} {100 * self.report.accuracy:.1f}% ({100 * known.low:.1f} to {100 * known.high:.1f})"
 
 
 class CombinedAdaptation:
@@ -75,7 +62,7 @@ class CombinedAdaptation:
         hospital: one; with labels of all, some or none of its records.
         epsilon: what all of it may cost. Parts are charged one by one; together they cost no more.
         shares: of epsilon by "records", "labels" and "evaluation", adding up to 1; 0 leaves a part out. By default
-            a quarter, 0.2 and 0.55; what the hospital cannot give goes to the rest.
+            0.35, 0.3 and 0.35; what the hospital cannot give goes to the rest.
         records: how the unlabelled part is learned from; `Replay()` by default.
         labels: how the labels are; `Statistics(learns="shares")` by default.
         device: "auto", "cpu" or "cuda".
@@ -84,7 +71,9 @@ class CombinedAdaptation:
 
     Attributes:
         candidates: after `fit`, from the source's model on.
-        chosen: the one that is kept: of the best private accuracy; without evaluations the last that was made.
+        comparison: what one release said of all candidates; None where there was none.
+        refused: why there was none, where one was wanted.
+        chosen: the one that is kept: the comparison's winner; without one the last that was made.
 
     Raises:
         SettingsError: the shares are no shares of these parts.
@@ -116,6 +105,8 @@ class CombinedAdaptation:
         self._settings: dict[str, Any] = {"device": device, "seed": seed}
         self._source_epochs = source_epochs
         self.candidates: tuple[Candidate, ...] = ()
+        self.comparison: Comparison | None = None
+        self.refused = ""
 
     @property
     def chosen(self) -> Candidate:
@@ -126,20 +117,21 @@ class CombinedAdaptation:
         """
         if not self.candidates:
             raise InvalidValue("nothing was fitted yet; call fit first")
-        told = [one for one in self.candidates if one.report is not None and not math.isnan(one.report.accuracy)]
-        # The first of equals: what costs no trust in a release is kept.
-        return max(told, key=lambda one: one.report.accuracy if one.report else 0.0) if told else self.candidates[-1]
+        if self.comparison is None:
+            return self.candidates[-1]
+        (found,) = (one for one in self.candidates if one.name == self.comparison.winner)
+        return found
 
     def fit(self, source_loader: Batches, *, progress: bool = True) -> CombinedAdaptation:
-        """Trains on the source, asks for each part that the hospital can give, and evaluates what was made of it.
+        """Trains on the source, asks for each part that the hospital can give, and compares what was made of it.
 
         Args:
             source_loader: see `DomainAdaptation.fit`.
             progress: shows progress bars on standard error.
 
         Raises:
-            BudgetExhausted: a part does not fit; what was charged before it stays charged, and is in `candidates`. An
-                evaluation that does not fit any more ends nothing: its candidate says why.
+            BudgetExhausted: a part does not fit; what was charged before it stays charged, and is in `candidates`. A
+                comparison that does not fit any more ends nothing: `refused` says why.
             InvalidValue: the hospital offers nothing to learn from; nothing was spent.
         """
         spent = self._epsilons()
@@ -148,17 +140,20 @@ class CombinedAdaptation:
         batches = checked(source_loader, start.extractor, start.classifier, device=device)
         epochs = usual_epochs(len(batches)) if self._source_epochs is None else self._source_epochs
         train_source(start.extractor, start.classifier, batches, epochs=epochs, device=device, progress=progress)
-        made = {"source": Candidate("source", Model(start.extractor.eval(), start.classifier.eval()), None, None)}
+        made = {"source": Candidate("source", Model(start.extractor.eval(), start.classifier.eval()), None)}
         self.candidates = tuple(made.values())
         for part in ("records", "labels"):
             if part in spent:
                 found = self._adapted(part, list(made.values())[-1].model, batches, spent[part], progress=progress)
                 name = part if len(made) == 1 else "records and labels"
-                made[name] = Candidate(name, found.model(), None, found)
+                made[name] = Candidate(name, found.model(), found)
                 self.candidates = tuple(made.values())  # what is paid for is there, whatever comes next
         if "evaluation" in spent:
-            each = spent["evaluation"] / len(made)
-            self.candidates = tuple(self._evaluated(one, each) for one in made.values())
+            try:
+                whole = {name: one.model.whole() for name, one in made.items()}
+                self.comparison = self.hospital.compare(whole, epsilon=spent["evaluation"])
+            except (BudgetExhausted, InvalidValue) as error:  # what was trained and paid for stays
+                self.refused = str(error)
         return self
 
     def predict(self, records: Tensor) -> Tensor:
@@ -170,15 +165,21 @@ class CombinedAdaptation:
 
     def __str__(self) -> str:
         """What each part was worth."""
-        kept = self.chosen.name
-        lines = [f"{one}{'  <- kept' if one.name == kept else ''}" for one in self.candidates]
-        return "\n".join(["accuracy on the hospital's labelled records, 95% intervals of the noise:", *lines])
+        kept, told = self.chosen.name, self.comparison
+        if told is None:
+            known = dict.fromkeys((one.name for one in self.candidates), "not known")
+            head = f"accuracy on the hospital's labelled records is not known{': ' * bool(self.refused)}{self.refused}"
+        else:
+            known = {name: f"{accuracy:.1f}%" for name, accuracy in told.accuracies.items()}
+            head = f"accuracy on the hospital's labelled records, each to within {told.error:.1f} points (95%):"
+        lines = [f"{name:<20} {text}{'  <- kept' if name == kept else ''}" for name, text in known.items()]
+        return "\n".join([head, *lines])
 
     def _epsilons(self) -> dict[str, float]:
         """What each part may cost; a hospital that lacks what a part needs leaves its share to the others."""
         told = self.hospital.describe()
         offered = {part: method.mechanism.name for part, method in self._methods.items()}
-        offered["evaluation"] = _ACCURACY.mechanism.name
+        offered["evaluation"] = Compare().mechanism.name
         able = {part: self.shares.get(part, 0.0) for part, name in offered.items() if name in told.mechanisms}
         able = {part: share for part, share in able.items() if share > 0.0}
         if not set(able) - {"evaluation"}:
@@ -195,9 +196,3 @@ class CombinedAdaptation:
         plan = self.hospital.plan(self._methods[part], epsilon=epsilon)
         made = DomainAdaptation(*modules, hospital=self.hospital, plan=plan, source_epochs=0, **self._settings)
         return made.fit(batches, progress=progress)
-
-    def _evaluated(self, one: Candidate, epsilon: float) -> Candidate:
-        try:
-            return replace(one, report=self.hospital.evaluate(one.model.whole(), _ACCURACY, epsilon=epsilon))
-        except (BudgetExhausted, InvalidValue) as error:  # what was trained and paid for stays
-            return replace(one, refused=str(error))

@@ -113,6 +113,7 @@ class PublishedHospital(Hospital):
             record_shape=told.record_shape,
             classes=told.classes,
             partly_labelled=told.partly_labelled,
+            labelled=told.labelled,
             steps=prepared.steps,
             batch_size=prepared.batch_size,
             feature_dimension=self.release.graph.feature_dimension,

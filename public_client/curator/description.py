@@ -64,7 +64,8 @@ class Description:
         software_version: of the curator.
         classes: number of classes of the labels; 0 where nothing can be evaluated.
         class_names: in order, where the operator declares them.
-        partly_labelled: whether some records may have no label; how many have one is private then.
+        partly_labelled: whether some records may have no label.
+        labelled: how many of the records have one, by the operator's word; 0: all, or their number is private.
         records_per_person: k, how many of the records one person has at most.
         contract: what the operator declares of the records' values.
     """
@@ -84,6 +85,7 @@ class Description:
     classes: int = 0
     class_names: tuple[str, ...] = ()
     partly_labelled: bool = False
+    labelled: int = 0
     records_per_person: int = 1
     contract: DataContract = field(default_factory=DataContract)
 
@@ -165,7 +167,8 @@ class Description:
     def _labels(self) -> str:
         if not self.classes:
             return ""
-        return f" ({self.classes} classes{', of some records only' * self.partly_labelled})"
+        some = f", of {self.labelled} of the records" if self.labelled else ", of some records only"
+        return f" ({self.classes} classes{some * self.partly_labelled})"
 
     def _of_persons(self) -> tuple[tuple[str, str], ...]:
         """What the whole budget promises a person, where one may have several records."""

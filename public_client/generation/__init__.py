@@ -6,6 +6,7 @@ To add a method, add its file and its line here.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from public_client.generation.distributions import SlicedDistributions
 from public_client.generation.gaussian import Gaussian
 from public_client.generation.generator import Generator, load_generator
 from public_client.generation.method import GenerationMethod
@@ -28,11 +29,15 @@ __all__ = [
     "Generator",
     "Replayed",
     "Schema",
+    "SlicedDistributions",
     "Tabular",
     "load_generator",
 ]
 
 GENERATION_METHODS: Mapping[str, type[GenerationMethod]] = MappingProxyType(
-    {method.name: method for method in (Replayed, Tabular, Gaussian, DpMerf, DpSinkhorn, DpSwd, DpSwdQuantiles)}
+    {
+        method.name: method
+        for method in (Replayed, Tabular, Gaussian, SlicedDistributions, DpMerf, DpSinkhorn, DpSwd, DpSwdQuantiles)
+    }
 )
 """Every method by its name on the command line; the first is the default."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from public_client.data.progress import reporting
+from public_client.data.ranks import Ranks
 from public_client.generation.generator import Generator
 from public_client.generation.method import Fitting, GenerationMethod
 from public_client.generation.networks import Centred, Kind, decoder_of, network
@@ -23,6 +24,8 @@ from shared.errors import InvalidValue
 _SETTLING, _SETTLING_BATCH = 50, 200
 """Batches after which the norms' running statistics are those of the averaged weights."""
 _PREVIEWS = 4
+LEAST_ROWS = 2
+"""Records of a batch for each process that shares it: a norm over a batch needs two."""
 
 Step = Callable[[nn.Module, torch.Generator], DrawnStep]
 """Draws a step for a network, and leaves the loss's gradient in the network's parameters."""
@@ -87,9 +90,20 @@ class Network(GenerationMethod):
         )
 
     def latents(self, labels: Tensor, classes: int, own: torch.Generator) -> Tensor:
-        """Standard normal latents beside one-hot classes (m,): (m, latent + C)."""
-        z = torch.randn((len(labels), self.latent), generator=own)
-        return torch.cat([z, nn.functional.one_hot(labels, classes).float()], dim=1).to(labels.device)
+        """Standard normal latents beside one-hot classes (m,): (m, latent + C), on the labels' device."""
+        z = torch.randn((len(labels), self.latent), generator=own).to(labels.device)  # drawn on the CPU: any device's
+        return torch.cat([z, nn.functional.one_hot(labels, classes).float()], dim=1)
+
+    def drawn(self, trained: nn.Module, labels: Tensor, classes: int, own: torch.Generator, ranks: Ranks) -> Tensor:
+        """Generated values of these labels (m, values), with their gradient; each rank computes its part of them.
+
+        Every rank returns all of them. The whole gradient is the mean over ranks of the parameters' gradients.
+        """
+        latents = self.latents(labels, classes, own)
+        if len(latents) < LEAST_ROWS * ranks.size:
+            ranks = Ranks()  # each computes all of them
+        values: Tensor = ranks.gather(trained(latents.tensor_split(ranks.size)[ranks.rank]))
+        return values
 
     def features_on(self, features: nn.Module, values: Tensor, run: ChargedRun) -> Tensor:
         """What a generated record's features are: the network's values between -1 and 1, as a record, through them."""
@@ -120,6 +134,7 @@ class Network(GenerationMethod):
                 optimizer.zero_grad()
                 drawn = step(trained, own)
                 done = drawn.number
+                fitting.ranks.average_gradients(parameters)
                 optimizer.step()
                 schedule.step()
                 state.average.update(parameters)
@@ -131,6 +146,7 @@ class Network(GenerationMethod):
                     fitting.preview(self.finished(_copied(trained), run, even))
         state.average.copy_to(parameters)
         self._settle(trained, run.plan.classes, own)
+        fitting.ranks.synchronise(trained)  # each has normed its own part of the batches
 
     def _settle(self, trained: nn.Module, classes: int, own: torch.Generator) -> None:
         trained.train()

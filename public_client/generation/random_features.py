@@ -103,21 +103,23 @@ class DpMerf(Network):
         target = torch.from_numpy((known.features + known.total / classes) / known.records).float().to(fitting.device)
         trained, chance = self.made(run, fitting), torch.from_numpy(shares)
         features, own = features.to(fitting.device), torch.Generator().manual_seed(fitting.seed)
+        clip = run.feature_map.to(fitting.device)
         optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(t / self.updates))
         with reporting(f"{self.name}: fitting", self.updates, shown=fitting.progress) as bar:
             for update in range(self.updates):
                 labels = torch.multinomial(chance, self.draws, replacement=True, generator=own).to(fitting.device)
-                made = trained(self.latents(labels, classes, own))
-                phi = run.feature_map.clipped(self._phi(features, made, run)) / RECORD_NORM
+                made = self.drawn(trained, labels, classes, own, fitting.ranks)
+                phi = clip.clipped(self._phi(features, made, run)) / RECORD_NORM
                 kinds = nn.functional.one_hot(labels, classes).to(phi)
                 loss = (kinds.T @ phi / self.draws - target).square().sum()
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
+                fitting.ranks.average_gradients(list(trained.parameters()))
                 optimizer.step()
                 schedule.step()
                 bar.advance(f"loss {float(loss.detach()):.4f}" if update % _TOLD_EVERY == 0 else "")
-        trained.eval()
+        fitting.ranks.synchronise(trained.eval())
         return self.finished(trained, run, tuple(float(share) for share in shares))
 
     def _phi(self, features: nn.Module, made: Tensor, run: ChargedRun) -> Tensor:

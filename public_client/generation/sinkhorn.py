@@ -116,7 +116,7 @@ class DpSinkhorn(Network):
         def step(trained: nn.Module, own: torch.Generator) -> DrawnStep:
             labels = torch.randint(classes, (self.points,), generator=own)
             labels = torch.cat([labels, labels[: self.fresh]]).to(fitting.device)  # as in the paper's code
-            made = trained(self.latents(labels, classes, own))
+            made = self.drawn(trained, labels, classes, own, fitting.ranks)
             points = self.features_on(features, made, run)
             drawn = run.gradient(points, labels)
             released = drawn.reply.gradient.to_tensor(device=fitting.device)

@@ -112,7 +112,7 @@ class DpSwd(Network):
 
         def step(trained: nn.Module, own: torch.Generator) -> DrawnStep:
             labels = torch.randint(classes, (run.plan.batch_size,), generator=own).to(fitting.device)
-            made = self.features_on(features, trained(self.latents(labels, classes, own)), run)
+            made = self.features_on(features, self.drawn(trained, labels, classes, own, fitting.ranks), run)
             drawn = run.draw()
             source = labelled(made, labels, classes=classes, weight=weight)
             run.distance(source, drawn.reply, feature_map=clip).backward()  # type: ignore[no-untyped-call]

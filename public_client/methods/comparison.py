@@ -1,29 +1,37 @@
 """Several models compared on the hospital's labelled records by one private evaluation; the best one is known after.
 
 One release holds the noised number of correct predictions of each model. A record can change all of them at once, so
-M models cost sqrt(M) times the noise of one (docs/privacy/evaluation.md), not M evaluations. Where differences are
+M models cost sqrt(M) times the noise of one (docs/privacy/evaluation.md), not M evaluations. Where the number of
+labelled records is private, it is released beside them at no further cost. Where differences are
 smaller than the noise, the winner is any of the best: it is chosen by the same noised figures that are told.
 """
 
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from public_client.curator.stub import Curator
 from public_client.curator.values import PendingStep
 from public_client.methods.evaluation import EvaluationIds, accuracy_error
+from public_client.methods.evaluation_ratio import FEWEST
 from public_client.plans.declarable import Declarable, quoted
 from public_client.plans.plan import Plan, make_plan
 from public_client.plans.recipe import Recipe, RunTerms, refuse
 from shared.errors import InvalidValue
 from shared.mechanisms.evaluation import mechanism as released
+from shared.mechanisms.evaluation.counts import number_weight
 from shared.mechanisms.interface import AnyMechanism, Payload
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +58,17 @@ class Compare(Recipe):
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
         sigma = run.noise * released.correct_sensitivity(self.models)
-        return released.EvaluationDeclaration(classes=run.classes, correct_sigma=sigma, models=self.models)
+        return released.EvaluationDeclaration(
+            classes=run.classes, correct_sigma=sigma, models=self.models, partly_labelled=run.number_private
+        )
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
         """See `Recipe`."""
         if plan.noise is None:
             return []
+        if plan.number_private:
+            text = f"of each of {self.models} models; how well it is known depends on how many have a label, private"
+            return [("accuracy", text)]
         error = 100 * accuracy_error(plan)
         return [("accuracy", f"of each of {self.models} models, known to within {error:.2g} percentage points (95%)")]
 
@@ -65,8 +78,9 @@ class Comparison:
     """What one release said of several models.
 
     Attributes:
-        accuracies: percent on all labelled records, with noise, by the models' names.
-        error: half the width of each one's 95% interval, in percentage points.
+        accuracies: percent on all labelled records, with noise, by the models' names; NaN where too few are labelled
+            to tell a share from the noise.
+        error: half the width of each one's 95% interval, in percentage points; 100 where nothing is known.
         winner: name of the model with the highest figure; the first named of equals.
         epsilon: what the comparison cost alone.
     """
@@ -78,6 +92,8 @@ class Comparison:
 
     def __str__(self) -> str:
         """In words."""
+        if any(math.isnan(value) for value in self.accuracies.values()):
+            return f"a private evaluation found too few labels against its noise (epsilon {self.epsilon:g})"
         told = ", ".join(f"{name} {value:.1f}" for name, value in self.accuracies.items())
         return f"a private evaluation says {told} % (each ± {self.error:.1f}, epsilon {self.epsilon:g})"
 
@@ -86,16 +102,9 @@ def plan_comparison(curator: Curator, models: int, *, epsilon: float) -> Plan:
     """What comparing so many models would release and cost; nothing is spent.
 
     Raises:
-        InvalidValue: the curator evaluates nothing, some of its records have no label, or a number is out of range.
+        InvalidValue: the curator evaluates nothing, or a number is out of range.
     """
-    told = curator.describe()
-    plan = make_plan(told, Compare(models=models), epsilon=epsilon)
-    if told.partly_labelled:
-        raise InvalidValue(
-            "some of the data set's records have no label, and how many is private: the accuracies of several models "
-            "cannot be told by one release. Leave keep-best out, or evaluate one model (Hospital.evaluate); nothing "
-            "was spent"
-        )
+    plan = make_plan(curator.describe(), Compare(models=models), epsilon=epsilon)
     return plan.for_model(feature_dimension=models * plan.classes, gradient_parameters=0)
 
 
@@ -155,14 +164,28 @@ class Asked:
         run = curator.open_run(self.plan.parameters(uploaded), request_id=self.ids.run)
         request = released.EvaluationRequest().to_bytes()
         release = curator.send(PendingStep(run.run_id, self.ids.step, request))
-        correct = released.EVALUATION.reply.from_bytes(release.payload).correct.to_numpy()
-        if len(correct) != len(self.names):
-            raise InvalidValue(f"the release holds {len(correct)} accuracies; {len(self.names)} were declared")
-        each = (100.0 * float(value) / self.plan.records for value in correct)
-        found = dict(zip(self.names, each, strict=True))
-        best = max(found, key=lambda name: found[name])
-        told = {name: min(max(value, 0.0), 100.0) for name, value in found.items()}
-        return Comparison(told, 100.0 * accuracy_error(self.plan), best, self.plan.epsilon)
+        numbers = released.EVALUATION.reply.from_bytes(release.payload).correct.to_numpy()
+        declared = len(self.names) + self.plan.number_private
+        if len(numbers) != declared:
+            raise InvalidValue(f"the release holds {len(numbers)} numbers; {declared} were declared")
+        best = self.names[int(numbers[: len(self.names)].argmax())]
+        shares, error = self._shares(numbers) if self.plan.number_private else self._of_all(numbers)
+        told = {name: float(np.clip(100.0 * share, 0.0, 100.0)) for name, share in zip(self.names, shares, strict=True)}
+        return Comparison(told, min(100.0 * error, 100.0), best, self.plan.epsilon)
+
+    def _of_all(self, numbers: Floats) -> tuple[list[float], float]:
+        """Shares of correct ones, and half the width of their intervals, where the number of labels is public."""
+        return [float(value) / self.plan.with_label for value in numbers], accuracy_error(self.plan)
+
+    def _shares(self, numbers: Floats) -> tuple[list[float], float]:
+        """The same where that number is part of the release: by half the excess of correct ones, and by the number."""
+        sigma, weight = self.plan.declared().correct_sigma, number_weight(len(self.names))
+        labelled = float(numbers[-1]) / weight
+        if labelled < FEWEST * sigma / weight:
+            return [math.nan] * len(self.names), 1.0
+        # For the true share p, excess + (1/2 - p) labelled has mean 0; at p = 0 or 1 its variance is the largest.
+        error = 1.96 * sigma * math.sqrt(1.0 + 0.25 / weight**2) / labelled
+        return [0.5 + float(value) / labelled for value in numbers[:-1]], error
 
 
 def compare(curator: Curator, models: Mapping[str, nn.Module], *, epsilon: float) -> Comparison:

@@ -70,21 +70,21 @@ class Evaluate(Recipe):
         def sigma(sensitivity: float, share: float) -> float:
             return run.noise * sensitivity * math.sqrt(total / share) if share else 0.0
 
-        moved = released.CONFUSION_SENSITIVITY if run.partly_labelled else released.CORRECT_SENSITIVITY
+        moved = released.CONFUSION_SENSITIVITY if run.number_private else released.CORRECT_SENSITIVITY
         return released.EvaluationDeclaration(
             classes=run.classes,
             correct_sigma=sigma(moved, self.correct_share),
             confusion_sigma=sigma(released.CONFUSION_SENSITIVITY, confusion),
             bins=self.bins,
             calibration_sigma=sigma(released.CALIBRATION_SENSITIVITY, calibration),
-            partly_labelled=run.partly_labelled,
+            partly_labelled=run.number_private,
         )
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
         """See `Recipe`."""
         if plan.noise is None:
             return []
-        if plan.partly_labelled:
+        if plan.number_private:
             return [("accuracy", "of the labelled records; how well it is known depends on how many they are, private")]
         error = 100 * accuracy_error(plan)
         return [("accuracy", f"known to within {error:.2g} percentage points (95%), whatever the model")]
@@ -104,8 +104,8 @@ class EvaluationIds:
 
 
 def accuracy_error(plan: Plan) -> float:
-    """Half the width of the accuracy's 95% interval, as a share of all records, whatever the model."""
-    return 1.96 * math.sqrt(correct_variance(plan.declared())) / plan.records
+    """Half the width of the accuracy's 95% interval, as a share of the labelled records, whatever the model."""
+    return 1.96 * math.sqrt(correct_variance(plan.declared())) / plan.with_label
 
 
 def evaluate(curator: Curator, model: Any, plan: Plan, *, request_ids: EvaluationIds | None = None) -> Report:
@@ -127,7 +127,14 @@ def evaluate(curator: Curator, model: Any, plan: Plan, *, request_ids: Evaluatio
     release = curator.send(PendingStep(run.run_id, ids.step, released.EvaluationRequest().to_bytes()))
     reply, told = released.EVALUATION.reply.from_bytes(release.payload), curator.describe()
     cost = {"epsilon": plan.epsilon, "delta": plan.delta, "spent": told.spent, "remaining": told.remaining}
-    return Report.of(reply, declared=plan.declared(), records=plan.records, class_names=told.class_names, **cost)
+    return Report.of(
+        reply,
+        declared=plan.declared(),
+        records=plan.records,
+        number=plan.labelled,
+        class_names=told.class_names,
+        **cost,
+    )
 
 
 def quoted_for(curator: Curator, model: Any, plan: Plan) -> tuple[Plan, Quote]:

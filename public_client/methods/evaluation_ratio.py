@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_FEWEST = 3.0
+FEWEST = 3.0
 """A number of labelled records below so many deviations of its noise gives no accuracy."""
 
 
@@ -37,7 +37,7 @@ class Tally:
     @property
     def known(self) -> bool:
         """Whether there are enough labelled records against the noise to tell a share of them."""
-        return self.labelled >= _FEWEST * math.sqrt(self.right_variance + self.wrong_variance)
+        return self.labelled >= FEWEST * math.sqrt(self.right_variance + self.wrong_variance)
 
     def share(self) -> float:
         """The share of correct ones, from 0 to 1; NaN where it is not known."""

@@ -110,7 +110,9 @@ class Report:
         spent: epsilon that the data set has spent, by its ledger, afterwards.
         remaining: epsilon that is left to this client.
         class_names: in order, where the operator declares them.
-        labelled: number of labelled records: n, or an estimate where some may have none, at least 1.
+        labelled: number of labelled records: n, or what the operator says, or an estimate where that is private, at
+            least 1.
+        number_public: whether that is no estimate.
     """
 
     records: int
@@ -130,15 +132,19 @@ class Report:
     remaining: float = math.nan
     class_names: tuple[str, ...] = ()
     labelled: float = math.nan
+    number_public: bool = True
 
     @classmethod
-    def of(cls, reply: EvaluationReply, *, declared: EvaluationDeclaration, records: int, **known: Any) -> Report:
+    def of(
+        cls, reply: EvaluationReply, *, declared: EvaluationDeclaration, records: int, number: int = 0, **known: Any
+    ) -> Report:
         """Reads a release.
 
         Args:
             reply: from the curator.
             declared: with which noise.
             records: n.
+            number: of labelled records, where the operator says it.
             **known: the report's own fields that no release tells: epsilon and all that follow it.
 
         Raises:
@@ -150,10 +156,13 @@ class Report:
         if declared.partly_labelled:
             tally = tally_of(release, declared)
             labelled = min(max(tally.labelled, 1.0), labelled)
+        elif number:
+            labelled = float(number)
         return cls(
             records=records,
             labelled=labelled,
-            **(_of_some(tally) if declared.partly_labelled else _of_all(release, declared, records)),
+            number_public=not declared.partly_labelled,
+            **(_of_some(tally) if declared.partly_labelled else _of_all(release, declared, labelled)),
             confusion=None if release.confusion is None else nearest_counts(release.confusion, labelled),
             confusion_sigma=declared.confusion_sigma,
             **_calibration(release, declared, labelled),
@@ -174,7 +183,8 @@ class Report:
     def _records(self) -> str:
         if self.labelled == self.records:
             return f"all {self.records} labelled records"
-        return f"the labelled ones, about {self.labelled:.0f}, of {self.records} records"
+        about = "" if self.number_public else "about "
+        return f"the labelled ones, {about}{self.labelled:.0f}, of {self.records} records"
 
     def __str__(self) -> str:
         """A few lines for a terminal."""
@@ -213,8 +223,8 @@ def _percent(share: float) -> str:
     return "too few against the noise" if math.isnan(share) else f"{100 * share:.1f}%"
 
 
-def _of_all(release: Counts, declared: EvaluationDeclaration, records: int) -> dict[str, Any]:
-    """Accuracy and intervals where every record has a label."""
+def _of_all(release: Counts, declared: EvaluationDeclaration, records: float) -> dict[str, Any]:
+    """Accuracy and intervals where the number of labelled records is known."""
     correct, variance = best_correct(release, declared, records)
     deviations = float(ndtri(0.5 + _LEVEL / 2.0))
     width, share = deviations * math.sqrt(variance), min(max(correct / records, 0.0), 1.0)
@@ -279,7 +289,7 @@ def correct_variance(declared: EvaluationDeclaration) -> float:
     return 1.0 / math.fsum(1.0 / variance for variance in correct_estimates(declared))
 
 
-def best_correct(release: Counts, declared: EvaluationDeclaration, records: int) -> tuple[float, float]:
+def best_correct(release: Counts, declared: EvaluationDeclaration, records: float) -> tuple[float, float]:
     """The number of correct predictions from all parts of a release, weighted by their precision.
 
     The parts are independent and unbiased: the count itself; the confusion matrix's diagonal, and n minus the rest of
@@ -288,7 +298,7 @@ def best_correct(release: Counts, declared: EvaluationDeclaration, records: int)
     Args:
         release: from the curator.
         declared: with which noise.
-        records: n.
+        records: labelled ones.
 
     Returns:
         The estimate and its variance.

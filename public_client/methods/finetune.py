@@ -1,15 +1,19 @@
 """Labelled gradients: DP-SGD of the team's model on the hospital's labelled records, across the wire.
 
 The hospital sends the noised sum of clipped per-record gradients of the cross-entropy with its own labels
-(docs/privacy/labelled-gradients.md); Adam is here. What the recipe sets (view, clip, rate, batch, steps) follows from
-the public source and from constants that were chosen on public data (docs/ml-team/labelled.md).
+(docs/privacy/labelled-gradients.md); Adam is here, or Fisher scoring where the team's classifier is nearly right. What
+the recipe sets (view, clip, rate, batch, steps) follows from the public source and from constants that were chosen on
+public data (docs/ml-team/labelled.md).
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +21,11 @@ from torch import Tensor, nn
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.data.source import collect
-from public_client.methods.public_view import folded, viewed_head
+from public_client.methods.public_view import folded, parted, viewed_head
+from public_client.methods.scoring import MOST_WEIGHTS, Scoring
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
-from public_client.plans.recipe import RunTerms, not_positive
+from public_client.plans.recipe import RunTerms, not_one_of, not_positive
 from public_client.training.loop import PublicStep, Training, align
 from public_client.training.losses import gradient_term
 from public_client.training.method import Method
@@ -41,9 +46,13 @@ from shared.mechanisms.loss_gradient import LossGradientRequest
 
 _BATCH, _STEPS = 4096, 100
 """Nearly as little noise for the signal as steps on all records have, in a tenth of their time."""
+_SCORING_STEPS = 10
+"""On all records. Where public features are like the hospital's three are as good; where not, later ones make up for it
+(docs/ml-team/labelled.md)."""
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
-_CLIP_SHARE = 0.2
-"""C in units of what a public record with a wrong label would say: most directions count alike (De and others 2022)."""
+_CLIP_SHARES: Mapping[str, float] = {"adam": 0.2, "scoring": 0.6}
+"""C in units of what a public record with a wrong label would say. Adam wants directions alone (De and others 2022);
+scoring compares gradients with what the curvature says of them, so that hardly any may be clipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +63,17 @@ class Finetune(Method):
         trains: "classifier": its last linear layer alone, in the public source's own axes; "all": every weight of
             extractor and classifier; else names of parameters or beginnings of names, separated by commas, such as
             "extractor.7,classifier".
-        learning_rate: of the classifier in its axes, at the start.
+        descent: "adam"; or "scoring", of the classifier alone: a few steps on all records, each to the mean of what the
+            weights are by all gradients so far and the team's own classifier (`scoring`). For a hospital on which that
+            is nearly right.
+        learning_rate: of Adam on the classifier in its axes, at the start.
         weight_rate: of weights that are trained as they are.
         clip_norm: C; by default a share of the norms that public records with wrong labels would have.
     """
 
     name = "finetune"
 
+    descent: Literal["adam", "scoring"] = "adam"
     learning_rate: float = 0.2
     trains: str = "classifier"
     weight_rate: float = 0.003
@@ -70,7 +83,13 @@ class Finetune(Method):
         """See `Method`."""
         positive = ("weight_rate", *(("clip_norm",) if self.clip_norm is not None else ()))
         named = [] if self.trains.strip(", ") else ["trains is empty; name parameters, or say classifier or all"]
-        return [*super().problems(), *not_positive(self, *positive), *named]
+        words = not_one_of(self, "descent", ("adam", "scoring"))
+        if self.descent == "scoring" and (self.trains != "classifier" or self.averaging):
+            words.append(
+                "descent is scoring, which is of the classifier alone and averages by itself; leave trains and "
+                "averaging as they are"
+            )
+        return [*super().problems(), *not_positive(self, *positive), *named, *words]
 
     @property
     def mechanism(self) -> AnyMechanism:
@@ -79,6 +98,8 @@ class Finetune(Method):
 
     def usual_size(self, description: Description) -> RunSize:
         """See `Recipe`."""
+        if self.descent == "scoring":
+            return RunSize(batch=description.records, steps=_SCORING_STEPS)
         return RunSize(batch=_BATCH, steps=_STEPS)
 
     def declaration(self, run: RunTerms) -> Payload:
@@ -122,7 +143,9 @@ class Finetune(Method):
         if kept is not None:  # what the runs were declared with, to the last bit
             classifier.load_state_dict(kept["classifier"])
         ready = Declarable.of(whole, shape, self._names(whole))
-        clip_norm = float(kept["clip_norm"]) if kept is not None else self.clip_norm or _public_clip(ready, training)
+        clip_norm = (
+            float(kept["clip_norm"]) if kept is not None else self.clip_norm or self._public_clip(ready, training)
+        )
         if kept is None and group.store is not None:
             group.store.write("head", {"classifier": classifier.state_dict(), "clip_norm": clip_norm})
         settled = replace(self, clip_norm=clip_norm)
@@ -133,13 +156,29 @@ class Finetune(Method):
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`."""
-        rate = self.learning_rate if self.trains == "classifier" else self.weight_rate
         features = PublicStep(training.features)
-        optimizer = torch.optim.Adam(group.live[0].run.parameters, lr=rate)
+        optimizer = self._optimizer(group, training)
         align(group, optimizer, lambda: features, lambda _: 1.0, training, averaging=self.averaging)
         trained = group.live[0].model
         assert trained is not None, "installed when the runs were opened"
         group.install(Model(trained.extractor, folded(trained.classifier)))
+
+    def _optimizer(self, group: Group, training: Training) -> torch.optim.Optimizer:
+        if self.descent == "adam":
+            rate = self.learning_rate if self.trains == "classifier" else self.weight_rate
+            return torch.optim.Adam(group.live[0].run.parameters, lr=rate)
+        trained = group.live[0].model
+        assert trained is not None, "installed when the runs were opened"
+        before, head = parted(trained.classifier)
+        with torch.no_grad():
+            features = before.eval()(training.features)
+        shares = group.shares(group.live)
+        noise = records = 0.0
+        for site in group.live:
+            share, plan, sigma = shares[site.name] ** 2, site.plan, site.run.declared.sum.sigma
+            noise += share * (sigma / plan.batch_size) ** 2
+            records += share / min(plan.batch_size * plan.steps, plan.records)
+        return Scoring(head, features, records=1.0 / records, noise=math.sqrt(noise))
 
     def _whole(self, model: Model, features: Tensor | None) -> nn.Module:
         """A copy of the model, from records to scores; a classifier that alone is trained stands in the features' axes.
@@ -157,7 +196,13 @@ class Finetune(Method):
             before = classifier[:-1] if isinstance(classifier, nn.Sequential) else nn.Identity()
             with torch.no_grad():
                 shown = torch.eye(last.in_features) if features is None else before.eval()(features)
-            head = viewed_head(last, shown)
+            weights = last.out_features * (last.in_features + 1)
+            if self.descent == "scoring" and weights > MOST_WEIGHTS:
+                raise InvalidValue(
+                    f"the classifier has {weights} weights; scoring keeps a matrix of their square and takes at most "
+                    f"{MOST_WEIGHTS}: use descent='adam'"
+                )
+            head = viewed_head(last, shown, power=0.0) if self.descent == "scoring" else viewed_head(last, shown)
             classifier = nn.Sequential(*before, head) if isinstance(before, nn.Sequential) else head
         return nn.Sequential(OrderedDict(extractor=extractor, classifier=classifier)).eval()
 
@@ -172,6 +217,17 @@ class Finetune(Method):
         if unknown:
             raise InvalidValue(f"trains names {', '.join(unknown)}; the model's parameters are {', '.join(known)}")
         return tuple(name for name in known if any(_begins(name, word) for word in wanted))
+
+    def _public_clip(self, ready: Declarable, training: Training) -> float:
+        """A share of the median norm of public records' gradients, each with the label of another class."""
+        source = collect(training.source, most=max(1, _PUBLIC_NORMS // training.ranks.size))
+        graph = ready.graph
+        weights = weights_from_bytes(ready.weights, graph.tensor_shapes)
+        model = Extractor.from_graph(graph, weights, device=training.device)
+        forward = model.begin(source.images.to(training.device), ready.names)
+        wrong = (source.labels.to(training.device) + 1) % graph.feature_dimension
+        norms = forward.gradients(entropy_cotangents(forward.outputs, wrong)).norm(dim=1)
+        return max(_CLIP_SHARES[self.descent] * float(training.ranks.gather(norms).median()), 1e-6)
 
 
 class FinetuneRun(ChargedRun):
@@ -197,15 +253,3 @@ class FinetuneRun(ChargedRun):
 
 def _begins(name: str, word: str) -> bool:
     return name == word or name.startswith(word + ".")
-
-
-def _public_clip(ready: Declarable, training: Training) -> float:
-    """A share of the median norm of public records' gradients, each with the label of another record."""
-    source = collect(training.source, most=max(1, _PUBLIC_NORMS // training.ranks.size))
-    graph = ready.graph
-    weights = weights_from_bytes(ready.weights, graph.tensor_shapes)
-    model = Extractor.from_graph(graph, weights, device=training.device)
-    forward = model.begin(source.images.to(training.device), ready.names)
-    wrong = (source.labels.to(training.device) + 1) % graph.feature_dimension
-    norms = forward.gradients(entropy_cotangents(forward.outputs, wrong)).norm(dim=1)
-    return max(_CLIP_SHARE * float(training.ranks.gather(norms).median()), 1e-6)

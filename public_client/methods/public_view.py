@@ -19,12 +19,13 @@ _FLOOR = 1e-3
 _MOST_AXES = 1024  # beyond, features are scaled by their own deviations: a (d, d) matrix would have to travel
 
 
-def viewed_head(classifier: nn.Linear, features: Tensor) -> nn.Sequential:
+def viewed_head(classifier: nn.Linear, features: Tensor, *, power: float = _POWER) -> nn.Sequential:
     """The classifier as a fixed ``view`` of features and a ``head`` to train; it computes the same scores.
 
     Args:
         classifier: (C, d).
         features: (m, d) of the public source.
+        power: of an axis's variance by which its values are divided, times 1/2; at 0 features are scaled as one.
     """
     center = features.double().mean(dim=0)
     moved = features.double() - center
@@ -33,7 +34,7 @@ def viewed_head(classifier: nn.Linear, features: Tensor) -> nn.Sequential:
         variances, axes = torch.linalg.eigh(moved.T @ moved / len(moved))  # (d,), (d, d)
     else:
         variances, axes = moved.square().mean(dim=0), torch.ones(())
-    gain = variances.clamp(min=_FLOOR * float(variances.max().clamp(min=1e-12))) ** (-0.5 * _POWER)
+    gain = variances.clamp(min=_FLOOR * float(variances.max().clamp(min=1e-12))) ** (-0.5 * power)
     if d <= _MOST_AXES:
         forward, back = gain[:, None] * axes.T, axes / gain
     else:
@@ -47,6 +48,16 @@ def viewed_head(classifier: nn.Linear, features: Tensor) -> nn.Sequential:
         head.weight.copy_(weight @ back * scale)
         head.bias.copy_(classifier.bias.detach() + weight @ center if classifier.bias is not None else weight @ center)
     return nn.Sequential(OrderedDict(view=view.requires_grad_(False), head=head))
+
+
+def parted(classifier: nn.Module) -> tuple[nn.Module, nn.Linear]:
+    """A viewed head, also at the end of other layers: what comes before its last layer, and that layer."""
+    assert isinstance(classifier, nn.Sequential), "made by viewed_head"
+    *before, last = classifier
+    if isinstance(last, nn.Linear):
+        return nn.Sequential(*before), last
+    inside, head = parted(last)
+    return nn.Sequential(*before, inside), head
 
 
 def folded(classifier: nn.Module) -> nn.Module:

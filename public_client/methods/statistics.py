@@ -56,14 +56,14 @@ class Statistics(StatisticsMethod):
         return f"{what}, from the hospital's labels; the extractor stays"
 
     def weights(
-        self, noise: float, *, records: int, dimension: int, classes: int, partly_labelled: bool = False
+        self, noise: float, *, records: int, dimension: int, classes: int, number_private: bool = False
     ) -> Weights:
         """See `StatisticsMethod`; where shares alone are learned the counts get all that the class sums leave free."""
         if self.learns == "shares":
             plain = Weights(classes, 0.0, 0.0, 0.0)
             return Weights(classes, plain.free_count(), 0.0, 0.0)
         told = {"records": records, "dimension": dimension, "classes": classes}
-        return super().weights(noise, **told, partly_labelled=partly_labelled)
+        return super().weights(noise, **told, number_private=number_private)
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`.

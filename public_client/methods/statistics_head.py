@@ -46,7 +46,7 @@ class Known:
         features: (C, d) sums of features, less the same for each: deviations from a C-th of the sum over all. Noised.
         total: (d,) sum of all features, noised; zeros where it was not released.
         moments: (d, d) sum of u u^T, noised; None where it was not released.
-        records: n, public; of partly labelled records an estimate of the labelled ones' number.
+        records: the number of labelled records; an estimate where it is private.
         count_variance: of the noise on each count; infinite where none were released.
         feature_variance: on each coordinate of `features`.
         total_variance: on each coordinate of `total`; infinite where it was not released.
@@ -71,16 +71,16 @@ class Known:
         *,
         records: int,
         dimension: int,
-        partly_labelled: bool = False,
+        number_private: bool = False,
     ) -> Known:
         """One release, and its noise.
 
         Args:
             reply: of a step.
             declared: by its run.
-            records: n of the data set.
+            records: labelled ones; n where their number is private.
             dimension: d.
-            partly_labelled: whether the labelled records' number is what the noised counts say.
+            number_private: whether the labelled records' number is what the noised counts say.
 
         Raises:
             InvalidValue: that number would follow from counts that were not released.
@@ -90,9 +90,9 @@ class Known:
         own = variance * (1.0 - 1.0 / classes)  # what the classes have in common is taken off, noise and all
         common = sums.features.sum(axis=0)
         number = float(records)
-        if partly_labelled:
+        if number_private:
             if not a or declared.centring:
-                raise InvalidValue("of partly labelled records the counts are needed whole; use centring 0")
+                raise InvalidValue("where the number of labels is private the counts are needed whole; use centring 0")
             number = float(np.clip(sums.counts.sum(), classes, records))
         return cls(
             sums.counts - sums.counts.mean(),

@@ -74,10 +74,10 @@ class StatisticsMethod(Method):
         """See `Recipe`."""
         weights = self.weights(
             run.noise,
-            records=run.batch,
+            records=run.labelled,
             dimension=run.dimension,
             classes=run.classes,
-            partly_labelled=run.partly_labelled,
+            number_private=run.number_private,
         )
         return StatisticsDeclaration(
             classes=run.classes,
@@ -89,18 +89,18 @@ class StatisticsMethod(Method):
         )
 
     def weights(
-        self, noise: float, *, records: int, dimension: int, classes: int, partly_labelled: bool = False
+        self, noise: float, *, records: int, dimension: int, classes: int, number_private: bool = False
     ) -> Weights:
         """What a record's blocks weigh, from public numbers: with few records for the noise, class differences alone.
 
         Args:
             noise: deviation in units of the sensitivity.
-            records: n.
+            records: labelled ones; n where their number is private.
             dimension: d.
             classes: C.
-            partly_labelled: whether the number of labelled records must follow from the counts, as it is not public.
+            number_private: whether that number must follow from the counts.
         """
-        plenty = partly_labelled or classes > 2 or records / (noise * math.sqrt(dimension)) > PLENTY
+        plenty = number_private or classes > 2 or records / (noise * math.sqrt(dimension)) > PLENTY
         if plenty or self.moments == "yes":
             moments = self.moments == "yes" or (self.moments == "auto" and dimension <= _MOST_MOMENTS)
             plain = Weights(classes, 0.0, free_moment_weight(classes, 0.0) if moments else 0.0, 0.0)
@@ -161,9 +161,9 @@ class StatisticsRun(ChargedRun):
         drawn = draw_all(self, store, bar or Reporter())
         if not drawn:
             raise InvalidValue("the curator gave up every step of this run; nothing was released")
-        told = {"records": self.plan.records, "dimension": self._dimension}
-        partly = self.plan.partly_labelled
-        return Known.mean([Known.of(reply, self.declared, **told, partly_labelled=partly) for reply in drawn])
+        told = {"records": self.plan.with_label, "dimension": self._dimension}
+        hidden = self.plan.number_private
+        return Known.mean([Known.of(reply, self.declared, **told, number_private=hidden) for reply in drawn])
 
     def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
         """See `ChargedRun`."""

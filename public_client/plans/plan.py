@@ -64,6 +64,7 @@ class Plan:
     gradient_parameters: int | None = None
     noise: float | None = None
     partly_labelled: bool = False
+    labelled: int = 0
     # Where the budget stands is the ledger's, no wish: plans that differ in nothing else are the same plan.
     remaining: float = field(default=math.inf, compare=False)
     budget: float = field(default=math.inf, compare=False)
@@ -135,7 +136,13 @@ class Plan:
             raise InvalidValue("the plan's noise depends on the model; call for_model first")
         adapted = {_PRICED[0]: (self.gradient_parameters,)} if self.gradient_parameters else {}
         return Facts(
-            DataSetFacts(self.records, self.record_shape, self.classes, partly_labelled=self.partly_labelled),
+            DataSetFacts(
+                self.records,
+                self.record_shape,
+                self.classes,
+                partly_labelled=self.partly_labelled,
+                labelled=self.labelled,
+            ),
             ModelFacts(self.record_shape, self.feature_dimension, adapted),
         )
 
@@ -162,7 +169,8 @@ class Plan:
                 batch=self.batch_size,
                 dimension=facts.model.feature_dimension,
                 classes=facts.data.classes,
-                partly_labelled=self.partly_labelled,
+                number_private=self.number_private,
+                labelled=self.with_label,
                 names=names if self.gradient_parameters else (),
                 feature_map=feature_map,
             )
@@ -175,6 +183,16 @@ class Plan:
             InvalidValue: the model is not known yet; see `for_model`.
         """
         return run_event(self.method.mechanism, self.declared(), self.size, self.facts)
+
+    @property
+    def number_private(self) -> bool:
+        """Whether the number of labelled records is private."""
+        return self.partly_labelled and not self.labelled
+
+    @property
+    def with_label(self) -> int:
+        """How many records have a label; n where that is private, which is as many as there can be."""
+        return self.labelled or self.records
 
     def price(self) -> float:
         """Epsilon of the run alone by the tight accountant."""
@@ -282,6 +300,7 @@ def make_plan(
         record_shape=description.record_shape,
         classes=description.classes,
         partly_labelled=description.partly_labelled,
+        labelled=description.labelled,
         steps=usual.steps if steps is None else steps,
         batch_size=max(least, min(usual.batch, most)) if batch_size is None else batch_size,
         remaining=description.remaining,

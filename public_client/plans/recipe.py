@@ -25,7 +25,8 @@ class RunTerms:
         classes: C of the records' labels; 0 where there are none.
         names: of the adapted parameters, in the order of the flat gradient; empty for none.
         feature_map: the public map of every step that brings none.
-        partly_labelled: whether some records may have no label.
+        number_private: whether the number of labelled records is private.
+        labelled: that number; n where it is private.
     """
 
     noise: float
@@ -34,7 +35,8 @@ class RunTerms:
     classes: int
     names: tuple[str, ...]
     feature_map: FeatureMap | None
-    partly_labelled: bool = False
+    number_private: bool = False
+    labelled: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,7 @@ def mock_description(
     name: str = "mock",
     classes: int = 0,
     partly_labelled: bool = False,
+    labelled: int = 0,
     contract: DataContract | None = None,
 ) -> Description:
     """What a curator with a fresh budget and the usual limits would say of such a data set.
@@ -95,13 +96,14 @@ def mock_description(
         name: the data set's.
         classes: C of the labels; 0 where there are none.
         partly_labelled: whether some records may have no label.
+        labelled: how many of those have one, where that is public.
         contract: what its operator declares of the records' values.
 
     Returns:
         A description for `MockCurator`.
     """
     budget = Budget(epsilon=epsilon, delta=delta, spent=0.0, remaining=epsilon, closed=False)
-    facts = DataSetFacts(records, tuple(record_shape), classes, partly_labelled=partly_labelled)
+    facts = DataSetFacts(records, tuple(record_shape), classes, partly_labelled=partly_labelled, labelled=labelled)
     return Description(
         data_set=name,
         records=records,
@@ -121,6 +123,7 @@ def mock_description(
         software_version="mock",
         classes=classes,
         partly_labelled=partly_labelled,
+        labelled=labelled,
         contract=contract or DataContract(),
     )
 
@@ -180,6 +183,7 @@ class MockCurator(Curator):
             description.classes,
             description.class_names,
             description.partly_labelled,
+            description.labelled,
         )
         self._mechanisms = {
             name: mechanism

@@ -33,6 +33,10 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _CONTROL_FLOW = (
     "move branches and loops on values or shapes out of forward (torch.fx runs it once with symbolic values)"
 )
+_EMBEDDED = (
+    "A frozen backbone need not travel: the hospital's operator can turn records into its features with "
+    "`dpswd-curator records embed --model backbone.onnx` (docs/ml-team/extractors.md), and what is behind it travels"
+)
 
 
 class VocabularyTracer(fx.Tracer):
@@ -82,7 +86,7 @@ def trace(module: nn.Module, input_shape: Sequence[int]) -> ExtractorGraph:
     graph, problems = _attempt(module, tuple(input_shape))
     if graph is None:
         listed = "\n".join(f"  - {problem}" for problem in problems)
-        raise ExtractorUnsupported(f"the extractor cannot travel as data:\n{listed}")
+        raise ExtractorUnsupported(f"the extractor cannot travel as data:\n{listed}\n{_EMBEDDED}")
     return graph
 
 

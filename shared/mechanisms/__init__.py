@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS
 from shared.mechanisms.critic.mechanism import CRITIC
+from shared.mechanisms.distributions.mechanism import DISTRIBUTIONS, LABELLED_DISTRIBUTIONS
 from shared.mechanisms.evaluation.mechanism import EVALUATION
 from shared.mechanisms.gradient.mechanism import GRADIENT
 from shared.mechanisms.interface import AnyMechanism
@@ -31,6 +32,8 @@ MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
             SINKHORN,
             LABELLED_ROWS,
             LABELLED_QUANTILES,
+            DISTRIBUTIONS,
+            LABELLED_DISTRIBUTIONS,
         )
     }
 )

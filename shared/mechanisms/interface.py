@@ -68,7 +68,8 @@ class DataSetFacts:
         record_shape: the shape of one record.
         classes: C of the labels, declared by the operator; 0 where there are none.
         class_names: of the classes, where the operator declares them.
-        partly_labelled: whether some records may have no label; how many have one is private then.
+        partly_labelled: whether some records may have no label.
+        labelled: how many have one, where the operator says it; 0: all, or it is private.
     """
 
     records: int
@@ -76,6 +77,12 @@ class DataSetFacts:
     classes: int = 0
     class_names: tuple[str, ...] = ()
     partly_labelled: bool = False
+    labelled: int = 0
+
+    @property
+    def number_private(self) -> bool:
+        """Whether the number of labelled records is private."""
+        return self.partly_labelled and not self.labelled
 
 
 @dataclass(frozen=True)

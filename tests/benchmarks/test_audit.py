@@ -1,4 +1,4 @@
-"""The audit in small: its statistics, and every broken curator caught by it on a live service.
+"""The audit in small: its statistics, and every broken curator caught by it, on a live service or in this process.
 
 No seed fixes a curator's randomness. False alarms: the honest curator's rows are wrong with probability at most 1e-3 in
 all (`ALPHA`); an alarm counts here if a second audit repeats it, at most 1e-6. Misses: at these numbers of trials, with
@@ -15,10 +15,11 @@ import pytest
 from scipy.stats import norm
 
 from benchmarks.audit import bounds
-from benchmarks.audit.attacks import ATTACKS
 from benchmarks.audit.faults import FAULTS, HONEST
+from benchmarks.audit.known_means import ATTACKS
 from benchmarks.audit.report import Setup, page
 from benchmarks.audit.trials import Audit
+from shared.mechanisms import MECHANISMS
 from shared.privacy import pld
 from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
 
@@ -29,12 +30,22 @@ COEFFICIENTS = dataclasses.replace(BY_NAME["coefficients"], epsilon=6.0)
 GRADIENT = BY_NAME["gradient"]
 GUESSED = dataclasses.replace(BY_NAME["guessed directions"], epsilon=2.0)
 POINTS = dataclasses.replace(BY_NAME["generated points"], epsilon=4.0)
+KNOWN = [
+    dataclasses.replace(BY_NAME[name], epsilon=3.0)
+    for name in ("class statistics", "evaluation", "labelled gradient", "critic")
+]
+LABELLED = [BY_NAME["labelled rows"], BY_NAME["labelled coefficients"]]
 SAMPLES = dataclasses.replace(BY_NAME["run of samples"], records=4, epsilon=6.0)
 
 
 @pytest.fixture(scope="module")
 def audit():
     return Audit(alpha=ALPHA, process=False, say=lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def mocked():
+    return Audit(alpha=ALPHA, served=False, noise_bounds=False, say=lambda _: None)
 
 
 @pytest.mark.statistical
@@ -49,7 +60,7 @@ class TestLiveCurators:
     @pytest.mark.parametrize(
         ("fault", "attack", "trials"),
         [
-            ("noise halved", COEFFICIENTS, 600),
+            pytest.param("noise halved", COEFFICIENTS, 600, marks=pytest.mark.exhaustive),
             pytest.param("batch maximum in the place of clipping", COEFFICIENTS, 500, marks=pytest.mark.exhaustive),
             ("target gradient unsanitized", GRADIENT, 100),
             pytest.param("directions chosen by the client", GUESSED, 500, marks=pytest.mark.exhaustive),
@@ -70,6 +81,42 @@ class TestLiveCurators:
         honest(audit, [SAMPLES], 20)
 
 
+@pytest.mark.statistical
+class TestEveryMechanism:
+    """Those that no live curator is asked for above: computed here, by the mock curator."""
+
+    @pytest.mark.parametrize(
+        ("attack", "trials"),
+        [
+            *((one, 240) for one in KNOWN),
+            *(pytest.param(one, 900, marks=pytest.mark.exhaustive) for one in LABELLED),
+        ],
+        ids=lambda value: value.name.replace(" ", "-") if hasattr(value, "name") else None,
+    )
+    def test_the_claim_holds_and_half_the_noise_is_caught(self, mocked, attack, trials):
+        found = honest(mocked, [attack], 40)
+        assert all(one.claim.exact <= one.claim.ledger < 1.3 * one.claim.exact for one in found)
+        assert any(mocked.audit("noise halved", [attack], trials=lambda _: trials)[0].caught for _ in range(3))
+
+    @pytest.mark.parametrize(
+        "attack",
+        [
+            pytest.param(one, marks=[] if one.name == "class statistics" else pytest.mark.exhaustive)
+            for one in KNOWN
+            if one.name != "evaluation"  # clips nothing
+        ],
+        ids=lambda one: one.name.replace(" ", "-"),
+    )
+    def test_a_clip_as_if_records_were_added_is_caught(self, mocked, attack):
+        assert any(mocked.audit("clipped for additions", [attack], trials=lambda _: 240)[0].caught for _ in range(3))
+
+    def test_no_bound_lies_above_the_claim_of_labelled_releases(self, mocked):
+        honest(mocked, LABELLED, 40)
+
+    def test_no_mechanism_is_without_an_attack(self):
+        assert {attack.mechanism for attack in ATTACKS} == set(MECHANISMS)
+
+
 def honest(audit, attacks, trials):
     """An audit of the honest curator that alarms for nothing, or does so only once."""
     for _ in range(2):
@@ -81,7 +128,7 @@ def honest(audit, attacks, trials):
 
 
 def test_every_fault_is_tested_here():
-    tested = {HONEST, "sample reused across steps"}
+    tested = {HONEST, "sample reused across steps", "clipped for additions"}
     for mark in TestLiveCurators.test_a_broken_curator_is_caught.pytestmark:
         if mark.name == "parametrize":
             tested |= {getattr(case, "values", case)[0] for case in mark.args[1]}

@@ -44,6 +44,7 @@ def test_the_case_s_shapes_are_those_of_the_vocabulary():
         VOCABULARY[case.operation].shape(case.shapes, case.attributes)
 
 
+@pytest.mark.long
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", BEFORE)
 def test_torch_s_own_forms_are_found_and_ours_pass(name):

@@ -67,10 +67,12 @@ def html_of(site: Path, page: Path) -> Path:
     return where.with_name("index.html") if where.name == "README.md" else where.with_suffix(".html")
 
 
+@pytest.mark.long
 def test_every_page_is_on_the_site(site, built):
     assert {html_of(site, page) for page in PAGES} == set(built) - {site / "404.html"}
 
 
+@pytest.mark.long
 def test_every_link_leads_to_a_page_and_an_anchor_that_are_there(site, built):
     for page in built.values():
         if page.path.name == "404.html":  # its links begin at the root of a server
@@ -86,6 +88,7 @@ def test_every_link_leads_to_a_page_and_an_anchor_that_are_there(site, built):
                 assert unquote(parts.fragment) in built[target].anchors, f"{page.path.relative_to(site)}: {link}"
 
 
+@pytest.mark.long
 def test_a_browser_loads_nothing_from_elsewhere(site, built):
     for page in built.values():
         for loaded in page.loaded:
@@ -96,6 +99,7 @@ def test_a_browser_loads_nothing_from_elsewhere(site, built):
         assert not re.search(r"(?:@import|url\()\W*https?:", sheet.read_text()), sheet.name
 
 
+@pytest.mark.long
 def test_search_finds_every_page(site):
     index = (site / "search" / "search_index.json").read_text()
     for page in PAGES:
@@ -104,12 +108,14 @@ def test_search_finds_every_page(site):
 
 
 @pytest.mark.parametrize("page", BESIDE, ids=lambda page: page.name)
+@pytest.mark.long
 def test_links_of_the_pages_beside_the_code(site, built, page):
     for target, anchor in re.findall(r"\]\(([^)#:]+)(?:#([^)]+))?\)", page.read_text()):
         assert (ROOT / target).exists(), target
         assert not anchor or anchor in built[html_of(site, ROOT / target)].anchors, f"{target}#{anchor}"
 
 
+@pytest.mark.long
 def test_every_page_that_a_file_names_is_there(site, built):
     """Also in messages, comments, alerts and manifests: ``docs/...``, with its anchor if it has one."""
     files = [path for folder in SOURCES for path in (ROOT / folder).rglob("*")]

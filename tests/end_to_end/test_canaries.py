@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test di
 from curator_process import ROOT, START_S, upload
 from declarations import gradient, quantiles, rows
 from drawn_steps import new_step, parameters, reply_of
+from forked_starts import suspended
 
 from private_curator.cli.main import main as operator_main
 from private_curator.settings.groups import RecordsSettings
@@ -135,7 +136,8 @@ class Site:
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "TMPDIR": str(self.directory / "temporary"),
         }
-        with self.log.open("ab") as log:
+        # All of a curator's processes and their memory are looked at: no nursery stands among them.
+        with self.log.open("ab") as log, suspended():
             self.process = subprocess.Popen(
                 [sys.executable, str(SERVER), str(self.home.path)],
                 cwd=self.directory / "working", env=environment, stdout=log, stderr=log,

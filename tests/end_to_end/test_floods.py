@@ -62,6 +62,7 @@ def flooding(threads, one):
             worker.join(timeout=60)
 
 
+@pytest.mark.long
 def test_a_client_keeps_its_rate_beside_floods(site, tmp_path):
     """Attacks: steps of a revoked client held a thread for a quantum each; connections that say nothing.
 
@@ -137,6 +138,7 @@ def test_a_client_keeps_its_rate_beside_floods(site, tmp_path):
 MEBIBYTE = 1 << 20
 
 
+@pytest.mark.long
 def test_requests_that_are_received_have_bounded_memory(tmp_path, monkeypatch):
     """Attack: each thread received a request, as large as one may be, before it was asked who sent it.
 

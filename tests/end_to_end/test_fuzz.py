@@ -24,6 +24,7 @@ from shared.protocol.status import REASONS, from_rpc_error
 from shared.protocol.v1 import curator_pb2 as pb
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("isolation", "seed", "inputs"),
     [
@@ -48,6 +49,7 @@ def test_the_corpus_breaks_no_promise(isolation, seed, inputs, tmp_path):
         assert campaign.opened > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("defect", ["an escaping error", "an incident", "a charge that was refused", "a wrong reply"])
 def test_a_defect_is_found(defect, tmp_path, monkeypatch):
     with Site(tmp_path) as site:

@@ -24,7 +24,7 @@ README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "ml-team" / "guide.md"
 
 
-def test_the_calibration_of_the_guide_prints_the_published_row() -> None:
+def test_the_calibration_of_the_guide_prints_the_published_row(true_starts) -> None:
     (line,) = re.findall(r"^\$ (dpswd-client calibrate .*)", GUIDE.read_text().replace("\\\n", " "), re.MULTILINE)
     done = subprocess.run(
         [sys.executable, "-m", "public_client.cli.main", *shlex.split(line)[1:]],
@@ -46,7 +46,7 @@ def test_the_guides_session_is_the_readmes() -> None:
 
 
 @pytest.mark.end_to_end
-def test_the_session_runs_as_written(tmp_path, monkeypatch) -> None:
+def test_the_session_runs_as_written(tmp_path, monkeypatch, true_starts) -> None:
     session = session_of(README)
     task = load_task("digits")
     torch.manual_seed(0)

@@ -92,4 +92,4 @@ def environment(_message, _files):
 
 
 if __name__ == "__main__":
-    main({"escape": escape, "sleep": sleep, "die": die, "quote": quote, "environment": environment})
+    main(lambda: {"escape": escape, "sleep": sleep, "die": die, "quote": quote, "environment": environment})

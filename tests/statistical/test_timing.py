@@ -182,6 +182,7 @@ def compared(sites, pairs, *, until=0.0):
     return signs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pairs", [PAIRS, pytest.param(10 * PAIRS, marks=pytest.mark.exhaustive)])
 def test_padding_hides_a_delay_and_the_records_with_it(sites, pairs):
     """False alarm: 1e-6. A fifth of a quantum is hidden; the same delay is found at once where nothing is padded."""

@@ -18,10 +18,11 @@ from shared.errors import InvalidValue
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray, Integer, NoiseSource, release_finely, sum_grid
 from shared.mechanisms.class_statistics.geometry import Weights
-from shared.mechanisms.class_statistics.sums import ClassSums, feature_bits, radius
+from shared.mechanisms.class_statistics.sums import ClassSums, feature_bits
 from shared.mechanisms.clipped_sum import FRAMING_BYTES
 from shared.mechanisms.interface import Facts, Limits, RunSize
 from shared.mechanisms.linear import LinearMechanism, ShardSum
+from shared.mechanisms.rounded_features import radius
 from shared.mechanisms.sliced import map_violations
 from shared.privacy.events import BoundedSum, Part
 from shared.protocol import limits as protocol

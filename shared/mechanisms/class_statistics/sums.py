@@ -14,10 +14,10 @@ import torch
 from scipy.linalg import blas
 from torch import Tensor
 
-from shared.kernels.clipping import RECORD_NORM, clip_factors, neutralise
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.interface import LabelArray
 from shared.mechanisms.linear import Integers
+from shared.mechanisms.rounded_features import rounded_features
 from shared.protocol.limits import UNLABELLED
 
 _ROWS = 4096  # of one exact product: 2^12 rows of products below 2^40 stay within 53 bits
@@ -28,11 +28,6 @@ _SUM_BITS = 62  # of an int64 sum of n products
 def feature_bits(records: int) -> int:
     """P of the unit 2^-p of rounded features: as fine as exact sums over n records allow, at most 20."""
     return min(_MOST_BITS, (_SUM_BITS - math.ceil(math.log2(max(2, records)))) // 2)
-
-
-def radius(dimension: int, bits: int) -> int:
-    """A whole number that no rounded record's norm exceeds: 2^p, and half a unit in each of d coordinates."""
-    return (1 << bits) + math.isqrt(dimension) // 2 + 1
 
 
 class ClassSums:
@@ -58,7 +53,7 @@ class ClassSums:
         device: torch.device,
     ) -> None:
         self._map = feature_map
-        self._scale = math.ldexp(1.0 / RECORD_NORM, bits)
+        self._bits = bits
         self._device = device
         self._counts: Integers = np.zeros(classes, dtype=np.int64)
         shape = (dimension, dimension) if moments else (0, 0)
@@ -79,8 +74,10 @@ class ClassSums:
         classes, d = self._features.shape
         for start in range(0, len(features), _ROWS):
             kinds = torch.from_numpy(labels[start : start + _ROWS]).to(self._device)
-            v = self.rounded(features[start : start + _ROWS])  # (m, d) whole numbers
-            v.mul_((kinds != UNLABELLED)[:, None])  # a record without a label adds nothing to any block
+            # A record without a label adds nothing to any block.
+            v = rounded_features(
+                features[start : start + _ROWS], self._map, bits=self._bits, counted=kinds != UNLABELLED
+            )  # (m, d) whole numbers
             by_class = torch.zeros((classes, d), dtype=torch.float64, device=self._device)
             by_class.index_add_(0, kinds.clamp(min=0), v)
             own = labels[start : start + _ROWS]
@@ -88,13 +85,6 @@ class ClassSums:
             self._features += by_class.to(torch.int64)
             if self._moments.numel():
                 self._moments += _upper_product(v)
-
-    def rounded(self, features: Tensor) -> Tensor:
-        """Whole numbers (m, d) float64, row by row of norm at most `radius`, each a function of its own record."""
-        mapped = neutralise(features if self._map is None else self._map.apply(features))
-        exact = mapped.to(torch.float64)
-        factors = clip_factors(exact, RECORD_NORM) * self._scale
-        return exact.mul_(factors).round_() if exact is not mapped else (exact * factors).round_()
 
 
 def _upper_product(v: Tensor) -> Tensor:

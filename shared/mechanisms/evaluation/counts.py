@@ -6,6 +6,7 @@ neighbouring data sets are equal to the last bit, whatever the order, the chunks
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -40,8 +41,9 @@ class EvaluationReply(MessagePayload, message=pb.EvaluationReply, field="reply")
     """What an evaluation releases, in units of records, as int32, or int64 of very many.
 
     Attributes:
-        correct: (M,), noised number of correct predictions of each model; of partly labelled records (2,), of correct
-            and of wrong ones of one model.
+        correct: (M,), noised number of correct predictions of each model. Where the number of labelled records is
+            private: of one model (2,), of correct and of wrong ones; of several (M + 1,), half of what each has more
+            correct than wrong, and `number_weight(M)` times the number of labelled records.
         confusion: (C, C) noised counts, row the label, column the prediction; None unless declared.
         calibration: (3, B) noised sums: correct, wrong, and a quarter of the confidence's place in its bin; None unless
             declared.
@@ -68,6 +70,7 @@ class EvaluationCounter:
         self._bins = bins
         self._models = models
         self._right: NDArray[np.int64] = np.zeros(models, dtype=np.int64)
+        self._labelled: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
         self.confusion: NDArray[np.int64] = np.zeros((classes, classes), dtype=np.int64)
         """Counts so far; private."""
         self._table: NDArray[np.int64] = np.zeros((2, bins), dtype=np.int64)
@@ -98,6 +101,7 @@ class EvaluationCounter:
         finite = neutralise(scores.detach()).to("cpu", torch.float64).clamp(-LARGEST_SCORE, LARGEST_SCORE)
         each = finite.reshape(len(labels), self._models, self._classes).argmax(dim=2).numpy()
         self._right += (each == labels[:, None]).sum(axis=0)
+        self._labelled += len(labels)
         if self._models > 1:
             return
         predictions = each[:, 0]
@@ -109,16 +113,16 @@ class EvaluationCounter:
             np.add.at(self._places, bins, places)
 
     @property
-    def sums(self) -> tuple[Integers, Integers, Integers, Integers]:
-        """See `Accumulator`: confusion (C, C), calibration counts (2, B), places (B,), correct (M,)."""
-        return self.confusion, self._table, self._places, self._right
+    def sums(self) -> tuple[Integers, ...]:
+        """See `Accumulator`: confusion (C, C), calibration counts (2, B), places (B,), correct (M,), labelled (1,)."""
+        return self.confusion, self._table, self._places, self._right, self._labelled
 
 
 def signals(
     sums: tuple[Integers, ...],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """What is noised of a counter's sums, private: correct (M,), confusion (C, C) and calibration (3, B)."""
-    confusion, table, places, right = sums
+    confusion, table, places, right, _ = sums
     weighed = places * (CONFIDENCE_WEIGHT / _PLACE_UNITS)  # a power of two: exact
     return right.astype(np.float64), confusion.astype(np.float64), np.vstack([table, weighed]).astype(np.float64)
 
@@ -142,7 +146,7 @@ def released(
         confusion_sigma: of each cell; 0: not released.
         calibration_sigma: of each calibration sum; 0: not released.
         noise: where the noise comes from.
-        partly_labelled: whether the number of wrong predictions is released beside that of correct ones.
+        partly_labelled: whether the number of labelled records is private, so that it must follow from the release.
 
     Raises:
         InvalidValue: a sum could leave the widest integers.
@@ -156,11 +160,23 @@ def released(
         return release_on_grid(torch.from_numpy(signal), sigma=sigma, noise=noise, integer=integer)
 
     if partly_labelled:
-        correct = np.append(correct, confusion.sum() - correct[0])
+        labelled = sums[-1].astype(np.float64)
+        several = len(correct) > 1
+        more, number = correct - labelled / 2.0, number_weight(len(correct)) * labelled
+        correct = np.concatenate([more, number] if several else [correct, labelled - correct])
     first = noised(correct, correct_sigma)
     if first is None:
         raise InvalidValue("correct_sigma is 0; the number of correct predictions is always released with noise")
     return EvaluationReply(first, noised(confusion, confusion_sigma), noised(calibration, calibration_sigma))
+
+
+def number_weight(models: int) -> float:
+    """What the number of labelled records weighs beside M differences of correct and wrong ones: as much as is free.
+
+    A labelled record adds 1/2 or -1/2 to each difference, so that two of them are sqrt(M) apart at most; a record
+    without a label adds nothing, and is sqrt(M / 4 + weight^2) from them (docs/privacy/evaluation.md).
+    """
+    return math.nextafter(math.sqrt(0.75 * models), 0.0)
 
 
 def bin_places(

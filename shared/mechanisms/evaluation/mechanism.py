@@ -58,8 +58,8 @@ class EvaluationDeclaration(MessagePayload, message=pb.EvaluationDeclaration, fi
         bins: B, bins of the confidence; 0 without calibration.
         calibration_sigma: noise on each of the 3 B calibration sums; 0: they are not released.
         models: M that are compared; with more than one the numbers of correct predictions alone are released.
-        partly_labelled: whether the number of wrong predictions is released beside that of correct ones, with the same
-            noise: of records that may have no label their sum is private.
+        partly_labelled: whether the number of labelled records is private: what is released beside the correct
+            predictions, with the same noise, tells it (`EvaluationReply.correct`).
     """
 
     classes: int
@@ -100,10 +100,8 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
             of_each = f", of each of {declared.models} models" if declared.models > 1 else ""
             text = f"computes {scores} scores for each record; needed is one for each of {classes} classes{of_each}"
             broken.append(("parameters.graph_digest", text))
-        if declared.partly_labelled and declared.models > 1:
-            broken.append(("declaration.models", "is more than 1: of partly labelled records one model is evaluated"))
-        if declared.partly_labelled != facts.data.partly_labelled:
-            text = f"is {declared.partly_labelled}; of this data set it is {facts.data.partly_labelled}"
+        if declared.partly_labelled != facts.data.number_private:
+            text = f"is {declared.partly_labelled}; of this data set it is {facts.data.number_private}"
             broken.append(("declaration.partly_labelled", text))
         if (declared.bins == 0) != (declared.calibration_sigma == 0.0):
             broken.append(("declaration.bins", "and calibration_sigma belong together; declare both, or neither"))
@@ -135,8 +133,10 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
 
     def _correct_part(self, declared: EvaluationDeclaration) -> tuple[int, float, int]:
         """How many numbers tell how many are correct, how far a replaced record moves them, and how many of them."""
-        if declared.partly_labelled:
+        if declared.partly_labelled and declared.models == 1:
             return 2, CONFUSION_SENSITIVITY, 2
+        if declared.partly_labelled:
+            return declared.models + 1, correct_sensitivity(declared.models), declared.models + 1
         return declared.models, correct_sensitivity(declared.models), declared.models
 
     def work(self, declared: EvaluationDeclaration) -> tuple[object, ...]:
@@ -165,8 +165,10 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
         """See `Mechanism`."""
         of_each = f" of each of {declared.models} models" if declared.models > 1 else ""
         told = [f"the number of correct predictions{of_each}"]
-        if declared.partly_labelled:
+        if declared.partly_labelled and declared.models == 1:
             told = ["the numbers of correct and of wrong predictions"]
+        elif declared.partly_labelled:
+            told += ["the number of labelled records"]
         told += [f"{declared.classes} x {declared.classes} counts"] * bool(declared.confusion_sigma)
         told += [f"{declared.bins} bins of confidences"] * bool(declared.calibration_sigma)
         return f"noised counts: {', '.join(told)}"

@@ -287,6 +287,7 @@ class DescribeResponse(_message.Message):
     RECORDS_PER_PERSON_FIELD_NUMBER: _builtins.int
     CONTRACT_FIELD_NUMBER: _builtins.int
     PARTLY_LABELLED_FIELD_NUMBER: _builtins.int
+    LABELLED_FIELD_NUMBER: _builtins.int
     data_set: _builtins.str
     records: _builtins.int
     """The number of records n; public under replace-one neighbours."""
@@ -305,7 +306,9 @@ class DescribeResponse(_message.Message):
     records_per_person: _builtins.int
     """How many of the records one person has at most, by the operator's word; 1 where a person has one."""
     partly_labelled: _builtins.bool
-    """Whether some records may have no label; how many have one is private then."""
+    """Whether some records may have no label."""
+    labelled: _builtins.int
+    """How many of them have one, by the operator's word; 0: all, or their number is private."""
     @_builtins.property
     def record_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The shape of one record."""
@@ -350,10 +353,11 @@ class DescribeResponse(_message.Message):
         records_per_person: _builtins.int = ...,
         contract: Global___DataContract | None = ...,
         partly_labelled: _builtins.bool = ...,
+        labelled: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "contract", b"contract", "data_set_budget", b"data_set_budget", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "contract", b"contract", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "partly_labelled", b"partly_labelled", "record_shape", b"record_shape", "records", b"records", "records_per_person", b"records_per_person", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "contract", b"contract", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "labelled", b"labelled", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "partly_labelled", b"partly_labelled", "record_shape", b"record_shape", "records", b"records", "records_per_person", b"records_per_person", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1165,7 +1169,7 @@ class EvaluationDeclaration(_message.Message):
     the numbers of correct predictions alone are released.
     """
     partly_labelled: _builtins.bool
-    """As in DescribeResponse; the number of wrong predictions is then released beside that of correct ones."""
+    """Whether the number of labelled records is private; it is then released too, as EvaluationReply says."""
     def __init__(
         self,
         *,
@@ -1209,8 +1213,9 @@ class EvaluationReply(_message.Message):
     CALIBRATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def correct(self) -> Global___GridArray:
-        """The noised number of correct predictions of each model (models); of partly labelled records those of correct and of
-        wrong ones of one model (2).
+        """The noised number of correct predictions of each model (models). Where the number of labelled records is private:
+        those of correct and of wrong ones of one model (2); of several models half of what each has more correct than
+        wrong, and the number of labelled records times the root of 3/4 models (models + 1).
         """
 
     @_builtins.property
@@ -1305,6 +1310,82 @@ class ClassStatisticsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClassStatisticsReply: _TypeAlias = ClassStatisticsReply  # noqa: Y015
+
+@_typing.final
+class DistributionsDeclaration(_message.Message):
+    """Mechanisms "distributions" and "labelled_distributions": one noised sum over all records, or all labelled ones, of
+    coefficients of the distribution functions of their projections, class by class (docs/privacy/sliced-distributions.md);
+    batch_size is the number of records.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: _builtins.int
+    DIRECTIONS_FIELD_NUMBER: _builtins.int
+    COEFFICIENTS_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    COUNT_WEIGHT_FIELD_NUMBER: _builtins.int
+    SIGMA_FIELD_NUMBER: _builtins.int
+    DIRECTIONS_SEED_FIELD_NUMBER: _builtins.int
+    FEATURE_MAP_FIELD_NUMBER: _builtins.int
+    classes: _builtins.int
+    """C of "labelled_distributions"; 0 for "distributions"."""
+    directions: _builtins.int
+    """Orthogonal ones, in groups of as many as there are features; a public function of directions_seed."""
+    coefficients: _builtins.int
+    """Of each direction and class."""
+    window: _builtins.float
+    """Width of the interval around 0 within which a projection of the mapped features is told apart."""
+    count_weight: _builtins.float
+    """Of a record's one in its class's count; 0 without counts."""
+    sigma: _builtins.float
+    """N(0, sigma^2) on each coordinate of the sum."""
+    directions_seed: _builtins.int
+    @_builtins.property
+    def feature_map(self) -> Global___FeatureMap: ...
+    def __init__(
+        self,
+        *,
+        classes: _builtins.int = ...,
+        directions: _builtins.int = ...,
+        coefficients: _builtins.int = ...,
+        window: _builtins.float = ...,
+        count_weight: _builtins.float = ...,
+        sigma: _builtins.float = ...,
+        directions_seed: _builtins.int = ...,
+        feature_map: Global___FeatureMap | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "coefficients", b"coefficients", "count_weight", b"count_weight", "directions", b"directions", "directions_seed", b"directions_seed", "feature_map", b"feature_map", "sigma", b"sigma", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DistributionsDeclaration: _TypeAlias = DistributionsDeclaration  # noqa: Y015
+
+@_typing.final
+class DistributionsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sum(self) -> Global___GridArray:
+        """The noised sum: each class's count (classes) where the mechanism reads labels, then its coefficients (classes,
+        coefficients, directions), row by row.
+        """
+
+    def __init__(
+        self,
+        *,
+        sum: Global___GridArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DistributionsReply: _TypeAlias = DistributionsReply  # noqa: Y015
 
 @_typing.final
 class SinkhornDeclaration(_message.Message):

@@ -193,6 +193,7 @@ class TestServer:
         with _pooler(postgres, tmp_path) as url, pytest.raises(LedgerUnavailable, match="pooler"):
             Ledger.open(PostgresSchema(url, schema=location.schema), key=key, accounting=ToyAccounting())
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "points",
         [

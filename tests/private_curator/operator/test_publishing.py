@@ -205,6 +205,7 @@ def test_a_damaged_copy_is_made_again_from_the_ledger(site, tmp_path):
     assert site.spent()[1] == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("point", "charged"),
     [
@@ -232,6 +233,7 @@ def test_a_kill_loses_nothing_and_costs_nothing(site, tmp_path, point, charged):
     assert (tmp_path / "again.dpswd").read_bytes() == out.read_bytes()
 
 
+@pytest.mark.long
 def test_a_full_disk_loses_nothing_and_costs_nothing(site, tmp_path):
     wide = nn.Sequential(nn.Linear(6, 4000), nn.ReLU(), nn.Linear(4000, 5))  # 200 kB, more than the disk below
     proposal = site.proposal(METHOD, extractor=wide.eval())

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -280,6 +283,45 @@ def test_memory_is_limited_and_convert_is_the_remedy(tmp_path):
         opened = source(tmp_path / f"r.{kind}")
         with pytest.raises(RecordsRefused, match="records convert"):
             gather(opened, ContentDigest(opened.layout), limit=100_000)
+
+
+CONVERTED = """
+import sys
+from pathlib import Path
+from private_curator.records.conversion import convert
+from private_curator.records.opening import open_source
+from private_curator.settings.groups import RecordsSettings
+
+def peak():
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+path = Path(sys.argv[1])
+settings = RecordsSettings(file=path)
+opened = open_source(settings, home=path.parent)
+before = peak()
+made = convert(opened, path.with_suffix(".npy"), settings)
+assert made.records == 1_200_000
+print(peak() - before)
+"""
+
+
+def test_a_parquet_file_of_one_row_group_is_converted_in_the_memory_of_a_batch(tmp_path):
+    """150 MB that do not shrink, in one row group: neither the group nor the mapped file is held."""
+    path, columns = tmp_path / "r.parquet", [f"c{number}" for number in range(32)]
+    values = np.random.default_rng(0).random((1_200_000, 32), dtype=np.float32)
+    table = pa.table({name: values[:, number] for number, name in enumerate(columns)})
+    pq.write_table(table, path, row_group_size=len(values), compression="none", use_dictionary=False)
+    del table
+    assert path.stat().st_size > 150_000_000
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", CONVERTED, str(path)], capture_output=True, text=True, check=False, cwd=root
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) < 48 << 20
+    written = np.load(path.with_suffix(".npy"), mmap_mode="r")
+    np.testing.assert_array_equal(written[-5000:], values[-5000:])
 
 
 @pytest.mark.parametrize("said", [2, 4])

@@ -59,6 +59,11 @@ def test_a_record_may_have_no_label_where_the_operator_says_so(tmp_path):
         _load(path, **own, classes=("a", "b"), unlabelled="?")
     path = _npz(tmp_path, np.array(["a", "?", "b", "b", "?"]))
     np.testing.assert_array_equal(_load(path, **own, classes=("a", "b"), unlabelled="?"), numbers)
+    np.testing.assert_array_equal(_load(path, **own, classes=("a", "b"), unlabelled="?", labelled=3), numbers)
+    with pytest.raises(DataInvalid, match=r"says that 4 records have a label, and not so many have one"):
+        _load(path, **own, classes=("a", "b"), unlabelled="?", labelled=4)
+    with pytest.raises(SettingsError, match=r"set records\.classes and records\.unlabelled"):
+        _load(_npz(tmp_path, np.zeros(5, dtype=int)), **own, classes=2, labelled=5)
     for classes, none in ((("a", "b"), "b"), (2, "1")):
         with pytest.raises(SettingsError, match=r"one of records\.classes"):
             _load(path if none == "b" else _npz(tmp_path, numbers), **own, classes=classes, unlabelled=none)

@@ -8,6 +8,7 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from declarations import gradient, quantiles
 from torch import nn
@@ -31,6 +32,7 @@ def _resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.long
 def test_steps_leave_nothing_behind_in_the_curator(make_hospital):
     hospital = make_hospital(RECORDS)
     declared = gradient(quantiles(2, 30.0), ClippedSum(("0.weight",), 0.1, 30.0))

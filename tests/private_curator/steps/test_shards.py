@@ -22,6 +22,7 @@ from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from shared.mechanisms.distributions.mechanism import LABELLED_DISTRIBUTIONS, DistributionsDeclaration
 from shared.mechanisms.evaluation.mechanism import EVALUATION, EvaluationDeclaration
 from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
 from shared.mechanisms.linear import shards
@@ -55,6 +56,7 @@ def runs():
     public = FeatureMap(torch.full((CLASSES,), 0.1), torch.full((CLASSES,), 0.3))
     return (
         LinearRun(CLASS_STATISTICS, StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.5, 4.0, public), facts),
+        LinearRun(LABELLED_DISTRIBUTIONS, DistributionsDeclaration(CLASSES, 6, 20, 0.9, 1.0, 90.0, 7, public), facts),
         LinearRun(EVALUATION, EvaluationDeclaration(CLASSES, 3.0, 3.0, 5, 3.0), facts),
     )
 
@@ -79,7 +81,7 @@ def test_any_division_loss_and_order_releases_the_same_bits_with_one_noise(hospi
     source, local = hospital
     for run in runs():
         whole, drawn = finished(run, [local.sum(run, source, shards(run.facts, 1)[0])])
-        assert drawn == (2 if run.mechanism is CLASS_STATISTICS else 3)  # of the release's parts, not of the shards
+        assert drawn == (3 if run.mechanism is EVALUATION else 2)  # of the release's parts, not of the shards
         for count in (2, 7):
             parts = [local.sum(run, source, shard) for shard in shards(run.facts, count)]
             assert len(parts) == count

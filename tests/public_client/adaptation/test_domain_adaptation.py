@@ -126,6 +126,7 @@ def test_a_run_that_the_ledger_counts_dearer_than_planned_is_not_opened(connect,
     assert served.curator.spent == 0.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("failure", ["open", "declared", "before", "after"])
 def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, served, tmp_path, failure, method):

@@ -79,6 +79,7 @@ def states(adaptation):
     return {report["site"]: report["state"] for report in adaptation.reports}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_every_site_is_charged_its_own_run_and_every_method_can_share_a_model(connect, sites, method, tmp_path):
     adaptation = fit(model(connect(), method, shared=True))
@@ -127,6 +128,7 @@ def test_requests_of_a_step_are_under_way_at_the_same_time(connect, sites, metho
     assert states(adaptation) == {"north": "finished", "south": "finished"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "shared"), [*((method, True) for method in METHODS), *((method, False) for method in WITH_ADAPTERS)]
 )

@@ -34,6 +34,7 @@ def signals(labels, generator):
     return 0.35 * means[labels] + torch.randn(len(labels), T, 3, generator=generator)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("extractor", "width", "draw"),
     [(Vit, 8, images), (Text, 8, words), (lambda: Recurrent(nn.GRU), 40, signals)],

@@ -32,6 +32,7 @@ def tables(tmp_path):
     return ["--set", f"data.source={tmp_path / 'source.npz'}", "--set", f"data.target={tmp_path / 'target.npz'}"]
 
 
+@pytest.mark.long
 def test_a_dry_run_needs_no_server_and_lists_what_would_be_charged(tables, tmp_path):
     told = tmp_path / "hospital.json"
     description = mock_description(records=500, record_shape=(6,), epsilon=3.0, delta=1e-6)
@@ -118,6 +119,7 @@ def test_a_local_baseline_over_two_seeds_on_ones_own_stand_in(tables):
     assert "over 2 seeds" in done.stdout
 
 
+@pytest.mark.long
 def test_a_rehearsal_for_the_teams_own_records(tables):
     """docs/ml-team/labelled-sources.md: 30 of the team's labels are kept, the score is on its own records."""
     done = invoke("train", *tables, "--method", "dpda", "--epsilon", 4, "--set", "data.labelled=30", "--device", "cpu",

@@ -46,6 +46,7 @@ def trained():
     return extractor, classifier, loader
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "steps"), [("swd", 150), ("coral", 200), ("dann", 400)])
 def test_a_local_baseline_adapts_to_a_stand_in_and_leaves_the_source_model_alone(trained, name, steps):
     extractor, classifier, loader = trained

@@ -100,6 +100,7 @@ def test_the_estimate_finds_a_known_target():
     torch.testing.assert_close(found.covariance.diag(), expected.diag(), rtol=0.1, atol=0.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("release", ["quantiles", "rows"])
 def test_pictures_are_written(tmp_path, release):
     hospital = Hospital(MockCurator(mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5)))

@@ -34,6 +34,7 @@ def fitted():
     return generator, where, task
 
 
+@pytest.mark.long
 def test_a_classifier_of_drawn_rows_knows_real_ones(fitted):
     generator, where, task = fitted
     assert len(where.charges) == 1
@@ -74,6 +75,7 @@ def SMALL_WITHOUT(generator):
     return replace(generator, by_rule=0.0)
 
 
+@pytest.mark.long
 def test_the_file_holds_all_of_it_and_the_page_and_the_card_say_so(fitted, tmp_path):
     generator, _, _ = fitted
     path = tmp_path / "g.safetensors"
@@ -146,6 +148,7 @@ def test_what_is_no_image_is_refused_before_anything_is_charged():
             Replayed(**wrong)
 
 
+@pytest.mark.long
 def test_a_class_without_records_shows_nothing_but_noise(fitted):
     """Its share stays positive, its mean is the common centre but for noise: nothing says that nobody is in it."""
     task = fitted[2]

@@ -51,6 +51,7 @@ SHIFTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", list(SHIFTS))
 def test_each_adapter_for_tables_mends_its_shift(kind, tmp_path):
     source, target = table(0), table(1)

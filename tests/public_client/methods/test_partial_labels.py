@@ -20,11 +20,12 @@ TRUTH = RNG.integers(CLASSES, size=N)
 RECORDS = (MEANS[TRUTH] + RNG.normal(size=(N, D))).astype(np.float32)
 
 
-def hospital(labelled):
+def hospital(labelled, *, public=False):
     """The first `labelled` of the records have their label."""
     told = mock_description(
-        records=N, record_shape=(D,), epsilon=100.0, delta=1e-5, classes=CLASSES, partly_labelled=True
-    )
+        records=N, record_shape=(D,), epsilon=100.0, delta=1e-5, classes=CLASSES, partly_labelled=True,
+        labelled=labelled if public else 0,
+    )  # fmt: skip
     labels = np.where(np.arange(N) < labelled, TRUTH, UNLABELLED)
     return Hospital(MockCurator(told, records=RECORDS, labels=labels, randomness=np.random.default_rng(0).bytes))
 
@@ -49,6 +50,39 @@ def test_a_model_is_learned_and_evaluated_by_the_labelled_records_alone():
         assert report.confusion.sum() == pytest.approx(report.labelled)
         assert f"the labelled ones, about {report.labelled:.0f}, of 4000 records" in str(report)
         assert all(charge.epsilon <= 1.0 for charge in where.curator.charges)
+
+
+def test_a_number_that_the_operator_says_is_no_part_of_the_release():
+    """The same models and epsilon: the accuracy is known better where nothing is spent on the number."""
+    good, poor = nn.Linear(D, CLASSES), nn.Linear(D, CLASSES)
+    with torch.no_grad():
+        good.weight.copy_(torch.from_numpy(MEANS))
+        good.bias.zero_()
+        poor.weight.copy_(-good.weight)
+        poor.bias.zero_()
+    right = [(model(torch.from_numpy(RECORDS)).argmax(dim=1).numpy() == TRUTH)[:800].mean() for model in (poor, good)]
+    with hospital(800) as private, hospital(800, public=True) as public:
+        assert "(3 classes, of 800 of the records)" in str(public.describe())
+        assert type(public.describe()).from_json(public.describe().to_json()) == public.describe()
+        assert "percentage points (95%)" in str(public.plan_evaluation(epsilon=1.0, model=good))
+        reports = [where.evaluate(good, epsilon=1.0) for where in (private, public)]
+        assert reports[1].labelled == 800
+        assert "the labelled ones, 800, of 4000 records" in str(reports[1])
+        assert reports[1].confusion.sum() == pytest.approx(800)
+        widths = [one.accuracy_interval.high - one.accuracy_interval.low for one in reports]
+        assert widths[1] < widths[0]
+        assert all(abs(one.accuracy - right[1]) < 0.05 for one in reports)
+        told = [where.compare({"poor": poor, "good": good}, epsilon=1.0) for where in (private, public)]
+        assert [one.winner for one in told] == ["good", "good"]
+        for one in told:
+            assert list(one.accuracies.values()) == pytest.approx([100 * share for share in right], abs=2.5 * one.error)
+            assert one.error < 6.0
+        assert told[1].error < told[0].error
+        plans = [where.plan(Statistics(), epsilon=1.0) for where in (private, public)]
+        assert [(plan.with_label, plan.number_private) for plan in plans] == [(N, True), (800, False)]
+        few = hospital(2).compare({"poor": poor, "good": good}, epsilon=0.2)
+        assert math.isnan(few.accuracies["good"])
+        assert "too few labels" in str(few)
 
 
 def test_where_too_few_have_a_label_no_accuracy_is_told():

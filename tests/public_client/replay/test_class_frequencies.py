@@ -45,6 +45,7 @@ def test_frequencies_are_found_absent_classes_too():
     assert before.misfit > 50.0 > found.misfit
 
 
+@pytest.mark.long
 def test_deviations_are_those_of_the_errors():
     """12 standardised errors of frequencies over noises and targets; their mean square is 1 where the law is right.
 

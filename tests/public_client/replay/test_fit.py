@@ -128,6 +128,7 @@ def test_much_noise_leaves_the_view_at_the_identity():
     torch.testing.assert_close(result.class_weights, torch.ones(3), rtol=0.0, atol=0.2)
 
 
+@pytest.mark.long
 def test_a_large_turn_is_found_from_many_starts():
     """From the identity alone the fit ends in a shear: the reason for the candidates."""
     generator = torch.Generator().manual_seed(0)

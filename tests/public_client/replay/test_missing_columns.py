@@ -73,6 +73,7 @@ def source_classifier(source: Labelled) -> nn.Linear:
     return classifier
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("together", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_gaps_are_found_where_patients_differ_as_well(together):
     source, target = table(500, 0), table(400, 1).images[:, :COLUMNS] + torch.tensor([0.3, -0.2, 0.0, 0.0, 0.0])
@@ -150,6 +151,7 @@ def test_several_sites_keep_scores_if_all_do():
     assert not MixedViews([gaps, gains], [1.0, 1.0], seed=0).keeps_scores
 
 
+@pytest.mark.long
 def test_a_release_without_a_shift_speaks_for_no_gains_and_biases():
     """The guard of the default view: below 20 to 1 the model stays as it is."""
     source = Labelled(*_normal(500, 0))

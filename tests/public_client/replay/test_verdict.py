@@ -83,6 +83,7 @@ def test_thin_evidence_keeps_the_model():
     assert "says too little" in fitted.reason
 
 
+@pytest.mark.long
 def test_what_no_view_explains_is_said_beside_the_noise_floor():
     """Columns that change places: gains and biases cannot follow, and priors must not be bent to it."""
     fitted = found(table(3000, 4).images[:, [3, 4, 5, 0, 1, 2]], epsilon=3.0)
@@ -176,6 +177,7 @@ def test_half_of_the_classes_does_not_harm_and_gains(digits):
     assert accuracy(model.model().extractor, model.model().classifier, half) > before
 
 
+@pytest.mark.long
 def test_pixels_that_change_places_keep_the_model_and_say_so(digits, caplog):
     images = digits[3].images
     order = torch.randperm(64, generator=torch.Generator().manual_seed(0))

@@ -26,7 +26,8 @@ from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.data.ranks import Ranks
 from public_client.data.source import train_source
-from public_client.generation import Replayed, replayed
+from public_client.generation import DpMerf, DpSinkhorn, DpSwdQuantiles, Replayed, SlicedDistributions, replayed
+from public_client.generation.generating import generate, plan_generator
 from public_client.methods.statistics_head import Known
 from public_client.replay import delivery, fit
 from public_client.replay.residuals import Residuals
@@ -188,6 +189,33 @@ def drawn(ranks: Ranks) -> torch.Tensor:
     return torch.cat([value.flatten() for _, value in sorted(fitted.decoder.weights.items())])
 
 
+LEARNING = {"network": "dense", "latent": 2, "width": 4, "learning_rate": 0.03}
+GENERATORS = (
+    (DpSinkhorn(**LEARNING, points=18, fresh=4, iterations=4), 3),
+    (DpSwdQuantiles(**LEARNING, directions=6), 3),
+    (DpMerf(**LEARNING, frequencies=10, updates=3, draws=20), None),
+    (SlicedDistributions(**LEARNING, directions=6, coefficients=4, updates=3, draws=20), None),
+)
+
+
+def generators(out: Path, ranks: Ranks) -> None:
+    """Networks that learn by steps, each of whose batches all ranks share; rank 0 alone asks the mock."""
+    trained = {}
+    for method, steps in GENERATORS:
+        name = method.name
+        keys = (bytes([number % 256]) * 32 for number in itertools.count(1))
+        labels = np.arange(200) % 2
+        values = (0.4 * np.sin(np.arange(800.0)).reshape(200, 4) + 0.3 * labels[:, None]).astype(np.float32)
+        told = mock_description(records=200, record_shape=(4,), epsilon=90.0, delta=1e-5, classes=2)
+        mock = MockCurator(told, records=values, labels=labels, randomness=lambda size, keys=keys: next(keys)[:size])
+        curator = mock if ranks.size == 1 else shared_curators(lambda name=name, mock=mock: {name: mock})[name]
+        plan, _ = plan_generator(curator, method, epsilon=20.0, steps=steps, batch_size=200)  # no chance of a sample
+        made = generate(curator, plan, device="cpu", progress=False)
+        weights = torch.cat([value.flatten() for _, value in sorted(made.decoder.weights.items())])
+        trained[name] = (weights, [charge.epsilon for charge in mock.charges])
+    torch.save(trained, out / f"generators-{ranks.rank}.pt")
+
+
 def released(target: torch.Tensor, feature_map: FeatureMap, *, sigma: float) -> SlicedReply:
     """What a curator would answer, with noise of a fixed seed."""
     seed, step = bytes(range(32)), grid_step(sigma)
@@ -207,6 +235,7 @@ def main(out: Path, names: list[str]) -> None:
         train(out / name, name, ranks)
     several(out, ranks)
     divided(out, ranks)
+    generators(out, ranks)
     if ranks.size > 1:
         dist.barrier()
         threads = [gloo_threads()]

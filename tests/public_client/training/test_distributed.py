@@ -121,6 +121,19 @@ def test_a_replay_is_fitted_by_two_processes_as_by_one(one, two):
 
 
 @pytest.mark.end_to_end
+def test_generators_that_learn_by_steps_share_each_batch_and_end_where_one_process_ends(one, two):
+    alone = torch.load(one / "generators-0.pt", weights_only=True)
+    both = [torch.load(two / f"generators-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    assert len(alone) == 4
+    for name, (weights, charges) in alone.items():
+        (first, first_charges), (second, second_charges) = (each[name] for each in both)
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+        torch.testing.assert_close(first, weights, rtol=1e-3, atol=1e-4)
+        assert first_charges == pytest.approx(charges)
+        assert (len(charges), second_charges) == (1, [])
+
+
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("rank", [0, 1])
 def test_no_thread_of_gloo_outlives_the_process_group(two, rank):
     """Python aborts if it ends while a late thread of gloo still drops its tensors."""

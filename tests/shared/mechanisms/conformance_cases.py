@@ -15,6 +15,7 @@ from declarations import (
     Declared,
     class_statistics,
     critic,
+    distributions,
     evaluation,
     gradient,
     labelled,
@@ -32,6 +33,11 @@ from shared.kernels.noise import GridArray
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, StatisticsRequest
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.critic.mechanism import CriticDeclaration
+from shared.mechanisms.distributions.mechanism import (
+    DistributionsDeclaration,
+    DistributionsReply,
+    DistributionsRequest,
+)
 from shared.mechanisms.evaluation.counts import EvaluationReply
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
 from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
@@ -160,6 +166,11 @@ STATISTICS_VALUES = (
     st.just(StatisticsRequest()),
     st.builds(StatisticsReply, _grids(dims=1)),
 )
+DISTRIBUTIONS_VALUES = (
+    st.builds(DistributionsDeclaration, *[COUNTS] * 3, *[NUMBERS] * 3, COUNTS, _MAPS),
+    st.just(DistributionsRequest()),
+    st.builds(DistributionsReply, _grids(dims=1)),
+)
 SINKHORN_VALUES = (
     st.builds(
         SinkhornDeclaration,
@@ -263,6 +274,34 @@ def _statistics(name: str, count_weight: float, moment_weight: float, centring: 
         ),
         hostile_requests=((b"x", "payload"), (b"\x00" * 1000, "payload")),
         values=STATISTICS_VALUES,
+    )
+
+
+def _distributions(name: str, **changed: Any) -> Case:
+    declared = replace(DistributionsDeclaration(0, 2 * FEATURES, 60, 0.8, 0.0, 30.0, 5, MAP), **changed)
+    other = 0 if declared.classes else CLASSES
+    return Case(
+        name=name,
+        declared=distributions(declared),
+        outputs=FEATURES,
+        request=DistributionsRequest(),
+        batch=RECORDS,
+        released=lambda reply: (reply.sum,),
+        seed=lambda _: None,
+        feature_map=MAP,
+        hostile=(
+            *((replace(declared, sigma=sigma), "declaration.sigma") for sigma in (*_NUMBERS, 0.0, 1e-300, 1e-8)),
+            (replace(declared, sigma=1e300), "parameters.declaration"),
+            *((replace(declared, window=width), "declaration.window") for width in (*_NUMBERS, 0.0, 1e-7, 1.01)),
+            *((replace(declared, count_weight=weight), "declaration.count_weight") for weight in _NUMBERS),
+            *((replace(declared, directions=k), "declaration.directions") for k in (0, 20_001, 2**32 - 1)),
+            *((replace(declared, coefficients=count), "declaration.coefficients") for count in (0, 257, 2**32 - 1)),
+            *((replace(declared, classes=count), "declaration.classes") for count in (other, 4, 2**32 - 1)),
+            (replace(declared, feature_map=OTHER_MAP), "declaration.feature_map"),
+            (replace(declared, feature_map=HUGE_MAP), "declaration.feature_map.scale"),
+        ),
+        hostile_requests=((b"x", "payload"), (b"\x00" * 1000, "payload")),
+        values=DISTRIBUTIONS_VALUES,
     )
 
 
@@ -427,4 +466,7 @@ CASES = (
     _statistics("class sums and moments", 0.5**0.5, 0.5**0.5),
     _statistics("differences of classes", 0.3, 0.0, 1.0),
     _statistics("moments above all", 0.3, 3.0, 0.5),
+    _distributions("distributions"),
+    _distributions("few coefficients of distributions", coefficients=1, window=0.9),
+    _distributions("labelled distributions", classes=CLASSES, directions=FEATURES, count_weight=3.0),
 )

@@ -144,6 +144,7 @@ def test_one_step_on_all_records_costs_what_the_gaussian_profile_says(case):
     assert lower * (1 - 1e-6) <= price <= FACTOR * upper, (lower, price, upper)
 
 
+@pytest.mark.long
 @by_case
 def test_a_run_costs_at_most_what_autodp_says_and_at_least_what_one_step_attains(case):
     """autodp's Theorem 27, composed and converted by the classic formula; and a pair of data sets with that epsilon."""

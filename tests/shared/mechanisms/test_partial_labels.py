@@ -18,6 +18,8 @@ from shared.extractor.weights import module_weights
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.distributions.mechanism import DistributionsDeclaration
+from shared.mechanisms.evaluation.counts import number_weight
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize, Step
 from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
@@ -34,10 +36,15 @@ GRAPH = trace(MODULE, (INPUTS,))
 MODEL = Extractor.from_graph(GRAPH, module_weights(MODULE, GRAPH), device=torch.device("cpu"))
 DATA = DataSetFacts(N, (INPUTS,), CLASSES, partly_labelled=True)
 FACTS = Facts(DATA, ModelFacts.of(GRAPH))
+TWO = torch.nn.Linear(INPUTS, 2 * CLASSES)
+TWO_GRAPH = trace(TWO, (INPUTS,))
+TWO_MODEL = Extractor.from_graph(TWO_GRAPH, module_weights(TWO, TWO_GRAPH), device=torch.device("cpu"))
 DECLARED = (
     ("class_statistics", StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 1.0)),
     ("class_statistics", StatisticsDeclaration(CLASSES, 1.0, 3.0, 0.5, 1.0)),
+    ("labelled_distributions", DistributionsDeclaration(CLASSES, CLASSES, 40, 1.0, 2.0, 30.0)),
     ("labelled_gradient", LabelledGradientDeclaration(CLASSES, ClippedSum(("weight", "bias"), 0.3, 1.0))),
+    ("comparison", EvaluationDeclaration(CLASSES, 1.0, models=2, partly_labelled=True)),
     ("evaluation", EvaluationDeclaration(CLASSES, 1.0, 1.0, 4, 1.0, partly_labelled=True)),
 )
 
@@ -59,24 +66,31 @@ class Held:
         return other
 
 
+def mechanism_of(name):
+    """An evaluation of two models is a comparison."""
+    return MECHANISMS["evaluation" if name == "comparison" else name]
+
+
 def parts(name, declared, held, noise=None):
     """Each part's noised numbers, exact ones with `NoNoise`."""
     step = Step(
         run=RunSize(N),
         facts=FACTS,
         sample=SecretSample(held, held.labels, np.arange(N)),
-        model=DirectSession(MODEL),
+        model=DirectSession(TWO_MODEL if name == "comparison" else MODEL),
         noise=noise or NoNoise(),
         device=torch.device("cpu"),
         fresh_seed=lambda: bytes(32),
         reached=lambda _: None,
     )
-    mechanism = MECHANISMS[name]
+    mechanism = mechanism_of(name)
     request = LossGradientRequest() if name == "labelled_gradient" else mechanism.request()
     reply = mechanism.compute(declared, request, step)
     found = {
         "class_statistics": lambda: (reply.sum,),
+        "labelled_distributions": lambda: (reply.sum,),
         "labelled_gradient": lambda: (reply.gradient,),
+        "comparison": lambda: (reply.correct,),
         "evaluation": lambda: (reply.correct, reply.confusion, reply.calibration),
     }[name]()
     return [grid.to_numpy().astype(np.float64).ravel() for grid in found]
@@ -86,7 +100,7 @@ def parts(name, declared, held, noise=None):
 def test_a_replaced_record_moves_no_part_further_than_is_priced(name, declared):
     """From and to every kind of record: labelled, without a label, far away; and what is priced is nearly reached."""
     held, rng = Held(1), np.random.default_rng(2)
-    priced = MECHANISMS[name].parts(declared, RunSize(N), FACTS)
+    priced = mechanism_of(name).parts(declared, RunSize(N), FACTS)
     before = parts(name, declared, held)
     worst = np.zeros(len(priced))
     for trial in range(150):
@@ -131,14 +145,32 @@ def test_the_numbers_of_right_and_wrong_are_those_of_labelled_records():
     assert any((a != b).any() for a, b in zip(noisy, (numbers, confusion), strict=False))
 
 
+def test_of_several_models_the_excess_of_correct_ones_and_the_number_of_labels_are_released():
+    held, declared = Held(1), DECLARED[-2][1]
+    (numbers,) = parts("comparison", declared, held)
+    scores = held.records @ TWO.weight.detach().numpy().T + TWO.bias.detach().numpy()
+    labelled = held.labels != UNLABELLED
+    each = scores.reshape(N, 2, CLASSES).argmax(axis=2)[labelled] == held.labels[labelled, None]
+    wanted = [*(each.sum(axis=0) - labelled.sum() / 2.0), number_weight(2) * labelled.sum()]
+    np.testing.assert_allclose(numbers, wanted, atol=1e-3)  # the grid's step is 1 / 2048
+    (priced,) = MECHANISMS["evaluation"].parts(declared, RunSize(N), FACTS)
+    assert priced.sensitivity == pytest.approx(2**0.5)  # as where every record has a label
+
+
 def test_what_is_declared_must_be_what_the_operator_says_and_couplings_need_every_label():
     declared = replace(DECLARED[-1][1], partly_labelled=False)
     broken = MECHANISMS["evaluation"].violations(declared, RunSize(N), FACTS, Limits())
     assert [field for field, _ in broken] == ["declaration.partly_labelled"]
+    public = Facts(replace(DATA, labelled=30), FACTS.model)  # the number is public: correct ones alone tell the share
+    assert MECHANISMS["evaluation"].violations(declared, RunSize(N), public, Limits()) == []
+    broken = MECHANISMS["evaluation"].violations(DECLARED[-1][1], RunSize(N), public, Limits())
+    assert [field for field, _ in broken] == ["declaration.partly_labelled"]
     every = set(offered(MECHANISMS, replace(DATA, partly_labelled=False)))
     assert every == set(MECHANISMS)
     reads_labels = {name for name in offered(MECHANISMS, DATA) if MECHANISMS[name].needs_labels}
-    assert reads_labels == {name for name, _ in DECLARED}, "what is offered of partly labelled records is tested above"
+    assert reads_labels == {mechanism_of(name).name for name, _ in DECLARED}, (
+        "what is offered of partly labelled records is tested above"
+    )
     assert "rows" in offered(MECHANISMS, DATA)
     asked = RunParameters(
         graph_digest="", weights_digest="", mechanism="sinkhorn", declaration=b"", batch_size=N, steps=1

@@ -29,6 +29,7 @@ def exact_log_moment(s: float, gamma: float, alpha: float) -> float:
         return float(mpmath.log1p(mpmath.quad(integrand, knots)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [1.05, 1.5, 2.0, 3.7, 12.0, 40.0])
 @pytest.mark.parametrize(("s", "gamma"), [(1.0, 0.0128), (0.1, 0.3), (2.5, 0.0016), (1e-3, 0.5), (1e-5, 1e-6)])
 def test_one_shift_is_the_formula_in_arbitrary_precision(s, gamma, alpha):

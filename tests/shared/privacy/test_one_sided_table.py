@@ -61,6 +61,7 @@ def test_a_fixed_shift_loses_less_than_its_grid(shift):
     assert np.all(growth[2:] >= -2e-7)
 
 
+@pytest.mark.long
 def test_a_mixture_keeps_the_mass_and_the_total_variation():
     law = ShiftLaw(320, 200, 0.2)
     mixture = shift_mixture.of(law)

@@ -249,6 +249,7 @@ EDGES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sigma", "k", "d", "n", "b", "steps", "delta"), EDGES)
 def test_edges_give_a_finite_bound_or_a_refusal_that_names_the_parameter(sigma, k, d, n, b, steps, delta):
     step = rows(d, k, n, b, sigma)

@@ -167,12 +167,15 @@ def test_which_mechanism_takes_which_request():
 
 def test_what_is_offered_depends_on_labels():
     assert set(MECHANISMS) - set(offered(MECHANISMS, DATA)) == {
-        "evaluation", "class_statistics", "labelled_gradient", "sinkhorn", "labelled_rows", "labelled_quantiles"
+        "evaluation", "class_statistics", "labelled_gradient", "sinkhorn", "labelled_rows", "labelled_quantiles",
+        "labelled_distributions",
     }  # fmt: skip
     assert offered(MECHANISMS, replace(DATA, classes=4)) == tuple(MECHANISMS)
     with pytest.raises(RequestInvalid, match="no classes of the records' labels"):
         _run(evaluation(EvaluationDeclaration(4, 5.0)), batch_size=1000)
-    with pytest.raises(RequestInvalid, match=r"'nothing'; this curator offers rows, quantiles, gradient, critic$"):
+    with pytest.raises(
+        RequestInvalid, match=r"'nothing'; this curator offers rows, quantiles, gradient, critic, distributions$"
+    ):
         _run(("nothing", rows()[1]))
 
 

@@ -30,6 +30,7 @@ def inside(u):
     return u / max(1.0, float(np.linalg.norm(u)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "weights",
     [

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from shared.errors import InvalidValue
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.class_statistics.geometry import Weights
-from shared.mechanisms.class_statistics.sums import ClassSums, feature_bits, radius
+from shared.mechanisms.class_statistics.sums import ClassSums, feature_bits
 from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
 from shared.mechanisms.linear import Shard, ShardSum, added, block_records, blocks, shards
+from shared.mechanisms.rounded_features import radius, rounded_features
 
 CPU = torch.device("cpu")
 
@@ -38,8 +39,7 @@ def test_sums_are_those_of_python_integers_whatever_the_rows_the_order_and_the_t
     features[7, 2], features[8, 0] = np.nan, np.inf
     labels = rng.integers(3, size=5000)
     whole = sums_of(features, labels)
-    alone = ClassSums(classes=3, dimension=6, moments=True, bits=17, feature_map=None, device=CPU)
-    v = [[int(x) for x in row] for row in alone.rounded(torch.from_numpy(features)).tolist()]
+    v = [[int(x) for x in row] for row in rounded_features(torch.from_numpy(features), None, bits=17).tolist()]
     for a in range(6):
         assert whole[1][1, a] == sum(row[a] for row, label in zip(v, labels, strict=True) if label == 1)
         for b in range(6):
@@ -62,9 +62,7 @@ def test_the_largest_sums_that_are_allowed_stay_exact():
     ones = np.zeros((4096, 2), dtype=np.float32)
     ones[:, 0] = 9.0
     largest = sums_of(ones, np.zeros(4096, dtype=np.int64), bits=20)[2][0, 0]
-    v = int(ClassSums(classes=3, dimension=2, moments=True, bits=20, feature_map=None, device=CPU).rounded(
-        torch.from_numpy(ones[:1])
-    )[0, 0])  # fmt: skip
+    v = int(rounded_features(torch.from_numpy(ones[:1]), None, bits=20)[0, 0])
     assert largest == 4096 * v * v
     assert 4096 * (2**20) ** 2 <= 2**53
     for records in (2, 60_000, 10**8, 2**32 - 1):
@@ -80,11 +78,8 @@ def test_rounded_records_stay_within_the_radius_and_the_theorem_holds_for_them(d
     bits = data.draw(st.sampled_from([3, 15, 20]))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     pair = (scale * rng.choice([-1.0, 1.0, rng.normal()], size=(2, d))).astype(np.float32)
-    counter = ClassSums(
-        classes=3, dimension=d, moments=True, bits=bits,
-        feature_map=FeatureMap(torch.zeros(d), torch.full((d,), 0.9)), device=CPU,
-    )  # fmt: skip
-    v = counter.rounded(torch.from_numpy(pair)).numpy()
+    own_map = FeatureMap(torch.zeros(d), torch.full((d,), 0.9))
+    v = rounded_features(torch.from_numpy(pair), own_map, bits=bits).numpy()
     reach = radius(d, bits)
     assert (v == np.round(v)).all()
     assert int((v * v).sum(axis=1).max()) <= reach**2

@@ -1,0 +1,262 @@
+"""Attacks on releases whose mean the attacker knows: Gaussian noise around one of two points, a distance apart.
+
+Every record but the canary is known, and the batch is full, so nothing but the noise is random. The means are written
+here once more, by hand where that is short, so that a release that moves further than its own price says is seen.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.audit.attacks import GAIN, SLICED_ATTACKS, Attack, Released
+from shared.kernels.clipping import clip_records
+from shared.mechanisms import MECHANISMS
+from shared.mechanisms.class_statistics.geometry import Weights, free_moment_weight
+from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration, StatisticsRequest
+from shared.mechanisms.clipped_sum import ClippedSum
+from shared.mechanisms.critic.mechanism import CRITIC, CriticDeclaration
+from shared.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT
+from shared.mechanisms.evaluation.mechanism import (
+    CALIBRATION_SENSITIVITY,
+    CONFUSION_SENSITIVITY,
+    EVALUATION,
+    EvaluationDeclaration,
+    EvaluationRequest,
+)
+from shared.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
+from shared.mechanisms.loss_gradient import LossGradientRequest
+from shared.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
+from shared.optimal_transport.semi_debiased import labelled_points, semi_debiased
+from shared.protocol.messages import StepRelease
+
+
+@dataclass(frozen=True)
+class KnownMean(Attack):
+    """One release of a full batch, whose mean in D and in D' the attacker knows."""
+
+    @abc.abstractmethod
+    def mean(self, *, neighbour: bool) -> Tensor:
+        """What the honest curator would release without noise, flat."""
+
+    @abc.abstractmethod
+    def parts(self, reply: Any) -> Sequence[Any]:
+        """The released arrays of a reply, as many as the event has parts."""
+
+    @functools.cached_property
+    def means(self) -> tuple[Tensor, Tensor]:
+        """Of D and of D'."""
+        return self.mean(neighbour=False), self.mean(neighbour=True)
+
+    def released(self, release: StepRelease, sigmas: tuple[float, ...]) -> Released:
+        """What a step's reply says, all of it in units of its noise."""
+        parts = self.parts(MECHANISMS[self.mechanism].reply.from_bytes(release.payload))
+        flat = [part.to_tensor(dtype=torch.float64).reshape(-1) for part in parts]
+        noise = tuple(sigma for sigma, part in zip(sigmas, flat, strict=True) for _ in part)
+        return Released(b"", torch.cat(flat), None, noise)
+
+
+def of_known_mean(attack: Attack, releases: Sequence[Released]) -> float:
+    """Sum over steps of the exact log-likelihood ratio of everything that was released."""
+    assert isinstance(attack, KnownMean)
+    total = 0.0
+    for one in releases:
+        first, other = ((one.values - mean) / torch.tensor(one.sigmas) for mean in attack.means)
+        total += float((first.square() - other.square()).sum()) / 2.0
+    return total
+
+
+@dataclass(frozen=True)
+class PointsAttack(KnownMean):
+    """On the gradient in generated points: all of them lie at 0, so that D draws them to v, and the canary to -v."""
+
+    points: int = 16
+
+    @property
+    def request(self) -> bytes:
+        """The same points in every step."""
+        zeros = torch.zeros((self.points, self.features), dtype=torch.float32)
+        return SinkhornRequest(zeros.numpy(), (0,) * self.points).to_bytes()
+
+    @property
+    def mechanism(self) -> str:
+        """The name of what every step releases."""
+        return SINKHORN.name
+
+    def declaration(self, sigma: float) -> SinkhornDeclaration:
+        """The mechanism's own declaration; a small blur, so that each point goes to one record."""
+        return SinkhornDeclaration(self.classes, self.points, 0, 1.0, 0.0, 0.01, 5, self.clip_norm, sigma)
+
+    def parts(self, reply: Any) -> Sequence[Any]:
+        """See `KnownMean`."""
+        return (reply.gradient,)
+
+    def mean(self, *, neighbour: bool) -> Tensor:
+        """See `KnownMean`."""
+        records = torch.from_numpy(self.data(neighbour=neighbour)).to(torch.float64)
+        declared = self.declaration(1.0)
+        points = torch.zeros((self.points, self.features), dtype=torch.float64, requires_grad=True)
+        label = functools.partial(labelled_points, classes=self.classes, weight=declared.label_weight)
+        loss = semi_debiased(
+            label(points, torch.zeros(self.points, dtype=torch.int64)),
+            label(records * (GAIN * self.v)[None, :], torch.zeros(self.records, dtype=torch.int64)),
+            fresh=0,
+            l1=declared.l1_weight,
+            blur=declared.blur,
+            iterations=declared.iterations,
+        )
+        (gradient,) = torch.autograd.grad(loss, points)
+        return clip_records(gradient.reshape(1, -1), self.clip_norm).reshape(-1)
+
+
+@dataclass(frozen=True)
+class StatisticsAttack(KnownMean):
+    """On class statistics at the weights that cost nothing: opposite features of one class, the furthest pair."""
+
+    @property
+    def request(self) -> bytes:
+        """Nothing."""
+        return StatisticsRequest().to_bytes()
+
+    @property
+    def mechanism(self) -> str:
+        """The name of what every step releases."""
+        return CLASS_STATISTICS.name
+
+    @property
+    def weights(self) -> Weights:
+        """The largest that leave the sensitivity at 2."""
+        moment = free_moment_weight(self.classes, 0.0)
+        return Weights(self.classes, Weights(self.classes, 0.0, moment, 0.0).free_count(), moment, 0.0)
+
+    def declaration(self, sigma: float) -> StatisticsDeclaration:
+        """The mechanism's own declaration."""
+        weights = self.weights
+        return StatisticsDeclaration(self.classes, weights.count, weights.moment, weights.centring, sigma)
+
+    def parts(self, reply: Any) -> Sequence[Any]:
+        """See `KnownMean`."""
+        return (reply.sum,)
+
+    def mean(self, *, neighbour: bool) -> Tensor:
+        """See `KnownMean`: u is v for every record of class 0, and -v for the canary; no record is of another class."""
+        opposite = 2.0 if neighbour else 0.0
+        count = torch.tensor([self.weights.count * self.records], dtype=torch.float64)
+        rows, columns = torch.triu_indices(self.features, self.features)
+        moments = self.records * torch.outer(self.v, self.v)[rows, columns]
+        moments *= self.weights.moment * torch.where(rows == columns, 1.0, math.sqrt(2.0))
+        others = torch.zeros((self.classes - 1) * (1 + self.features), dtype=torch.float64)
+        return torch.cat([count, (self.records - opposite) * self.v, others, moments])
+
+
+@dataclass(frozen=True)
+class EvaluationAttack(KnownMean):
+    """On an evaluation: the canary's prediction is wrong at the least confidence, the others' right at the largest."""
+
+    def module(self) -> nn.Module:
+        """Scores (20 x, 0) of a record x above 0, and (0, nearly 0) of one below."""
+        made = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU())
+        made[0].weight.data = torch.tensor([[20.0], [-1e-8]])
+        return made
+
+    @property
+    def request(self) -> bytes:
+        """Nothing."""
+        return EvaluationRequest().to_bytes()
+
+    @property
+    def mechanism(self) -> str:
+        """The name of what every step releases."""
+        return EVALUATION.name
+
+    def declaration(self, sigma: float) -> EvaluationDeclaration:
+        """The mechanism's own declaration: every part costs the same."""
+        return EvaluationDeclaration(
+            self.classes, sigma, CONFUSION_SENSITIVITY * sigma, 1, CALIBRATION_SENSITIVITY * sigma
+        )
+
+    def parts(self, reply: Any) -> Sequence[Any]:
+        """See `KnownMean`."""
+        return reply.correct, reply.confusion, reply.calibration
+
+    def mean(self, *, neighbour: bool) -> Tensor:
+        """See `KnownMean`: correct; label 0 predicted as 0 and as 1; right, wrong and the places in the one bin."""
+        wrong = 1.0 if neighbour else 0.0
+        right = self.records - wrong
+        places = CONFIDENCE_WEIGHT * 0.5 * (right - wrong)  # from -1/2 to 1/2, from the bin's lower end to its upper
+        return torch.tensor([right, right, wrong, 0.0, 0.0, right, wrong, places], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class LossAttack(KnownMean):
+    """On the gradient of a loss at weights of zero: the canary's is opposite to all others'; critic without labels."""
+
+    def module(self) -> nn.Module:
+        """One score for each class, or one logit, of weights that are zero."""
+        made = nn.Linear(1, self.features, bias=False)
+        made.weight.data.zero_()
+        return made
+
+    @property
+    def request(self) -> bytes:
+        """The uploaded weights."""
+        return LossGradientRequest().to_bytes()
+
+    @property
+    def mechanism(self) -> str:
+        """The name of what every step releases."""
+        return LABELLED_GRADIENT.name if self.classes else CRITIC.name
+
+    def declaration(self, sigma: float) -> LabelledGradientDeclaration | CriticDeclaration:
+        """The mechanism's own declaration."""
+        summed = ClippedSum(("weight",), self.clip_norm, sigma)
+        return LabelledGradientDeclaration(self.classes, summed) if self.classes else CriticDeclaration(summed)
+
+    def parts(self, reply: Any) -> Sequence[Any]:
+        """See `KnownMean`."""
+        return (reply.gradient,)
+
+    def mean(self, *, neighbour: bool) -> Tensor:
+        """See `KnownMean`: -x/2 for the critic's logit; (-x/2, x/2) for the scores of a record x of class 0."""
+        direction = torch.tensor([-1.0, 1.0] if self.classes else [-1.0], dtype=torch.float64)
+        opposite = 2.0 if neighbour else 0.0
+        return (self.records - opposite) * self.clip_norm * direction / torch.linalg.vector_norm(direction)
+
+
+_SCORES = {"likelihood ratio": of_known_mean}
+ATTACKS: tuple[Attack, ...] = (
+    *SLICED_ATTACKS,
+    PointsAttack(
+        name="generated points",
+        what="one gradient in 16 generated points, full batch of 2 labelled records",
+        records=2, batch=2, features=8, scores=_SCORES, clip_norm=0.5, classes=2,
+    ),
+    StatisticsAttack(
+        name="class statistics",
+        what="counts, class sums and second moments at the weights that cost nothing",
+        records=16, batch=16, features=8, scores=_SCORES, classes=2,
+    ),
+    EvaluationAttack(
+        name="evaluation",
+        what="correct predictions, confusion matrix and one bin of confidences",
+        records=16, batch=16, features=2, scores=_SCORES, classes=2,
+    ),
+    LossAttack(
+        name="labelled gradient",
+        what="one sanitized gradient of the cross-entropy, full batch of 16",
+        records=16, batch=16, features=2, scores=_SCORES, clip_norm=0.25, classes=2,
+    ),
+    LossAttack(
+        name="critic",
+        what="one sanitized gradient of a critic's loss, full batch of 16",
+        records=16, batch=16, features=1, scores=_SCORES, clip_norm=0.25,
+    ),
+)  # fmt: skip
+"""Every mechanism of `shared.mechanisms` is attacked by at least one."""

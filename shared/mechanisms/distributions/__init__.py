@@ -1,0 +1,1 @@
+"""Sliced distribution functions of every record, class by class: a bounded sum, read in shards."""

@@ -1,0 +1,133 @@
+"""Fisher scoring by noised gradients: what it reaches without noise, what it leaves alone in noise, and as a method."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from public_client import DomainAdaptation, Finetune, Hospital, MockCurator, mock_description
+from public_client.methods.scoring import MOST_WEIGHTS, Scoring
+from shared.errors import InvalidValue
+
+WIDTH, CLASSES = 4, 3
+WEIGHTS = 1.5 * np.random.default_rng(2).normal(size=(CLASSES, WIDTH))
+BIAS = np.array([1.5, -1.0, -0.5])
+
+
+def made(count, seed, *, moved=0.0, bias=0.0):
+    """Records around `moved` whose labels follow a softmax model."""
+    rng = np.random.default_rng(seed)
+    records = rng.normal(size=(count, WIDTH)) / np.sqrt(WIDTH) + moved
+    scores = records @ WEIGHTS.T + bias * BIAS + rng.gumbel(size=(count, CLASSES))
+    return torch.from_numpy(records.astype(np.float32)), torch.from_numpy(scores.argmax(axis=1))
+
+
+def fitted(records, labels):
+    head = nn.Linear(WIDTH, CLASSES)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    optimizer = torch.optim.LBFGS(head.parameters(), max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss():
+        optimizer.zero_grad()
+        value = functional.cross_entropy(head(records), labels)
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return head
+
+
+def scored(head, public, records, labels, *, noise, steps=10):
+    """The head after so many noised gradients of all records."""
+    torch.manual_seed(0)
+    optimizer = Scoring(head, public, records=len(records), noise=noise)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        functional.cross_entropy(head(records), labels).backward()
+        for parameter in head.parameters():
+            parameter.grad += noise * torch.randn_like(parameter)
+        optimizer.step()
+    return head
+
+
+def distance(one, other, records):
+    """Between probabilities, in the mean."""
+    difference = torch.softmax(one(records), dim=1) - torch.softmax(other(records), dim=1)
+    return float(difference.detach().abs().mean())
+
+
+def test_without_noise_it_ends_where_maximum_likelihood_does_and_in_noise_at_the_source():
+    """The hospital's records lie elsewhere than the public ones, and its classes have other shares."""
+    source, hospital = made(2000, 1), made(20_000, 2, moved=0.4, bias=1.0)
+    start, aim = fitted(*source), fitted(*hospital)
+    far = distance(start, aim, hospital[0])
+    assert far > 0.1
+    found = scored(fitted(*source), source[0], *hospital, noise=1e-6)
+    assert distance(found, aim, hospital[0]) < 0.2 * far
+    some = scored(fitted(*source), source[0], *hospital, noise=0.02)
+    assert distance(some, aim, hospital[0]) < 0.5 * far
+    drowned = scored(fitted(*source), source[0], *hospital, noise=2.0)
+    assert distance(drowned, start, hospital[0]) < 0.1
+
+
+def test_its_state_can_be_stored_and_taken_up():
+    source, hospital = made(500, 1), made(1000, 2, bias=1.0)
+    whole, half = fitted(*source), fitted(*source)
+    again, optimizer = fitted(*source), Scoring(half, source[0], records=1000, noise=0.01)
+    straight = Scoring(whole, source[0], records=1000, noise=0.01)
+
+    def step(head, descent):
+        descent.zero_grad()
+        functional.cross_entropy(head(hospital[0]), hospital[1]).backward()
+        descent.step()
+
+    for _ in range(2):
+        step(whole, straight)
+        step(half, optimizer)
+    again.load_state_dict(half.state_dict())
+    resumed = Scoring(again, source[0], records=1000, noise=0.01)
+    resumed.load_state_dict(optimizer.state_dict())
+    step(whole, straight)
+    step(again, resumed)
+    torch.testing.assert_close(again.weight, whole.weight)
+
+
+def test_a_nearly_right_classifier_is_corrected_by_the_hospitals_labels(tmp_path):
+    records, labels = made(4000, 3, moved=0.2, bias=1.0)
+    description = mock_description(
+        records=len(records), record_shape=(WIDTH,), epsilon=2.0, delta=1e-5, classes=CLASSES
+    )
+    curator = MockCurator(
+        description, records=records.numpy(), labels=labels.numpy(), randomness=np.random.default_rng(0).bytes
+    )
+    source = made(2000, 1)
+    with Hospital(curator) as hospital:
+        method = Finetune(descent="scoring")
+        plan = hospital.plan(method, epsilon=1.0)
+        assert (plan.batch_size, plan.steps) == (4000, 10)
+        model = DomainAdaptation(
+            nn.Identity(), fitted(*source), hospital=hospital, plan=plan, source_epochs=0, device="cpu"
+        )
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*source), batch_size=200)
+        model.fit(loader, checkpoint=tmp_path / "run", progress=False)
+        fresh = made(4000, 4, moved=0.2, bias=1.0)
+        before = float((model.classifier(fresh[0]).argmax(dim=1) == fresh[1]).double().mean())
+        best = float((fitted(records, labels)(fresh[0]).argmax(dim=1) == fresh[1]).double().mean())
+        assert best > before + 0.05
+        assert model.score(*fresh) > before + 0.7 * (best - before)
+        assert type(model.model().classifier) is nn.Linear
+        wide = nn.Sequential(nn.Linear(WIDTH, MOST_WEIGHTS), nn.Linear(MOST_WEIGHTS, CLASSES))
+        with pytest.raises(InvalidValue, match=r"takes at most 2048: use descent='adam'"):
+            hospital.plan(method, epsilon=1.0, extractor=nn.Identity(), classifier=wide)
+
+
+def test_scoring_is_of_the_classifier_alone():
+    for wrong in ({"trains": "all"}, {"averaging": 0.5}):
+        with pytest.raises(InvalidValue, match="of the classifier alone"):
+            Finetune(descent="scoring", **wrong)
+    with pytest.raises(InvalidValue, match="descent"):
+        Finetune(descent="newton")

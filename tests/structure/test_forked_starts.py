@@ -1,0 +1,75 @@
+"""A program that is forked for a test is the process that it would be otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from forked_starts import suspended
+
+SCRIPT = Path(__file__).with_name("what_it_is.py")
+
+
+def started(*words, truly=False, **options):
+    with suspended() if truly else nullcontext():
+        return subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def loaded_torch(process):
+    return any("libtorch" in line for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines())
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_it_tells_the_same_of_itself(tmp_path, session):
+    reading, writing = os.pipe()
+    told = []
+    for truly in (True, False):
+        process = started(
+            SCRIPT, "7", truly=truly, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "/nowhere", "ONE": "2"},
+            stdin=subprocess.PIPE, pass_fds=(reading,), start_new_session=session,
+        )  # fmt: skip
+        out, words = process.communicate(b"something")
+        assert process.returncode == 7
+        told.append({**json.loads(out), "error": words.decode()})
+    os.close(reading)
+    os.close(writing)
+    assert told[0] == told[1]
+    assert told[1]["parent"] == os.getpid()
+
+
+def test_it_is_forked_and_can_be_killed_interrupted_and_start_others():
+    waiting = started(SCRIPT, "waits"), started(SCRIPT, "waits"), started(SCRIPT, "waits", truly=True)
+    for process in waiting:
+        assert process.stdout.readline() == b"waiting\n"
+    if os.environ.get("OMP_NUM_THREADS") == "1" and not os.environ.get("DPSWD_TESTS_TRUE_STARTS"):
+        assert [loaded_torch(process) for process in waiting] == [True, True, False]
+    for process, number in zip(waiting, (signal.SIGKILL, signal.SIGINT, signal.SIGINT), strict=True):
+        process.send_signal(number)
+    assert [process.wait(timeout=30) for process in waiting] == [-signal.SIGKILL, -signal.SIGINT, -signal.SIGINT]
+    assert b"KeyboardInterrupt" in waiting[1].stderr.read()
+    raising = started(SCRIPT, "raises")
+    assert b"ValueError: told to" in raising.communicate()[1]
+    assert raising.returncode == 1
+    assert json.loads(started(SCRIPT, "starts another").communicate()[0]) == [7, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["-c", "pass"], {}),
+        ([SCRIPT, "waits"], {"env": {**os.environ, "OMP_NUM_THREADS": "3"}}),
+        ([SCRIPT, "waits"], {"preexec_fn": lambda: None}),
+    ],
+    ids=["another program", "a variable that torch reads", "something before it begins"],
+)
+def test_what_a_fork_cannot_do_begins_the_usual_way(words, options):
+    process = started(*words, **options)
+    assert not loaded_torch(process)
+    process.kill()
+    process.wait()
