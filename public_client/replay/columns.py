@@ -31,6 +31,7 @@ MOST_COLUMNS = 64
 """Of a record; with more, a search takes minutes and a release hardly tells columns apart."""
 LEAST = 0.2
 """Logarithm of the least factor that is a change of units."""
+_MOST_CHANGED = 4  # columns; a shift that asks for more is another one, and a search costs what each costs
 _TRIED = 0.9  # logarithm of the factor, up and down, by which a column is tried
 _SPIKE = 0.02  # of the Cauchy prior: a factor of 2.5 costs 7.6 nats
 _ZERO = 0.3  # the same for where a column's zero lies beside the records' own, in deviations of the column
@@ -116,7 +117,7 @@ def find_units(view: ColumnView, extractor: nn.Module, source: Labelled, residua
     best = search.state(copy.deepcopy(view))
     cost = math.log(2.0 * len(view.spread))
     moves = [(column, size) for column in range(len(view.spread)) for size in (_TRIED, -_TRIED)]
-    while moves:
+    while moves and int((best.view.log_gain != 0.0).sum()) < _MOST_CHANGED:
         moves = search.ordered(moves, best)
         proposed = max(
             (search.refined(_tried(best.view, *move)) for move in moves[:_REFINED]),
