@@ -41,7 +41,6 @@ from shared.mechanisms.evaluation.mechanism import (
 )
 from shared.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
 from shared.mechanisms.loss_gradient import LossGradientRequest
-from shared.mechanisms.quantiles.coefficients import cosine_basis
 from shared.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
 from shared.optimal_transport.semi_debiased import labelled_points, semi_debiased
 from shared.protocol.messages import StepRelease

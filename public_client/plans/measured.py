@@ -134,7 +134,7 @@ class Battery:
 
 BATTERIES = {
     "images": Battery(cells=51, kept=22, lost=0, worst=0.0, median=1.1, best=90.9),
-    "vectors": Battery(cells=30, kept=27, lost=0, worst=0.0, median=0.0, best=6.5),
+    "vectors": Battery(cells=35, kept=31, lost=0, worst=0.0, median=0.0, best=6.5),
 }
 """By modality; tables are vectors."""
 
