@@ -172,7 +172,20 @@ class Fault:
 FAULTS: dict[str, Fault] = {
     HONEST: Fault(_honest),
     "noise halved": Fault(_noise_halved),
-    "clipped for additions": Fault(_clipped_for_additions),
+    "clipped for additions": Fault(
+        _clipped_for_additions,
+        (
+            "rows",
+            "coefficients",
+            "gradient",
+            "labelled rows",
+            "labelled coefficients",
+            "generated points",
+            "class statistics",
+            "labelled gradient",
+            "critic",
+        ),
+    ),
     "batch maximum in the place of clipping": Fault(
         _batch_maximum, ("rows", "coefficients", "labelled rows", "labelled coefficients", "guessed directions")
     ),

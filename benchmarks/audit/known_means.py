@@ -23,7 +23,7 @@ from shared.mechanisms.class_statistics.geometry import Weights, free_moment_wei
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration, StatisticsRequest
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.critic.mechanism import CRITIC, CriticDeclaration
-from shared.mechanisms.distributions.encoding import THRESHOLDS
+from shared.mechanisms.distributions.encoding import THRESHOLDS, cell_table
 from shared.mechanisms.distributions.histograms import public_directions
 from shared.mechanisms.distributions.mechanism import (
     DISTRIBUTIONS,
@@ -41,7 +41,6 @@ from shared.mechanisms.evaluation.mechanism import (
 )
 from shared.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
 from shared.mechanisms.loss_gradient import LossGradientRequest
-from shared.mechanisms.quantiles.coefficients import cosine_basis
 from shared.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
 from shared.optimal_transport.semi_debiased import labelled_points, semi_debiased
 from shared.protocol.messages import StepRelease
@@ -167,15 +166,12 @@ class StatisticsAttack(KnownMean):
 
 @dataclass(frozen=True)
 class DistributionsAttack(KnownMean):
-    """On distribution functions, all coefficients of them: opposite records whose projections are all alike."""
-
-    window: float = 0.8
+    """On distribution functions with every coefficient: v lies between the directions, where all projections move."""
 
     @property
     def v(self) -> Tensor:
-        """The unit vector whose projections on the orthogonal directions are all the same."""
-        level: Tensor = public_directions(0, self.features, self.directions).sum(dim=1)
-        return level / torch.linalg.vector_norm(level)
+        """As far from each of d orthogonal directions as from the others: the most thresholds are passed."""
+        return public_directions(0, self.features, self.features).sum(dim=1) / math.sqrt(self.features)
 
     @property
     def request(self) -> bytes:
@@ -189,30 +185,26 @@ class DistributionsAttack(KnownMean):
 
     def declaration(self, sigma: float) -> DistributionsDeclaration:
         """The mechanism's own declaration."""
-        weight = 1.0 if self.classes else 0.0
-        return DistributionsDeclaration(self.classes, self.directions, THRESHOLDS, self.window, weight, sigma)
+        counted = 1.0 if self.classes else 0.0
+        return DistributionsDeclaration(self.classes, self.features, THRESHOLDS, 1.0, counted, sigma)
 
     def parts(self, reply: Any) -> Sequence[Any]:
         """See `KnownMean`."""
         return (reply.sum,)
 
     def mean(self, *, neighbour: bool) -> Tensor:
-        """See `KnownMean`: each record at 1/2 v, the canary at -1/2 v; no record is of another class."""
-        along = RECORD_NORM * (self.v @ public_directions(0, self.features, self.directions))  # (k,)
-        thresholds = torch.arange(THRESHOLDS, dtype=torch.float64) - THRESHOLDS // 2
-
-        def indicators(projections: Tensor) -> Tensor:  # (M, k)
-            cells = torch.round(projections * THRESHOLDS / self.window)
-            return (cells > thresholds[:, None]).double() - (thresholds[:, None] < 0.0).double()
-
-        canary = indicators(-along if neighbour else along)
-        sums = cosine_basis(THRESHOLDS, THRESHOLDS).T @ ((self.records - 1) * indicators(along) + canary)
+        """See `KnownMean`: cells of the projections of v/2 and of -v/2, all of them of class 0."""
+        U = public_directions(0, self.features, self.features)
+        cells = [((sign * RECORD_NORM * self.v) @ U * THRESHOLDS).round().long() + THRESHOLDS // 2 for sign in (1, -1)]
+        table = torch.from_numpy(cell_table(THRESHOLDS).copy())
+        own, opposite = (table[place].T.reshape(-1) for place in cells)
+        moved = 1.0 if neighbour else 0.0
+        found = (self.records - moved) * own + moved * opposite
         if not self.classes:
-            return sums.reshape(-1)
+            return found
         counts = torch.zeros(self.classes, dtype=torch.float64)
         counts[0] = self.records
-        others = torch.zeros((self.classes - 1) * sums.numel(), dtype=torch.float64)
-        return torch.cat([counts, sums.reshape(-1), others])
+        return torch.cat([counts, found, torch.zeros((self.classes - 1) * len(found), dtype=torch.float64)])
 
 
 @dataclass(frozen=True)
@@ -304,13 +296,13 @@ ATTACKS: tuple[Attack, ...] = (
     ),
     DistributionsAttack(
         name="distributions",
-        what="all coefficients of the distribution functions in 4 orthogonal directions",
-        records=16, batch=16, features=4, scores=_SCORES, directions=4,
+        what="all 256 coefficients of the distribution functions along 8 orthogonal directions",
+        records=16, batch=16, features=8, directions=8, scores=_SCORES,
     ),
     DistributionsAttack(
         name="labelled distributions",
-        what="the same of two classes, with their counts",
-        records=16, batch=16, features=4, scores=_SCORES, directions=4, classes=2,
+        what="the same of each class, with counts",
+        records=16, batch=16, features=8, directions=8, scores=_SCORES, classes=2,
     ),
     EvaluationAttack(
         name="evaluation",
