@@ -224,12 +224,6 @@ class Noise:
         in_noise: Tensor = turned / (1.0 + v * self._values).sqrt()[:, None]
         return in_noise.reshape(columns.shape)
 
-    def inverse(self, left: Tensor, v: float) -> Tensor:
-        """(V + v M)^-1 times (N,)."""
-        turned = self._axes @ (self.scaled(left, v) / (1.0 + v * self._values).sqrt())
-        solved: Tensor = torch.linalg.solve_triangular(self._root.T, turned[:, None], upper=True)[:, 0]
-        return solved
-
     def square(self, left: Tensor, v: float) -> Tensor:
         """Squared residuals (N,) in units of the noise."""
         return self.scaled(left, v).square().sum()

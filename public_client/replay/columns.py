@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from public_client.data.datasets import Labelled
 from public_client.replay.class_frequencies import FrequencyModel
 from public_client.replay.residuals import Residuals
-from public_client.replay.verdict import CONVINCED
 from public_client.replay.views import CLASS_WIDTH, View
 from shared.errors import InvalidValue
 from shared.extractor.adapters import FeatureAffine
@@ -32,13 +31,15 @@ MOST_COLUMNS = 64
 """Of a record; with more, a search takes minutes and a release hardly tells columns apart."""
 LEAST = 0.2
 """Logarithm of the least factor that is a change of units."""
+_MOST_CHANGED = 4  # columns; a shift that asks for more is another one, and a search costs what each costs
 _TRIED = 0.9  # logarithm of the factor, up and down, by which a column is tried
 _SPIKE = 0.02  # of the Cauchy prior: a factor of 2.5 costs 7.6 nats
-_ZERO = 3.0  # deviations of a column: how far its zero may lie from the records' own
+_ZERO = 0.3  # the same for where a column's zero lies beside the records' own, in deviations of the column
+_CLEAR = math.log(100.0)  # nats by which a column that shrank must not be one that holds a single value
 _DIFFERENCE = 0.05  # for slopes
 _NEWTON_STEPS = 4
 _SETTLED = 2.0  # nats, below which a Gauss-Newton step is the last
-_REFINED = 3  # of them, those that are fitted whole
+_REFINED = 2  # of them, those that are fitted whole
 _SCANNED = 8  # of the views with one column more, those that are tried again after the first round
 _SHORTENED = 3  # times, where it does not gain
 _LONGEST = 1.0  # of such a step, in logarithms of factors and deviations
@@ -72,7 +73,7 @@ class ColumnView(View):
 
     def penalty(self) -> Tensor:
         """See `View.penalty`."""
-        return torch.log1p((self.log_gain / _SPIKE).square()).sum() + 0.5 * (self.zero / _ZERO).square().sum()
+        return torch.log1p((self.log_gain / _SPIKE).square()).sum() + torch.log1p((self.zero / _ZERO).square()).sum()
 
     def check(self, records: Tensor, features: Tensor) -> None:
         """See `View.check`."""
@@ -116,7 +117,7 @@ def find_units(view: ColumnView, extractor: nn.Module, source: Labelled, residua
     best = search.state(copy.deepcopy(view))
     cost = math.log(2.0 * len(view.spread))
     moves = [(column, size) for column in range(len(view.spread)) for size in (_TRIED, -_TRIED)]
-    while moves:
+    while moves and int((best.view.log_gain != 0.0).sum()) < _MOST_CHANGED:
         moves = search.ordered(moves, best)
         proposed = max(
             (search.refined(_tried(best.view, *move)) for move in moves[:_REFINED]),
@@ -195,7 +196,7 @@ class _Search:
                 other.zero[column] = gain * middle[column] + (1.0 - gain) * state.view.zero[column]
                 other.log_gain[column] = -math.inf
             still = float(self._noise.log_likelihood(self.left(other), state.unexplained))
-            if float(self._noise.log_likelihood(state.left, state.unexplained)) - still < CONVINCED:
+            if float(self._noise.log_likelihood(state.left, state.unexplained)) - still < _CLEAR:
                 return True
         return False
 
@@ -230,12 +231,13 @@ class _Search:
             slopes.append((left - self.left(_moved(view, active, unit.reshape(2, a)))) / _DIFFERENCE)
         jacobian = self._noise.scaled(torch.stack(slopes, dim=1), v)  # (N, 2 a)
         at = torch.cat((view.log_gain[active], view.zero[active])).detach().double()
-        # The Cauchy prior as the normal one of the same slope here.
-        spike = 2.0 / (_SPIKE**2 + at[:a].square())
-        precision = torch.cat((spike, torch.full_like(spike, 1.0 / _ZERO**2)))
+        # The Cauchy priors as the normal ones of the same slope here.
+        scales = torch.tensor([_SPIKE, _ZERO]).to(at).repeat_interleave(a)
+        precision = 2.0 / (scales.square() + at.square())
         pulled = jacobian.T @ self._noise.scaled(left, v) - precision * at
         step = torch.linalg.solve(jacobian.T @ jacobian + torch.diag(precision), pulled)
-        return step.clamp(-_LONGEST, _LONGEST).reshape(2, a).to(view.log_gain)
+        bounded: Tensor = step.clamp(-_LONGEST, _LONGEST).reshape(2, a).to(view.log_gain)
+        return bounded
 
 
 def _tried(view: ColumnView, column: int, size: float) -> ColumnView:

@@ -79,10 +79,6 @@ class Residuals:
         """(m, k) of raw features (m, d), for each of at most `MOST_RELEASES` releases."""
         return [self._projected(features, number) for number in range(min(len(self), MOST_RELEASES))]
 
-    def raw_directions(self) -> list[Tensor]:
-        """(d, k), for each of the same releases: how an unclipped record's projections follow its raw features."""
-        return [self._map.scale.to(U)[:, None] * U for U in self._directions[:MOST_RELEASES]]
-
     def targets(self) -> list[Tensor]:
         """Released coefficients over sqrt(b), (L, k), of the same releases."""
         return self._targets[:MOST_RELEASES]
