@@ -100,11 +100,16 @@ def scores(schema: Schema, x: Array, y: Labels, tests: Array, answers: Labels) -
     }
 
 
+def split(count: int, seed: int) -> tuple[Labels, Labels]:
+    """Numbers of the hospital's records, seven tenths, and of the others."""
+    order = np.random.default_rng(seed).permutation(count)
+    return order[: int(0.7 * count)], order[int(0.7 * count) :]
+
+
 def run(name: str, epsilon: float | None, seed: int, directory: Path) -> dict[str, Any]:
     """One run; epsilon None: on the hospital's own records."""
     schema, x, y = DATA[name](directory)
-    order = np.random.default_rng(seed).permutation(len(y))
-    own, rest = order[: int(0.7 * len(y))], order[int(0.7 * len(y)) :]
+    own, rest = split(len(y), seed)
     told: dict[str, Any] = {"data": name, "epsilon": epsilon, "seed": seed}
     if epsilon is None:
         return told | {"auc": scores(schema, x[own], y[own], x[rest], y[rest])}

@@ -52,16 +52,17 @@ PROGRAMS = ("private_curator.", "public_client.", "benchmarks.", "torch.distribu
 LEAVES = ("private_curator.worker",)
 """Programs that start no others, and need no nursery."""
 
-AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "CUDA_", "KMP_", "TZ")
+AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "CUDA_", "TZ")
 """How variables begin that an interpreter or a library reads when it is loaded."""
 
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Such variables that glibc takes from a running program as well: malloc.h, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
 
+APPLIED = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", *MALLOPT}
 LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 TOLD = 4000
 """Bytes of a command line that /proc tells of a forked program."""
-APPLIED = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", *MALLOPT}
+
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 _libc = ctypes.CDLL(None)
 
@@ -201,10 +202,16 @@ def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {n: value for n, value in environment.items() if n.startswith(AT_START) and n not in APPLIED}
 
 
+def possible() -> bool:
+    """Whether programs are forked in this environment."""
+    alone = sys.platform == "linux" and os.environ.get("OMP_NUM_THREADS") == "1"
+    return alone and not os.environ.get("DPSWD_TESTS_TRUE_STARTS")
+
+
 @contextlib.contextmanager
 def in_force() -> Iterator[None]:
     """While the block runs, what this process starts is forked from a nursery, which begins with the first start."""
-    if os.environ.get("DPSWD_TESTS_TRUE_STARTS") or sys.platform != "linux":
+    if not possible():
         yield
         return
     waiting = _Waiting(dict(os.environ))

@@ -22,8 +22,7 @@ from private_curator.steps.randomness import SystemNoise
 from shared.kernels.clipping import RECORD_NORM, clip_factors, clip_records, neutralise
 from shared.kernels.feature_map import FeatureMap
 from shared.kernels.noise import GridArray, NoiseSource, SeededNoise, grid_step, release_finely
-from shared.mechanisms import clipped_sum
-from shared.mechanisms.class_statistics import sums
+from shared.mechanisms import clipped_sum, rounded_features
 from shared.mechanisms.interface import Step
 from shared.mechanisms.sinkhorn import mechanism as sinkhorn
 from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
@@ -90,7 +89,7 @@ def _clipped_for_additions() -> Iterator[None]:
     summed, vector = clipped_sum.release_gradient, sinkhorn.sanitized
     with (
         mock.patch.object(FeatureMap, "clipped", features),
-        mock.patch.object(sums, "clip_factors", factors),
+        mock.patch.object(rounded_features, "clip_factors", factors),
         mock.patch.object(clipped_sum, "release_gradient", gradient),
         mock.patch.object(sinkhorn, "sanitized", points),
     ):
@@ -173,7 +172,20 @@ class Fault:
 FAULTS: dict[str, Fault] = {
     HONEST: Fault(_honest),
     "noise halved": Fault(_noise_halved),
-    "clipped for additions": Fault(_clipped_for_additions),
+    "clipped for additions": Fault(
+        _clipped_for_additions,
+        (
+            "rows",
+            "coefficients",
+            "gradient",
+            "labelled rows",
+            "labelled coefficients",
+            "generated points",
+            "class statistics",
+            "labelled gradient",
+            "critic",
+        ),
+    ),
     "batch maximum in the place of clipping": Fault(
         _batch_maximum, ("rows", "coefficients", "labelled rows", "labelled coefficients", "guessed directions")
     ),

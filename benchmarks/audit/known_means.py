@@ -17,12 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.audit.attacks import GAIN, SLICED_ATTACKS, Attack, Released
-from shared.kernels.clipping import clip_records
+from shared.kernels.clipping import RECORD_NORM, clip_records
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.class_statistics.geometry import Weights, free_moment_weight
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration, StatisticsRequest
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.critic.mechanism import CRITIC, CriticDeclaration
+from shared.mechanisms.distributions.encoding import THRESHOLDS, cell_table
+from shared.mechanisms.distributions.histograms import public_directions
+from shared.mechanisms.distributions.mechanism import (
+    DISTRIBUTIONS,
+    LABELLED_DISTRIBUTIONS,
+    DistributionsDeclaration,
+    DistributionsRequest,
+)
 from shared.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT
 from shared.mechanisms.evaluation.mechanism import (
     CALIBRATION_SENSITIVITY,
@@ -157,6 +165,49 @@ class StatisticsAttack(KnownMean):
 
 
 @dataclass(frozen=True)
+class DistributionsAttack(KnownMean):
+    """On distribution functions with every coefficient: v lies between the directions, where all projections move."""
+
+    @property
+    def v(self) -> Tensor:
+        """As far from each of d orthogonal directions as from the others: the most thresholds are passed."""
+        return public_directions(0, self.features, self.features).sum(dim=1) / math.sqrt(self.features)
+
+    @property
+    def request(self) -> bytes:
+        """Nothing."""
+        return DistributionsRequest().to_bytes()
+
+    @property
+    def mechanism(self) -> str:
+        """The name of what every step releases."""
+        return (LABELLED_DISTRIBUTIONS if self.classes else DISTRIBUTIONS).name
+
+    def declaration(self, sigma: float) -> DistributionsDeclaration:
+        """The mechanism's own declaration."""
+        counted = 1.0 if self.classes else 0.0
+        return DistributionsDeclaration(self.classes, self.features, THRESHOLDS, 1.0, counted, sigma)
+
+    def parts(self, reply: Any) -> Sequence[Any]:
+        """See `KnownMean`."""
+        return (reply.sum,)
+
+    def mean(self, *, neighbour: bool) -> Tensor:
+        """See `KnownMean`: cells of the projections of v/2 and of -v/2, all of them of class 0."""
+        U = public_directions(0, self.features, self.features)
+        cells = [((sign * RECORD_NORM * self.v) @ U * THRESHOLDS).round().long() + THRESHOLDS // 2 for sign in (1, -1)]
+        table = torch.from_numpy(cell_table(THRESHOLDS).copy())
+        own, opposite = (table[place].T.reshape(-1) for place in cells)
+        moved = 1.0 if neighbour else 0.0
+        found = (self.records - moved) * own + moved * opposite
+        if not self.classes:
+            return found
+        counts = torch.zeros(self.classes, dtype=torch.float64)
+        counts[0] = self.records
+        return torch.cat([counts, found, torch.zeros((self.classes - 1) * len(found), dtype=torch.float64)])
+
+
+@dataclass(frozen=True)
 class EvaluationAttack(KnownMean):
     """On an evaluation: the canary's prediction is wrong at the least confidence, the others' right at the largest."""
 
@@ -242,6 +293,16 @@ ATTACKS: tuple[Attack, ...] = (
         name="class statistics",
         what="counts, class sums and second moments at the weights that cost nothing",
         records=16, batch=16, features=8, scores=_SCORES, classes=2,
+    ),
+    DistributionsAttack(
+        name="distributions",
+        what="all 256 coefficients of the distribution functions along 8 orthogonal directions",
+        records=16, batch=16, features=8, directions=8, scores=_SCORES,
+    ),
+    DistributionsAttack(
+        name="labelled distributions",
+        what="the same of each class, with counts",
+        records=16, batch=16, features=8, directions=8, scores=_SCORES, classes=2,
     ),
     EvaluationAttack(
         name="evaluation",

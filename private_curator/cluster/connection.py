@@ -123,7 +123,7 @@ class Connection:
             self._send({"op": "extractor", "id": key, "graph": len(graph)}, graph, weights)
 
     def submit(self, told: bytes, *, key: str, shard: Shard, like: tuple[Integers, ...]) -> Future[ShardSum]:
-        """Begins a shard.
+        """Begins a shard. Whoever cancels its future lets the cluster drop it, if no node has begun with it.
 
         Args:
             told: the task.
@@ -139,7 +139,14 @@ class Connection:
             number, self._next = self._next, self._next + 1
             self._expected[number] = future, shard, like
             self._send({"op": "sum", "id": number, "extractor": key}, told)
+        future.add_done_callback(lambda done: self._drop(number) if done.cancelled() else None)
         return future
+
+    def _drop(self, number: int) -> None:
+        """Nobody waits for this shard any more: another copy came first, or its step has ended."""
+        with self._sending, contextlib.suppress(ShardLost):
+            if self._expected.pop(number, None) is not None:
+                self._send({"op": "drop", "id": number})
 
     def close(self) -> None:
         """Ends the courier. Idempotent."""

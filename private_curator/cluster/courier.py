@@ -8,6 +8,7 @@ Messages (`private_curator.worker.channel`)::
 
     extractor  id, sizes; a file with graph and weights   kept for the tasks that name it
     sum        id, extractor, size; a file with the task  -> id, size; a file with the answer, or id, lost
+    drop       id                                         nobody waits for this sum: no node begins with it
     nodes                                                 -> nodes: how many shards are computed side by side now
 """
 
@@ -64,6 +65,7 @@ class Courier:
         self._sending = threading.Lock()
         self._extractors: dict[str, tuple[bytes, bytes]] = {}
         self._scattered: dict[str, Any] = {}
+        self._running: dict[int, Any] = {}
 
     def run(self) -> None:
         """Returns when the curator has closed the channel."""
@@ -79,6 +81,10 @@ class Courier:
                     self._scattered = {}
                 case "sum":
                     self._sum(message, contents(files))
+                case "drop":
+                    future = self._running.pop(message["id"], None)
+                    if future is not None:
+                        future.cancel()
                 case "nodes":
                     threads = self._client.nthreads()
                     self._send({"nodes": sum(threads.values())})
@@ -94,9 +100,13 @@ class Courier:
         except Exception:  # noqa: BLE001 - no node, or none that answers
             self._send({"id": message["id"], "lost": True})
             return
+        self._running[message["id"]] = future
         future.add_done_callback(lambda done: self._done(message["id"], key, done))
 
     def _done(self, number: int, key: str, future: Any) -> None:
+        if self._running.pop(number, None) is None:  # dropped
+            future.release()
+            return
         try:
             answer: bytes = future.result()
         except Exception:  # noqa: BLE001 - a node that has gone; whatever it was, the shard has no sum

@@ -77,6 +77,7 @@ class RecordsSettings(SettingsGroup):
         "Public: how many of the records have a label, where records.unlabelled names a label for none. Checked when "
         "the labels are read. By default their number is private, and priced with what is released of them; where it "
         "is said here, which records have one must not be secret either (docs/privacy/evaluation.md).",
+        unit="records",
         ge=1,
     )
     memory_bytes: int = setting(

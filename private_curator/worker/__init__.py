@@ -11,6 +11,9 @@
     confinement.py  in the worker: takes network, files, children and memory away from itself, for good
     loop.py         in the worker: loads extractors, evaluates records
     __main__.py     in the worker: the order of its start
+    embedding.py    at the operator's command: a worker that evaluates an ONNX model instead (`records embed`)
+    onnx_format.py  in that worker: what the file says of itself, and what of it is refused
+    onnx_model.py   in that worker: features, one record at a time
 
 A worker sees the records of one sample at a time, without their numbers in the data set, and answers with features and
 gradients. Clipping, noise, the ledger and every decision stay with the curator.

@@ -26,7 +26,7 @@ class Measured:
         values: numbers in a record.
         classes: of the labels.
         epsilon: of the whole run.
-        before: of the source-trained model, in percent.
+        before: of the source-trained model, in percent; of "dpda" of one that the hospital could train and hand over.
         after: of the adapted one, in percent.
         deviation: of `after` over seeds; None for a mean over several targets.
         without: what the same training reaches without any release, in percent; None where there is no such thing.
@@ -62,6 +62,10 @@ _HEARTS = ("heart disease, four hospitals together", 486, 10, 2)
 _OFFICE = ("Office-Caltech10, mean of six pairs", 958, 800, 10)
 _SMALL, _LABELLED = "docs/ml-team/small-hospitals.md", "docs/ml-team/labelled.md"
 _LABELLED_DIGITS = ("USPS -> labelled MNIST, scattering features", 60000, 784, 10)
+_SOURCES = "docs/ml-team/labelled-sources.md"
+_OWN_USPS = ("labelled MNIST -> own USPS, principal components", 60000, 784, 10)
+_OWN_MNIST = ("labelled USPS -> own MNIST, principal components", 7291, 784, 10)
+_OWN_OFFICE = ("Office-Caltech10, labelled amazon -> own caltech10, dslr and webcam", 958, 800, 10)
 
 MEASURED = (
     Measured("replay", "images", *_TO_USPS, 0.1, 80.2, 95.4, 1.8, 89.5),
@@ -84,6 +88,12 @@ MEASURED = (
     Measured("finetune", "images", *_LABELLED_DIGITS, 0.2, 83.5, 95.4, 0.2, None, _LABELLED),
     Measured("finetune", "images", *_LABELLED_DIGITS, 1.0, 83.5, 97.5, 0.1, None, _LABELLED),
     Measured("statistics", "vectors", *_HEARTS, 1.0, 72.8, 79.0, 3.7, None, _LABELLED),
+    Measured("dpda", "images", *_OWN_USPS, 1.0, 52.5, 60.4, 0.5, None, _SOURCES),
+    Measured("dpda", "images", *_OWN_USPS, 8.0, 52.5, 59.6, 0.8, None, _SOURCES),
+    Measured("dpda", "images", *_OWN_MNIST, 1.0, 32.2, 53.2, 1.3, None, _SOURCES),
+    Measured("dpda", "images", *_OWN_MNIST, 8.0, 32.2, 53.1, 0.4, None, _SOURCES),
+    Measured("dpda", "vectors", *_OWN_OFFICE, 1.0, 39.0, 31.3, None, None, _SOURCES),
+    Measured("dpda", "vectors", *_OWN_OFFICE, 8.0, 39.0, 39.1, None, None, _SOURCES),
     Measured("replay", "vectors", *_OFFICE, 1.0, 38.5, 39.0, None, 38.5),
 )
 """What was measured: by a method's own defaults, but "rows" with 400 steps and `alignment_weight` 10."""

@@ -32,9 +32,9 @@ GUESSED = dataclasses.replace(BY_NAME["guessed directions"], epsilon=2.0)
 POINTS = dataclasses.replace(BY_NAME["generated points"], epsilon=4.0)
 KNOWN = [
     dataclasses.replace(BY_NAME[name], epsilon=3.0)
-    for name in ("class statistics", "evaluation", "labelled gradient", "critic")
+    for name in ("class statistics", "distributions", "evaluation", "labelled gradient", "critic")
 ]
-LABELLED = [BY_NAME["labelled rows"], BY_NAME["labelled coefficients"]]
+LABELLED = [BY_NAME[name] for name in ("labelled rows", "labelled coefficients", "labelled distributions")]
 SAMPLES = dataclasses.replace(BY_NAME["run of samples"], records=4, epsilon=6.0)
 
 
@@ -103,7 +103,7 @@ class TestEveryMechanism:
         [
             pytest.param(one, marks=[] if one.name == "class statistics" else pytest.mark.exhaustive)
             for one in KNOWN
-            if one.name != "evaluation"  # clips nothing
+            if one.name in FAULTS["clipped for additions"].attacks
         ],
         ids=lambda one: one.name.replace(" ", "-"),
     )

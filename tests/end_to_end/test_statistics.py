@@ -136,6 +136,33 @@ def test_two_hospitals_gradients_train_one_classifier(hospitals, tmp_path):
     assert scores["north"] == scores["south"] > 0.6  # the source's own classifier is right on next to none
 
 
+def test_a_labelled_hospital_teaches_a_model_for_the_teams_own_records(hospitals, tmp_path):
+    """By the command: one charge, a model for records that lie elsewhere; three of six hundred are labelled."""
+    own, labels = made(600, 11)
+    own = own + np.float32(0.6)
+    shown = np.where(
+        np.isin(np.arange(600), [int(np.flatnonzero(labels == kind)[0]) for kind in range(CLASSES)]), labels, -1
+    )
+    np.savez(tmp_path / "own.npz", x=own, y=shown)
+    north = hospitals["north"]
+    words = ["train", "--method", "dpda", "--curator", north.address, "--credentials", str(north.credentials)]
+    words += ["--epsilon", "0.8", "--set", f"data.source={tmp_path / 'own.npz'}", "--set", f"data.classes={CLASSES}"]
+    words += ["--set", "method.settings.updates=200", "--device", "cpu", "--save", str(tmp_path / "own.safetensors")]
+    with Hospital.connect(north.address, credentials=north.credentials) as connected:
+        before = connected.describe().spent
+        done = CliRunner().invoke(main, [*words, "--checkpoint", str(tmp_path / "run"), "--format", "json"])
+        assert done.exit_code == 0, done.output
+        assert before < connected.describe().spent <= before + 0.8
+    model = load_adapted(tmp_path / "own.safetensors", device="cpu")
+    best = float((((own[:, None] - 0.6 - MEANS) ** 2).sum(axis=2).argmin(axis=1) == (labels + 1) % CLASSES).mean())
+    assert float((model.predict(torch.from_numpy(own)).numpy() == labels).mean()) > best - 0.15
+    entries, findings = chain_checks.read_export(
+        next((tmp_path / "run").rglob("receipts.jsonl")).read_text().splitlines()
+    )
+    assert findings == []
+    assert len(entries) == 2
+
+
 def test_the_operator_keeps_a_team_from_labels(hospitals):
     """One word in the settings; the team sees it in `describe`, and its plan is refused before anything is charged."""
     south = hospitals["south"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import socket
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +13,12 @@ import pytest
 
 from private_curator.cluster import task
 from private_curator.cluster.connection import NodeRefused, sum_of
+from private_curator.cluster.courier import Courier
 from private_curator.cluster.task import Meant
 from private_curator.records.target import Target
 from private_curator.steps.shards import ShardLost
+from private_curator.worker.arena import blob
+from private_curator.worker.channel import receive, send
 from private_curator.worker.process import LimitReached
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
@@ -57,3 +63,53 @@ def test_a_node_that_serves_the_same_values_otherwise_is_told_apart():
         other = Meant.here(replace(served, **{name: change}), digest="ab" * 32, labels=labels)
         assert arrived.differs(other).startswith(f"{name}: {change!r} here")
     assert "labels" in arrived.differs(Meant.here(served, digest="ab" * 32, labels=1 - labels))
+
+
+def _held(path):
+    while not path.exists():
+        time.sleep(0.01)
+    return True
+
+
+def test_a_shard_that_nobody_waits_for_is_begun_by_no_node(tmp_path):
+    """One node of one thread, which is busy; the second of two shards is dropped before its turn."""
+    distributed = pytest.importorskip("distributed")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    free = tmp_path / "free"
+    cluster = distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, protocol="inproc://"
+    )
+    with cluster, distributed.Client(cluster, set_as_default=False) as client:
+        courier = Courier(theirs, client)
+        carrying = threading.Thread(target=courier.run, daemon=True)
+        carrying.start()
+
+        def asked(message, *parts):
+            file = blob(*parts) if parts else None
+            send(ours, message, (file,) if parts else ())
+
+        def waiting():
+            return {key for key in cluster.scheduler.tasks if str(key).startswith("sum_shard")}
+
+        def settled(count):
+            deadline = time.monotonic() + 60.0
+            while len(waiting()) != count:
+                assert time.monotonic() < deadline, waiting()
+                time.sleep(0.01)
+
+        asked({"op": "extractor", "id": "key", "graph": 1}, b"g", b"w")
+        blocking = client.submit(_held, free, pure=False)
+        for number in (0, 1):
+            asked({"op": "sum", "id": number, "extractor": "key"}, b"no task of ours")
+        settled(2)
+        asked({"op": "drop", "id": 1})
+        settled(1)
+        asked({"op": "drop", "id": 7})  # of a shard that was answered meanwhile
+        free.touch()
+        message, _ = receive(ours)
+        assert message["id"] == 0
+        asked({"op": "nodes"})
+        assert receive(ours)[0] == {"nodes": 1}  # and nothing of the dropped one
+        assert blocking.result() is True
+        ours.shutdown(socket.SHUT_RDWR)
+        carrying.join(30.0)

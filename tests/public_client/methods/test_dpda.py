@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import ot
 import pytest
 import torch
 from torch import nn
@@ -122,6 +121,14 @@ def test_what_is_missing_is_said_before_anything_is_charged(monkeypatch):
         assert where.curator.charges == []
 
 
+@pytest.fixture
+def ot():
+    """POT: most of a second, of every process that collects this file."""
+    import ot
+
+    return ot
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [({"points": 0}, "points is 0"), ({"penalty": 0.0}, "penalty is 0"), ({"group_penalty": -1.0}, "group_penalty")],
@@ -142,7 +149,7 @@ def points(count, seed):
     return Points(places, labels, masses)
 
 
-def test_without_a_group_penalty_it_is_the_entropic_plan():
+def test_without_a_group_penalty_it_is_the_entropic_plan(ot):
     source, targets = points(15, 0), points(12, 1).places
     costs = ot.dist(source.places, targets)
     plan = ot.sinkhorn(source.masses, np.full(24, 1 / 24), costs / np.median(costs), 0.5, stopThr=1e-9)
@@ -152,7 +159,7 @@ def test_without_a_group_penalty_it_is_the_entropic_plan():
     np.testing.assert_allclose(told[:, 0], 24 * plan[:15].sum(axis=0), atol=1e-4)
 
 
-def test_the_group_penalty_lets_fewer_classes_share_a_target_as_the_reference_does():
+def test_the_group_penalty_lets_fewer_classes_share_a_target_as_the_reference_does(ot):
     """POT's own group lasso takes the penalty without the factor for the number of points."""
     source, targets = points(15, 0), points(12, 1).places
     costs, even = ot.dist(source.places, targets), np.full(24, 1 / 24)

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import digits, labelled_digits, labelled_gradients, labelled_hearts, office, small_hospitals
+from benchmarks import (
+    digits,
+    labelled_digits,
+    labelled_gradients,
+    labelled_hearts,
+    labelled_sources,
+    office,
+    small_hospitals,
+)
 from benchmarks.records import read
 from benchmarks.shifts import __main__ as shifts
 from benchmarks.shifts.summary import battery
@@ -80,6 +88,22 @@ def test_the_figures_of_labelled_hospitals_are_those_on_file(measured):
     assert round(statistics.mean(run.get("usps_alone", run.get("before")) for run in runs), 1) == measured.before
 
 
+@pytest.mark.parametrize("measured", [m for m in MEASURED if m.method == "dpda"], ids=str)
+def test_the_figures_of_labelled_sources_are_those_on_file(measured):
+    source, targets = measured.task.partition("labelled ")[2].split(" -> own ")
+    names = [name for name in ("USPS", "MNIST", "caltech10", "dslr", "webcam") if name in targets]
+    runs = [run for run in read(labelled_sources.RESULTS) if run["pair"] in [f"{source} -> {name}" for name in names]]
+    before, after = (
+        [run["accuracy"] for run in runs if (run["method"], run["epsilon"]) == wanted]
+        for wanted in (("source only", None), ("DPDA", measured.epsilon))
+    )
+    assert len(before) == len(after) == 5 * len(names)
+    assert {run["records"] for run in runs} == {measured.records}
+    assert round(statistics.mean(before), 1) == measured.before
+    assert rounded(after) == (measured.after, measured.deviation) or len(names) > 1
+    assert round(statistics.mean(after), 1) == measured.after
+
+
 def test_the_choices_say_what_records_can_carry():
     """A labelled hospital carries everything; without labels, two methods are refused by name."""
     told = {}
@@ -91,6 +115,7 @@ def test_the_choices_say_what_records_can_carry():
     assert [one.refused for one in told[10]] == [""] * len(METHODS)
     reached = {one.method: one.measured for one in told[10]}
     assert (reached["finetune"].after, reached["statistics"].after) == (97.5, 97.3)
+    assert (reached["dpda"].task, reached["dpda"].after) == ("labelled MNIST -> own USPS, principal components", 60.4)
     assert reached["dp-dann"] is None
     assert {one.method for one in told[0] if one.refused} == {"statistics", "finetune", "dpda"}
     assert [bool(one.refused) for one in told[0]] == sorted(bool(one.refused) for one in told[0])

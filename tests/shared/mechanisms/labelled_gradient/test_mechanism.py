@@ -10,9 +10,6 @@ import pytest
 import torch
 from declarations import labelled_gradient
 from hospital import Hospital, NoNoise
-from opacus import GradSampleModule
-from opacus.accountants import PRVAccountant, RDPAccountant
-from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional
 
@@ -48,6 +45,9 @@ def names_of(model):
 @pytest.fixture
 def opacus_step(model):
     """Opacus's clipped sum of a full batch of the same losses, without its noise; and each record's gradient."""
+    from opacus import GradSampleModule  # more than a second, of every process that collects this file
+    from opacus.optimizers import DPOptimizer
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hooks of PyTorch that Opacus uses and PyTorch means to replace
         wrapped = GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
@@ -109,6 +109,8 @@ def test_the_price_is_opacus_at_equal_noise_for_the_sensitivity_and_never_lower(
     At equal noise in units of what one record moves (ours moves the sum by 2C, theirs by C) both have the same curve of
     one direction; ours holds for both at once, so it may be dearer, and is compared with both of theirs.
     """
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
     delta = 1e-5
     own = calibration.epsilon(event(records, batch, steps, multiplier), delta)
     told = {}
