@@ -345,7 +345,7 @@ def _sampled(plan: Plan) -> str:
     return (
         f"chance moves a mean over {plan.batch_size:,} of {plan.records:,} records by {100.0 * chance:.2g} % of a "
         "record's own spread, besides the noise: where that was measured against a sum over every record, it cost less "
-        "than 0.1 points of accuracy where a shift of all records was sought; the shape of a law was told 6 to 32 times "
+        "than 0.1 points of accuracy where a shift of all records was sought; a law's shape was told 2 to 32 times "
         "less exactly (docs/scale.md)"
     )
 

@@ -39,7 +39,6 @@ _CLEAR = math.log(100.0)  # nats by which a column that shrank must not be one t
 _DIFFERENCE = 0.05  # for slopes
 _NEWTON_STEPS = 4
 _SETTLED = 2.0  # nats, below which a Gauss-Newton step is the last
-_REFINED = 2  # of them, those that are fitted whole
 _SCANNED = 8  # of the views with one column more, those that are tried again after the first round
 _SHORTENED = 3  # times, where it does not gain
 _LONGEST = 1.0  # of such a step, in logarithms of factors and deviations
@@ -102,7 +101,7 @@ def column_view(records: Tensor) -> ColumnView:
 
 
 def find_units(view: ColumnView, extractor: nn.Module, source: Labelled, residuals: Residuals) -> ColumnView:
-    """Adds columns in other units for as long as each pays for itself.
+    """Adds columns in other units for as long as each pays for itself and leaves less unexplained.
 
     Args:
         view: the identity; not changed.
@@ -119,11 +118,8 @@ def find_units(view: ColumnView, extractor: nn.Module, source: Labelled, residua
     moves = [(column, size) for column in range(len(view.spread)) for size in (_TRIED, -_TRIED)]
     while moves and int((best.view.log_gain != 0.0).sum()) < _MOST_CHANGED:
         moves = search.ordered(moves, best)
-        proposed = max(
-            (search.refined(_tried(best.view, *move)) for move in moves[:_REFINED]),
-            key=lambda state: state.log_posterior,
-        )
-        if proposed.log_posterior <= best.log_posterior + cost:
+        proposed = search.refined(_tried(best.view, *moves[0]))
+        if proposed.log_posterior <= best.log_posterior + cost or proposed.unexplained >= best.unexplained:
             break
         best = proposed
         moves = [move for move in moves[:_SCANNED] if not bool(best.view.log_gain[move[0]])]

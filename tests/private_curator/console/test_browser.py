@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from console_home import home_with_a_past
+from forked_starts import suspended
 from PIL import Image
 
 from private_curator.console.rendering import PLACES
@@ -61,12 +62,13 @@ def home(tmp_path_factory):
 def command(home):
     """The running command, its address, and the address that signs in once."""
     words = ["--as", "Dr. Weiss", "console", "--home", str(home.path), "--address", "127.0.0.1:0"]
-    running = subprocess.Popen(
-        [sys.executable, "-m", "private_curator.cli", *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    with suspended():  # what it loads is looked at below
+        running = subprocess.Popen(
+            [sys.executable, "-m", "private_curator.cli", *words],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
     try:
         listens, signs_in = running.stdout.readline(), running.stdout.readline()
         address = re.fullmatch(r"the console listens on (127\.0\.0\.1:\d+)\n", listens)[1]
