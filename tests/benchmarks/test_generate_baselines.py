@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from benchmarks import generate_fid, generate_slicing, records
+from benchmarks import generate_fid, generate_peer, generate_slicing, generate_tables, records
 from benchmarks.generate_fid import frechet
 from benchmarks.generate_published import fitted
 from benchmarks.generate_slicing import Slicing
@@ -21,6 +21,10 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "ml-team" / "generate.md"
 def test_the_page_holds_the_tables_of_the_runs_on_file(module):
     assert records.read(module.RESULTS)
     assert module.table(records.read(module.RESULTS)) in PAGE
+
+
+def test_the_page_holds_the_table_of_the_peer():
+    assert generate_peer.table(records.read(generate_peer.RESULTS), records.read(generate_tables.RESULTS)) in PAGE
 
 
 def test_the_frechet_distance_is_that_of_normal_laws():
