@@ -33,6 +33,7 @@ _LINEARISATIONS = 6
 _SETTLED = 1e-3  # of the frequencies' total change, after which there is nothing to linearise anew
 _NEWTON_STEPS = 40
 _HALVINGS = 40
+_TELLING = 1e-9  # of the best known combination's part, below which one tells nothing of v
 _NOTHING = 2.0  # nats of misfit, below which nothing is left to look for
 _SURE = 2.0  # nats below the best that end the interval of v: one side of 97.7%
 
@@ -230,39 +231,61 @@ class Noise:
 
     def log_likelihood(self, left: Tensor, v: float) -> Tensor:
         """Up to a constant that is the same for all explanations of a release of the same V."""
-        log_determinant = 2.0 * torch.log(torch.diagonal(self._root)).sum() + torch.log1p(v * self._values).sum()
-        return -0.5 * (self.square(left, v) + log_determinant)
+        return self._log_likelihoods(left, torch.tensor([v]).to(self._values))[0]
 
     def most_probable(self, left: Tensor) -> float:
-        """V of the largest likelihood; 0 where the noise explains all."""
+        """V of the largest likelihood; 0 where the noise explains all.
+
+        Of few features in many directions some combinations are known very well, others hardly: the likelihood may have
+        a peak at 0 for the first and a higher one far off for the second, so it is looked at on the whole of a grid.
+        """
+        grid = self._grid()
+        best = int(self._log_likelihoods(left, grid).argmax())
+        if best == 0:
+            return 0.0
         squares = self.scaled(left, 0.0).square()
 
         def slope(v: float) -> float:
             whole = 1.0 + v * self._values
             return float((self._values * (squares / whole.square() - 1.0 / whole)).sum())
 
-        if slope(0.0) <= 0.0:
-            return 0.0
-        low, high = 0.0, 1.0 / float(self._values.max())
-        while slope(high) > 0.0:
-            high *= 2.0
+        low, high = float(grid[best - 1]), float(grid[min(best + 1, len(grid) - 1)])
+        while best == len(grid) - 1 and slope(high) > 0.0:
+            low, high = high, 2.0 * high
         for _ in range(_HALVINGS):
             middle = 0.5 * (low + high)
             low, high = (middle, high) if slope(middle) > 0.0 else (low, middle)
         return high
 
     def at_most(self, left: Tensor, v: float) -> float:
-        """The v above the most probable one at which the likelihood has fallen by `_SURE` nats."""
+        """The largest v at which the likelihood is within `_SURE` nats of the most probable one's."""
         if float(self._values.max()) <= 0.0:  # features that do not vary tell nothing
             return math.inf
         floor = float(self.log_likelihood(left, v)) - _SURE
-        low, high = v, 2.0 * v + 1.0 / float(self._values.max())
+        grid = self._grid()
+        plausible = (self._log_likelihoods(left, grid) > floor).nonzero()[:, 0]
+        last = int(plausible[-1]) if len(plausible) else 0
+        low = max(v, float(grid[last]))
+        high = max(2.0 * low, float(grid[min(last + 1, len(grid) - 1)]))
         while float(self.log_likelihood(left, high)) > floor:
             high *= 2.0
         for _ in range(_HALVINGS):
             middle = 0.5 * (low + high)
             low, high = (middle, high) if float(self.log_likelihood(left, middle)) > floor else (low, middle)
         return high
+
+    def _grid(self) -> Tensor:
+        """0, and values of v from where the best known combination begins to tell to where all of them do."""
+        known = self._values[self._values > _TELLING * self._values.max()]
+        if not len(known):
+            return torch.zeros(1).to(self._values)
+        ends = math.log(0.01 / float(known.max())), math.log(100.0 / float(known.min()))
+        steps = max(2, math.ceil((ends[1] - ends[0]) / math.log(2.0)))
+        return torch.cat([torch.zeros(1), torch.logspace(*ends, steps, base=math.e)]).to(self._values)
+
+    def _log_likelihoods(self, left: Tensor, grid: Tensor) -> Tensor:
+        squares, whole = self.scaled(left, 0.0).square(), 1.0 + grid[:, None] * self._values
+        return -0.5 * (squares / whole + whole.log()).sum(dim=1) - torch.log(torch.diagonal(self._root)).sum()
 
 
 @dataclass(frozen=True)

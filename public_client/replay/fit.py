@@ -32,7 +32,16 @@ from public_client.replay.delivery import laid_out
 from public_client.replay.missing_columns import TableView, find_gaps
 from public_client.replay.prior_width import LinearModel
 from public_client.replay.residuals import Residuals
-from public_client.replay.verdict import CONVINCED, FITS, LEAST_CHANGE, VIEW_FITS, VIEW_MOST, Evidence, Fitted
+from public_client.replay.verdict import (
+    CONVINCED,
+    FITS,
+    FREQUENCIES_LEAVE,
+    LEAST_CHANGE,
+    VIEW_FITS,
+    VIEW_MOST,
+    Evidence,
+    Fitted,
+)
 from public_client.replay.views import CLASS_WIDTH, FeatureView, View, moved_features, view_for
 
 MOST_RECORDS = 20_000  # source records that are kept for fitting and tuning
@@ -254,11 +263,14 @@ _ALIKE = "the release fits the source as it is, so the model is kept"
 
 def _without_view(identity: View, alone: Evidence, posterior: _Posterior) -> Fitted:
     """Other class frequencies, or nothing."""
-    gained = alone.log_evidence - posterior.unchanged(identity).log_evidence
+    unchanged = posterior.unchanged(identity)
+    gained = alone.log_evidence - unchanged.log_evidence
     if not alone.fits():
         return _kept(identity, alone, posterior, _THIN)
     if gained <= CONVINCED or alone.changed < LEAST_CHANGE:
         return _kept(identity, alone, posterior, _ALIKE)
+    if alone.sees_misfit and alone.unexplained > FREQUENCIES_LEAVE * unchanged.unexplained:
+        return _kept(identity, alone, posterior, _STRANGE)
     weights = alone.frequencies.weights.float()
     reason = f"class frequencies alone explain the release, {gained:.0f} nats more probable than the source's: {alone}"
     return Fitted(identity, weights, posterior.left(identity, weights), "priors corrected", reason)

@@ -25,6 +25,9 @@ VIEW_FITS = 0.2
 """A view changes more than frequencies do, so it may also leave this part of what it was asked to explain,"""
 VIEW_MOST = 0.06
 """but no more of the variance than this."""
+FREQUENCIES_LEAVE = 0.2
+"""Of what the source's own frequencies leave, others may leave this part where a misfit is still seen: where columns
+are missing or other people came, they imitate some of it, and scores corrected by them do harm."""
 LEAST_CHANGE = 0.1
 """Share of the records that must be of another class than the source's frequencies say: below, nothing is gained."""
 CONVINCED = math.log(1e6)

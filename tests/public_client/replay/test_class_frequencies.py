@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.local import released
 from public_client.data.datasets import Labelled
-from public_client.replay.class_frequencies import Frequencies, FrequencyModel
+from public_client.replay.class_frequencies import Frequencies, FrequencyModel, Noise
 from public_client.replay.residuals import Residuals
 
 CLASSES, D = 4, 12
@@ -103,3 +103,15 @@ def test_a_class_that_the_source_lacks_stays_absent():
     assert float(found.frequencies[2]) == 0.0
     assert float(found.weights[2]) == 1.0
     assert float(found.frequencies.sum()) == pytest.approx(1.0)
+
+
+def test_a_misfit_is_found_behind_combinations_that_are_known_much_better():
+    """The likelihood of v has a peak at 0 for the values of the first two, and a higher one for the other eight."""
+    known = torch.tensor([1e6] * 2 + [1.0] * 8, dtype=torch.float64)
+    noise = Noise(torch.eye(10, dtype=torch.float64), torch.diag(known))
+    left = torch.tensor([0.1] * 2 + [12.0] * 8, dtype=torch.float64)
+    v = noise.most_probable(left)
+    assert float(noise.log_likelihood(left, v)) > float(noise.log_likelihood(left, 0.0)) + 100.0
+    assert v == pytest.approx(114.0, rel=0.01)  # eight of 144 and two of nothing: 8 x 144 = 10 (1 + v)
+    assert noise.at_most(left, v) > v
+    assert noise.most_probable(0.1 * torch.ones(10, dtype=torch.float64)) == 0.0

@@ -83,6 +83,17 @@ def test_thin_evidence_keeps_the_model():
     assert "says too little" in fitted.reason
 
 
+def test_frequencies_that_imitate_another_shift_are_not_used():
+    """People of one class came nearer to another's: frequencies alone explain most of it, and would do harm."""
+    target = table(20_000, 1)
+    centres = torch.stack([SOURCE.images[SOURCE.labels == c].mean(dim=0) for c in range(CLASSES)])
+    aside = torch.linalg.svd(centres[:1] - centres[1:2]).Vh[1]
+    moved = (target.labels == 0)[:, None] * (0.6 * aside - 0.4 * (centres[0] - centres[1]))
+    fitted = found(target.images + moved, epsilon=3.0)
+    assert fitted.outcome == "kept"
+    assert "does not fit what is known of shifts" in fitted.reason
+
+
 @pytest.mark.long
 def test_what_no_view_explains_is_said_beside_the_noise_floor():
     """Columns that change places: gains and biases cannot follow, and priors must not be bent to it."""
