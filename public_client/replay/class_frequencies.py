@@ -285,7 +285,9 @@ class Noise:
 
     def _log_likelihoods(self, left: Tensor, grid: Tensor) -> Tensor:
         squares, whole = self.scaled(left, 0.0).square(), 1.0 + grid[:, None] * self._values
-        return -0.5 * (squares / whole + whole.log()).sum(dim=1) - torch.log(torch.diagonal(self._root)).sum()
+        constant = torch.log(torch.diagonal(self._root)).sum()
+        likelihoods: Tensor = -0.5 * (squares / whole + whole.log()).sum(dim=1) - constant
+        return likelihoods
 
 
 @dataclass(frozen=True)
