@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -86,6 +87,9 @@ def _run(arguments: argparse.Namespace) -> None:
                 return
             ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
             for one in ended:
+                if (failed := one.exception()) is not None:  # the cells beside it are kept
+                    print(f"a cell failed: {failed!r}", file=sys.stderr)
+                    continue
                 found = one.result() | {"chosen": any(wanted)}
                 with arguments.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(found) + "\n")

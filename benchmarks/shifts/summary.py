@@ -122,9 +122,7 @@ def page(runs: list[dict[str, Any]]) -> str:
         "tuned_on": ", ".join(sorted(TUNED_ON)),
         "planned": f"{whole['planned']:,}",
         "cells": f"{whole['cells']:,}",
-        "unseen": f"{0.99 ** whole['cells']:.1%}",
         "drawn": f"{whole['drawn']['cells']:,}",
-        "chosen": f"{whole['cells'] - whole['drawn']['cells']:,}",
         "summary": "\n".join(_row(title, figures) for title, figures in rows),
         "table": table(runs),
     }

@@ -18,7 +18,9 @@ from private_curator.worker.arena import Arena, FloatArray, blob, lay_out
 from private_curator.worker.choice import told
 from private_curator.worker.process import LimitReached, WorkerFailed, WorkerProcess, WorkerSettings
 from shared.errors import ExtractionStopped, InvalidValue, RequestInvalid, SettingsError
+from shared.extractor.graph import MAX_FEATURES
 
+_TOLD = 600  # characters of a refusal that are told
 _PROGRAM = (sys.executable, "-P", "-m", "private_curator.worker.onnx_program")
 
 
@@ -93,8 +95,11 @@ class OnnxWorker:
             InvalidValue: the model does not take such records, or gives no feature for each.
         """
         wish = {"op": "open", "record_shape": list(record_shape), "feature": feature, "threads": self._limits.threads}
-        self.features = int(self._ask(wish)["features"])
-        return self.features
+        features = int(self._ask(wish)["features"])
+        if not 1 <= features <= MAX_FEATURES:  # the worker says so too, unless the model has taken it over
+            raise InvalidValue(f"the model's feature has {features} numbers; allowed are 1 to {MAX_FEATURES}")
+        self.features = features
+        return features
 
     def evaluate(self, records: FloatArray) -> FloatArray:
         """The features (m, d) of these records (m, *record_shape), as the model gives them.
@@ -125,7 +130,8 @@ class OnnxWorker:
         try:
             return self._process.ask(message, files, deadline=time.monotonic() + self._limits.seconds)
         except RequestInvalid as error:
-            raise InvalidValue(error.violations[0][1]) from error
+            told = error.violations[0][1][:_TOLD]
+            raise InvalidValue("".join(sign if sign.isprintable() else "?" for sign in told)) from error
         except WorkerFailed as error:
             # Its words may quote a record; its type does not.
             kind = dict(error.chain[0]).get("type", "an unknown error")

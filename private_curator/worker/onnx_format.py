@@ -21,6 +21,12 @@ MAX_MODEL_BYTES = (1 << 31) - 1
 _SHOWN = 20  # inputs, outputs and operators that are told
 _NAME = 60  # characters of a name that are told
 _STANDARD = ("", "ai.onnx")
+_RUNTIME = ("ai.onnx", "com.microsoft", "com.ms", "org.pytorch")
+"""Domains, with all below them, in which onnxruntime may have operators of its own."""
+_RANDOM = frozenset(
+    ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
+)
+"""onnxruntime draws them from a generator as old as the session: one record would move another's feature."""
 _EXTERNAL = 1  # TensorProto.DataLocation.EXTERNAL
 FLOAT32, INT32, INT64 = 1, 6, 7
 TYPES = {FLOAT32: "float32", INT32: "int32", INT64: "int64", 10: "float16", 11: "float64", 2: "uint8", 9: "bool"}
@@ -135,6 +141,12 @@ def read_model(data: bytes) -> OnnxModel:
     graph = model.graph
     if not graph.node:
         raise InvalidValue("this is no ONNX model: it holds no graph of operators; export the network to ONNX")
+    for function in model.functions:
+        if _registered(function.domain):  # onnxruntime would take an operator of its own by that name
+            raise InvalidValue(
+                f"it defines a function {printable(function.name)} in the domain {printable(function.domain)!r}, where "
+                "onnxruntime may have an operator of that name; export the model without fused operators"
+            )
     own = {(function.domain, function.name) for function in model.functions}
     operators: Counter[str] = Counter()
     for part in _parts(model):
@@ -150,6 +162,11 @@ def read_model(data: bytes) -> OnnxModel:
                     f"the operator {printable(part.op_type)} of {printable(part.domain)} is not one of ONNX's own; "
                     "export the model without custom or fused operators"
                 )
+            if part.op_type in _RANDOM or (part.op_type == "Dropout" and any(part.input[2:])):
+                raise InvalidValue(
+                    f"the operator {part.op_type} may be random: what it draws depends on what it was asked before, "
+                    "and a feature must follow from its own record; export the model in evaluation mode (model.eval())"
+                )
             operators[part.op_type] += 1
     held = {tensor.name for tensor in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
     return OnnxModel(
@@ -158,6 +175,10 @@ def read_model(data: bytes) -> OnnxModel:
         operators=dict(operators),
         weights=sum(_size(tensor.dims) for tensor in graph.initializer),
     )
+
+
+def _registered(domain: str) -> bool:
+    return domain in _STANDARD or any(domain == one or domain.startswith(f"{one}.") for one in _RUNTIME)
 
 
 def printable(text: str) -> str:

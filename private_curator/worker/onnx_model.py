@@ -93,7 +93,14 @@ class Embedding:
 
     def _compare(self, records: FloatArray, alone: FloatArray) -> None:
         self._compared = True
-        together = self._evaluated(records)
+        try:
+            together = self._evaluated(records)
+        except MemoryError:
+            raise
+        except Exception as error:  # each of them was evaluated alone; its words may quote a record
+            raise _refused(
+                "it declares a batch of open size and cannot be evaluated on one; export it with a batch of one"
+            ) from error
         agree = together.shape[:1] == alone.shape[:1] and together.size == alone.size
         if agree:
             with np.errstate(invalid="ignore"):

@@ -30,6 +30,7 @@ from public_client.data.source import train_source, usual_epochs
 from public_client.methods.comparison import Compare, Comparison
 from public_client.methods.replay import Replay
 from public_client.methods.statistics import Statistics
+from public_client.replay.delivery import before_target_alone
 from public_client.training.method import Method
 from public_client.training.sites import Model
 from shared.devices import resolve_device
@@ -135,6 +136,7 @@ class CombinedAdaptation:
             InvalidValue: the hospital offers nothing to learn from; nothing was spent.
         """
         spent = self._epsilons()
+        self.comparison, self.refused = None, ""  # of an earlier fit
         device = resolve_device(self._settings["device"])
         start = Model(*(module.to(device) for module in (self._start.extractor, self._start.classifier)))
         batches = checked(source_loader, start.extractor, start.classifier, device=device)
@@ -144,7 +146,10 @@ class CombinedAdaptation:
         self.candidates = tuple(made.values())
         for part in ("records", "labels"):
             if part in spent:
-                found = self._adapted(part, list(made.values())[-1].model, batches, spent[part], progress=progress)
+                begun = list(made.values())[-1].model
+                if before_target_alone(begun.extractor):  # the next part learns from the source as well
+                    begun = made["source"].model
+                found = self._adapted(part, begun, batches, spent[part], progress=progress)
                 name = part if len(made) == 1 else "records and labels"
                 made[name] = Candidate(name, found.model(), found)
                 self.candidates = tuple(made.values())  # what is paid for is there, whatever comes next
@@ -170,7 +175,10 @@ class CombinedAdaptation:
             known = dict.fromkeys((one.name for one in self.candidates), "not known")
             head = f"accuracy on the hospital's labelled records is not known{': ' * bool(self.refused)}{self.refused}"
         else:
-            known = {name: f"{accuracy:.1f}%" for name, accuracy in told.accuracies.items()}
+            known = {
+                name: "not known" if math.isnan(accuracy) else f"{accuracy:.1f}%"
+                for name, accuracy in told.accuracies.items()
+            }
             head = f"accuracy on the hospital's labelled records, each to within {told.error:.1f} points (95%):"
         lines = [f"{name:<20} {text}{'  <- kept' if name == kept else ''}" for name, text in known.items()]
         return "\n".join([head, *lines])

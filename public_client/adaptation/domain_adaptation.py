@@ -31,6 +31,7 @@ from public_client.data.ranks import Ranks
 from public_client.data.source import collect, train_source, usual_epochs
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
+from public_client.replay.delivery import before_target_alone
 from public_client.replay.views import View
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.distributed import SharedTransport
@@ -289,7 +290,8 @@ class DomainAdaptation:
         """
         whole = Path(path)
         trained = [s for s in self.sites.values() if s.model is not None]
-        together = self.shared and len({id(s.model.classifier) for s in trained if s.model is not None}) <= 1
+        models = [one.model for one in trained if one.model is not None]
+        together = self.shared and len({(id(model.extractor), id(model.classifier)) for model in models}) <= 1
         if site is not None or together or len(self.sites) == 1:
             named = {whole: self._named(site)}
         else:  # also of sites that share a training, where a replay came to different ends at them
@@ -311,9 +313,9 @@ class DomainAdaptation:
         if self._source is None:
             return None
         source = collect(self._source, most=_SUMMED_UP)
-        # An adapter stands before records of the target alone: the source goes through the extractor as it was. Another
-        # model that was delivered in its place has one extractor for both.
-        apart = self.method.target_side and site.outcome == ADAPTED
+        # An adapter, or what undoes other units, stands before records of the target alone: the source goes through the
+        # extractor as it was. Another model that was delivered in its place has one extractor for both.
+        apart = (self.method.target_side and site.outcome == ADAPTED) or before_target_alone(model.extractor)
         extractor = self.extractor if apart else model.extractor
         features = evaluation.features(extractor, source.images.to(self.device))
         with torch.no_grad():

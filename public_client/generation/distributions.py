@@ -77,11 +77,14 @@ class SlicedDistributions(Network):
 
     def problems(self) -> list[str]:
         """See `GenerationMethod`."""
-        return [
+        found = [
             *super().problems(),
             *not_counts(self, "directions", "coefficients", "updates", "draws"),
             *not_positive(self, "window", "typical"),
         ]
+        if self.draws < 2 * LEAST_ROWS:
+            found.append(f"draws is {self.draws!r}; two halves of them need {2 * LEAST_ROWS} or more")
+        return found
 
     @property
     def mechanism(self) -> AnyMechanism:

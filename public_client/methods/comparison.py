@@ -9,6 +9,7 @@ smaller than the noise, the winner is any of the best: it is chosen by the same 
 from __future__ import annotations
 
 import base64
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -168,8 +169,9 @@ class Asked:
         declared = len(self.names) + self.plan.number_private
         if len(numbers) != declared:
             raise InvalidValue(f"the release holds {len(numbers)} numbers; {declared} were declared")
-        best = self.names[int(numbers[: len(self.names)].argmax())]
         shares, error = self._shares(numbers) if self.plan.number_private else self._of_all(numbers)
+        known = not math.isnan(shares[0])  # too few labels: noise would choose
+        best = self.names[int(numbers[: len(self.names)].argmax())] if known else self.names[-1]
         told = {name: float(np.clip(100.0 * share, 0.0, 100.0)) for name, share in zip(self.names, shares, strict=True)}
         return Comparison(told, min(100.0 * error, 100.0), best, self.plan.epsilon)
 
@@ -204,6 +206,7 @@ def declarable(models: Mapping[str, nn.Module], plan: Plan) -> Declarable:
         InvalidValue: a model does not fit the data set.
         ExtractorUnsupported: a module cannot travel as data; the message names the layer.
     """
+    models = {name: copy.deepcopy(model).cpu() for name, model in models.items()}  # they may lie on a device
     _check(models, plan)
     return Declarable.of(_SideBySide(models), plan.record_shape)
 

@@ -103,7 +103,16 @@ class Finetune(Method):
         return RunSize(batch=_BATCH, steps=_STEPS)
 
     def declaration(self, run: RunTerms) -> Payload:
-        """See `Recipe`; without a clip of its own it is that of C = 1, since the price is any clip's."""
+        """See `Recipe`; without a clip of its own it is that of C = 1, since the price is any clip's.
+
+        Raises:
+            InvalidValue: scoring is asked for where some records have no label.
+        """
+        if self.descent == "scoring" and run.partly_labelled:
+            raise InvalidValue(
+                "descent='scoring' takes the released sum for that of all records, and some have no label here: "
+                "finetune with descent='adam', or take statistics"
+            )
         clip_norm = 1.0 if self.clip_norm is None else self.clip_norm
         return LabelledGradientDeclaration(run.classes, ClippedSum(run.names, clip_norm, 2.0 * clip_norm * run.noise))
 

@@ -27,6 +27,7 @@ class RunTerms:
         feature_map: the public map of every step that brings none.
         number_private: whether the number of labelled records is private.
         labelled: that number; n where it is private.
+        partly_labelled: whether some records have no label.
     """
 
     noise: float
@@ -37,6 +38,7 @@ class RunTerms:
     feature_map: FeatureMap | None
     number_private: bool = False
     labelled: int = 0
+    partly_labelled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

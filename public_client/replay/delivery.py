@@ -25,6 +25,7 @@ from public_client.data.progress import Reporter, reporting
 from public_client.data.ranks import Ranks
 from public_client.replay.verdict import Fitted, Outcome
 from public_client.replay.views import FeatureView, MixedViews, View
+from shared.extractor.adapters import FeatureAffine
 
 _BATCH = 128
 _RATE = 1e-3
@@ -52,6 +53,11 @@ class Delivered:
     classifier: nn.Module
     outcome: Outcome
     reason: str
+
+
+def before_target_alone(extractor: nn.Module) -> bool:
+    """Whether an extractor begins with what undoes a view, which is for the target's records and for no others."""
+    return isinstance(extractor, nn.Sequential) and len(extractor) > 1 and isinstance(extractor[0], FeatureAffine)
 
 
 def deliver(

@@ -110,8 +110,10 @@ class _Posterior:
         return found.log_posterior - without.log_posterior > _CONVINCED
 
     def columns(self) -> ColumnView | None:
-        """The identity in units of columns, for records that have few of them."""
+        """The identity in units of columns, for records that have few of them and are no words."""
         records = self._source.images
+        if any(isinstance(module, nn.Embedding) for module in self._extractor.modules()):
+            return None
         return column_view(records) if records.dim() == 2 and records.shape[1] <= MOST_COLUMNS else None
 
     def units(self, identity: ColumnView) -> ColumnView:

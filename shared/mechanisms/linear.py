@@ -126,16 +126,23 @@ def added(parts: Iterable[ShardSum], *, records: int) -> ShardSum:
         InvalidValue: a record is in none of the shards, or in two: what was to be one record's share of the release
             would be another.
     """
-    ordered = sorted(parts, key=lambda part: part.shard.start)
+    total: list[Integers] = []
+    shards: list[Shard] = []
+    for part in parts:  # one at a time: the sums of hundreds of shards would not fit beside each other
+        shards.append(part.shard)
+        if total:
+            for whole, own in zip(total, part.sums, strict=True):
+                whole += own
+        else:
+            total = [own.copy() for own in part.sums]
     at = 0
-    for part in ordered:
-        if part.shard.start != at or part.shard.count < 1:
+    for shard in sorted(shards, key=lambda shard: shard.start):
+        if shard.start != at or shard.count < 1:
             break
-        at = part.shard.stop
+        at = shard.stop
     else:
         if at == records:
-            sums = zip(*(part.sums for part in ordered), strict=True)
-            return ShardSum(Shard(0, records), tuple(sum(each[1:], start=each[0].copy()) for each in sums))
+            return ShardSum(Shard(0, records), tuple(total))
     raise InvalidValue(f"the shards do not hold each of {records} records exactly once")
 
 

@@ -152,11 +152,12 @@ def released(
         InvalidValue: a sum could leave the widest integers.
     """
     correct, confusion, calibration = signals(sums)
+    most = largest_count(records, models=len(correct), partly_labelled=partly_labelled)
 
     def noised(signal: NDArray[np.float64], sigma: float) -> GridArray | None:
         if not sigma:
             return None
-        integer = count_width(records=records, sigma=sigma)
+        integer = count_width(records=most, sigma=sigma)
         return release_on_grid(torch.from_numpy(signal), sigma=sigma, noise=noise, integer=integer)
 
     if partly_labelled:
@@ -205,11 +206,16 @@ def bin_edges(*, classes: int, bins: int) -> NDArray[np.float64]:
     return lowest + (1.0 - lowest) * np.arange(bins + 1) / bins
 
 
+def largest_count(records: int, *, models: int, partly_labelled: bool) -> int:
+    """What a released number of n records may be at most, without its noise."""
+    return math.ceil(records * max(1.0, number_weight(models) if partly_labelled and models > 1 else 1.0))
+
+
 def count_width(*, records: int, sigma: float) -> Integer:
     """The type that noised counts of n records travel in; a function of public numbers alone.
 
     Args:
-        records: n.
+        records: n, or `largest_count` of them.
         sigma: standard deviation of the noise.
 
     Raises:

@@ -18,6 +18,7 @@ from shared.mechanisms.evaluation.counts import (
     EvaluationCounter,
     EvaluationReply,
     count_width,
+    largest_count,
     released,
 )
 from shared.mechanisms.interface import Facts, Limits, RunSize
@@ -105,12 +106,15 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
             broken.append(("declaration.partly_labelled", text))
         if (declared.bins == 0) != (declared.calibration_sigma == 0.0):
             broken.append(("declaration.bins", "and calibration_sigma belong together; declare both, or neither"))
+        most = largest_count(
+            facts.data.records, models=max(1, declared.models), partly_labelled=declared.partly_labelled
+        )
         for name in ("correct_sigma", "confusion_sigma", "calibration_sigma"):
             field, sigma = f"declaration.{name}", getattr(declared, name)
             wrong = positive(field, sigma) if name == "correct_sigma" else positive_or_zero(field, sigma)
             if sigma and not wrong:
                 try:
-                    count_width(records=facts.data.records, sigma=sigma)
+                    count_width(records=most, sigma=sigma)
                 except InvalidValue as error:
                     wrong = [(field, str(error))]
             broken += wrong

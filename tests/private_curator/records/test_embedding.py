@@ -150,6 +150,10 @@ def subgraph(inner):
             r"Steal of evil\.\?\[2J is not one of ONNX's",
         ),
         (lambda m: m.graph.node[0].attribute.add(**subgraph({"node": [{"domain": "com.x"}]})), "not one of ONNX's"),
+        (lambda m: m.graph.node.add(op_type="RandomUniformLike"), "may be random"),
+        (lambda m: m.graph.node[0].attribute.add(**subgraph({"node": [{"op_type": "Bernoulli"}]})), "may be random"),
+        (lambda m: m.graph.node.add(op_type="Dropout", input=["x", "ratio", "training"]), "may be random"),
+        (lambda m: m.functions.add(name="Gelu", domain="com.microsoft").node.add(op_type="Neg"), "of that name"),
         (lambda m: m.graph.ClearField("node"), "no graph"),
     ],
 )
@@ -208,6 +212,15 @@ def axes(*places):
 def test_a_feature_that_depends_on_other_records_is_refused(tmp_path, nodes, words):
     with pytest.raises(InvalidValue, match=words):
         list(embedded(tmp_path, made(*nodes), record_shape=(3, 4)).batches())
+
+
+def test_a_batch_that_cannot_be_evaluated_is_not_called_a_failure_on_a_record(tmp_path):
+    model = made(("Reshape", ["x", "S"], ["y"]), ("MatMul", ["y", "W"], ["f"]), given=[value("f", 1, 5)])
+    shape = np.array([1, 12], dtype=np.int64)  # a constant batch of one: a usual slip of an export
+    model.graph.initializer.add(name="S", dims=[2], data_type=INT64, raw_data=shape.tobytes())
+    records = embedded(tmp_path, model, record_shape=(3, 4), scale_from=(0.0, 255.0), scale_to=(0.0, 1.0))
+    with pytest.raises(InvalidValue, match="batch of one"):
+        list(records.batches())
 
 
 def test_features_that_are_not_finite_are_refused_without_a_value(tmp_path):

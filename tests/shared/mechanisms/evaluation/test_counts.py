@@ -20,6 +20,7 @@ from shared.mechanisms.evaluation.counts import (
     bin_edges,
     bin_places,
     count_width,
+    largest_count,
     released,
     signals,
 )
@@ -214,6 +215,10 @@ def test_what_cannot_be_counted_is_refused(scores, labels, match):
 def test_noise_too_small_for_the_wire_is_refused_by_public_numbers():
     assert count_width(records=10**6, sigma=1.0) == "int32"
     assert count_width(records=10**6, sigma=0.5) == "int64"
+    # Of several models with a private number of labels that number is weighted, and has to fit as well.
+    assert largest_count(10**6, models=3, partly_labelled=True) == 1_500_000
+    assert largest_count(10**6, models=3, partly_labelled=False) == 10**6
+    assert count_width(records=largest_count(10**6, models=3, partly_labelled=True), sigma=1.0) == "int64"
     with pytest.raises(InvalidValue, match="more noise"):
         count_width(records=10**6, sigma=1e-7)
     with pytest.raises(InvalidValue, match="2 classes"):
