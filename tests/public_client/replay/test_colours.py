@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -62,7 +63,9 @@ def test_mixed_colours_are_followed_end_to_end():
     loader = source_loader(source, batch_size=64)
     train_source(extractor, classifier, loader, epochs=15, learning_rate=3e-3)
     described = mock_description(records=len(seen), record_shape=(3, 8, 8), epsilon=8.0, delta=1e-5)
-    hospital = Hospital(MockCurator(described, records=lambda count: seen[:count]))
+    hospital = Hospital(
+        MockCurator(described, records=lambda count: seen[:count], randomness=np.random.default_rng(0).bytes)
+    )
     plan = hospital.plan(Replay(directions=60, tuning_steps=300), epsilon=4.0)
     model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=0, device="cpu")
     model.fit(loader, progress=False)

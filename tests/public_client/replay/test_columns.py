@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -90,8 +91,10 @@ def test_a_hospital_in_other_units_is_understood_end_to_end(model):
     target = Labelled(records, table(1200, 1).labels)
     extractor, classifier = model
     described = mock_description(records=len(records), record_shape=(C,), epsilon=8.0, delta=1e-5)
-    hospital = Hospital(MockCurator(described, records=lambda count: records[:count]))
-    plan = hospital.plan(Replay(directions=100, tuning_steps=20), epsilon=2.0)
+    hospital = Hospital(
+        MockCurator(described, records=lambda count: records[:count], randomness=np.random.default_rng(0).bytes)
+    )
+    plan = hospital.plan(Replay(directions=100, tuning_steps=20), epsilon=8.0)
     adaptation = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=0, device="cpu")
     adaptation.fit(source_loader(SOURCE, batch_size=64), progress=False)
     (report,) = adaptation.reports

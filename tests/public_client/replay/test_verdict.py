@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -171,7 +172,9 @@ def trained(digits, records: torch.Tensor) -> DomainAdaptation:
     """The default through the mock curator, which holds these records; tuned for a moment only."""
     extractor, classifier, loader, _ = digits
     described = mock_description(records=len(records), record_shape=(1, 8, 8), epsilon=8.0, delta=1e-5)
-    hospital = Hospital(MockCurator(described, records=lambda count: records[:count]))
+    hospital = Hospital(
+        MockCurator(described, records=lambda count: records[:count], randomness=np.random.default_rng(0).bytes)
+    )
     plan = hospital.plan(Replay(directions=100, tuning_steps=20), epsilon=8.0)
     model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=0, device="cpu")
     model.fit(loader, progress=False)
