@@ -155,7 +155,7 @@ def test_a_labelled_hospital_teaches_a_model_for_the_teams_own_records(hospitals
         assert before < connected.describe().spent <= before + 0.8
     model = load_adapted(tmp_path / "own.safetensors", device="cpu")
     best = float((((own[:, None] - 0.6 - MEANS) ** 2).sum(axis=2).argmin(axis=1) == (labels + 1) % CLASSES).mean())
-    assert float((model.predict(torch.from_numpy(own)).numpy() == labels).mean()) > best - 0.15
+    assert float((model.predict(torch.from_numpy(own)).numpy() == labels).mean()) > max(0.5, best - 0.3)  # chance: 1/3
     entries, findings = chain_checks.read_export(
         next((tmp_path / "run").rglob("receipts.jsonl")).read_text().splitlines()
     )

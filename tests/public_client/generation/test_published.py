@@ -121,7 +121,8 @@ def test_sliced_distributions_learn_classes_shares_and_shapes_from_one_release()
     values = MEANS[labels] + 0.05 * rng.normal(size=(RECORDS, D))
     values[:, 3] = rng.choice([-0.7, 0.7], size=RECORDS) + 0.05 * rng.normal(size=RECORDS)
     told = mock_description(records=RECORDS, record_shape=(D,), epsilon=10.0, delta=1e-5, classes=CLASSES)
-    where = MockCurator(told, records=values.clip(-1, 1).astype(np.float32), labels=labels)
+    values, noise = values.clip(-1, 1).astype(np.float32), np.random.default_rng(0).bytes
+    where = MockCurator(told, records=values, labels=labels, randomness=noise)
     method = SlicedDistributions(**SMALL, typical=0.6, directions=24, updates=400, learning_rate=0.01)
     generator = fitted(where, method, epsilon=5.0)
     assert [run.run.size.steps for run in where.charges] == [1]
