@@ -36,15 +36,19 @@ KNOWN_SEED = hashlib.sha256(b"directions that the client asked for").digest()
 class HalvedNoise(SystemNoise):
     """Noise of half the declared standard deviation, on the declared grid."""
 
+    parts = 2
+
     def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> np.ndarray:
-        return super().grid_gaussian(shape, sigma=sigma, step=step) // 2
+        return super().grid_gaussian(shape, sigma=sigma, step=step) // self.parts
 
 
 class HalvedSeededNoise(SeededNoise):
     """The same of the mock curator, by which the tests compute releases without a service."""
 
+    parts = 2
+
     def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> np.ndarray:
-        return super().grid_gaussian(shape, sigma=sigma, step=step) // 2
+        return super().grid_gaussian(shape, sigma=sigma, step=step) // self.parts
 
 
 def over_the_batch_maximum(feature_map: FeatureMap, features: Tensor) -> Tensor:
@@ -67,6 +71,12 @@ def _noise_halved() -> Iterator[None]:
         mock.patch("private_curator.serving.server.noise_for", return_value=HalvedNoise()),
         mock.patch("public_client.testing.mock.SeededNoise", HalvedSeededNoise),
     ):
+        yield
+
+
+@contextmanager
+def _noise_quartered() -> Iterator[None]:
+    with _noise_halved(), mock.patch.object(HalvedNoise, "parts", 4), mock.patch.object(HalvedSeededNoise, "parts", 4):
         yield
 
 
@@ -172,6 +182,7 @@ class Fault:
 FAULTS: dict[str, Fault] = {
     HONEST: Fault(_honest),
     "noise halved": Fault(_noise_halved),
+    "noise quartered": Fault(_noise_quartered),
     "clipped for additions": Fault(
         _clipped_for_additions,
         (
