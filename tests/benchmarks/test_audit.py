@@ -129,7 +129,7 @@ def honest(audit, attacks, trials):
 
 
 def test_every_fault_is_tested_here():
-    tested = {HONEST, "sample reused across steps", "clipped for additions"}
+    tested = {HONEST, "sample reused across steps", "clipped for additions", "noise quartered"}
     for mark in TestLiveCurators.test_a_broken_curator_is_caught.pytestmark:
         if mark.name == "parametrize":
             tested |= {getattr(case, "values", case)[0] for case in mark.args[1]}
