@@ -231,7 +231,7 @@ class Noise:
 
     def log_likelihood(self, left: Tensor, v: float) -> Tensor:
         """Up to a constant that is the same for all explanations of a release of the same V."""
-        return self._log_likelihoods(left, torch.tensor([v]).to(self._values))[0]
+        return self._log_likelihoods(self.scaled(left, 0.0).square(), torch.tensor([v]).to(self._values))[0]
 
     def most_probable(self, left: Tensor) -> float:
         """V of the largest likelihood; 0 where the noise explains all.
@@ -239,11 +239,10 @@ class Noise:
         Of few features in many directions some combinations are known very well, others hardly: the likelihood may have
         a peak at 0 for the first and a higher one far off for the second, so it is looked at on the whole of a grid.
         """
-        grid = self._grid()
-        best = int(self._log_likelihoods(left, grid).argmax())
+        grid, squares = self._grid(), self.scaled(left, 0.0).square()
+        best = int(self._log_likelihoods(squares, grid).argmax())
         if best == 0:
             return 0.0
-        squares = self.scaled(left, 0.0).square()
 
         def slope(v: float) -> float:
             whole = 1.0 + v * self._values
@@ -261,17 +260,22 @@ class Noise:
         """The largest v at which the likelihood is within `_SURE` nats of the most probable one's."""
         if float(self._values.max()) <= 0.0:  # features that do not vary tell nothing
             return math.inf
-        floor = float(self.log_likelihood(left, v)) - _SURE
+        squares = self.scaled(left, 0.0).square()  # once: the axes are turned for every v alike
+
+        def likelihood(at: float) -> float:
+            return float(self._log_likelihoods(squares, torch.tensor([at]).to(self._values)))
+
+        floor = likelihood(v) - _SURE
         grid = self._grid()
-        plausible = (self._log_likelihoods(left, grid) > floor).nonzero()[:, 0]
+        plausible = (self._log_likelihoods(squares, grid) > floor).nonzero()[:, 0]
         last = int(plausible[-1]) if len(plausible) else 0
         low = max(v, float(grid[last]))
         high = max(2.0 * low, float(grid[min(last + 1, len(grid) - 1)]))
-        while float(self.log_likelihood(left, high)) > floor:
+        while likelihood(high) > floor:
             high *= 2.0
         for _ in range(_HALVINGS):
             middle = 0.5 * (low + high)
-            low, high = (middle, high) if float(self.log_likelihood(left, middle)) > floor else (low, middle)
+            low, high = (middle, high) if likelihood(middle) > floor else (low, middle)
         return high
 
     def _grid(self) -> Tensor:
@@ -283,8 +287,9 @@ class Noise:
         steps = max(2, math.ceil((ends[1] - ends[0]) / math.log(2.0)))
         return torch.cat([torch.zeros(1), torch.logspace(*ends, steps, base=math.e)]).to(self._values)
 
-    def _log_likelihoods(self, left: Tensor, grid: Tensor) -> Tensor:
-        squares, whole = self.scaled(left, 0.0).square(), 1.0 + grid[:, None] * self._values
+    def _log_likelihoods(self, squares: Tensor, grid: Tensor) -> Tensor:
+        """Of each v of a grid; squares (N,) are those of the residuals in the axes, in units of the noise at v = 0."""
+        whole = 1.0 + grid[:, None] * self._values
         constant = torch.log(torch.diagonal(self._root)).sum()
         likelihoods: Tensor = -0.5 * (squares / whole + whole.log()).sum(dim=1) - constant
         return likelihoods
