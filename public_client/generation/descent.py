@@ -24,6 +24,7 @@ from shared.errors import InvalidValue
 _SETTLING, _SETTLING_BATCH = 50, 200
 """Batches after which the norms' running statistics are those of the averaged weights."""
 _PREVIEWS = 4
+_TOLD_EVERY = 50  # updates, on the progress bar
 LEAST_ROWS = 2
 """Records of a batch for each process that shares it: a norm over a batch needs two."""
 
@@ -147,6 +148,28 @@ class Network(GenerationMethod):
         state.average.copy_to(parameters)
         self._settle(trained, run.plan.classes, own)
         fitting.ranks.synchronise(trained)  # each has normed its own part of the batches
+
+    def updated(self, trained: nn.Module, loss: Callable[[], Tensor], updates: int, fitting: Fitting) -> None:
+        """Fits the network to what was released once; leaves it for evaluation, alike in all processes.
+
+        Args:
+            trained: from `made`.
+            loss: of records that it draws anew each time; asks nobody.
+            updates: of Adam, under a cosine schedule.
+            fitting: how.
+        """
+        optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(t / updates))
+        with reporting(f"{self.name}: fitting", updates, shown=fitting.progress) as bar:
+            for update in range(updates):
+                now = loss()
+                optimizer.zero_grad()
+                now.backward()  # type: ignore[no-untyped-call]
+                fitting.ranks.average_gradients(list(trained.parameters()))
+                optimizer.step()
+                schedule.step()
+                bar.advance(f"loss {float(now.detach()):.4f}" if update % _TOLD_EVERY == 0 else "")
+        fitting.ranks.synchronise(trained.eval())
 
     def _settle(self, trained: nn.Module, classes: int, own: torch.Generator) -> None:
         trained.train()

@@ -27,7 +27,6 @@ from public_client.generation.networks import Scaled
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
 from public_client.plans.recipe import RunTerms, not_counts, not_positive
-from public_client.replay.fit import cosine
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.drawing import draw_all
 from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
@@ -46,7 +45,6 @@ from shared.mechanisms.interface import AnyMechanism, Payload
 
 _COUNTED = 0.05
 """Of the squared sensitivity, for the classes' counts."""
-_TOLD_EVERY = 50  # updates, on the progress bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,27 +122,20 @@ class SlicedDistributions(Network):
         own = torch.Generator().manual_seed(fitting.seed)
         target = torch.from_numpy(told.coefficients).float().to(fitting.device)
         shares = torch.from_numpy(told.shares)
-        optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(t / self.updates))
-        with reporting(f"{self.name}: fitting", self.updates, shown=fitting.progress) as bar:
-            for update in range(self.updates):
-                labels = torch.multinomial(shares, self.draws, replacement=True, generator=own).to(fitting.device)
-                latents = self.latents(labels, run.plan.classes, own)
-                # The product of two independent halves has no share of the draws' own chance, which a square would
-                # have, and which would be made small by drawing all records alike.
-                halves = [
-                    self._means(run, features, trained, *half, fitting.ranks)
-                    for half in zip(latents.chunk(2), labels.chunk(2), strict=True)
-                ]
-                first, second = (half - target for half in halves)
-                loss = (first * second).sum() / target.shape[2]
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                fitting.ranks.average_gradients(list(trained.parameters()))
-                optimizer.step()
-                schedule.step()
-                bar.advance(f"loss {float(loss.detach()):.4f}" if update % _TOLD_EVERY == 0 else "")
-        fitting.ranks.synchronise(trained.eval())
+
+        def loss() -> Tensor:
+            labels = torch.multinomial(shares, self.draws, replacement=True, generator=own).to(fitting.device)
+            latents = self.latents(labels, run.plan.classes, own)
+            # The product of two independent halves has no share of the draws' own chance, which a square would
+            # have, and which would be made small by drawing all records alike.
+            halves = [
+                self._means(run, features, trained, *half, fitting.ranks)
+                for half in zip(latents.chunk(2), labels.chunk(2), strict=True)
+            ]
+            first, second = (half - target for half in halves)
+            return (first * second).sum() / target.shape[2]
+
+        self.updated(trained, loss, self.updates, fitting)
         return self.finished(trained, run, tuple(float(share) for share in told.shares))
 
     def _means(

@@ -26,15 +26,12 @@ from public_client.methods.statistics_method import StatisticsRun
 from public_client.plans.declarable import Declarable
 from public_client.plans.plan import Plan
 from public_client.plans.recipe import RunTerms, not_counts, not_positive
-from public_client.replay.fit import cosine
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.run import ChargedRun
 from shared.kernels.clipping import RECORD_NORM
 from shared.mechanisms.class_statistics.geometry import Weights
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from shared.mechanisms.interface import AnyMechanism, Payload
-
-_TOLD_EVERY = 50  # updates, on the progress bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,22 +101,15 @@ class DpMerf(Network):
         trained, chance = self.made(run, fitting), torch.from_numpy(shares)
         features, own = features.to(fitting.device), torch.Generator().manual_seed(fitting.seed)
         clip = run.feature_map.to(fitting.device)
-        optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(t / self.updates))
-        with reporting(f"{self.name}: fitting", self.updates, shown=fitting.progress) as bar:
-            for update in range(self.updates):
-                labels = torch.multinomial(chance, self.draws, replacement=True, generator=own).to(fitting.device)
-                made = self.drawn(trained, labels, classes, own, fitting.ranks)
-                phi = clip.clipped(self._phi(features, made, run)) / RECORD_NORM
-                kinds = nn.functional.one_hot(labels, classes).to(phi)
-                loss = (kinds.T @ phi / self.draws - target).square().sum()
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                fitting.ranks.average_gradients(list(trained.parameters()))
-                optimizer.step()
-                schedule.step()
-                bar.advance(f"loss {float(loss.detach()):.4f}" if update % _TOLD_EVERY == 0 else "")
-        fitting.ranks.synchronise(trained.eval())
+
+        def loss() -> Tensor:
+            labels = torch.multinomial(chance, self.draws, replacement=True, generator=own).to(fitting.device)
+            made = self.drawn(trained, labels, classes, own, fitting.ranks)
+            phi = clip.clipped(self._phi(features, made, run)) / RECORD_NORM
+            kinds = nn.functional.one_hot(labels, classes).to(phi)
+            return (kinds.T @ phi / self.draws - target).square().sum()
+
+        self.updated(trained, loss, self.updates, fitting)
         return self.finished(trained, run, tuple(float(share) for share in shares))
 
     def _phi(self, features: nn.Module, made: Tensor, run: ChargedRun) -> Tensor:
