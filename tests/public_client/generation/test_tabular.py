@@ -47,7 +47,7 @@ def fitted(*, classes=4, epsilon=2.0, schema=SCHEMA):
     x, y = table()
     told = mock_description(records=N, record_shape=(6,), epsilon=4.0, delta=1e-5, classes=classes)
     where = MockCurator(told, records=x, labels=y, randomness=np.random.default_rng(0).bytes)
-    plan, _ = plan_generator(where, Tabular(schema=schema, fitted_rows=3000), epsilon=epsilon)
+    plan, _ = plan_generator(where, Tabular(schema=schema, fitted_rows=2000, updates=40), epsilon=epsilon)
     return generate(where, plan, device="cpu", progress=False), where, x, y
 
 
