@@ -17,11 +17,14 @@ docker version >/dev/null 2>&1 || fail "no Docker engine answers; start one, or 
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# Left out is what a container never reads: documentation and translations (copyright files stay), logs.
+# Left out is what a container never reads: documentation and translations (copyright files stay), logs, and Perl's
+# modules, which only the change to a merged /usr would need: it is merged from the beginning here.
 leave_out=()
 for folder in man locale info doc; do leave_out+=("--dpkgopt=path-exclude=/usr/share/$folder/*"); done
-SOURCE_DATE_EPOCH=0 mmdebstrap --mode=root --variant=minbase --include=python3,python3-venv,ca-certificates \
-  "${leave_out[@]}" --dpkgopt='path-include=/usr/share/doc/*/copyright' --aptopt='Acquire::Languages "none"' \
+SOURCE_DATE_EPOCH=0 mmdebstrap --mode=root --variant=minbase --include=python3,python3-venv,ca-certificates,usr-is-merged \
+  --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
+  "${leave_out[@]}" --dpkgopt='path-include=/usr/share/doc/*/copyright' \
+  --aptopt='Acquire::Languages "none"' --aptopt='APT::Install-Recommends "false"' \
   --customize-hook='rm -rf "$1"/var/log/*' "$suite" "$work/base.tar" ${MIRROR:+"$MIRROR"} 2>"$work/log" ||
   { cat "$work/log" >&2; fail "mmdebstrap failed"; }
 docker import --change 'CMD ["python3"]' --message "mmdebstrap --variant=minbase $suite" "$work/base.tar" "$tag"
