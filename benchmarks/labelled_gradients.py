@@ -36,7 +36,7 @@ from benchmarks.labelled_digits import CACHE, DELTA, Images, axes, framed, scatt
 from public_client.adaptation.domain_adaptation import DomainAdaptation
 from public_client.adaptation.hospital import Hospital
 from public_client.methods.finetune import Finetune
-from public_client.methods.newton import Newton
+from public_client.methods.newton import Newton, less_sure
 from public_client.methods.public_view import parted, viewed_head
 from public_client.replay.augmentation import draw_variation
 from public_client.replay.views import ImageView
@@ -46,15 +46,15 @@ from shared.privacy.calibration import epsilon as epsilon_of
 from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
 
 RESULTS = Path(__file__).parent / "results" / "labelled-gradients.json"
-EPSILONS, SEEDS, AXES, _MOST_AXES = (1.0, 0.2), (0, 1, 2), 300, 500
+EPSILONS, SEEDS, AXES, _MOST_AXES = (1.0, 0.2), (0, 1, 2), 300, 400
 _RATES = (0.03, 0.06, 0.12, 0.25, 0.5)
 _STEPS = 60  # of `choose`, each on all records
 _SHOWN = 4096  # records of the source, as many as a method looks at
 _NEWTON = (
-    (True, 500, 0.5, 0.1, 20),  # what the method does
-    (False, 500, 0.5, 0.1, 20), (True, 300, 0.5, 0.1, 20), (True, 500, 0.3, 0.1, 20), (True, 500, 0.9, 0.1, 20),
-    (True, 500, 0.5, 0.05, 20), (True, 500, 0.5, 0.2, 20), (True, 500, 0.5, 0.4, 20), (True, 500, 0.5, 0.1, 10),
-    (True, 500, 0.5, 0.1, 40),
+    (True, 400, 0.5, 0.1, 20),  # what the method does
+    (False, 400, 0.5, 0.1, 20), (True, 300, 0.5, 0.1, 20), (True, 400, 0.3, 0.1, 20), (True, 400, 0.9, 0.1, 20),
+    (True, 400, 0.5, 0.05, 20), (True, 400, 0.5, 0.2, 20), (True, 400, 0.5, 0.4, 20), (True, 400, 0.5, 0.1, 10),
+    (True, 400, 0.5, 0.1, 40),
 )  # fmt: skip
 """Whether the source's images are varied, d, the power of the axes, the clip and the steps of `choose-newton`."""
 _PARTS = ("train", "test")
@@ -85,10 +85,8 @@ class Way:
 
 
 BEST = Way("newton", True, _MOST_AXES)
-WAYS = (
-    Way("adam", False, AXES), Way("adam", True, _MOST_AXES), Way("newton", False, _MOST_AXES), BEST,
-    replace(BEST, relation=ADD),
-)  # fmt: skip
+WAYS = (BEST, Way("adam", False, AXES), replace(BEST, varied=False), replace(BEST, relation=ADD))
+"""The first is what the docs promise; later lines only say what made it so, and may have fewer seeds on file."""
 
 
 class Digits:
@@ -218,7 +216,8 @@ def choose_newton(digits: Digits) -> None:
         source, source_labels = digits.part("varied" if varied else "source", axes_kept)
         torch.manual_seed(0)
         drawn = torch.randperm(len(source))[:_SHOWN]
-        whole = viewed_head(_fitted(source[drawn], source_labels[drawn]), source[drawn], power=power)
+        start = less_sure(_fitted(source, source_labels), source[drawn])
+        whole = viewed_head(start, source[drawn], power=power)
         _, head = parted(whole)
         with torch.no_grad():
             seen = whole.view(own[:, :axes_kept])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.data.source import collect
-from public_client.methods.newton import Newton
+from public_client.methods.newton import Newton, less_sure
 from public_client.methods.public_view import folded, parted, viewed_head
 from public_client.methods.scoring import MOST_WEIGHTS, Scoring
 from public_client.plans.declarable import Declarable
@@ -219,6 +219,8 @@ class Finetune(Method):
                     f"the classifier has {weights} weights; scoring keeps a matrix of their square and takes at most "
                     f"{MOST_WEIGHTS}: use descent='adam'"
                 )
+            if self.descent == "newton" and features is not None:
+                last = less_sure(last, shown)
             head = viewed_head(last, shown, power=_POWERS[self.descent])
             classifier = nn.Sequential(*before, head) if isinstance(before, nn.Sequential) else head
         return nn.Sequential(OrderedDict(extractor=extractor, classifier=classifier)).eval()

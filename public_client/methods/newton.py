@@ -14,6 +14,7 @@ over k. All of it reads released and public numbers.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -23,8 +24,33 @@ from public_client.methods.head_descent import HeadDescent
 
 _LIKELY = 0.3
 """Of a weight's way, t, for features whose mean norm is 1 (docs/ml-team/labelled.md)."""
+_SURE, _HALVINGS = 0.8, 30
+"""Mean probability of its decisions with which a classifier begins, on public records, at most."""
 _LONGEST = 1.5
 """Root mean square of a step's change of scores on public records, at most."""
+
+
+def less_sure(classifier: nn.Linear, features: Tensor) -> nn.Linear:
+    """The classifier, its scores divided until the mean probability of its decisions on public records is `_SURE`.
+
+    A classifier is surer of the records that it was trained with than it has reason to be elsewhere, and where it is
+    sure the loss has no curvature: steps by it would go too far.
+
+    Args:
+        classifier: (C, d); one that is less sure stays as it is, but for rounding.
+        features: (m, d) of the public source.
+    """
+    with torch.no_grad():
+        scores = classifier(features).double()
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            sure = float(torch.softmax(middle * scores, dim=1).amax(dim=1).mean())
+            low, high = (middle, high) if sure < _SURE else (low, middle)
+        made = copy.deepcopy(classifier)
+        for parameter in made.parameters():
+            parameter.mul_(low)
+    return made
 
 
 class Newton(HeadDescent):
