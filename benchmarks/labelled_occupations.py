@@ -160,7 +160,10 @@ def run(path: Path) -> None:
 
 
 def choose(path: Path) -> None:
-    """Steps and clip of scoring at epsilon 1, by other columns: mean points below training on the hospitals' labels."""
+    """Steps and clip of scoring, by other columns: mean points below training on the hospitals' labels.
+
+    At epsilon 1; a last line at 5 says whether more budget is worse.
+    """
     dealt = {dealing.column: [*tasks(path, dealing, seed=0)] for dealing in OTHERS}
     ends = {column: [task.ends() for task in found] for column, found in dealt.items()}
 
@@ -173,13 +176,16 @@ def choose(path: Path) -> None:
         print(f"{head}: {words}; mean {statistics.mean(below.values()):.2f}", flush=True)
 
     told("source", {column: [end["source"] for end in found] for column, found in ends.items()})
-    for steps, clip in ((3, None), (6, None), (10, None), (20, None), (10, 1.5)):
+    tried = (
+        (3, None, 1.0), (6, None, 1.0), (10, None, 1.0), (20, None, 1.0), (10, 1.5, 1.0), (10, None, 5.0),
+    )  # fmt: skip
+    for steps, clip, epsilon in tried:
         method = replace(_SCORING, clip_norm=clip)
         reached = {
-            column: [task.reached(method, epsilon=1.0, seed=0, steps=steps) for task in found]
+            column: [task.reached(method, epsilon=epsilon, seed=0, steps=steps) for task in found]
             for column, found in dealt.items()
         }
-        told(f"{steps} steps, clip {clip or 'by default'}", reached)
+        told(f"epsilon {epsilon:g}, {steps} steps, clip {clip or 'by default'}", reached)
 
 
 def _fitted(x: Tensor, y: Tensor) -> nn.Linear:

@@ -4,10 +4,11 @@ The mean gradient of the cross-entropy at weights v is m(v) - a, where m(v) is t
 hospital's records and a the mean of its labels' e_y z. What the labels ask for are the weights w with m(w) = a. The
 released gradients g at v_1, v_2, ... tell m(v_t) - g_t, each with noise of known deviation. m is not known, since it
 needs the hospital's features; the public source's stand in, an error that vanishes as v_t comes near w, so that later
-steps count more. With a normal prior around the source's weights this makes a posterior; its mean, found by Fisher
-scoring on public records, is the next step's v and, after the last one, the classifier. How far a hospital's weights
-lie from the source's is not a setting: it is averaged over, by what each distance makes of the probability of what was
-released (empirical Bayes). All of it reads released and public numbers.
+steps count more. What m(v_t) - g_t scatter beyond their noise is that error too, and counts as noise: were it not so,
+less noise would make the mean trust the public features more. With a normal prior around the source's weights this
+makes a posterior; its mean, found by Fisher scoring on public records, is the next step's v and, after the last one,
+the classifier. How far a hospital's weights lie from the source's is not a setting: it is averaged over, by what each
+distance makes of the probability of what was released (empirical Bayes). All of it reads released and public numbers.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ class Scoring(HeadDescent):
         scale = torch.ones_like(start)
         scale[:, -1] = _BIAS_SCALE
         self._scale = scale.flatten()
-        # Steps taken, and sums over them of weight, squared weight and weighted m(v) - g.
-        self.state[head.weight].update(start=start, step=0, weight=0.0, squares=0.0, told=torch.zeros_like(start))
+        # Steps taken, and sums over them of weight, squared weight, weighted m(v) - g and its weighted mean square.
+        self.state[head.weight].update(
+            start=start, step=0, weight=0.0, squares=0.0, told=torch.zeros_like(start), length=0.0
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -60,9 +63,13 @@ class Scoring(HeadDescent):
         state["weight"] += state["step"]
         state["squares"] += state["step"] ** 2
         values = self.values()
-        state["told"] += state["step"] * (self._mean(values) - self.gradient())
+        one = self._mean(values) - self.gradient()
+        state["told"] += state["step"] * one
+        state["length"] += state["step"] * float(one.square().mean())
         told = state["told"] / state["weight"]
-        noise = self._noise**2 * state["squares"] / state["weight"] ** 2
+        left = state["squares"] / state["weight"] ** 2  # of one gradient's variance, in the mean's
+        scatter = state["length"] / state["weight"] - float(told.square().mean())  # noise alone makes 1 - left of it
+        noise = left * max(self._noise**2, scatter / (1.0 - left) if state["step"] > 1 else 0.0)
         for _ in range(_ITERATIONS):
             change = self._scored(values, state["start"], told, noise) - values
             size = float((self.wide @ change.T).square().mean().sqrt())

@@ -74,6 +74,16 @@ def test_without_noise_it_ends_where_maximum_likelihood_does_and_in_noise_at_the
     assert distance(drowned, start, hospital[0]) < 0.1
 
 
+def test_public_records_unlike_the_hospitals_do_not_lead_away_from_it():
+    """The hospital's records vary three times as much; with little noise their gradients contradict the public mean."""
+    source, (records, labels) = made(2000, 1), made(20_000, 2, moved=0.4, bias=1.0)
+    hospital = 3.0 * records, labels
+    far = distance(fitted(*source), fitted(*hospital), hospital[0])
+    for noise in (0.002, 0.02):
+        found = scored(fitted(*source), source[0], *hospital, noise=noise)
+        assert distance(found, fitted(*hospital), hospital[0]) < 0.7 * far
+
+
 def test_its_state_can_be_stored_and_taken_up():
     source, hospital = made(500, 1), made(1000, 2, bias=1.0)
     whole, half = fitted(*source), fitted(*source)
