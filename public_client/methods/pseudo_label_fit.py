@@ -51,9 +51,7 @@ class Observed:
     records: int
 
     @classmethod
-    def of(
-        cls, releases: Sequence[SlicedReply], *, dimension: int, sigma: float, batch: int, records: int
-    ) -> Observed:
+    def of(cls, releases: Sequence[SlicedReply], *, dimension: int, sigma: float, batch: int, records: int) -> Observed:
         """From replies with one coefficient for each direction: sums along random directions, over the root of b.
 
         With U^T = Q R the values Q^T y tell all that the releases tell.
@@ -158,7 +156,8 @@ class Shifts:
         """Values (r + C r + C,) from the posterior."""
         spread, axes = torch.linalg.eigh(self.covariance)
         normal = torch.randn(len(spread), generator=generator, dtype=torch.float64)
-        return self.mean + axes @ (spread.clamp(min=0.0).sqrt() * normal)
+        values: Tensor = self.mean + axes @ (spread.clamp(min=0.0).sqrt() * normal)
+        return values
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ def _posterior(
     """Of a linear model; `noise` (q, q) is of everything that is no shift, `misfit` (q, q) what kappa = 1 adds."""
     C, r = before.classes, len(before.shifts()[0])
     kinds = [r, C * r, C]
-    shared, own, frequent = (part @ part.T for part in linear.slopes.split(kinds, dim=1))
+    shared, own, frequent = (part @ part.T for part in linear.slopes.tensor_split((r, r + C * r), dim=1))
     left = observed.values - linear.offset
 
     def best(tw: float) -> tuple[float, float, float, float, float]:

@@ -72,7 +72,7 @@ def halfway(source: Source, shifts: Shifts) -> nn.Module:
         torch.autograd.backward(loss)
         return loss
 
-    optimizer.step(closure)
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter, was in zip(parameters, before, strict=True):
             parameter.lerp_(was, 0.5)
@@ -116,4 +116,5 @@ def expected_gain(
 @torch.no_grad()
 def _right(classifier: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
     """(m,) whether each class is right, 0 or 1."""
-    return (classifier(features).argmax(dim=1) == labels).double()
+    right: Tensor = classifier(features).argmax(dim=1) == labels
+    return right.double()

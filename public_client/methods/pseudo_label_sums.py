@@ -36,7 +36,8 @@ class PseudoLabelSums(nn.Module):
         """See the class."""
         shares = torch.softmax(self.classifier(features), dim=-1)
         seen = self.axes(features)
-        return (shares.unsqueeze(2) * seen.unsqueeze(1)).flatten(1)
+        sums: Tensor = (shares.unsqueeze(2) * seen.unsqueeze(1)).flatten(1)
+        return sums
 
     def moved(self, features: Tensor, labels: Tensor, shifts: Tensor) -> Tensor:
         """Features (m, d) of labels (m,), each moved along the components by its class's shift, of (C, r)."""

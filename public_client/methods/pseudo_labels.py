@@ -67,6 +67,7 @@ class PseudoLabels(Method):
     """
 
     name = "pseudo-labels"
+    suits = "for features of a deep network and about 1,000 records or more, whose classes have moved; else it keeps"
 
     components: int = 16
     target_norm: float = 0.35
@@ -96,12 +97,8 @@ class PseudoLabels(Method):
         return "the classifier, on public features that moved as the target's classes did; the extractor stays"
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
-        """See `Recipe`: what was measured, when to choose it, and whether so many records can tell anything."""
-        told = (
-            "for deep features and about 1,000 records or more; where records are few, features weak or only the "
-            "frequencies of classes changed, the model is kept"
-        )
-        notes = [*super().notes(plan), ("use", told)]
+        """See `Recipe`; and whether so many records can tell anything."""
+        notes = super().notes(plan)
         if plan.noise is not None and (words := _too_little(plan)):
             notes.append(("", f"here {words}: ask for more epsilon, or take replay"))
         return notes
