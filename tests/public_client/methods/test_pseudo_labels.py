@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +26,7 @@ from shared.kernels.noise import SeededNoise
 from shared.mechanisms.quantiles.coefficients import release_coefficients
 from shared.mechanisms.sliced import SlicedReply
 
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "ml-team" / "pseudo-labels.md"
 D, CLASSES = 8, 4
 MEANS = 3.0 * torch.eye(CLASSES, D)
 MOVES = torch.randn(CLASSES, D, generator=torch.Generator().manual_seed(3))
@@ -119,6 +124,17 @@ def test_a_plan_says_that_few_records_tell_too_little(source):
         with pytest.raises(InvalidValue, match="use DomainAdaptation"):
             where.open(plan, source[0])
         assert where.curator.charges == []
+
+
+def test_the_page_s_block_runs(source, capsys):
+    """docs/ml-team/pseudo-labels.md, at a hospital of too few records."""
+    (code,) = re.findall(r"```python\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
+    data = made(280, 1)
+    names = dict(zip(("extractor", "classifier", "loader"), copy.deepcopy(source), strict=True))
+    with hospital(data, 3.0) as where:
+        exec(compile(code, str(PAGE), "exec"), names | {"hospital": where})
+        assert len(where.curator.charges) == 1
+    assert capsys.readouterr().out.startswith("kept 280 records with noise of")
 
 
 def test_each_of_several_hospitals_gets_its_own_classifier(source):
