@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_home import made_home
 from scipy import stats
+from serving_here import serving
 from torch import nn
 
 from public_client import DomainAdaptation, Federation, Hospital, MockCurator, PseudoLabels, mock_description
@@ -81,7 +83,7 @@ def test_classes_that_moved_are_followed(source, tmp_path):
     data, fresh = made(1500, 1, moved=1.0), made(4000, 2, moved=1.0)
     with hospital(data, 3.0) as where:
         plan = where.plan(PseudoLabels(), epsilon=3.0, extractor=source[0], classifier=source[1])
-        assert "keeps" not in str(plan)
+        assert "too little" not in str(plan)
         model = trained(source, where, plan, checkpoint=tmp_path / "run")
         before = 100.0 * float((source[1](fresh.images).argmax(dim=1) == fresh.labels).double().mean())
         after = 100.0 * model.score(fresh.images, fresh.labels)
@@ -103,9 +105,9 @@ def test_classes_that_moved_are_followed(source, tmp_path):
         (made(1500, 1), 3.0, "what the public source would give"),
         (made(1500, 1, classes=2), 3.0, "frequencies have changed"),
         (made(280, 1, moved=1.0), 1.0, "records with noise"),
-        (Labelled(torch.randn(1500, D, generator=torch.Generator().manual_seed(1)), torch.zeros(1500)), 8.0, "kept"),
+        (Labelled(2.5 * made(1500, 1).images, torch.zeros(1500)), 8.0, "does not fit classes that have moved"),
     ],
-    ids=["nothing moved", "half of the classes", "few records", "another world"],
+    ids=["nothing moved", "half of the classes", "few records", "other units"],
 )
 def test_what_does_not_help_keeps_the_model(source, data, epsilon, why):
     model, report = of_target(source, data, epsilon)
@@ -137,17 +139,21 @@ def test_the_page_s_block_runs(source, capsys):
     assert capsys.readouterr().out.startswith("kept 280 records with noise of")
 
 
-def test_each_of_several_hospitals_gets_its_own_classifier(source):
-    """One graph and one map for both; only one of them has moved."""
+def test_each_of_several_hospitals_gets_its_own_classifier(source, tmp_path):
+    """One graph and one map for a real curator, whose records have moved, and a mock one, whose have not."""
     extractor, classifier, loader = source
-    two = {"moved": hospital(made(1500, 1, moved=1.0), 3.0), "same": hospital(made(1500, 1), 3.0)}
-    with Federation(two) as sites:
-        plan = sites.plan(PseudoLabels(), epsilon=3.0)
-        model = DomainAdaptation(
-            extractor, classifier, hospital=sites, plan=plan, device="cpu", seed=1, source_epochs=0, shared=True
-        )
-        model.fit(loader, progress=False)
-    assert {report["site"]: report["outcome"] for report in model.reports} == {"moved": ADAPTED, "same": KEPT}
+    home = made_home(tmp_path, made(1500, 1, moved=1.0).images.numpy(), epsilon=3.0)
+    with serving(home) as address, Hospital.connect(address, credentials=tmp_path / "credentials") as real:
+        with Federation({"moved": real, "same": hospital(made(1500, 1), 3.0)}) as sites:
+            plan = sites.plan(PseudoLabels(), epsilon=2.5)
+            model = DomainAdaptation(
+                extractor, classifier, hospital=sites, plan=plan, device="cpu", seed=1, source_epochs=0, shared=True
+            )
+            model.fit(loader, progress=False)
+            assert real.describe().spent == pytest.approx(2.5, rel=1e-2)
+        assert {report["site"]: report["outcome"] for report in model.reports} == {"moved": ADAPTED, "same": KEPT}
+        files = model.save(tmp_path / "model.safetensors")
+    assert [file.name for file in files] == ["model-moved.safetensors", "model-same.safetensors"]
 
 
 def test_what_is_observed_is_the_mean_and_the_declared_noise():
