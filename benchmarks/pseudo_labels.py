@@ -9,7 +9,9 @@ mechanism's with the accountant's noise, by a mock curator; the whole training i
 `records` of a target of at most 4,000 more, on which accuracy is measured; of small ones it is measured on their own
 records. `exact` is what ten rounds of self-training reach where all of the hospital's features may be looked at.
 
-Thresholds and settings were chosen on USPS, with other networks, shifts and seeds than these; all else was left alone.
+Thresholds and settings were chosen on USPS, with other networks, shifts and seeds than these. Two of the rules (no
+other class frequencies, no large misfit) were added after two cells (`fashion`, turned, and `adult`, permuted) had lost
+five points. Tables have two classes, which the method refuses by default, since these figures: they are told apart.
 """
 
 from __future__ import annotations
@@ -106,14 +108,13 @@ def run(cell: Cell, origin: Origin) -> dict[str, Any]:
     fresh = Labelled(whole.images[cell.records :], whole.labels[cell.records :])
     fresh = fresh if len(fresh) >= _FEWEST else held
     extractor, classifier = _parted(origin)
+    method = PseudoLabels(least_classes=2) if origin.kind == "tables" else PseudoLabels()
     shape, delta = tuple(held.images.shape[1:]), DELTAS[origin.kind]
     told = mock_description(records=len(held), record_shape=shape, epsilon=cell.epsilon, delta=delta)
     with Hospital(MockCurator(told, records=lambda count: held.images[:count])) as hospital:
         key = (told, cell.source)
         if key not in _PLANS:  # calibrating the noise takes longer than most of the rest
-            _PLANS[key] = hospital.plan(
-                PseudoLabels(), epsilon=cell.epsilon, extractor=extractor, classifier=classifier
-            )
+            _PLANS[key] = hospital.plan(method, epsilon=cell.epsilon, extractor=extractor, classifier=classifier)
         plan = _PLANS[key]
         model = DomainAdaptation(
             extractor, classifier, hospital=hospital, plan=plan, device="cpu", seed=cell.seed, source_epochs=0
@@ -176,6 +177,8 @@ def _self_trained(classifier: nn.Module, features: Tensor, labels: Tensor, targe
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Over all cells; over those of untouched sources, by kind, size and epsilon; and of each source."""
     told = {"all": _row(runs), f"all but {TUNED_ON}": _row([run for run in runs if run["source"] != TUNED_ON])}
+    three = [run for run in runs if run["source"] != TUNED_ON and KINDS[run["source"]] != "tables"]
+    told[f"all but {TUNED_ON}, three classes or more"] = _row(three)
     for epsilon in EPSILONS:
         told[f"good features, epsilon {epsilon:g}"] = _row(good_features(runs, epsilon))
     for kind, numbers in NUMBERS.items():

@@ -63,18 +63,27 @@ class PseudoLabels(Method):
 
     Attributes:
         components: of the source's features, along which classes are looked for; fewer with many classes.
+        least_classes: fewer are refused: with two, records that cross the boundary and a class that moved along it look
+            alike in the sums, and on such data it lost as often as it gained (docs/ml-team/pseudo-labels.md).
         target_norm: the public map gives the source's summands this mean norm; records are clipped at 1/2.
     """
 
     name = "pseudo-labels"
-    suits = "for features of a deep network and about 1,000 records or more, whose classes have moved; else it keeps"
+    suits = (
+        "for deep features of about 1,000 records or more, three classes or more, each moved its own way; else it keeps"
+    )
 
     components: int = 16
+    least_classes: int = 3
     target_norm: float = 0.35
 
     def problems(self) -> list[str]:
         """See `Method`."""
-        return [*super().problems(), *not_counts(self, "components"), *not_positive(self, "target_norm")]
+        return [
+            *super().problems(),
+            *not_counts(self, "components", "least_classes"),
+            *not_positive(self, "target_norm"),
+        ]
 
     @property
     def mechanism(self) -> AnyMechanism:
@@ -113,13 +122,18 @@ class PseudoLabels(Method):
         """See `Method`, as far as the price goes: sizes are right, the components are not yet the source's.
 
         Raises:
-            InvalidValue: the classifier is not given.
+            InvalidValue: the classifier is not given, or tells too few classes apart.
         """
         if classifier is None:
             raise InvalidValue("pseudo-labels asks with the classifier too; plan with extractor and classifier")
         with torch.no_grad():
             features = copy.deepcopy(extractor).cpu().eval()(torch.zeros(2, *record_shape))
             classes = copy.deepcopy(classifier).cpu().eval()(features).shape[1]
+        if classes < self.least_classes:
+            raise InvalidValue(
+                f"the classifier tells {classes} classes apart; pseudo-labels needs {self.least_classes} at least: "
+                "take replay"
+            )
         dimension = features.shape[1]
         axes = made_axes(dimension, components_of(self.components, classes=classes, dimension=dimension))
         return Declarable.of(whole(extractor, classifier, axes)[0], record_shape)

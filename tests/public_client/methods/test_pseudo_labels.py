@@ -123,6 +123,8 @@ def test_a_plan_says_that_few_records_tell_too_little(source):
         assert "280 records with noise of" in str(plan)
         with pytest.raises(InvalidValue, match="plan with extractor and classifier"):
             where.plan(PseudoLabels(), epsilon=1.0, extractor=source[0])
+        with pytest.raises(InvalidValue, match="tells 2 classes apart; pseudo-labels needs 3 at least: take replay"):
+            where.plan(PseudoLabels(), epsilon=1.0, extractor=source[0], classifier=nn.Linear(D, 2))
         with pytest.raises(InvalidValue, match="use DomainAdaptation"):
             where.open(plan, source[0])
         assert where.curator.charges == []
