@@ -3,8 +3,8 @@
     python -m benchmarks.shifts.stand_ins run --data-dir ../shared/data --minutes 10
     python -m benchmarks.shifts.stand_ins summary
 
-A row is one release; where the verdict would correct priors by it: what a correction by the posterior's mean and by parts
-of that brings, and how little each may bring by the posterior. The summary tells what bounds make of it.
+A row is one release; where the verdict would correct priors by it: what a correction by the posterior's mean and by
+parts of that brings, and how little each may bring by the posterior. The summary tells what bounds make of it.
 """
 
 from __future__ import annotations
