@@ -188,7 +188,7 @@ order, which moves an integer now and then.
 
 Steps on the device, in one process; records are features already. Device memory is the largest that torch had
 allocated, the records of the step included. A sorted release reads at most 65,536 records, and no more than 32,000,000
-projections. Class sums read all of them, 4,096 at a time: their time is that of reading and copying the records.
+projections. Class sums read all of them, 16,384 at a time: their time is that of reading and copying the records.
 
 {sizes}
 """

@@ -36,7 +36,7 @@ SCHEMA = Schema(
         Column(name="second", kind="categorical", values=(0.0, 1.0, ODD)),
     )
 )
-METHOD = Tabular(schema=SCHEMA, components=3, updates=80)
+METHOD = Tabular(schema=SCHEMA, fitted_rows=500, updates=30)
 BROKEN = 10.0
 """By what the broken curator divides its noise."""
 

@@ -107,8 +107,8 @@ def framed(images: Images) -> Images:
     return functional.pad(grown, (4, 4, 4, 4))[:, 0].round().clamp(0, 255).byte().numpy()
 
 
-def axes(public: npt.NDArray[np.float16]) -> tuple[Tensor, Tensor, Tensor]:
-    """What public scatterings (m, 3969) say: their centre, the largest axes (3969, 400), and the axes' variances.
+def axes(public: npt.NDArray[np.float16], kept: int = max(_CHOICES[0])) -> tuple[Tensor, Tensor, Tensor]:
+    """What public scatterings (m, 3969) say: their centre, the largest axes (3969, kept), and the axes' variances.
 
     Channels are brought to one deviation first, each over all its places.
     """
@@ -118,7 +118,6 @@ def axes(public: npt.NDArray[np.float16]) -> tuple[Tensor, Tensor, Tensor]:
     gain = (1.0 / deviation).repeat_interleave(49)
     scaled = (values - centre) * gain
     variances, vectors = torch.linalg.eigh(scaled.T @ scaled / len(scaled))
-    kept = max(_CHOICES[0])
     return centre, vectors[:, -kept:].flip(1) * gain[:, None], variances[-kept:].flip(0)
 
 

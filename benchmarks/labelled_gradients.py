@@ -2,20 +2,24 @@
 
     python -m benchmarks.labelled_gradients run --data-dir ../shared/data      # what is not on file yet
     python -m benchmarks.labelled_gradients choose --data-dir ../shared/data   # how the rate was chosen, on USPS
+    python -m benchmarks.labelled_gradients choose-newton --data-dir ../shared/data
     python -m benchmarks.labelled_gradients summary
 
 needs mnist.npz and usps16.npz in the folder. The features are those of `benchmarks.labelled_digits`: a scattering,
-turned to the 300 largest principal axes of USPS images, in the raw scale. They are what the hospital holds here: a
-fixed public transform that its operator applied. The team's source is USPS with labels; the head that it trains there
-is what the run begins with. Every step passes through the mock curator: admission, price, sample and noise are the
-product's.
+turned to the largest principal axes of USPS images, in the raw scale. They are what the hospital holds here: a fixed
+public transform that its operator applied. The team's source is USPS with labels, as it is or varied: each image six
+times, with the random warps and strokes of a replay's images. The head that it trains there is what the run begins
+with. Every step passes through the mock curator: admission, price, sample and noise are the product's. `choose-newton`
+looks at MNIST's training images alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,76 +27,255 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import records
-from benchmarks.labelled import HeldRecords, Site
-from benchmarks.labelled_digits import CACHE, DELTA, axes, framed, scattered
+from benchmarks.labelled import ADD, REPLACE, HeldRecords, Site
+from benchmarks.labelled_digits import CACHE, DELTA, Images, axes, framed, scattered
 from public_client.adaptation.domain_adaptation import DomainAdaptation
 from public_client.adaptation.hospital import Hospital
 from public_client.methods.finetune import Finetune
-from public_client.methods.public_view import viewed_head
+from public_client.methods.newton import Newton, less_sure
+from public_client.methods.public_view import parted, viewed_head
+from public_client.replay.augmentation import draw_variation
+from public_client.replay.views import ImageView
 from shared.mechanisms.labelled_gradient.mechanism import entropy_cotangents
 from shared.privacy.calibration import calibrate_sigma
+from shared.privacy.calibration import epsilon as epsilon_of
 from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
 
 RESULTS = Path(__file__).parent / "results" / "labelled-gradients.json"
-EPSILONS, SEEDS, AXES = (1.0, 0.2), (0, 1, 2), 300
+EPSILONS, SEEDS, AXES, _MOST_AXES = (1.0, 0.2), (0, 1, 2), 300, 400
 _RATES = (0.03, 0.06, 0.12, 0.25, 0.5)
 _STEPS = 60  # of `choose`, each on all records
+_SHOWN = 4096  # records of the source, as many as a method looks at
+_NEWTON = (
+    (True, 400, 0.5, 0.1, 20),  # what the method does
+    (False, 400, 0.5, 0.1, 20), (True, 300, 0.5, 0.1, 20), (True, 400, 0.3, 0.1, 20), (True, 400, 0.9, 0.1, 20),
+    (True, 400, 0.5, 0.05, 20), (True, 400, 0.5, 0.2, 20), (True, 400, 0.5, 0.4, 20), (True, 400, 0.5, 0.1, 10),
+    (True, 400, 0.5, 0.1, 40),
+)  # fmt: skip
+"""Whether the source's images are varied, d, the power of the axes, the clip and the steps of `choose-newton`."""
+_PARTS = ("train", "test")
+_WHERE = {
+    "source": ("usps", "train"), "varied": ("usps", "train"), "source tests": ("usps", "test"),
+    "own": ("mnist", "train"), "tests": ("mnist", "test"),
+}  # fmt: skip
+_COPIES = 6  # of a varied source's image
 Part = tuple[Tensor, Tensor]
 """Features (n, d) and labels (n,)."""
 
 
-def run(data: dict[str, Part]) -> None:
+@dataclass(frozen=True)
+class Way:
+    """A line of the table.
+
+    Attributes:
+        descent: of `Finetune`.
+        varied: whether the source's images are.
+        axes: d.
+        relation: of the data sets that epsilon compares.
+    """
+
+    descent: str
+    varied: bool
+    axes: int
+    relation: str = REPLACE
+
+
+BEST = Way("newton", True, _MOST_AXES)
+WAYS = (BEST, Way("adam", False, AXES), replace(BEST, varied=False), replace(BEST, relation=ADD))
+"""The first is what the docs promise; later lines only say what made it so, and may have fewer seeds on file."""
+
+
+class Digits:
+    """Scatterings of both sets in the public axes.
+
+    Args:
+        folder: of the data.
+        cache: where scatterings are kept.
+    """
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self._cache = cache
+        with np.load(folder / "usps16.npz", allow_pickle=False) as archive:
+            self.usps = {part: (framed(archive[f"x_{part}"]), _labels(archive[f"y_{part}"])) for part in _PARTS}
+        with np.load(folder / "mnist.npz", allow_pickle=False) as archive:
+            self.mnist = {part: (archive[f"x_{part}"], _labels(archive[f"y_{part}"])) for part in _PARTS}
+
+        centre, vectors, _ = axes(self.scattered("usps", "train"), _MOST_AXES)
+        self._turn = functools.partial(_turned, centre=centre, vectors=vectors)
+        self._parts: dict[str, Part] = {}
+
+    def scattered(self, name: str, part: str) -> npt.NDArray[np.float16]:
+        """(n, 3969) of a part as it is."""
+        return scattered(getattr(self, name)[part][0], self._cache / f"scattering-{name}-{part}.npy")
+
+    def part(self, which: str, kept: int) -> Part:
+        """Features in so many axes, and labels.
+
+        Args:
+            which: "source", "varied", "source tests", "own" (the hospital's) or "tests".
+            kept: d.
+        """
+        if which not in self._parts:
+            name, part = _WHERE[which]
+            labels = getattr(self, name)[part][1]
+            if which == "varied":
+                labels = labels.repeat(_COPIES)
+                made = np.concatenate([_varied(self.usps["train"][0], seed) for seed in range(_COPIES)])
+                found = scattered(made, self._cache / f"scattering-usps-varied-{_COPIES}.npy")
+            else:
+                found = self.scattered(name, part)
+            self._parts[which] = self._turn(found), labels
+        values, labels = self._parts[which]
+        return values[:, :kept].contiguous(), labels
+
+
+def _labels(values: npt.NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _turned(scatterings: npt.NDArray[np.float16], centre: Tensor, vectors: Tensor) -> Tensor:
+    chunks = np.array_split(scatterings, 50)
+    return torch.cat([(torch.from_numpy(chunk.astype(np.float32)) - centre) @ vectors for chunk in chunks])
+
+
+def _varied(images: Images, seed: int) -> Images:
+    """(m, 28, 28), each as another device and hand might have it."""
+    view, generator = ImageView(1, background=-1.0), torch.Generator().manual_seed(seed)
+    made = []
+    with torch.no_grad():
+        for chunk in torch.from_numpy(images).float()[:, None].div(127.5).sub(1.0).split(250):
+            seen = view.see(chunk, draw_variation(view.variation, chunk, generator)).clamp(-1.0, 1.0)
+            made.append((127.5 * (seen[:, 0] + 1.0)).round().byte().numpy())
+    return np.concatenate(made)
+
+
+def run(digits: Digits) -> None:
     """Adds the runs that are not on file."""
-    (source, source_labels), (own, own_labels) = data["usps train"], data["mnist train"]
-    loader = DataLoader(TensorDataset(source, source_labels), batch_size=128, shuffle=True)
-    for seed in SEEDS:
+    for way in WAYS:
         for epsilon in EPSILONS:
-            settings = {"epsilon": epsilon, "seed": seed}
-            if records.on_file(settings, records.read(RESULTS)):
-                continue
-            site = Site(own.numpy(), own_labels.numpy())
-            hospital = Hospital(HeldRecords(site, classes=10, delta=DELTA, seed=seed))
-            torch.manual_seed(seed)
-            plan = hospital.plan(Finetune(), epsilon=epsilon)
-            model = DomainAdaptation(
-                nn.Identity(), nn.Linear(AXES, 10), hospital=hospital, plan=plan, seed=seed, device="cpu"
-            )
-            model.fit(loader, progress=False)
-            tests = data["mnist test"]
-            before = 100.0 * float((model.classifier(tests[0]).argmax(dim=1) == tests[1]).double().mean())
-            told = {"accuracy": 100.0 * model.score(*tests), "before": before, "batch": model.plan.batch_size}
-            told |= {"steps": model.plan.steps, "charged": model.reports[0]["charged_epsilon"]}
-            records.append(RESULTS, settings | {"delta": DELTA} | told)
+            for seed in SEEDS:
+                settings = {"epsilon": epsilon, "seed": seed} | vars(way)
+                if not records.on_file(settings, records.read(RESULTS)):
+                    reached = _reached(digits, way, epsilon=epsilon, seed=seed)
+                    records.append(RESULTS, settings | {"delta": DELTA} | reached)
 
 
-def choose(data: dict[str, Part]) -> None:
+def _reached(digits: Digits, way: Way, *, epsilon: float, seed: int) -> dict[str, Any]:
+    source = digits.part("varied" if way.varied else "source", way.axes)
+    (own, own_labels), tests = digits.part("own", way.axes), digits.part("tests", way.axes)
+    method = Finetune(descent=way.descent)  # type: ignore[arg-type]
+    hospital = Hospital(HeldRecords(Site(own.numpy(), own_labels.numpy()), classes=10, delta=DELTA, seed=seed))
+    torch.manual_seed(seed)
+    plan = hospital.plan(method, epsilon=epsilon)
+    if way.relation == ADD:
+        plan = hospital.plan(method, epsilon=_replaced(epsilon, plan.steps))
+    model = DomainAdaptation(
+        nn.Identity(), nn.Linear(way.axes, 10), hospital=hospital, plan=plan, seed=seed, device="cpu"
+    )
+    model.fit(DataLoader(TensorDataset(*source), batch_size=128, shuffle=True), progress=False)
+    told = {"accuracy": 100.0 * model.score(*tests), "before": _accuracy(model.classifier, tests)}
+    told |= {"batch": model.plan.batch_size, "steps": model.plan.steps}
+    return told | {"charged": model.reports[0]["charged_epsilon"]}
+
+
+def _replaced(epsilon: float, steps: int) -> float:
+    """The epsilon under replace-one of full steps whose epsilon under add-or-remove is given: half of their noise."""
+    noise = 0.5 * _noise(epsilon, steps)
+    return epsilon_of(_full(noise, steps), DELTA)
+
+
+def choose(digits: Digits) -> None:
     """Accuracy on USPS's test images of a head that starts from nothing, at MNIST's ratio of noise to records.
 
     Plain arithmetic: the mechanism's sum and noise, Adam with the method's schedule.
     """
-    u, y = data["usps train"]
-    view = viewed_head(nn.Linear(AXES, 10), u).view
+    u, y = digits.part("source", AXES)
+    tests, labels = digits.part("source tests", AXES)
+    view = viewed_head(nn.Linear(AXES, 10), u, power=0.3).view
     with torch.no_grad():
-        seen, tests = view(u), view(data["usps test"][0])
+        seen, tests = view(u), view(tests)
     for epsilon in (0.2, 1.0, 5.0):
         reached = []
         for rate in _RATES:
-            head = _trained(seen, y, noise=_noise(epsilon) * len(y) / 60_000, rate=rate)
-            right = head(tests).argmax(dim=1) == data["usps test"][1]
-            reached.append(f"{100.0 * float(right.double().mean()):.2f} at rate {rate:g}")
+            head = _trained(seen, y, noise=_noise(epsilon, _STEPS) * len(y) / 60_000, rate=rate)
+            reached.append(f"{_accuracy(head, (tests, labels)):.2f} at rate {rate:g}")
         print(f"as at epsilon {epsilon:g}: {', '.join(reached)}", flush=True)
 
 
-def _noise(epsilon: float) -> float:
+def choose_newton(digits: Digits) -> None:
+    """Accuracy of Newton's steps on 10,000 of MNIST's training images, by the other 50,000 at MNIST's ratio of noise.
+
+    Plain arithmetic: the mechanism's sum and noise, and the method's own descent.
+    """
+    own, labels = digits.part("own", _MOST_AXES)
+    for varied, axes_kept, power, clip, steps in _NEWTON:
+        source, source_labels = digits.part("varied" if varied else "source", axes_kept)
+        torch.manual_seed(0)
+        drawn = torch.randperm(len(source))[:_SHOWN]
+        start = less_sure(_fitted(source, source_labels), source[drawn])
+        whole = viewed_head(start, source[drawn], power=power)
+        _, head = parted(whole)
+        with torch.no_grad():
+            seen = whole.view(own[:, :axes_kept])
+            optimizer = Newton(head, whole.view(source[drawn]), noise=_noise(1.0, steps) * 2.0 * clip / len(labels))
+        train, tests = (seen[:50_000], labels[:50_000]), (seen[50_000:], labels[50_000:])
+        before = _accuracy(head, tests)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(steps):
+            total = _clipped(head, *train, clip_norm=clip)
+            grain = _noise(1.0, steps) * 2.0 * clip * 50_000 / len(labels)
+            _set(head, (total + grain * torch.randn(total.shape, generator=generator)) / 50_000)
+            optimizer.step()
+        images = "varied" if varied else "as they are"
+        told = f"{axes_kept} axes, power {power:g}, clip {clip:g}, {steps} steps"
+        print(f"source's images {images}, {told}: {before:.2f} to {_accuracy(head, tests):.2f}", flush=True)
+
+
+def _fitted(x: Tensor, y: Tensor) -> nn.Linear:
+    """Logistic regression of the source, in units of its features' mean norm."""
+    scale = float(x.norm(dim=1).mean())
+    head = nn.Linear(x.shape[1], 10)
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
+    for _ in range(300):
+        optimizer.zero_grad()
+        functional.cross_entropy(head(x / scale), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    with torch.no_grad():
+        head.weight.div_(scale)
+    return head
+
+
+def _accuracy(head: nn.Module, tests: Part) -> float:
+    return 100.0 * float((head(tests[0]).argmax(dim=1) == tests[1]).double().mean())
+
+
+def _full(noise: float, steps: int) -> RunEvent:
+    """Full steps on 60,000 records with this deviation in units of the sensitivity."""
+    return RunEvent(StepEvent(60_000, 60_000, (SanitizedGradient(10 * AXES + 10, 1.0, 2.0 * noise),)), steps)
+
+
+@functools.cache
+def _noise(epsilon: float, steps: int) -> float:
     """Deviation in units of the sensitivity, of full steps on 60,000 records."""
+    return calibrate_sigma(lambda noise: _full(noise, steps), epsilon=epsilon, delta=DELTA)
 
-    def event(noise: float) -> RunEvent:
-        return RunEvent(StepEvent(60_000, 60_000, (SanitizedGradient(10 * AXES + 10, 1.0, 2.0 * noise),)), _STEPS)
 
-    return calibrate_sigma(event, epsilon=epsilon, delta=DELTA)
+def _clipped(head: nn.Linear, u: Tensor, y: Tensor, *, clip_norm: float) -> Tensor:
+    """(C, d + 1) the sum of clipped gradients."""
+    wide = torch.cat([u, torch.ones(len(u), 1)], dim=1)
+    with torch.no_grad():
+        cotangents = entropy_cotangents(head(u), y)
+        norms = cotangents.norm(dim=1) * wide.norm(dim=1)
+        clipped = cotangents * (clip_norm / norms.clamp(min=1e-12)).clamp(max=1.0)[:, None]
+        return clipped.T @ wide
+
+
+def _set(head: nn.Linear, gradient: Tensor) -> None:
+    head.weight.grad, head.bias.grad = gradient[:, :-1].clone(), gradient[:, -1].clone()
 
 
 def _trained(u: Tensor, y: Tensor, *, noise: float, rate: float) -> nn.Linear:
@@ -102,15 +285,9 @@ def _trained(u: Tensor, y: Tensor, *, noise: float, rate: float) -> nn.Linear:
     nn.init.zeros_(head.bias)
     optimizer = torch.optim.Adam(head.parameters(), lr=rate)
     clip_norm = 0.35
-    wide = torch.cat([u, torch.ones(len(u), 1)], dim=1)
     for step in range(_STEPS):
-        with torch.no_grad():
-            cotangents = entropy_cotangents(head(u), y)
-            norms = cotangents.norm(dim=1) * wide.norm(dim=1)
-            clipped = cotangents * (clip_norm / norms.clamp(min=1e-12)).clamp(max=1.0)[:, None]
-            total = clipped.T @ wide
-            noised = (total + 2.0 * clip_norm * noise * torch.randn(total.shape, generator=generator)) / len(u)
-        head.weight.grad, head.bias.grad = noised[:, :-1].clone(), noised[:, -1].clone()
+        total = _clipped(head, u, y, clip_norm=clip_norm)
+        _set(head, (total + 2.0 * clip_norm * noise * torch.randn(total.shape, generator=generator)) / len(u))
         optimizer.param_groups[0]["lr"] = rate * 0.5 * (1.0 + math.cos(math.pi * step / _STEPS))
         optimizer.step()
     return head
@@ -118,22 +295,28 @@ def _trained(u: Tensor, y: Tensor, *, noise: float, rate: float) -> nn.Linear:
 
 def table(runs: list[dict[str, Any]]) -> str:
     """Of the runs on file, in Markdown."""
-    lines = ["| epsilon | USPS's head alone | after gradients | seeds |", "|---|---|---|---|"]
-    for epsilon in EPSILONS:
-        found = [one for one in runs if one["epsilon"] == epsilon]
-        if found:
-            before, after = (records.mean_and_deviation([o[key] for o in found], 2) for key in ("before", "accuracy"))
-            lines.append(f"| {epsilon:g} | {before} | {after} | {len(found)} |")
+    lines = [
+        "| descent | source's images | axes | relation | epsilon | USPS's head alone | after gradients | seeds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for way in WAYS:
+        for epsilon in EPSILONS:
+            found = _of(runs, way, epsilon)
+            if found:
+                told = (records.mean_and_deviation([one[key] for one in found], 2) for key in ("before", "accuracy"))
+                images = "varied" if way.varied else "as they are"
+                cells = (way.descent, images, str(way.axes), way.relation, f"{epsilon:g}", *told, str(len(found)))
+                lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _features(name: str, images: npt.NDArray[np.uint8], part: str, cache: Path) -> npt.NDArray[np.float16]:
-    return scattered(images if name == "mnist" else framed(images), cache / f"scattering-{name}-{part}.npy")
+def _of(runs: list[dict[str, Any]], way: Way, epsilon: float) -> list[dict[str, Any]]:
+    return [one for one in runs if records.on_file(vars(way) | {"epsilon": epsilon}, [one])]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("run", "choose", "summary"))
+    parser.add_argument("command", choices=("run", "choose", "choose-newton", "summary"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--cache", type=Path, default=CACHE, help="where scatterings are kept")
     parser.add_argument("--format", choices=("json", "text"), default="text")
@@ -142,32 +325,15 @@ def main() -> None:
         if arguments.data_dir is None:
             parser.error("--data-dir is needed")
         torch.set_num_threads(1)
-        data: dict[str, Part] = {}
-        for name, file in (("usps", "usps16.npz"), ("mnist", "mnist.npz")):
-            with np.load(arguments.data_dir / file, allow_pickle=False) as archive:
-                for part in ("train", "test"):
-                    if arguments.command == "choose" and name == "mnist":
-                        continue
-                    found = _features(name, archive[f"x_{part}"], part, arguments.cache)
-                    if (name, part) == ("usps", "train"):
-                        centre, vectors, _ = axes(found)
-                    turned = [
-                        (torch.from_numpy(chunk.astype(np.float32)) - centre) @ vectors[:, :AXES]
-                        for chunk in np.array_split(found, 50)
-                    ]
-                    data[f"{name} {part}"] = (
-                        torch.cat(turned),
-                        torch.from_numpy(archive[f"y_{part}"].astype(np.int64)),
-                    )
-        if arguments.command == "choose":
-            choose(data)
+        act = {"run": run, "choose": choose, "choose-newton": choose_newton}[arguments.command]
+        act(Digits(arguments.data_dir, arguments.cache))
+        if arguments.command != "run":
             return
-        run(data)
     runs = records.read(RESULTS)
     if arguments.format == "text":
         print(table(runs))
         return
-    of = {e: [one["accuracy"] for one in runs if one["epsilon"] == e] for e in EPSILONS}
+    of = {e: [one["accuracy"] for one in _of(runs, BEST, e)] for e in EPSILONS}
     print(json.dumps({f"epsilon {e:g}": round(float(np.mean(v)) / 100.0, 4) for e, v in of.items() if v}))
 
 

@@ -39,12 +39,15 @@ from shared.extractor.tracing import trace
 from shared.extractor.weights import module_weights, weights_to_bytes
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from shared.mechanisms.class_statistics.sums import feature_bits
 from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from shared.mechanisms.linear import Shard, ShardSum, block_records, shards
+from shared.mechanisms.linear import Shard, ShardSum, shards
+from shared.mechanisms.rounded_features import rounded_features
 from shared.steps.computing import Laboratory, LinearRun, completed
 
 CPU = torch.device("cpu")
 CLASSES, FEATURES = 10, 64
+PLAIN_ROWS = 4096  # at a time in the plain loops: what they read stays in a core's own cache
 
 
 class Plain:
@@ -100,7 +103,7 @@ def measured(path: Path, labels_path: Path, *, records: int, values: int, pieces
             local = LocalShards(engine, records=target, labels=labels, device=CPU, parallel=1)
             ways[name] = lambda shard, local=local, name=name: sums[name].append(local.sum(run, source, shard))
         for name, loop in plain.items():
-            ways[name] = lambda shard, loop=loop: loop.add(shard, block_records(facts))
+            ways[name] = lambda shard, loop=loop: loop.add(shard, PLAIN_ROWS)
         seconds = dict.fromkeys(ways, 0.0)
         own_cpu = dict.fromkeys(ways, 0.0)
         order = list(ways)
@@ -122,6 +125,7 @@ def measured(path: Path, labels_path: Path, *, records: int, values: int, pieces
         for one, other in zip(*(part.sums for part in parts), strict=True)
     )
     return {
+        "shortest_nanoseconds_a_record": parts(run, source, target, module),
         "seconds": seconds,
         "cpu_seconds_of_this_process": own_cpu,
         "ratio_to_plain_float64": {name: seconds[name] / seconds["plain, float64"] for name in engines},
@@ -131,6 +135,34 @@ def measured(path: Path, labels_path: Path, *, records: int, values: int, pieces
         "same_bits_with_and_without_worker": same,
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+def parts(run: LinearRun, source: ExtractorSource, records: Target, module: nn.Linear) -> dict[str, float]:
+    """Where a record's time goes, in nanoseconds: of each part the shortest of many blocks, as on a quiet machine."""
+    count = min(PLAIN_ROWS, records.count)  # few, so that some of the tries are not interrupted
+    places = np.arange(count)
+    read, plain = torch.from_numpy(records.take(places)), module.requires_grad_(False)
+    kinds = places % CLASSES
+    with LocalEngine(device=CPU).session(source) as session:
+        features = session.features(read.numpy())
+        sums = run.mechanism.accumulator(run.declared, run.facts, CPU)
+        feature_map, bits = run.declared.feature_map, feature_bits(run.facts.data.records)
+        ways: dict[str, Callable[[], object]] = {
+            "reading": lambda: records.take(places),
+            "extractor": lambda: session.features(read.numpy()),
+            "the layer alone": lambda: plain(read),
+            "all of the sums": lambda: sums.add(features, kinds),
+            "of these, clip and rounding": lambda: rounded_features(features, feature_map, bits=bits),
+            "float32 moments alone": lambda: features.T @ features,
+            "a copy": features.clone,
+        }
+        shortest = dict.fromkeys(ways, float("inf"))
+        for _ in range(300):
+            for name, way in ways.items():
+                begun = time.perf_counter()
+                way()
+                shortest[name] = min(shortest[name], 1e9 * (time.perf_counter() - begun) / count)
+    return shortest
 
 
 def main() -> None:

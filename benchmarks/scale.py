@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import resource
@@ -38,6 +39,7 @@ from shared.mechanisms import MECHANISMS
 from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from shared.mechanisms.clipped_sum import ClippedSum
 from shared.mechanisms.critic.mechanism import CriticDeclaration
+from shared.mechanisms.distributions.mechanism import DistributionsDeclaration
 from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from shared.mechanisms.gradient.mechanism import GradientDeclaration
 from shared.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts
@@ -84,6 +86,10 @@ def _sliced(directions: int, coefficients: int = 0) -> Callable[[int], SlicedDec
     return lambda _: SlicedDeclaration(directions, 50.0, coefficients)
 
 
+def _distributions(classes: int) -> Callable[[int], DistributionsDeclaration]:
+    return lambda d: DistributionsDeclaration(classes, DIRECTIONS, 16, 4.0 / math.sqrt(d), 0.0, 500.0)
+
+
 MOST = LIMITS.max_batch_size
 ROWS = (
     Row("evaluation", "evaluation, 10 classes, 15 bins",
@@ -91,6 +97,8 @@ ROWS = (
     Row("class_statistics", "class sums", lambda _: StatisticsDeclaration(CLASSES, 0.7, 0.0, 0.0, 60.0)),
     Row("class_statistics", "class sums and second moments",
         lambda _: StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 60.0)),
+    Row("distributions", "distribution functions, k = 200, L = 16", _distributions(0)),
+    Row("labelled_distributions", "the same of 10 classes", _distributions(CLASSES)),
     Row("quantiles", "quantile coefficients, k = 200, L = 3", _sliced(DIRECTIONS, COEFFICIENTS), 0, MOST),
     Row("rows", "rows, k = 200, b = 128", _sliced(DIRECTIONS), 0, 128),
     Row("gradient", "gradient of a linear layer, through rows, b = 128",
@@ -264,6 +272,8 @@ def reply_bytes(row: Row, records: int, dimension: int) -> str:
         case "class_statistics":
             width = 4 if declared.grid(records)[1] == "int32" else 8
             return _bytes(width * declared.values(dimension))
+        case "distributions" | "labelled_distributions":
+            return _bytes((4 if declared.grid(records)[1] == "int32" else 8) * declared.values)
         case "evaluation":
             return _bytes(4 * (1 + CLASSES**2 + 3 * declared.bins))
         case "quantiles":

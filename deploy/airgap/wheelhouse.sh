@@ -16,9 +16,8 @@ download() { "$python" -m pip --disable-pip-version-check download --quiet --des
 
 download "${index[@]}" --no-deps "torch==$torch+cpu" || download "${index[@]}" --no-deps "torch==$torch"
 # `pip wheel` also builds the few packages that come as source alone (autodp); hashes are checked before that.
-for lock in deploy/images/curator.lock deploy/images/client.lock deploy/images/cluster.lock; do
-  "$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --require-hashes --wheel-dir "$house" -r "$lock"
-done
+locks=(-r deploy/images/curator.lock -r deploy/images/client.lock -r deploy/images/cluster.lock)
+"$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --require-hashes --wheel-dir "$house" "${locks[@]}"
 download --no-deps --only-binary=:all: setuptools hatchling packaging pathspec pluggy trove-classifiers
 (cd "$house" && sha256sum ./*.whl >SHA256SUMS)
 printf 'wheelhouse: %s wheels, %s\n' "$(ls "$house"/*.whl | wc -l)" "$(du -sh "$house" | cut -f1)"

@@ -56,9 +56,7 @@ def export(generator: Generator, path: str | Path, *, rows: int, seed: int = 0) 
     """
     path = Path(path)
     check_export(path)
-    records, probabilities = generator.sample_soft(rows, seed)
-    x, p = records.numpy(), probabilities.numpy()
-    y = p.argmax(axis=1).astype(np.int64)
+    x, y, p = (part.numpy() for part in generator.draw(rows, seed))
     if path.suffix == ".npz":
         with whole_file(path, mode=0o644) as file:
             np.savez_compressed(file, x=x, y=y, probabilities=p)

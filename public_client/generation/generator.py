@@ -66,6 +66,7 @@ class Generator:
         temperature: scores are divided by it before they become probabilities.
         matching: moves decoded images until their features are those that were drawn; None: as decoded.
         schema: of a table's columns: drawn values are brought to what it allows.
+        chosen_labels: a row's label is the labeller's likeliest class; False: one drawn with its probabilities.
         facts: where it comes from: guarantee, neighbours, accountant, method, seeds, receipts; plain values.
     """
 
@@ -80,6 +81,7 @@ class Generator:
     temperature: float = 1.0
     matching: Matching | None = None
     schema: Schema | None = None
+    chosen_labels: bool = True
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,6 +133,7 @@ class Generator:
         temperature: float = 1.0,
         matching: tuple[nn.Module, nn.Module, int] | None = None,
         schema: Schema | None = None,
+        chosen_labels: bool = True,
     ) -> Generator:
         """From modules in evaluation mode, which are traced.
 
@@ -147,6 +150,7 @@ class Generator:
             temperature: see `Generator`.
             matching: law, features and steps of a `Matching`.
             schema: see `Generator`.
+            chosen_labels: see `Generator`.
 
         Raises:
             ExtractorUnsupported: a module uses something outside of the closed vocabulary.
@@ -169,6 +173,7 @@ class Generator:
             varied=varied,
             temperature=temperature,
             schema=schema,
+            chosen_labels=chosen_labels,
             matching=None
             if matching is None
             else Matching(
@@ -212,8 +217,8 @@ class Generator:
         Raises:
             InvalidValue: rows is out of range.
         """
-        records, scores, drawn = self._drawn(rows, seed)
-        return records, drawn if scores is None else scores.argmax(dim=1)
+        records, labels, _ = self.draw(rows, seed)
+        return records, labels
 
     def sample_soft(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
         """The records of `sample` with what is known of their classes.
@@ -225,10 +230,8 @@ class Generator:
         Returns:
             Records (n, ...) and probabilities of the classes (n, C): the labeller's, or 1 for the class drawn.
         """
-        records, scores, drawn = self._drawn(rows, seed)
-        if scores is None:
-            return records, functional.one_hot(drawn, self.classes).float()
-        return records, torch.softmax(scores / self.temperature, dim=1)
+        records, _, probabilities = self.draw(rows, seed)
+        return records, probabilities
 
     def batches(self, rows: int, *, batch_size: int = 128, seed: int = 0) -> DataLoader[tuple[Tensor, Tensor]]:
         """Labelled batches, shuffled anew in each pass: a source for `DomainAdaptation.fit`.
@@ -240,10 +243,11 @@ class Generator:
         """
         return source_loader(Labelled(*self.sample(rows, seed)), batch_size=batch_size, seed=seed)
 
-    def _drawn(self, rows: int, seed: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    def draw(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """What `sample` and `sample_soft` return, from one draw: records, classes and probabilities of the classes."""
         if not 1 <= rows <= MAX_ROWS:
             raise InvalidValue(f"{rows} rows were asked for; allowed are 1 to {MAX_ROWS} at a time")
-        records, scores, classes = [], [], []
+        records, classes, probabilities = [], [], []
         chance = torch.tensor(self.shares, dtype=torch.float64)
         with torch.no_grad():
             for part, start in enumerate(range(0, rows, _AT_A_TIME)):
@@ -270,11 +274,16 @@ class Generator:
                     made = made.clamp(min=self.low, max=self.high)
                 if self.schema is not None:
                     made = self.schema.snapped(made)
-                if self.labeller is not None:
-                    scores.append(self.labeller.features(made[:kept]).cpu())
+                if self.labeller is None:
+                    likely = functional.one_hot(labels, self.classes)[:kept].float()
+                else:
+                    scores = self.labeller.features(made[:kept]).cpu()
+                    likely = torch.softmax(scores / self.temperature, dim=1)
+                    labels = scores.argmax(dim=1) if self.chosen_labels else _drawn_of(likely, own)
                 records.append(made[:kept])
                 classes.append(labels[:kept])
-        return torch.cat(records), torch.cat(scores) if scores else None, torch.cat(classes)
+                probabilities.append(likely)
+        return torch.cat(records), torch.cat(classes), torch.cat(probabilities)
 
     @property
     def _low(self) -> float:
@@ -314,11 +323,18 @@ class Generator:
                 "varied": self.varied,
                 "temperature": self.temperature,
                 "schema": None if self.schema is None else self.schema.to_json(),
+                "chosen_labels": self.chosen_labels,
                 "matching": 0 if self.matching is None else self.matching.steps,
             }
         )
         metadata["facts"] = json.dumps(dict(self.facts), sort_keys=True)
         write_public(Path(path), save(tensors, metadata=metadata))
+
+
+def _drawn_of(probabilities: Tensor, own: torch.Generator) -> Tensor:
+    """A class (b,) of each row (b, C); a row's does not depend on how many rows are asked for."""
+    places = torch.rand((_AT_A_TIME, 1), generator=own)[: len(probabilities)]
+    return (probabilities.cumsum(dim=1)[:, :-1] < places).sum(dim=1)
 
 
 def load_generator(path: str | Path, *, device: str = "cpu") -> Generator:
@@ -363,5 +379,6 @@ def _generator(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], devic
         temperature=float(law["temperature"]),
         matching=matching,
         schema=None if law["schema"] is None else Schema.from_json(law["schema"]),
+        chosen_labels=bool(law["chosen_labels"]),
         facts=json_object("facts", metadata["facts"], most=_MAX_FACTS_CHARACTERS),
     )

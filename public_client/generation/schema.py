@@ -43,7 +43,7 @@ class Column:
         kind: "numeric" or "categorical".
         low: least value of a numeric column, public.
         high: largest.
-        bins: of equal width, between them.
+        bins: of equal width, between them; of whole numbers as nearly as these allow, and no more than there are.
         whole: drawn values are whole numbers.
         values: the codes of a categorical column, increasing.
         names: of the codes, for people; or none.
@@ -79,7 +79,9 @@ class Column:
             return [f"a numeric column needs low below high, both finite and public; got {low!r} and {high!r}"]
         if type(self.bins) is not int or not 1 <= self.bins <= MAX_BINS:
             return [f"bins is {self.bins!r}; allowed are 1 to {MAX_BINS}"]
-        if self.missing is not None and low <= self.missing <= high:
+        if self.whole and not (float(low).is_integer() and float(high).is_integer()):
+            return [f"whole numbers need whole bounds; got {low:g} to {high:g}"]
+        if self.missing is not None and self.bounds_of_numbers[0] <= self.missing <= self.bounds_of_numbers[-1]:
             return [f"missing is {self.missing:g}, within its bounds {low:g} to {high:g}; choose a code outside"]
         return []
 
@@ -89,11 +91,18 @@ class Column:
         if self.kind == "categorical":
             found = [(value, value) for value in self.values]
         else:
-            assert self.low is not None
-            assert self.high is not None
-            width = (self.high - self.low) / self.bins
-            found = [(self.low + width * i, self.low + width * (i + 1)) for i in range(self.bins)]
+            found = list(pairwise(self.bounds_of_numbers))
         return sorted(found + ([] if self.missing is None else [(self.missing, self.missing)]))
+
+    @property
+    def bounds_of_numbers(self) -> list[float]:
+        """Edges of a numeric column's bins, increasing. Whole numbers end halfway: none is drawn into another bin."""
+        assert self.low is not None
+        assert self.high is not None
+        edges = [self.low + (self.high - self.low) * i / self.bins for i in range(self.bins + 1)]
+        if self.whole:
+            edges = sorted({math.ceil(edge) - 0.5 for edge in edges[:-1]} | {self.high + 0.5})
+        return edges
 
     @property
     def cuts(self) -> list[float]:

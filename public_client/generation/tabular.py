@@ -1,12 +1,11 @@
-"""Tables: one release of all low-order marginals, and a mixture of categorical laws that has them.
+"""Tables: one release of all low-order marginals, and one law after another that has them.
 
 Every column becomes bins by a public schema (`schema`), so that a record is one one in each of m columns: a vector of
 d zeros and ones of norm sqrt(m), brought to norm 1. Class statistics of it are then marginals: counts of the classes,
 each class with each bin, and each bin with each bin of another column. One bounded sum, one charge.
 
-What is fitted has K components, each with its own shares of the classes and of every column's bins, independent within
-a component. Its marginals are polynomials in these shares; descent brings them to the released ones, each residual in
-units of its known noise. Few components leave out what is noise. Whatever is drawn of it is post-processing.
+What is fitted draws one column after another, each by a logistic law of the bins that were drawn before it, and the
+label last (`laws`). Whatever is drawn of it is post-processing.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from public_client.curator.description import Description
 from public_client.data.progress import reporting
 from public_client.generation.generator import Generator
+from public_client.generation.laws import Drawing, Law, Wanted, solved
 from public_client.generation.method import Fitting
 from public_client.generation.schema import Schema
 from public_client.generation.statistics import StatisticsGeneration
@@ -31,12 +31,6 @@ from shared.errors import InvalidValue
 from shared.kernels.clipping import RECORD_NORM
 from shared.protocol.contract import DataContract
 
-_STEEP = 1e6
-"""Of a step from 0 to 1, in units of what it divides: one row in some ten thousand falls on it and is snapped."""
-_FAR = 30.0
-"""In deviations of a normal number: a cut that is never reached."""
-_TOLD_EVERY = 100
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tabular(StatisticsGeneration):
@@ -44,24 +38,26 @@ class Tabular(StatisticsGeneration):
 
     Attributes:
         schema: of the records; see `schema.Schema`, as plain values. Required.
-        components: K.
-        updates: of the fit; they cost nothing.
-        learning_rate: of Adam at the start; it falls as a cosine.
+        fitted_rows: drawn while the laws are fitted: what a law expects is expected over them.
+        updates: of each law's fit, at most; they cost nothing.
+        deviation: how far a bin that was drawn moves the logarithm of another's chance, before anything is known.
+        label_deviation: the same of the label's.
     """
 
     name = "tabular"
 
     schema: Schema | None = None
-    components: int = 20
-    updates: int = 1500
-    learning_rate: float = 0.05
+    fitted_rows: int = 10_000
+    updates: int = 80
+    deviation: float = 0.5
+    label_deviation: float = 1.0
 
     def problems(self) -> list[str]:
         """See `GenerationMethod`."""
         return [
             *super().problems(),
-            *not_counts(self, "components", "updates"),
-            *not_positive(self, "learning_rate"),
+            *not_counts(self, "fitted_rows", "updates"),
+            *not_positive(self, "deviation", "label_deviation"),
         ]
 
     def to_json(self) -> dict[str, object]:
@@ -102,12 +98,18 @@ class Tabular(StatisticsGeneration):
             fitting: how.
         """
         schema = self._schema()
-        mixture = self._descended(known, schema, fitting)
+        laws, of_label = self._laws(known, schema, fitting)
+        scores = nn.Linear(schema.width, len(known.counts))
+        with torch.no_grad():
+            scores.weight.copy_(of_label.weight * (math.sqrt(len(schema.columns)) / RECORD_NORM))
+            scores.bias.copy_(of_label.bias)
         return Generator.of(
-            Drawing(schema, mixture.double()),
-            latent=1 + 2 * len(schema.columns),
+            Drawing(schema, laws, classes=len(known.counts)),
+            latent=2 * len(schema.columns),
             record_shape=(len(schema.columns),),
             shares=shares_of(known),
+            labeller=nn.Sequential(Bins(schema), scores),
+            chosen_labels=False,
             schema=schema,
         )
 
@@ -116,75 +118,40 @@ class Tabular(StatisticsGeneration):
             raise InvalidValue(f"{self.name} needs the public schema of the records: --schema FILE. Nothing was spent")
         return self.schema
 
-    def _descended(self, known: Known, schema: Schema, fitting: Fitting) -> Mixture:
+    def _laws(self, known: Known, schema: Schema, fitting: Fitting) -> tuple[dict[int, Law], Law]:
+        """Of the columns, in the order that they are drawn in, and of the label."""
         m, n, place = len(schema.columns), known.records, fitting.device
-        shares = torch.from_numpy(shares_of(known)).float().to(place)
-        sums = (known.features + known.total / len(shares)) * math.sqrt(m) / n  # (C, d): share of class and bin
+        classes, shares = len(known.counts), shares_of(known)
+        labels = (known.features + known.total / classes) * math.sqrt(m) / n  # (C, d): share of class and bin
+        label_noise = (known.feature_variance + known.total_variance / classes**2) * m / n**2
         assert known.moments is not None, "this method asks for them"
         pairs = known.moments * m / n  # (d, d): share of bin and bin
-        own = torch.zeros((schema.width, schema.width))
-        for start, column in zip(schema.starts, schema.columns, strict=True):
-            own[start : start + len(column.bounds), start : start + len(column.bounds)] = 1.0
-        wanted = torch.from_numpy(sums).float().to(place), torch.from_numpy(pairs).float().to(place)
-        of_class = known.feature_variance + known.total_variance / len(shares) ** 2
-        # Noise, and sampling's own; a share p of n records has p / n of it at most.
-        spread = (
-            of_class * m / n**2 + wanted[0].clamp(0.0, 1.0) / n,
-            known.moment_variance * m**2 / n**2 + wanted[1].clamp(0.0, 1.0) / n,
-        )
-        weight = (1.0 / spread[0], torch.triu(1.0 - own, 1).to(place) / spread[1])
-        mixture = Mixture.around(wanted[0].sum(dim=0), shares, self.components, seed=fitting.seed)
-        optimizer = torch.optim.Adam(mixture.logits, lr=self.learning_rate)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.updates)
-        cells = float((weight[1] > 0.0).sum()) + weight[0].numel()
-        with reporting(f"{self.name}: fitting", self.updates, shown=fitting.progress) as bar:
-            for update in range(self.updates):
-                optimizer.zero_grad()
-                kinds, bins, parts = mixture.shares(schema)
-                seen = (kinds * parts[:, None]).T @ bins, (bins * parts[:, None]).T @ bins
-                loss = sum((w * (a - b).square()).sum() for w, a, b in zip(weight, seen, wanted, strict=True))
-                assert isinstance(loss, Tensor)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                schedule.step()
-                told = f"squared residual {float(loss.detach()) / cells:.2f} of the noise's"
-                bar.advance(told if update % _TOLD_EVERY == 0 else "")
-        return mixture
-
-
-@dataclass(frozen=True, eq=False)
-class Mixture:
-    """K components, independent columns in each.
-
-    Attributes:
-        logits: (K,) of the components, (K, C) of their classes, (K, d) of their bins.
-    """
-
-    logits: tuple[Tensor, Tensor, Tensor]
-
-    @classmethod
-    def around(cls, bins: Tensor, classes: Tensor, count: int, *, seed: int) -> Mixture:
-        """Near to independent columns with these shares (d,) and classes (C,)."""
-        own = torch.Generator().manual_seed(seed)
-        least = 1e-4
-        begun = (
-            torch.zeros(count),
-            classes.cpu().clamp(min=least).log().expand(count, -1)
-            + 0.3 * torch.randn((count, len(classes)), generator=own),
-            bins.cpu().clamp(min=least).log().expand(count, -1) + 0.3 * torch.randn((count, len(bins)), generator=own),
-        )
-        return cls(tuple(part.to(bins.device).requires_grad_() for part in begun))  # type: ignore[arg-type]
-
-    def shares(self, schema: Schema) -> tuple[Tensor, Tensor, Tensor]:
-        """Of classes (K, C) and bins (K, d) in each component, and of the components (K,)."""
-        parts, kinds, bins = self.logits
-        sizes = [len(column.bounds) for column in schema.columns]
-        made = torch.cat([torch.softmax(one, dim=1) for one in torch.split(bins, sizes, dim=1)], dim=1)
-        return torch.softmax(kinds, dim=1), made, torch.softmax(parts, dim=0)
-
-    def double(self) -> Mixture:
-        """Without gradients, in double precision, on the CPU."""
-        return Mixture(tuple(part.detach().double().cpu() for part in self.logits))  # type: ignore[arg-type]
+        bins, bins_noise = known.total * math.sqrt(m) / n, known.total_variance * m / n**2
+        spans = [
+            slice(start, start + len(column.bounds))
+            for start, column in zip(schema.starts, schema.columns, strict=True)
+        ]
+        rows = torch.zeros((self.fitted_rows, schema.width), device=place)
+        own, laws = torch.Generator().manual_seed(fitting.seed), {}
+        # Many bins first: what is known of them is least, and least of it is asked before anything else is drawn.
+        order = sorted(range(m), key=lambda column: -len(schema.columns[column].bounds))
+        with reporting(f"{self.name}: fitting", m + 1, shown=fitting.progress) as bar:
+            for number, column in enumerate(order):
+                before = [index for earlier in order[:number] for index in range(schema.width)[spans[earlier]]]
+                wanted = Wanted(
+                    bins[spans[column]], bins_noise,
+                    pairs[spans[column]][:, before], known.moment_variance * m**2 / n**2, n,
+                )  # fmt: skip
+                law = solved(wanted, rows[:, before], deviation=self.deviation, updates=self.updates)
+                chances = torch.softmax(rows[:, before] @ law.weight.T + law.bias, dim=1)
+                drawn = torch.multinomial(chances.cpu(), 1, generator=own)[:, 0].to(place)
+                rows[torch.arange(len(rows), device=place), schema.starts[column] + drawn] = 1.0
+                laws[column] = law.on(torch.device("cpu"))
+                bar.advance(f"column {schema.columns[column].name}")
+            wanted = Wanted(shares, known.count_variance / n**2, labels, label_noise, n)
+            of_label = solved(wanted, rows, deviation=self.label_deviation, updates=self.updates)
+            bar.advance("label")
+        return laws, of_label.on(torch.device("cpu"))
 
 
 class Bins(nn.Module):
@@ -229,86 +196,3 @@ class Bins(nn.Module):
         """(b, columns) to (b, d)."""
         found: Tensor = self.bins(self.step(self.steps(self.flat(x))))
         return found
-
-
-class Drawing(nn.Module):
-    """[z, e_c] to a record: z chooses the component of the class, then each column's bin, then the place in the bin.
-
-    Args:
-        schema: of the records.
-        mixture: fitted, in double precision.
-    """
-
-    def __init__(self, schema: Schema, mixture: Mixture) -> None:
-        super().__init__()
-        kinds, bins, parts = mixture.shares(schema)
-        components, classes = kinds.shape
-        of_class = (kinds * parts[:, None]).T  # (C, K)
-        of_class = of_class / of_class.sum(dim=1, keepdim=True)
-        self.columns, sizes = len(schema.columns), [len(column.bounds) for column in schema.columns]
-        self.sizes, self.components = sizes, components
-        # Component k where z_0 lies between the k-th and the (k+1)-th cut of the class.
-        self.component = nn.Linear(1 + 2 * self.columns + classes, max(1, components - 1))
-        self.chosen = _differences(components)
-        self.column = nn.Linear(components + self.columns, max(1, schema.width - self.columns))
-        self.bin = nn.Linear(max(1, schema.width - self.columns), schema.width)
-        self.low, self.reach = nn.Linear(schema.width, self.columns), nn.Linear(schema.width, self.columns)
-        with torch.no_grad():
-            for layer in (self.component, self.column, self.bin, self.low, self.reach):
-                layer.weight.zero_()
-                layer.bias.zero_()
-            self.component.weight[:, 0] = _STEEP
-            if components > 1:
-                self.component.weight[:, 1 + 2 * self.columns :] = -_STEEP * _cuts(of_class).T.float()
-            at = 0
-            for place, (start, column) in enumerate(zip(schema.starts, schema.columns, strict=True)):
-                size = sizes[place]
-                self.bin.bias[start] = 1.0
-                if size > 1:
-                    rows = slice(at, at + size - 1)
-                    self.column.weight[rows, components + place] = _STEEP
-                    self.column.weight[rows, :components] = -_STEEP * _cuts(bins[:, start : start + size]).T.float()
-                for number in range(size - 1):
-                    self.bin.weight[start + number, at + number] -= 1.0
-                    self.bin.weight[start + number + 1, at + number] += 1.0
-                at += size - 1
-                for number, (low, high) in enumerate(column.bounds):
-                    self.low.weight[place, start + number] = low
-                    self.reach.weight[place, start + number] = high - low
-        self.step, self.uniform = nn.Hardtanh(0.0, 1.0), nn.Sigmoid()
-        self.bins_of = nn.Linear(1 + 2 * self.columns + classes, self.columns)
-        self.places_of = nn.Linear(1 + 2 * self.columns + classes, self.columns)
-        with torch.no_grad():
-            for layer, begun, gain in ((self.bins_of, 1, 1.0), (self.places_of, 1 + self.columns, 1.702)):
-                layer.weight.zero_()
-                layer.bias.zero_()
-                for place in range(self.columns):
-                    layer.weight[place, begun + place] = gain  # 1 / (1 + exp(-1.702 z)) is nearly uniform
-        self.requires_grad_(False)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """(b, 1 + 2 columns + C) to (b, columns)."""
-        component = self.chosen(self.step(self.component(z)))
-        bins = self.bin(self.step(self.column(torch.cat([component, self.bins_of(z)], dim=1))))
-        made: Tensor = self.low(bins) + self.reach(bins) * self.uniform(self.places_of(z))
-        return made
-
-
-def _differences(count: int) -> nn.Linear:
-    """From count - 1 falling steps to which of count places lies between the last 1 and the first 0."""
-    made = nn.Linear(max(1, count - 1), count)
-    with torch.no_grad():
-        made.weight.zero_()
-        made.bias.zero_()
-        made.bias[0] = 1.0
-        for number in range(count - 1):
-            made.weight[number, number] -= 1.0
-            made.weight[number + 1, number] += 1.0
-    return made
-
-
-def _cuts(shares: Tensor) -> Tensor:
-    """(r, s) shares to the (r, s - 1) cuts of a standard normal number between them."""
-    below = shares.cumsum(dim=1)[:, :-1].clamp(0.0, 1.0)
-    found: Tensor = torch.special.ndtri(below).clamp(-_FAR, _FAR)
-    return found

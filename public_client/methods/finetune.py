@@ -1,9 +1,9 @@
 """Labelled gradients: DP-SGD of the team's model on the hospital's labelled records, across the wire.
 
 The hospital sends the noised sum of clipped per-record gradients of the cross-entropy with its own labels
-(docs/privacy/labelled-gradients.md); Adam is here, or Fisher scoring where the team's classifier is nearly right. What
-the recipe sets (view, clip, rate, batch, steps) follows from the public source and from constants that were chosen on
-public data (docs/ml-team/labelled.md).
+(docs/privacy/labelled-gradients.md); Adam is here, or Newton's steps by the public source's curvature, or Fisher
+scoring where the team's classifier is nearly right. What the recipe sets (view, clip, rate, batch, steps) follows from
+the public source and from constants that were chosen on other data (docs/ml-team/labelled.md).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.data.source import collect
+from public_client.methods.newton import Newton, less_sure
 from public_client.methods.public_view import folded, parted, viewed_head
 from public_client.methods.scoring import MOST_WEIGHTS, Scoring
 from public_client.plans.declarable import Declarable
@@ -46,13 +47,17 @@ from shared.mechanisms.loss_gradient import LossGradientRequest
 
 _BATCH, _STEPS = 4096, 100
 """Nearly as little noise for the signal as steps on all records have, in a tenth of their time."""
-_SCORING_STEPS = 10
-"""On all records. Where public features are like the hospital's three are as good; where not, later ones make up for it
-(docs/ml-team/labelled.md)."""
+_FULL_STEPS: Mapping[str, int] = {"scoring": 10, "newton": 20}
+"""On all records. Where public features are like the hospital's three scorings are as good; where not, later ones make
+up for it (docs/ml-team/labelled.md)."""
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
-_CLIP_SHARES: Mapping[str, float] = {"adam": 0.2, "scoring": 0.6}
+_CLIP_SHARES: Mapping[str, float] = {"adam": 0.2, "scoring": 0.6, "newton": 0.05}
 """C in units of what a public record with a wrong label would say. Adam wants directions alone (De and others 2022);
-scoring compares gradients with what the curvature says of them, so that hardly any may be clipped."""
+scoring compares gradients with what the curvature says of them, so that hardly any may be clipped. Newton's steps end
+where the clipped gradients cancel, so that C may be small: it is what half of the public records say with their own
+labels (Andrew and others 2021), or this share."""
+_POWERS: Mapping[str, float] = {"adam": 0.3, "scoring": 0.0, "newton": 0.5}
+"""Of an axis's variance by which its values are divided, times 1/2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +68,10 @@ class Finetune(Method):
         trains: "classifier": its last linear layer alone, in the public source's own axes; "all": every weight of
             extractor and classifier; else names of parameters or beginnings of names, separated by commas, such as
             "extractor.7,classifier".
-        descent: "adam"; or "scoring", of the classifier alone: a few steps on all records, each to the mean of what the
-            weights are by all gradients so far and the team's own classifier (`scoring`). For a hospital on which that
-            is nearly right.
+        descent: "adam"; or, of the classifier alone and by a few steps on all records, "newton": by the curvature that
+            public records show (`newton`), which are then to vary as the hospital's do; or "scoring": each to the mean
+            of what the weights are by all gradients so far and the team's own classifier (`scoring`). For a hospital on
+            which that is nearly right.
         learning_rate: of Adam on the classifier in its axes, at the start.
         weight_rate: of weights that are trained as they are.
         clip_norm: C; by default a share of the norms that public records with wrong labels would have.
@@ -73,7 +79,7 @@ class Finetune(Method):
 
     name = "finetune"
 
-    descent: Literal["adam", "scoring"] = "adam"
+    descent: Literal["adam", "newton", "scoring"] = "adam"
     learning_rate: float = 0.2
     trains: str = "classifier"
     weight_rate: float = 0.003
@@ -83,11 +89,11 @@ class Finetune(Method):
         """See `Method`."""
         positive = ("weight_rate", *(("clip_norm",) if self.clip_norm is not None else ()))
         named = [] if self.trains.strip(", ") else ["trains is empty; name parameters, or say classifier or all"]
-        words = not_one_of(self, "descent", ("adam", "scoring"))
-        if self.descent == "scoring" and (self.trains != "classifier" or self.averaging):
+        words = not_one_of(self, "descent", ("adam", "newton", "scoring"))
+        if self.descent in _FULL_STEPS and (self.trains != "classifier" or self.averaging):
             words.append(
-                "descent is scoring, which is of the classifier alone and averages by itself; leave trains and "
-                "averaging as they are"
+                f"descent is {self.descent}, which is of the classifier alone and averages by itself; leave trains "
+                "and averaging as they are"
             )
         return [*super().problems(), *not_positive(self, *positive), *named, *words]
 
@@ -98,8 +104,8 @@ class Finetune(Method):
 
     def usual_size(self, description: Description) -> RunSize:
         """See `Recipe`."""
-        if self.descent == "scoring":
-            return RunSize(batch=description.records, steps=_SCORING_STEPS)
+        if self.descent in _FULL_STEPS:
+            return RunSize(batch=description.records, steps=_FULL_STEPS[self.descent])
         return RunSize(batch=_BATCH, steps=_STEPS)
 
     def declaration(self, run: RunTerms) -> Payload:
@@ -187,6 +193,8 @@ class Finetune(Method):
             share, plan, sigma = shares[site.name] ** 2, site.plan, site.run.declared.sum.sigma
             noise += share * (sigma / plan.batch_size) ** 2
             records += share / min(plan.batch_size * plan.steps, plan.records)
+        if self.descent == "newton":
+            return Newton(head, features, noise=math.sqrt(noise))
         return Scoring(head, features, records=1.0 / records, noise=math.sqrt(noise))
 
     def _whole(self, model: Model, features: Tensor | None) -> nn.Module:
@@ -211,7 +219,9 @@ class Finetune(Method):
                     f"the classifier has {weights} weights; scoring keeps a matrix of their square and takes at most "
                     f"{MOST_WEIGHTS}: use descent='adam'"
                 )
-            head = viewed_head(last, shown, power=0.0) if self.descent == "scoring" else viewed_head(last, shown)
+            if self.descent == "newton" and features is not None:
+                last = less_sure(last, shown)
+            head = viewed_head(last, shown, power=_POWERS[self.descent])
             classifier = nn.Sequential(*before, head) if isinstance(before, nn.Sequential) else head
         return nn.Sequential(OrderedDict(extractor=extractor, classifier=classifier)).eval()
 
@@ -228,15 +238,23 @@ class Finetune(Method):
         return tuple(name for name in known if any(_begins(name, word) for word in wanted))
 
     def _public_clip(self, ready: Declarable, training: Training) -> float:
-        """A share of the median norm of public records' gradients, each with the label of another class."""
+        """A share of the median norm of public records' gradients, each with the label of another class.
+
+        For Newton's steps it is the median with their own labels, where that is more.
+        """
         source = collect(training.source, most=max(1, _PUBLIC_NORMS // training.ranks.size))
         graph = ready.graph
         weights = weights_from_bytes(ready.weights, graph.tensor_shapes)
         model = Extractor.from_graph(graph, weights, device=training.device)
         forward = model.begin(source.images.to(training.device), ready.names)
-        wrong = (source.labels.to(training.device) + 1) % graph.feature_dimension
-        norms = forward.gradients(entropy_cotangents(forward.outputs, wrong)).norm(dim=1)
-        return max(_CLIP_SHARES[self.descent] * float(training.ranks.gather(norms).median()), 1e-6)
+        labels = source.labels.to(training.device)
+
+        def median(labels: Tensor) -> float:
+            norms = forward.gradients(entropy_cotangents(forward.outputs, labels)).norm(dim=1)
+            return float(training.ranks.gather(norms).median())
+
+        share = _CLIP_SHARES[self.descent] * median((labels + 1) % graph.feature_dimension)
+        return max(share, median(labels) if self.descent == "newton" else 0.0, 1e-6)
 
 
 class FinetuneRun(ChargedRun):

@@ -12,14 +12,12 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-_POWER = 0.3
-"""Of an axis's variance by which its values are divided, times 1/2; chosen on USPS (docs/ml-team/labelled.md)."""
 _FLOOR = 1e-3
 """Of the largest variance: an axis with less is no direction that the public source knows."""
 _MOST_AXES = 1024  # beyond, features are scaled by their own deviations: a (d, d) matrix would have to travel
 
 
-def viewed_head(classifier: nn.Linear, features: Tensor, *, power: float = _POWER) -> nn.Sequential:
+def viewed_head(classifier: nn.Linear, features: Tensor, *, power: float) -> nn.Sequential:
     """The classifier as a fixed ``view`` of features and a ``head`` to train; it computes the same scores.
 
     Args:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from public_client.methods.head_descent import HeadDescent
+
 MOST_WEIGHTS = 2048
 """Of the classifier: scoring takes the eigenvectors of (p, p) matrices."""
 _DISTANCES = torch.logspace(-2.0, 0.0, 21, dtype=torch.float64)
@@ -30,7 +32,7 @@ _ITERATIONS, _LONGEST, _ENOUGH = 20, 1.0, 1e-3
 """Of one scoring; root mean square of a change of scores on public records, at most and where it ends."""
 
 
-class Scoring(torch.optim.Optimizer):
+class Scoring(HeadDescent):
     """Goes to the posterior's mean of a softmax classifier, from one noised mean gradient after another.
 
     Args:
@@ -41,10 +43,9 @@ class Scoring(torch.optim.Optimizer):
     """
 
     def __init__(self, head: nn.Linear, features: Tensor, *, records: float, noise: float) -> None:
-        super().__init__([head.weight, head.bias], {"lr": 1.0})  # the schedule's rate is not used
-        self._wide = torch.cat([features.double(), torch.ones(len(features), 1).to(features).double()], dim=1)
+        super().__init__(head, features)
         self._records, self._noise = records, noise
-        start = self._values()
+        start = self.values()
         scale = torch.ones_like(start)
         scale[:, -1] = _BIAS_SCALE
         self._scale = scale.flatten()
@@ -54,24 +55,21 @@ class Scoring(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Takes the present gradient in and goes to the new mean."""
-        weight, bias = self.param_groups[0]["params"]
-        state: dict[str, Any] = self.state[weight]
-        gradient = torch.cat([weight.grad, bias.grad[:, None]], dim=1).double()
+        state: dict[str, Any] = self.state[self.param_groups[0]["params"][0]]
         state["step"] += 1
         state["weight"] += state["step"]
         state["squares"] += state["step"] ** 2
-        values = self._values()
-        state["told"] += state["step"] * (self._mean(values) - gradient)
+        values = self.values()
+        state["told"] += state["step"] * (self._mean(values) - self.gradient())
         told = state["told"] / state["weight"]
         noise = self._noise**2 * state["squares"] / state["weight"] ** 2
         for _ in range(_ITERATIONS):
             change = self._scored(values, state["start"], told, noise) - values
-            size = float((self._wide @ change.T).square().mean().sqrt())
+            size = float((self.wide @ change.T).square().mean().sqrt())
             values += min(1.0, _LONGEST / max(size, 1e-12)) * change
             if size < _ENOUGH:
                 break
-        weight.copy_(values[:, :-1])
-        bias.copy_(values[:, -1])
+        self.install(values)
 
     def _scored(self, values: Tensor, start: Tensor, told: Tensor, noise: float) -> Tensor:
         """(C, d + 1) the posterior's mean, with m taken for linear around `values`."""
@@ -85,18 +83,14 @@ class Scoring(torch.optim.Optimizer):
         found = self._scale * _averaged((scaled * (precision * curvature)) @ scaled.T, pull)
         return start + found.reshape(start.shape)
 
-    def _values(self) -> Tensor:
-        weight, bias = self.param_groups[0]["params"]
-        return torch.cat([weight.detach(), bias.detach()[:, None]], dim=1).double()
-
     def _mean(self, values: Tensor) -> Tensor:
         """(C, d + 1) m: the mean over public records of softmax(v z) z."""
-        return torch.softmax(self._wide @ values.T, dim=1).T @ self._wide / len(self._wide)
+        return torch.softmax(self.wide @ values.T, dim=1).T @ self.wide / len(self.wide)
 
     def _curvature(self, values: Tensor) -> Tensor:
         """(p, p) of m, class by class; symmetric."""
-        shares = torch.softmax(self._wide @ values.T, dim=1)  # (m, C)
-        classes, wide = shares.shape[1], self._wide
+        shares = torch.softmax(self.wide @ values.T, dim=1)  # (m, C)
+        classes, wide = shares.shape[1], self.wide
         whole = torch.empty(classes, wide.shape[1], classes, wide.shape[1]).to(wide)
         for c in range(classes):
             for other in range(c, classes):

@@ -179,6 +179,8 @@ class Extractor:
         with torch.no_grad():
             # vmap refuses an empty batch; its dimension is known without it.
             parts = [evaluate(chunk, {}) for chunk in torch.split(x, self._chunk(len(x), chunk_size)) if len(chunk)]
+        if len(parts) == 1:
+            return parts[0]
         return torch.cat(parts) if parts else x.new_zeros(0, self.graph.feature_dimension)
 
     def begin(

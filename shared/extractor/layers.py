@@ -88,6 +88,12 @@ def _two_channels(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return x, weight
 
 
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    product = functional.linear(x, weight)
+    # Under vmap `linear` with a bias is these two, with memory for another copy of all outputs.
+    return product if bias is None else product.add_(bias)
+
+
 def _linear_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
     return (*declared("in_features", -1)(inputs, at)[:-1], at["out_features"])
 
@@ -132,7 +138,7 @@ LAYERS: tuple[Operation, ...] = (
         about="nn.Linear",
         attributes={"in_features": extent, "out_features": extent, "bias": flag},
         shape=_linear_shape,
-        apply=lambda x, _at, w: functional.linear(x[0], w["weight"], w.get("bias")),
+        apply=lambda x, _at, w: _affine(x[0], w["weight"], w.get("bias")),
         parameters=_weight_and_bias(lambda at: (at["out_features"], at["in_features"])),
         work=lambda _i, out, at: 2 * math.prod(out) * int(at["in_features"]),
     ),

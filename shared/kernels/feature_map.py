@@ -92,7 +92,7 @@ class FeatureMap:
         Returns:
             (b, d).
         """
-        return (features - self.center) * self.scale
+        return (features - self.center).mul_(self.scale)  # in the difference's memory
 
     def clipped(self, features: Tensor) -> Tensor:
         """What the mechanisms take: mapped, then clipped record by record.

@@ -32,7 +32,7 @@ from shared.mechanisms.interface import D, Facts, FloatArray, LabelArray, Mechan
 Integers = npt.NDArray[np.int64]
 
 _BLOCK_VALUES = 1 << 22  # of records or features in memory at a time, 16 MiB in float32
-_MOST_BLOCK_RECORDS = 4096  # features of so many records stay near the processor
+_MOST_BLOCK_RECORDS = 16384  # what a block costs besides its records is then little: messages, calls of operations
 _HEAD = struct.Struct("<QQI")
 
 
@@ -50,7 +50,7 @@ class Shard:
 
 
 def block_records(facts: Facts) -> int:
-    """Records that are evaluated together, a power of two from 1 to 4096; from public shapes alone."""
+    """Records that are evaluated together, a power of two from 1 to 16384; from public shapes alone."""
     widest = max(1, math.prod(facts.data.record_shape), facts.model.feature_dimension)
     return min(_MOST_BLOCK_RECORDS, 1 << (max(1, _BLOCK_VALUES // widest).bit_length() - 1))
 

@@ -1,7 +1,7 @@
 """Features as whole numbers, record by record, so that sums over records are exact in any order.
 
-Products of whole numbers are whole, and in float64 a matrix product of them is exact as long as no sum leaves 53 bits,
-in whatever order a library takes it.
+Products of whole numbers are whole, and sums of them are exact in floating point as long as none leaves the 24 bits of
+float32 or the 53 of float64, in whatever order a library takes them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from shared.kernels.clipping import RECORD_NORM, clip_factors, neutralise
+from shared.kernels.clipping import RECORD_NORM, clip_factors
 from shared.kernels.feature_map import FeatureMap
 
 
@@ -27,13 +27,16 @@ def rounded_features(
         counted: (m,) of bool; rows of the others are 0. None for all.
 
     Returns:
-        (m, d) float64, rows of norm at most `radius`; v / (2 radius) is a clipped feature vector of norm 1/2 at most.
+        (m, d) in the features' type, rows of norm at most `radius`; v / (2 radius) is a clipped feature vector of norm
+        1/2 at most.
     """
-    exact = neutralise(features if feature_map is None else feature_map.apply(features)).to(torch.float64)
+    mapped = features.clone() if feature_map is None else feature_map.apply(features)
+    exact = torch.nan_to_num_(mapped, nan=0.0, posinf=0.0, neginf=0.0)  # as `neutralise`, in the same memory
+    # The clip's margin is 16 times what the two roundings to float32 may add to a row's norm.
     factors = clip_factors(exact, RECORD_NORM).mul_(math.ldexp(1.0 / RECORD_NORM, bits))
     if counted is not None:  # a product, as for all rows: it takes the same time whatever is not counted
         factors.mul_(counted[:, None])
-    return exact.mul_(factors).round_()  # `neutralise` has made a copy
+    return exact.mul_(factors.to(exact.dtype)).round_()
 
 
 def radius(dimension: int, bits: int) -> int:

@@ -24,7 +24,7 @@ BASE_IMAGE = "dpswd-base:bookworm"
 PACKAGES = {
     "dockerd": "docker.io",
     "iptables": "iptables",
-    "debootstrap": "debootstrap",
+    "mmdebstrap": "mmdebstrap",
     "docker-compose": "docker-compose",
 }
 START_S = 60.0
@@ -201,7 +201,7 @@ def _base_image(client: docker.DockerClient, environment: dict[str, str]) -> Non
         try:
             _timed("base image", ["bash", "deploy/images/base.sh", BASE_IMAGE], environment)
         except AssertionError as failure:
-            if "debootstrap failed" in str(failure):
+            if "mmdebstrap failed" in str(failure):
                 raise NoEngine(f"Debian's packages cannot be had: {str(failure)[-600:]}") from failure
             raise
 

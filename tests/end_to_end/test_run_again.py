@@ -57,9 +57,8 @@ def typed(command, *, cwd):
 def interrupted(command, *, cwd, when):
     """A command's exit code and output after Ctrl-C, which reaches everything that the terminal runs."""
     with (cwd / "interrupted.log").open("w+") as log:
-        running = subprocess.Popen(
-            [*map(str, command)], cwd=cwd, stdout=log, stderr=log, start_new_session=True, preexec_fn=hears_ctrl_c
-        )
+        with hears_ctrl_c():
+            running = subprocess.Popen([*map(str, command)], cwd=cwd, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + WAIT_S
         while not when():
             assert running.poll() is None, (cwd / "interrupted.log").read_text()
@@ -72,9 +71,14 @@ def interrupted(command, *, cwd, when):
     return code, (cwd / "interrupted.log").read_text()
 
 
+@contextlib.contextmanager
 def hears_ctrl_c():
-    """A test run that was started in the background ignores SIGINT, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """A test run that was started in the background ignores SIGINT, and so would what is started in it."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _read(path):

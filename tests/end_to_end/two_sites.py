@@ -126,8 +126,14 @@ class Sites:
 
     @property
     def answers(self) -> int:
-        """Steps that the first curator has begun, by its ledger."""
-        return self.budget()["steps_used"]
+        """Steps that the first curator has begun, by its ledger's own table: this is asked again and again."""
+        used = "sqlite3.connect('ledger.db').execute('SELECT sum(steps_used) FROM runs')"
+        count = f"import sqlite3; print(*{used}.fetchone())"
+        told = self.docker.containers.run(
+            CURATOR, ["-I", "-S", "-c", count], entrypoint=["/usr/bin/python3"], remove=True, network_mode="none",
+            read_only=True, volumes={self.name("hospital-home"): {"bind": "/var/lib/dpswd", "mode": "rw"}},
+        )  # fmt: skip
+        return int(told)
 
 
 def finish(container) -> str:

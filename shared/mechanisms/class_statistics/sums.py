@@ -1,13 +1,16 @@
 """The exact sum of class statistics: whole numbers, whatever the order, the blocks, the threads or the device.
 
 Features are rounded once, each record's by itself, to v = round(2^p u), |u| <= 1. Products of whole numbers are whole,
-and in float64 a matrix product of them is exact as long as no sum leaves 53 bits, in whatever order it is taken. So the
-fast product of a library gives exact sums. docs/privacy/class-statistics.md says why rounding costs no sensitivity.
+so the fast product of a library gives exact sums where its numbers are long enough. p = 13 leaves room for sums of
+2,048 records in float32, and is what fits in two whole numbers of 8 bits, which processors multiply several times as
+fast as float64. docs/privacy/class-statistics.md says why rounding costs no sensitivity, and what it costs in accuracy.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 
 import numpy as np
 import torch
@@ -20,13 +23,16 @@ from shared.mechanisms.linear import Integers
 from shared.mechanisms.rounded_features import rounded_features
 from shared.protocol.limits import UNLABELLED
 
-_ROWS = 4096  # of one exact product: 2^12 rows of products below 2^40 stay within 53 bits
-_MOST_BITS = 20
+_ROWS = 4096  # at a time, near the processor; their products stay within 31 bits by bytes, and 53 as they are
+_EXACT_ROWS = 2048  # whose numbers, 2^13 at most, add up within 24 bits
+_MOST_BITS = 13
+_BYTE = 256
+_MOST_SHORT = 256  # features whose products are taken byte by byte: of more, float64 is as fast and takes less memory
 _SUM_BITS = 62  # of an int64 sum of n products
 
 
 def feature_bits(records: int) -> int:
-    """P of the unit 2^-p of rounded features: as fine as exact sums over n records allow, at most 20."""
+    """P of the unit 2^-p of rounded features: as fine as exact sums over n records allow, at most 13."""
     return min(_MOST_BITS, (_SUM_BITS - math.ceil(math.log2(max(2, records)))) // 2)
 
 
@@ -56,9 +62,10 @@ class ClassSums:
         self._bits = bits
         self._device = device
         self._counts: Integers = np.zeros(classes, dtype=np.int64)
-        shape = (dimension, dimension) if moments else (0, 0)
         self._features = torch.zeros((classes, dimension), dtype=torch.int64, device=device)
-        self._moments = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._short = device.type == "cpu" and dimension <= _MOST_SHORT and short_products()
+        size = (2 * dimension if self._short else dimension) if moments else 0
+        self._products = torch.zeros((size, size), dtype=torch.int64, device=device)
 
     @property
     def sums(self) -> tuple[Integers, ...]:
@@ -66,29 +73,66 @@ class ClassSums:
 
         Of the second moments only the upper triangle is filled.
         """
-        return self._counts, self._features.cpu().numpy(), self._moments.cpu().numpy()
+        products = self._products
+        if self._short:  # of bytes: v = 256 h + l
+            low, high = products[::2], products[1::2]
+            crossed = low[:, 1::2] + high[:, ::2]
+            products = low[:, ::2] + crossed * _BYTE + high[:, 1::2] * _BYTE**2
+        return self._counts, self._features.cpu().numpy(), torch.triu(products).cpu().numpy()
 
     def add(self, features: Tensor, labels: LabelArray | None) -> None:
         """See `Accumulator`."""
         assert labels is not None, "offered only where there are labels"
         classes, d = self._features.shape
         for start in range(0, len(features), _ROWS):
-            kinds = torch.from_numpy(labels[start : start + _ROWS]).to(self._device)
+            own = labels[start : start + _ROWS]
+            kinds = torch.from_numpy(own).to(self._device, copy=True)
             # A record without a label adds nothing to any block.
             v = rounded_features(
                 features[start : start + _ROWS], self._map, bits=self._bits, counted=kinds != UNLABELLED
-            )  # (m, d) whole numbers
-            by_class = torch.zeros((classes, d), dtype=torch.float64, device=self._device)
-            by_class.index_add_(0, kinds.clamp(min=0), v)
-            own = labels[start : start + _ROWS]
-            self._counts += np.bincount(own[own != UNLABELLED], minlength=classes)
-            self._features += by_class.to(torch.int64)
-            if self._moments.numel():
-                self._moments += _upper_product(v)
+            ).to(torch.float32)  # (m, d) whole numbers
+            self._counts += np.bincount(own - UNLABELLED, minlength=classes + 1)[1:]
+            among = kinds.clamp_(min=0)
+            for few in range(0, len(v), _EXACT_ROWS):
+                by_class = torch.zeros((classes, d), device=self._device)
+                by_class.index_add_(0, among[few : few + _EXACT_ROWS], v[few : few + _EXACT_ROWS])
+                self._features += by_class.to(torch.int64)
+            if self._products.numel():
+                self._add_products(v)
+
+    def _add_products(self, v: Tensor) -> None:
+        """Adds v^T v, at least its upper triangle, or that of v's bytes."""
+        if self._short:
+            halves = signed_bytes(v)
+            self._products += torch._int_mm(halves.T, halves)
+        elif v.device.type == "cpu":  # in BLAS's order of axes v's memory is its transpose: no copy is made
+            self._products += torch.from_numpy(blas.dsyrk(1.0, v.double().numpy().T)).to(torch.int64)
+        else:
+            self._products += (v.T.double() @ v.double()).to(torch.int64)
 
 
-def _upper_product(v: Tensor) -> Tensor:
-    """v^T v of whole numbers, exact; on a CPU only the upper triangle is computed, which halves the time."""
-    # In BLAS's order of axes v's memory is its transpose: no copy is made.
-    product = torch.from_numpy(blas.dsyrk(1.0, v.numpy().T)) if v.device.type == "cpu" else torch.triu(v.T @ v)
-    return product.to(torch.int64)
+def signed_bytes(v: Tensor) -> Tensor:
+    """Whole numbers as l and h, from -128 to 127, one after the other: v = 256 h + l.
+
+    Args:
+        v: (m, d) of any type, from -32,640 to 32,639.
+
+    Returns:
+        (m, 2 d) int8.
+    """
+    # With 128 more, the lower byte is l + 128 from 0 to 255, whose first bit turned round is l as a signed number.
+    return v.to(torch.int16).add_(_BYTE // 2).bitwise_xor_(_BYTE // 2).view(torch.int8)
+
+
+@functools.cache
+def short_products() -> bool:
+    """Whether this processor multiplies whole numbers of 8 bits fast and exactly.
+
+    Some add pairs of products in 16 bits and cut off what is larger, so it is tried.
+    """
+    if sys.byteorder != "little" or torch.backends.cpu.get_cpu_capability() not in ("AVX512", "AMX"):
+        return False
+    extremes = torch.full((_ROWS, 32), -_BYTE // 2, dtype=torch.int8)
+    extremes[:, ::3] = _BYTE // 2 - 1
+    exact = extremes.double()
+    return torch.equal(torch._int_mm(extremes.T, extremes).double(), exact.T @ exact)

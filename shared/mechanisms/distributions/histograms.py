@@ -73,7 +73,7 @@ class ProjectionCounts:
         classes, k, cells = self._shape
         rows = max(1, _AT_ONCE // k)
         for start in range(0, len(features), rows):
-            v = rounded_features(features[start : start + rows], self._map, bits=_BITS)
+            v = rounded_features(features[start : start + rows], self._map, bits=_BITS).double()
             reach = THRESHOLDS // 2
             places = (v @ self._U).mul_(self._scale).round_().clamp_(-reach, reach).to(torch.int64)  # (m, k)
             places += self._middles

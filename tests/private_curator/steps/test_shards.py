@@ -29,7 +29,7 @@ from shared.mechanisms.linear import shards
 from shared.steps.computing import Laboratory, LinearRun, completed
 
 CPU = torch.device("cpu")
-N, VALUES, CLASSES = 30_011, 24, 3
+N, VALUES, CLASSES = 100_011, 24, 3
 
 
 @pytest.fixture(scope="module")
@@ -181,9 +181,9 @@ def test_a_pass_reads_the_file_in_blocks_and_not_as_a_whole(hospital, monkeypatc
     read = []
     monkeypatch.setattr(MappedRecords, "_read", _noting(MappedRecords._read, read))
     local.sum(runs()[0], source, shards(runs()[0].facts, 1)[0])
-    assert max(read) == 4096 * VALUES * 4
+    assert max(read) == 16384 * VALUES * 4
     assert sum(read) == N * VALUES * 4
-    assert len(read) == -(-N // 4096)
+    assert len(read) == -(-N // 16384)
 
 
 def _noting(original, sizes):

@@ -47,7 +47,7 @@ def fitted(*, classes=4, epsilon=2.0, schema=SCHEMA):
     x, y = table()
     told = mock_description(records=N, record_shape=(6,), epsilon=4.0, delta=1e-5, classes=classes)
     where = MockCurator(told, records=x, labels=y, randomness=np.random.default_rng(0).bytes)
-    plan, _ = plan_generator(where, Tabular(schema=schema, components=12, updates=400), epsilon=epsilon)
+    plan, _ = plan_generator(where, Tabular(schema=schema, fitted_rows=2000, updates=40), epsilon=epsilon)
     return generate(where, plan, device="cpu", progress=False), where, x, y
 
 
@@ -67,6 +67,21 @@ def test_bins_are_a_one_in_each_column_and_nothing_for_what_is_no_category():
     assert first == [0, 7, 0]
     assert [int(row[8:15].argmax()) for row in bins] == [0, 6, 6]  # the missing code, the last bin twice
     assert [int(row[17:22].argmax()) for row in bins] == [0, 4, 1]
+
+
+@pytest.mark.parametrize("bins", [1, 4, 9, 40])
+def test_whole_numbers_are_drawn_in_their_own_bin_each_as_often(bins):
+    column = Column(name="age", kind="numeric", low=1.0, high=9.0, bins=bins, whole=True, missing=0.0)
+    schema = Schema((column,))
+    numbers = [low for low, high in column.bounds if low < high]
+    assert len(numbers) == min(bins, 9)  # no more than there are numbers
+    for low, high in column.bounds:
+        drawn = schema.snapped(torch.linspace(low, high, 998)[1:-1, None])
+        own = Bins(schema)(drawn)
+        assert (own == own[0]).all()
+        _, times = drawn.unique(return_counts=True)
+        assert times.max() - times.min() <= 2
+    assert (Bins(schema)(torch.tensor([[0.0], [1.0]])).argmax(dim=1) == torch.tensor([0, 1])).all()
 
 
 def test_one_release_gives_a_table_with_its_marginals_and_a_small_class_shows_no_more_than_an_empty_one(tmp_path):
@@ -93,18 +108,29 @@ def test_one_release_gives_a_table_with_its_marginals_and_a_small_class_shows_no
     assert generator.shares[3] < 0.03
     assert min(generator.shares) > 0.0
 
+    # Labels are drawn with the probabilities that rows come with, and more rows begin with the same ones.
+    rows, chances = generator.sample_soft(N, seed=1)
+    assert (rows.numpy() == drawn).all()
+    expected, spread = chances.sum(dim=0), (chances * (1.0 - chances)).sum(dim=0).sqrt()
+    counted = torch.from_numpy(np.bincount(labels, minlength=4))
+    assert ((counted - expected).abs() < 6.0 * spread + 3.0).all()  # a chance of some 1e-8
+    assert (generator.sample(10, seed=1)[1].numpy() == labels[:10]).all()
+
     path = tmp_path / "g.safetensors"
     generator.save(path)
     again = load_generator(path)
     assert again.schema == SCHEMA
-    torch.testing.assert_close(again.sample(50, seed=2)[0], generator.sample(50, seed=2)[0])
+    for kept, made in zip(again.sample(50, seed=2), generator.sample(50, seed=2), strict=True):
+        torch.testing.assert_close(kept, made)
     done = CliRunner().invoke(
         main, ["generate", "--from", str(path), "--rows", "50", "--records", str(tmp_path / "rows.parquet")]
     )
     assert done.exit_code == 0, done.output
     from pyarrow import parquet
 
-    assert parquet.read_table(tmp_path / "rows.parquet").column_names[:3] == ["age", "chol", "sex"]
+    written = parquet.read_table(tmp_path / "rows.parquet")
+    assert written.column_names[:3] == ["age", "chol", "sex"]
+    assert (written["label"].to_numpy() == generator.sample(50)[1].numpy()).all()
 
 
 @pytest.mark.parametrize(
@@ -115,6 +141,8 @@ def test_one_release_gives_a_table_with_its_marginals_and_a_small_class_shows_no
         ({"high": None}, "low below high"),
         ({"bins": 0}, "allowed are 1 to"),
         ({"missing": 40.0}, "within its bounds"),
+        ({"missing": -0.25}, "within its bounds"),  # whole numbers end halfway
+        ({"high": 80.5}, "whole bounds"),
         ({"kind": "categorical", "values": (2.0, 1.0)}, "increasing"),
         ({"kind": "categorical", "values": (1.0, 2.0), "missing": 2.0}, "one of its values"),
         ({"kind": "categorical", "values": (1.0, 2.0), "names": ("one",)}, "one for each"),
@@ -152,5 +180,5 @@ def test_a_schema_at_odds_with_the_records_is_refused_before_anything_is_charged
 
 
 def test_settings_survive_plans():
-    method = Tabular(schema=SCHEMA, components=7)
+    method = Tabular(schema=SCHEMA, deviation=0.7)
     assert Tabular.from_json(json.loads(json.dumps(method.to_json()))) == method

@@ -130,7 +130,7 @@ def test_scoring_is_of_the_classifier_alone():
         with pytest.raises(InvalidValue, match="of the classifier alone"):
             Finetune(descent="scoring", **wrong)
     with pytest.raises(InvalidValue, match="descent"):
-        Finetune(descent="newton")
+        Finetune(descent="Scoring")
 
 
 @pytest.mark.parametrize("labelled", [0, 400])

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidValue
 from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.class_statistics import sums
 from shared.mechanisms.class_statistics.geometry import Weights
-from shared.mechanisms.class_statistics.sums import ClassSums, feature_bits
+from shared.mechanisms.class_statistics.sums import ClassSums, feature_bits, signed_bytes
 from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
 from shared.mechanisms.linear import Shard, ShardSum, added, block_records, blocks, shards
 from shared.mechanisms.rounded_features import radius, rounded_features
@@ -22,7 +23,7 @@ from shared.mechanisms.rounded_features import radius, rounded_features
 CPU = torch.device("cpu")
 
 
-def sums_of(features, labels, *, classes=3, bits=17, rows=None, order=None):
+def sums_of(features, labels, *, classes=3, bits=13, rows=None, order=None):
     counter = ClassSums(
         classes=classes, dimension=features.shape[1], moments=True, bits=bits, feature_map=None, device=CPU
     )
@@ -39,7 +40,7 @@ def test_sums_are_those_of_python_integers_whatever_the_rows_the_order_and_the_t
     features[7, 2], features[8, 0] = np.nan, np.inf
     labels = rng.integers(3, size=5000)
     whole = sums_of(features, labels)
-    v = [[int(x) for x in row] for row in rounded_features(torch.from_numpy(features), None, bits=17).tolist()]
+    v = [[int(x) for x in row] for row in rounded_features(torch.from_numpy(features), None, bits=13).tolist()]
     for a in range(6):
         assert whole[1][1, a] == sum(row[a] for row, label in zip(v, labels, strict=True) if label == 1)
         for b in range(6):
@@ -56,17 +57,49 @@ def test_sums_are_those_of_python_integers_whatever_the_rows_the_order_and_the_t
             np.testing.assert_array_equal(one, two)
 
 
+@pytest.fixture(params=[True, False], ids=["bytes", "float64"])
+def by_bytes(request, monkeypatch):
+    """Both ways of a processor to the same products."""
+    if request.param and not sums.short_products():
+        pytest.skip("this processor multiplies no bytes exactly and fast")
+    monkeypatch.setattr(sums, "short_products", lambda: request.param)
+
+
+@pytest.mark.usefixtures("by_bytes")
 def test_the_largest_sums_that_are_allowed_stay_exact():
-    """All records equal and as large as can be: 4096 products of 2^40 in one product, and 2^22 of them in int64."""
-    assert feature_bits(2**22) == 20
+    """All records equal and as large as can be: 2^11 of them in float32, their products in int32, 2^36 in int64."""
+    assert {feature_bits(records) for records in (2, 10**8, 2**36)} == {13}
     ones = np.zeros((4096, 2), dtype=np.float32)
     ones[:, 0] = 9.0
-    largest = sums_of(ones, np.zeros(4096, dtype=np.int64), bits=20)[2][0, 0]
-    v = int(rounded_features(torch.from_numpy(ones[:1]), None, bits=20)[0, 0])
-    assert largest == 4096 * v * v
-    assert 4096 * (2**20) ** 2 <= 2**53
-    for records in (2, 60_000, 10**8, 2**32 - 1):
+    _, features, moments = sums_of(ones, np.zeros(4096, dtype=np.int64))
+    v = int(rounded_features(torch.from_numpy(ones[:1]), None, bits=13)[0, 0])
+    assert v == 2**13
+    assert features.tolist() == [[4096 * v, 0], [0, 0], [0, 0]]
+    assert moments.tolist() == [[4096 * v * v, 0], [0, 0]]
+    assert 2048 * v <= 2**24
+    for records in (2, 60_000, 10**8, 2**40):
         assert records * radius(2, feature_bits(records)) ** 2 < 2**63
+
+
+def test_products_by_bytes_and_in_float64_are_the_same(monkeypatch):
+    rng = np.random.default_rng(3)
+    features = rng.normal(size=(3000, 65)).astype(np.float32) * rng.choice([0.01, 0.1, 9.0], size=(3000, 1))
+    labels = rng.integers(-1, 3, size=3000)  # some records have none
+    ways = []
+    for short in {False, sums.short_products()}:
+        monkeypatch.setattr(sums, "short_products", lambda short=short: short)
+        ways.append(sums_of(features.astype(np.float32), labels, rows=1999))
+    v = rounded_features(torch.from_numpy(features.astype(np.float32)), None, bits=13).numpy()[labels >= 0]
+    for counts, by_class, moments in ways:
+        np.testing.assert_array_equal(counts, np.bincount(labels[labels >= 0], minlength=3))
+        np.testing.assert_array_equal(by_class.sum(axis=0), v.sum(axis=0, dtype=np.float64))
+        np.testing.assert_array_equal(moments, np.triu(v.astype(np.int64).T @ v.astype(np.int64)))
+
+
+def test_bytes_hold_every_number_that_they_may():
+    v = torch.arange(-32640, 32640)[:, None]
+    halves = signed_bytes(v.float()).long()
+    assert torch.equal(halves[:, :1] + 256 * halves[:, 1:], v)
 
 
 @settings(max_examples=tried(80))
@@ -99,17 +132,17 @@ def facts(records, *, values=64, d=64):
 
 
 def test_shards_hold_every_record_once_and_end_where_blocks_do():
-    for records, count in ((5, 3), (4096, 7), (100_003, 7), (100_003, 1), (10**8, 96)):
+    for records, count in ((5, 3), (16384, 7), (200_003, 7), (200_003, 1), (10**8, 96)):
         parts = shards(facts(records), count)
         assert len(parts) <= count
         assert parts[0].start == 0
         assert parts[-1].stop == records
         assert all(a.stop == b.start for a, b in itertools.pairwise(parts))
         assert all(part.count > 0 and part.start % block_records(facts(records)) == 0 for part in parts)
-    whole = list(blocks(Shard(0, 100_003), facts(100_003)))
-    divided = [block for part in shards(facts(100_003), 7) for block in blocks(part, facts(100_003))]
+    whole = list(blocks(Shard(0, 200_003), facts(200_003)))
+    divided = [block for part in shards(facts(200_003), 7) for block in blocks(part, facts(200_003))]
     assert divided == whole
-    assert block_records(facts(10)) == 4096
+    assert block_records(facts(10)) == 16384
     assert block_records(facts(10, values=3 * 224 * 224)) == 16
     assert block_records(facts(10, values=2**30)) == 1
 

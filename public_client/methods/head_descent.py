@@ -1,0 +1,42 @@
+"""What descents of a linear classifier by noised mean gradients have in common: weights and bias as one matrix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class HeadDescent(torch.optim.Optimizer):
+    """An optimiser of a linear classifier that looks at public records.
+
+    The schedule's rate is not used.
+
+    Args:
+        head: the classifier, (C, d) with a bias.
+        features: (m, d) of public records, as the head takes them.
+    """
+
+    def __init__(self, head: nn.Linear, features: Tensor) -> None:
+        super().__init__([head.weight, head.bias], {"lr": 1.0})
+        self.wide = torch.cat([features.double(), torch.ones(len(features), 1).to(features).double()], dim=1)
+
+    def values(self) -> Tensor:
+        """(C, d + 1) weights and, last, biases."""
+        weight, bias = self.param_groups[0]["params"]
+        return torch.cat([weight.detach(), bias.detach()[:, None]], dim=1).double()
+
+    def gradient(self) -> Tensor:
+        """(C, d + 1) the present gradient."""
+        weight, bias = self.param_groups[0]["params"]
+        return torch.cat([weight.grad, bias.grad[:, None]], dim=1).double()
+
+    def install(self, values: Tensor) -> None:
+        """Sets weights and biases to (C, d + 1) values."""
+        weight, bias = self.param_groups[0]["params"]
+        weight.copy_(values[:, :-1])
+        bias.copy_(values[:, -1])
+
+    def within(self, change: Tensor, longest: float) -> Tensor:
+        """A change (C, d + 1), shortened to what alters public scores by `longest` in the root mean square."""
+        size = float((self.wide @ change.T).square().mean().sqrt())
+        return min(1.0, longest / max(size, 1e-12)) * change
