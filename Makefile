@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Extra arguments for the tests, for example: make test ARGS="-k ledger"
 ARGS ?=
 # Test processes. The two sites' container tests are all in one of them, which mostly waits, and so are those on PostgreSQL.
-WORKERS ?= 4
+WORKERS ?= 5
 # Where each demo makes a folder of its own, for example: make demo OUTPUT=/tmp/demo
 OUTPUT ?= demo-output
 
@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-containers test-exhaustive set-up lint types format proto lock docs settings-page accountant-table clean
+.PHONY: help demo test test-quick test-containers test-exhaustive set-up lint types checked format proto lock docs settings-page accountant-table clean
 
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
@@ -44,10 +44,10 @@ demo: set-up
 
 # The container tests start an engine of their own (root and Debian), or use the one in DOCKER_HOST; where there can be
 # none they are skipped, and the summary says so.
-test: set-up lint types
+test: set-up checked
 	$(BIN)/pytest --numprocesses $(WORKERS) $(ARGS)
 
-test-quick: set-up lint types
+test-quick: set-up checked
 	$(BIN)/pytest --numprocesses $(WORKERS) -m "not containers and not end_to_end and not long and not exhaustive" $(ARGS)
 
 test-containers: set-up
@@ -64,6 +64,10 @@ lint: set-up
 
 types: set-up
 	$(BIN)/mypy
+
+# While one core looks at types, another writes the tests' bytecode: each test process would compile all of it for itself.
+checked: lint
+	$(BIN)/pytest --collect-only --quiet >/dev/null & $(BIN)/mypy && wait
 
 format: set-up
 	$(BIN)/ruff format .

@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from public_client.adaptation.published import PublishedHospital
     from public_client.curator.stub import Curator
     from public_client.generation import Generator, Replayed, load_generator
-    from public_client.methods import Adapter, AllWeights, Dpda, DpDann, Finetune, Method, Replay, Rows, Statistics
+    from public_client.methods import (
+        Adapter,
+        AllWeights,
+        Dpda,
+        DpDann,
+        Finetune,
+        Method,
+        PseudoLabels,
+        Replay,
+        Rows,
+        Statistics,
+    )
     from public_client.methods.evaluation import Evaluate
     from public_client.methods.transport import Transport
     from public_client.plans.plan import Plan
@@ -57,6 +68,7 @@ _MODULES = {
         "Dpda",
         "Finetune",
         "Method",
+        "PseudoLabels",
         "Replay",
         "Rows",
         "Statistics",
@@ -99,6 +111,7 @@ __all__ = [
     "Plan",
     "PrivacyError",
     "ProtocolError",
+    "PseudoLabels",
     "PublishedHospital",
     "Replay",
     "Replayed",

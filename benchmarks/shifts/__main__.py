@@ -1,6 +1,7 @@
 """The battery of shifts.
 
     python -m benchmarks.shifts run --data-dir ../shared/data --minutes 60   # in a random order, what is not on file
+    python -m benchmarks.shifts repeat --data-dir ../shared/data --shifts half --records 500  # with fresh noise
     python -m benchmarks.shifts summary --format json
     python -m benchmarks.shifts write                                        # docs/ml-team/shifts.md
 
@@ -17,8 +18,10 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from benchmarks.shifts.cells import Cell, all_cells, run_alone
 from benchmarks.shifts.summary import page, summary, table
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts.jsonl"
+REPEATS = RESULTS.with_name("shifts_repeated.jsonl")
 PAGE = Path(__file__).parents[2] / "docs" / "ml-team" / "shifts.md"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"
 
@@ -35,22 +39,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     battery = commands.add_parser("run", help="runs what is not on file yet")
-    battery.add_argument("--data-dir", type=Path, required=True)
-    battery.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
-    battery.add_argument("--minutes", type=float, default=None, help="begin no cell after these")
-    battery.add_argument("--processes", type=int, default=1, help="cells side by side, each on one thread")
-    for name, of in (("sources", str), ("shifts", str), ("records", int), ("epsilons", float), ("seeds", int)):
-        battery.add_argument(f"--{name}", type=_several(of), default=None, help="these alone, in the same order")
+    again = commands.add_parser("repeat", help="runs the same cells again and again, with fresh noise")
+    again.add_argument("--times", type=int, default=16, help="that each cell is to be on file")
+    for command in (battery, again):
+        command.add_argument("--data-dir", type=Path, required=True)
+        command.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
+        command.add_argument("--minutes", type=float, default=None, help="begin no cell after these")
+        command.add_argument("--processes", type=int, default=1, help="cells side by side, each on one thread")
+        for name, of in (("sources", str), ("shifts", str), ("records", int), ("epsilons", float), ("seeds", int)):
+            command.add_argument(f"--{name}", type=_several(of), default=None, help="these alone, in the same order")
     told = commands.add_parser("summary", help="says what is on file")
     told.add_argument("--format", choices=["text", "json"], default="text")
     written = commands.add_parser("write", help="writes the page from what is on file")
     for command in (battery, told, written):
         command.add_argument("--results", type=Path, default=RESULTS)
+    for command in (again, written):
+        command.add_argument("--repeats", type=Path, default=REPEATS)
     arguments = parser.parse_args()
     if arguments.command == "run":
-        _run(arguments)
+        done = {_key(run) for run in read(arguments.results)}
+        left = (cell for cell in _asked(arguments) if _key(asdict(cell)) not in done)
+        _run(left, arguments, arguments.results, {"chosen": any(_wanted(arguments))})
+    elif arguments.command == "repeat":
+        times = Counter(_key(run) for run in read(arguments.repeats))
+        left = (cell for cell in _asked(arguments) for _ in range(arguments.times - times[_key(asdict(cell))]))
+        _run(left, arguments, arguments.repeats, {})
     elif arguments.command == "write":
-        PAGE.write_text(page(read(arguments.results)), encoding="utf-8")
+        PAGE.write_text(page(read(arguments.results), read(arguments.repeats)), encoding="utf-8")
     elif arguments.format == "json":
         print(json.dumps(summary(read(arguments.results)), indent=1))
     else:
@@ -66,17 +81,24 @@ def _several(of: type) -> Callable[[str], list[Any]]:
     return lambda words: [of(word) for word in words.split(",")]
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _key(run: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(run[key] for key in ("source", "shift", "records", "epsilon", "seed"))
+
+
+def _wanted(arguments: argparse.Namespace) -> tuple[list[Any] | None, ...]:
+    """Values of each part of a cell's key; None for any."""
+    return arguments.sources, arguments.shifts, arguments.records, arguments.epsilons, arguments.seeds
+
+
+def _asked(arguments: argparse.Namespace) -> Iterator[Cell]:
+    for cell in all_cells():
+        if all(not own or value in own for own, value in zip(_wanted(arguments), _key(asdict(cell)), strict=True)):
+            yield cell
+
+
+def _run(left: Iterator[Cell], arguments: argparse.Namespace, results: Path, said: dict[str, Any]) -> None:
+    """Runs cells side by side and writes each to `results` when it has ended, with what is `said` of all."""
     begun = time.monotonic()
-    keys = ("source", "shift", "records", "epsilon", "seed")
-    wanted = (arguments.sources, arguments.shifts, arguments.records, arguments.epsilons, arguments.seeds)
-    done = {tuple(one[key] for key in keys) for one in read(arguments.results)}
-
-    def asked(cell: Cell) -> bool:
-        values = tuple(getattr(cell, key) for key in keys)
-        return values not in done and all(not own or value in own for own, value in zip(wanted, values, strict=True))
-
-    left = filter(asked, all_cells())
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
         under_way: set[Future[dict[str, Any]]] = set()
         while True:
@@ -90,8 +112,8 @@ def _run(arguments: argparse.Namespace) -> None:
                 if (failed := one.exception()) is not None:  # the cells beside it are kept
                     print(f"a cell failed: {failed!r}", file=sys.stderr)
                     continue
-                found = one.result() | {"chosen": any(wanted)}
-                with arguments.results.open("a", encoding="utf-8") as file:
+                found = one.result() | said
+                with results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(found) + "\n")
                 print(json.dumps(found), flush=True)
 

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.shifts.cells import KINDS, TUNED_ON, all_cells
 from benchmarks.shifts.made import INSIDE
 from public_client.plans.measured import Battery
+from public_client.replay.delivery import MOST_LOST, UNSURE
 from public_client.replay.verdict import FREQUENCIES_LEAVE, VIEW_FITS, VIEW_MOST
 
 _PAGE = Path(__file__).parent / "page.txt"
@@ -105,8 +106,36 @@ def table(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def page(runs: list[dict[str, Any]]) -> str:
-    """docs/ml-team/shifts.md."""
+def repeated(runs: list[dict[str, Any]]) -> str:
+    """By cell, of the same records and model with fresh noise each time.
+
+    Args:
+        runs: as `cells.run` gives them.
+    """
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for run in runs:
+        groups[run["source"], run["shift"], run["n"], run["epsilon"], run["seed"]].append(run)
+    lines = [
+        "| source | shift | n | epsilon | seed | times | corrected | source-only | mean change | worst | above -1 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (source, shift, n, epsilon, seed), own in sorted(groups.items()):
+        gains = [_gain(run) for run in own]
+        changed, above = sum(run["outcome"] == "priors corrected" for run in own), sum(gain > -1.0 for gain in gains)
+        lines.append(
+            f"| {source} | {shift} | {n:,} | {epsilon:g} | {seed} | {len(own)} | {changed} "
+            f"| {own[0]['source_only']:.1f} | {statistics.mean(gains):+.1f} | {min(gains):+.1f} | {above} |"
+        )
+    return "\n".join(lines)
+
+
+def page(runs: list[dict[str, Any]], repeats: list[dict[str, Any]]) -> str:
+    """docs/ml-team/shifts.md.
+
+    Args:
+        runs: the battery's.
+        repeats: of single cells, with fresh noise each time.
+    """
     whole = summary(runs)
     tuned = _figures([run for run in runs if run["source"] in TUNED_ON])
     rows = [
@@ -125,6 +154,9 @@ def page(runs: list[dict[str, Any]]) -> str:
         "drawn": f"{whole['drawn']['cells']:,}",
         "summary": "\n".join(_row(title, figures) for title, figures in rows),
         "table": table(runs),
+        "repeated": repeated(repeats),
+        "unsure": f"{UNSURE:.0%}",
+        "most_lost": f"{MOST_LOST:g}",
     }
     text = _PAGE.read_text(encoding="utf-8")
     for name, value in values.items():

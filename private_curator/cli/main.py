@@ -62,6 +62,7 @@ def main() -> None:
     help="How many records of one person there are at most (`records convert --person --most`); prices them together.",
 )
 @common.field_option(RecordsSettings, "name", note="[default: the file's name]")
+@common.field_option(RecordsSettings, "labelled")
 @reading_options
 @scaling_options
 @common.san_option

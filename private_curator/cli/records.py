@@ -39,7 +39,6 @@ def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "header",
         "delimiter",
         "unlabelled",
-        "labelled",
         "classes",
         "labels_file",
         "labels_array",

@@ -11,13 +11,29 @@ from public_client.methods.all_weights import AllWeights, Rows
 from public_client.methods.dp_dann import DpDann
 from public_client.methods.dpda import Dpda
 from public_client.methods.finetune import Finetune
+from public_client.methods.pseudo_labels import PseudoLabels
 from public_client.methods.replay import Replay
 from public_client.methods.statistics import Statistics
 from public_client.training.method import Method
 
-__all__ = ["METHODS", "Adapter", "AllWeights", "DpDann", "Dpda", "Finetune", "Method", "Replay", "Rows", "Statistics"]
+__all__ = [
+    "METHODS",
+    "Adapter",
+    "AllWeights",
+    "DpDann",
+    "Dpda",
+    "Finetune",
+    "Method",
+    "PseudoLabels",
+    "Replay",
+    "Rows",
+    "Statistics",
+]
 
 METHODS: Mapping[str, type[Method]] = MappingProxyType(
-    {method.name: method for method in (Replay, Adapter, AllWeights, Rows, DpDann, Statistics, Finetune, Dpda)}
+    {
+        method.name: method
+        for method in (Replay, PseudoLabels, Adapter, AllWeights, Rows, DpDann, Statistics, Finetune, Dpda)
+    }
 )
 """Every method by its name on the command line."""

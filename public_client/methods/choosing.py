@@ -21,12 +21,14 @@ class Choice:
         method: its name.
         needs_labels: whether it learns from the hospital's labels.
         refused: why these records cannot carry it; empty where they can.
+        suits: when to choose it, in words; empty where that is plain.
         measured: the measured run with at most as many records times epsilon; None where there is none.
     """
 
     method: str
     needs_labels: bool
     refused: str
+    suits: str
     measured: Measured | None
 
     def to_json(self) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def choices(description: Description, *, epsilon: float) -> list[Choice]:
             measured = measured_alike(make_plan(description, method, epsilon=epsilon))
         except InvalidValue as error:
             refused = str(error)
-        found.append(Choice(name, method.mechanism.needs_labels, refused, measured))
+        found.append(Choice(name, method.mechanism.needs_labels, refused, method.suits, measured))
     return sorted(found, key=lambda one: bool(one.refused))
 
 
@@ -58,10 +60,12 @@ def choices_text(description: Description, told: Sequence[Choice], *, epsilon: f
     lines = [f"{description.data_set}: {description.records:,} {modality_of(description.record_shape)}, {labels}"]
     for one in told:
         if one.refused:
-            lines.append(f"  {one.method:<11} no: {one.refused}")
+            lines.append(f"  {one.method:<13} no: {one.refused}")
             continue
         reached = str(one.measured) if one.measured else "never measured on such data with so little to go by"
         by = " (from the labels)" if one.needs_labels else ""
-        lines.append(f"  {one.method:<11} yes{by}: {reached}")
+        lines.append(f"  {one.method:<13} yes{by}: {reached}")
+        if one.suits:
+            lines.append(f"  {'':<13} {one.suits}")
     lines.append(f"A run of epsilon {epsilon:g}; your data may differ. How to choose: docs/ml-team/labelled.md")
     return "\n".join(lines)

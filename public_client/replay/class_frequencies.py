@@ -12,8 +12,8 @@ class look alike on both sides. M, for each l the covariance of the projections 
 look for it: features that vary much are those that move when records are seen otherwise. So v is a part of the
 features' variance.
 
-w has a Dirichlet prior around the source's frequencies, whose strength is the most probable one (the marginal
-likelihood by Laplace's method in the softmax basis, MacKay 1998). All of it is post-processing of what was released.
+w has a Dirichlet prior around the source's frequencies, whose strength is the most probable one
+(`frequency_posterior`). All of it is post-processing of what was released.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from public_client.replay.frequency_posterior import LinearPosterior
 from public_client.replay.residuals import Residuals
 
-_STRENGTHS = (0.5, 2.0, 8.0, 32.0, 128.0, 512.0, 2048.0)
-"""Records of the source that the prior is worth, times the number of classes."""
 _LINEARISATIONS = 6
 _SETTLED = 1e-3  # of the frequencies' total change, after which there is nothing to linearise anew
-_NEWTON_STEPS = 40
 _HALVINGS = 40
 _TELLING = 1e-9  # of the best known combination's part, below which one tells nothing of v
 _NOTHING = 2.0  # nats of misfit, below which nothing is left to look for
@@ -119,15 +117,35 @@ class FrequencyModel:
         for _ in range(_LINEARISATIONS):
             left, slopes = self._linear(w)
             noise = self._noise(w, slopes)
-            kept, own = self.present, noise.most_probable(left) if v is None else v
-            linear = _Linear(left, slopes[kept], noise, own, w[kept], self.source[kept])
-            before, mode = w, linear.best()
+            own = noise.most_probable(left) if v is None else v
+            before, mode = w, self._posterior(w, left, slopes, noise, own).best()
             w = self._spread_out(mode.w)
             if float((w - before).abs().sum()) < _SETTLED:
                 break
         assert mode is not None, "there is at least one round"
         left, slopes = self._linear(w)
-        return self._judged(w, self._spread_out(mode.deviations), left, self._noise(w, slopes), mode.occam)
+        deviations = torch.diagonal(mode.covariance).clamp(min=0.0).sqrt()
+        return self._judged(w, self._spread_out(deviations), left, self._noise(w, slopes), mode.occam)
+
+    def draws(self, found: Frequencies) -> Tensor:
+        """Frequencies from their posterior, linear around those that were found, with the misfit that they leave.
+
+        Args:
+            found: by `free`.
+
+        Returns:
+            (s, classes).
+        """
+        w = found.frequencies
+        left, slopes = self._linear(w)
+        drawn = self._posterior(w, left, slopes, self._noise(w, slopes), found.unexplained).draws()
+        every = torch.zeros(len(drawn), len(w)).to(drawn)
+        every[:, self.present] = drawn
+        return every
+
+    def _posterior(self, w: Tensor, left: Tensor, slopes: Tensor, noise: Noise, v: float) -> LinearPosterior:
+        kept = self.present
+        return LinearPosterior(noise.scaled(left, v), noise.scaled(slopes[kept].T, v), w[kept], self.source[kept])
 
     def tolerant(self, width: float) -> Noise:
         """The noise around the source's own frequencies where others are integrated over.
@@ -293,74 +311,3 @@ class Noise:
         constant = torch.log(torch.diagonal(self._root)).sum()
         likelihoods: Tensor = -0.5 * (squares / whole + whole.log()).sum(dim=1) - constant
         return likelihoods
-
-
-@dataclass(frozen=True)
-class _Mode:
-    w: Tensor
-    deviations: Tensor
-    log_evidence: float
-    occam: float
-
-
-class _Linear:
-    """Coefficients as a linear function of the frequencies around w0: left - slopes^T (w - w0) is noise."""
-
-    def __init__(self, left: Tensor, slopes: Tensor, noise: Noise, v: float, w0: Tensor, source: Tensor) -> None:
-        self._left = noise.scaled(left, v)
-        self._slopes = noise.scaled(slopes.T, v)  # (N, c)
-        self._w0, self._source = w0, source
-        self._gram, self._pulled = self._slopes.T @ self._slopes, self._slopes.T @ self._left
-        self._constant = float(self._left.square().sum())
-        c = len(source)
-        centred = torch.eye(c).to(source) - 1.0 / c
-        self._basis = torch.linalg.eigh(centred)[1][:, 1:]  # (c, c - 1), orthogonal to ones
-
-    def best(self) -> _Mode:
-        """The mode under the most probable strength; the source's own frequencies count as the strongest prior."""
-        modes = [self._mode(strength * len(self._source)) for strength in _STRENGTHS]
-        modes.append(_Mode(self._source, torch.zeros_like(self._source), -0.5 * self._square(self._source), 0.0))
-        return max(modes, key=lambda mode: mode.log_evidence)
-
-    def _square(self, w: Tensor) -> float:
-        step = w - self._w0
-        return self._constant - 2.0 * float(step @ self._pulled) + float(step @ self._gram @ step)
-
-    def _mode(self, strength: float) -> _Mode:
-        alpha = strength * self._source
-        logs = torch.log((0.98 * self._w0 + 0.02 * self._source).clamp(min=1e-12))
-
-        def energy(logs: Tensor) -> float:
-            w = torch.softmax(logs, dim=0)
-            return 0.5 * self._square(w) - float(alpha @ torch.log_softmax(logs, dim=0))
-
-        damping, now = 1e-3, energy(logs)
-        for _ in range(_NEWTON_STEPS):
-            w = torch.softmax(logs, dim=0)
-            spread = torch.diag(w) - torch.outer(w, w)
-            gradient = spread @ (self._gram @ (w - self._w0) - self._pulled) - alpha + strength * w
-            curvature = self._basis.T @ (spread @ self._gram @ spread + strength * spread) @ self._basis
-            gradient = self._basis.T @ gradient
-            damped = curvature + damping * torch.diag(torch.diagonal(curvature))
-            step = self._basis @ torch.linalg.solve(damped, gradient)
-            proposed = logs - step * min(1.0, 3.0 / float(step.abs().max().clamp(min=1e-12)))
-            then = energy(proposed)
-            if then > now:
-                damping *= 10.0
-                if damping > 1e6:
-                    break
-                continue
-            damping, gained = max(damping * 0.2, 1e-9), now - then
-            logs, now = proposed, then
-            if gained < 1e-7:
-                break
-        w = torch.softmax(logs, dim=0)
-        spread = torch.diag(w) - torch.outer(w, w)
-        curvature = self._basis.T @ (spread @ self._gram @ spread + strength * spread) @ self._basis
-        c = len(w)
-        log_prior = math.lgamma(strength) - float(torch.lgamma(alpha).sum()) + 0.5 * math.log(c)
-        log_prior += float(alpha @ torch.log(w.clamp(min=1e-300)))
-        volume = 0.5 * (c - 1) * math.log(2 * math.pi) - 0.5 * float(torch.logdet(curvature))
-        covariance = spread @ self._basis @ torch.linalg.inv(curvature) @ self._basis.T @ spread
-        deviations = torch.diagonal(covariance).clamp(min=0.0).sqrt()
-        return _Mode(w, deviations, -0.5 * self._square(w) + log_prior + volume, log_prior + volume)

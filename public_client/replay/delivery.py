@@ -4,9 +4,10 @@ A view: the source-trained modules are tuned on source records seen through it, 
 they do better on such records than the source-trained ones do, by more than chance: a shorter trial on a part of the
 source says so, on the records that it left out. A view that can be undone (columns in other units) is undone in front
 of the source-trained extractor, and nothing is tuned. Other class frequencies: log(target's / source's) is added to the
-classifier's scores, Bayes' rule for new priors (Saerens, Latinne & Decaestecker 2002), and no weight changes. Never
-both: under a view, frequencies and pixels are too easily mistaken for each other. Otherwise the source-trained model,
-to the bit.
+classifier's scores, Bayes' rule for new priors (Saerens, Latinne & Decaestecker 2002), or a part of it, as much as the
+plausible frequencies allow to be added without a loss on the source's records; and no weight changes. Never both:
+under a view, frequencies and pixels are too easily mistaken for each other. Otherwise the source-trained model, to the
+bit.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ _FOLDS = 3
 _TRIAL_STEPS = 400
 _AT_ONCE = 1024  # records
 _SURE = 2.0  # standard errors by which tuning must be expected to gain
-_LEAST_WEIGHT = 1e-3  # a class that seems absent may still come
+_LEAST_WEIGHT = 1e-3  # of a class
+SHARES = (1.0, 0.75, 0.5, 0.25)
+"""Of the logarithms that correct priors: the first that is safe enough is taken, or the model is kept."""
+UNSURE = 0.02
+"""Part of the plausible class frequencies that may cost more than the bound below,"""
+MOST_LOST = 0.5
+"""in percentage points of accuracy, if priors are corrected."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +112,10 @@ def deliver(
     kept = (copy.deepcopy(extractor), copy.deepcopy(classifier))
     for name, fitted in found.items():
         outcome, reason, model = fitted.outcome, fitted.reason, kept
-        if outcome == "priors corrected":
-            model = (kept[0], with_priors(classifier, fitted.class_weights))
-        elif fitted.convinced:
+        if fitted.class_draws is not None:
+            delivered[name] = _corrected(*kept, fitted, fitted.class_draws, source)
+            continue
+        if fitted.convinced:
             own, of = tuned, trials
             if (first := undone[name]) is not None:
                 own = (nn.Sequential(first, kept[0]), kept[1])
@@ -123,6 +131,53 @@ def deliver(
                 )
         delivered[name] = Delivered(*model, outcome, reason)
     return delivered
+
+
+@torch.no_grad()
+def _corrected(
+    extractor: nn.Module, classifier: nn.Module, fitted: Fitted, draws: Tensor, source: Labelled
+) -> Delivered:
+    """The model with other priors, as much of them as is safe, or as it was if nothing is."""
+    scores = torch.cat([classifier(extractor(records)) for records in torch.split(source.images, _AT_ONCE)])
+    right, told = scores.argmax(dim=1) == source.labels, ""
+    for share in SHARES:
+        weights = prior_weights(fitted.class_weights, share)
+        then = (scores + torch.log(weights)).argmax(dim=1) == source.labels
+        gains = frequency_gains(100.0 * (then.double() - right.double()), source.labels, draws)
+        low, high = (float(gains.quantile(part)) for part in (UNSURE, 1.0 - UNSURE))
+        told = f"{low:+.1f} to {high:+.1f} points of accuracy, by the source's records and the plausible frequencies"
+        if low > -MOST_LOST:
+            part = "" if share == 1.0 else f" by {share:.0%} of it, as frequencies are uncertain"
+            reason = f"{fitted.reason}; scores are corrected{part}: {told}"
+            return Delivered(extractor, with_priors(classifier, weights), "priors corrected", reason)
+    reason = f"scores corrected by class frequencies this uncertain may do harm ({told}), so the model is kept"
+    return Delivered(extractor, classifier, "kept", f"{reason} ({fitted.reason})")
+
+
+def prior_weights(weights: Tensor, share: float) -> Tensor:
+    """Class weights (classes,) of which so much of the logarithm is left; a class that seems absent may still come."""
+    return weights.clamp(min=_LEAST_WEIGHT) ** share
+
+
+def frequency_gains(changes: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
+    """Gains in accuracy, which are linear in class frequencies: each class's own on the source, times its frequency.
+
+    Args:
+        changes: (m,), of each source record: what it gains.
+        labels: (m,).
+        draws: (s, classes), plausible frequencies of each class over the source's.
+
+    Returns:
+        (s,), with the chance in the source's records added, in the unit of `changes`.
+    """
+    onehot = functional.one_hot(labels, draws.shape[1]).double()  # (m, c)
+    counts = onehot.sum(dim=0).clamp(min=1.0)
+    means = onehot.T @ changes / counts
+    variances = onehot.T @ (changes - means[labels]).square() / counts.square()
+    shares = draws.double() * onehot.mean(dim=0)
+    shares = shares / shares.sum(dim=1, keepdim=True)
+    chance = torch.randn(len(shares), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(shares)
+    return shares @ means + chance * (shares.square() @ variances).sqrt()
 
 
 def _taken(data: Labelled, chosen: Tensor) -> Labelled:

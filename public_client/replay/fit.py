@@ -157,6 +157,13 @@ class _Posterior:
         return Evidence(model.fixed())
 
     @torch.no_grad()
+    def draws(self, view: View, evidence: Evidence) -> Tensor:
+        """Of class frequencies over the source's, from the posterior around those of `evidence`, (s, classes)."""
+        model, _ = self._model(view, quick=False)
+        drawn = model.draws(evidence.frequencies) / model.source.clamp(min=1e-12)
+        return torch.where(model.present, drawn, 1.0).float()
+
+    @torch.no_grad()
     def left(self, view: View, weights: Tensor) -> float:
         seen = self._seen(_Start(view, weights), self._shuffled[: 4 * _SCORED])
         return self._residuals.distance(self._residuals.of_all(*seen))
@@ -273,9 +280,11 @@ def _without_view(identity: View, alone: Evidence, posterior: _Posterior) -> Fit
         return _kept(identity, alone, posterior, _ALIKE)
     if alone.sees_misfit and alone.unexplained > FREQUENCIES_LEAVE * unchanged.unexplained:
         return _kept(identity, alone, posterior, _STRANGE)
-    weights = alone.frequencies.weights.float()
+    # Accuracy is linear in the frequencies, so the best scores for uncertain ones are those for their mean.
+    draws = posterior.draws(identity, alone)
+    weights = draws.mean(dim=0)
     reason = f"class frequencies alone explain the release, {gained:.0f} nats more probable than the source's: {alone}"
-    return Fitted(identity, weights, posterior.left(identity, weights), "priors corrected", reason)
+    return Fitted(identity, weights, posterior.left(identity, weights), "priors corrected", reason, draws)
 
 
 def _kept(identity: View, evidence: Evidence, posterior: _Posterior, why: str) -> Fitted:

@@ -95,6 +95,7 @@ class Fitted:
         left: estimated distance F that is left.
         outcome: what is to be done with the model.
         reason: why, in words, with the misfit beside the noise floor.
+        class_draws: (s, classes), plausible values of `class_weights`, whose mean it is, where priors may be corrected.
     """
 
     view: View
@@ -102,6 +103,7 @@ class Fitted:
     left: float
     outcome: Outcome
     reason: str
+    class_draws: Tensor | None = None
 
     @property
     def convinced(self) -> bool:

@@ -30,6 +30,7 @@ class Method(Recipe):
         target_side: the source-trained extractor stays for the source; what is adapted stands before the target alone.
         trains_shared: several sites always train one model.
         fits_view: a view of the caller's own may be fitted.
+        suits: when to choose it, where that is not plain; in a few words.
         own_target: the model is for the team's own records, of which some or all have no label (-1), and learns from
             the hospital's; there is no training on the public records before it.
     """
@@ -38,6 +39,7 @@ class Method(Recipe):
     trains_shared: ClassVar[bool] = False
     fits_view: ClassVar[bool] = False
     own_target: ClassVar[bool] = False
+    suits: ClassVar[str] = ""
 
     learning_rate: float = 0.03
     source_records: int = 4096
@@ -113,7 +115,8 @@ class Method(Recipe):
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
         """See `Recipe`: what such a plan reached where it was measured."""
         first, *rest = measured_text(plan)
-        return [("reaches", first), *(("", line) for line in rest)]
+        suits = [("suits", self.suits)] if self.suits else []
+        return [("reaches", first), *(("", line) for line in rest), *suits]
 
 
 def plan_json(plan: Plan, compared: Plan | None = None) -> str:

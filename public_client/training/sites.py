@@ -82,7 +82,8 @@ class Site:
         lost: why it was set aside; None while it takes part.
         perhaps_charged: nothing came back of the request that charges its run, so the ledger may hold it.
         contract: what its operator declares of the records' values, once it was described; None before.
-        outcome: what was done with its model: `ADAPTED`; of a replay, which of `public_client.replay.verdict.Outcome`.
+        outcome: what was done with its model: `ADAPTED`; of a replay, which of `public_client.replay.verdict.Outcome`;
+            of pseudo-labels "kept" where it is not adapted.
         finding: why, in words, where the releases were found to say something.
     """
 

@@ -70,6 +70,48 @@ def test_other_frequencies_correct_the_priors_and_gain(classifier):
     torch.testing.assert_close(model.classifier(target.images), expected)
 
 
+def with_draws(draws: torch.Tensor) -> Fitted:
+    view = FeatureView(torch.ones(D))
+    return Fitted(view, draws.mean(dim=0), 0.0, "priors corrected", "made for this test", draws)
+
+
+def test_priors_are_corrected_by_as_much_as_uncertain_frequencies_allow(classifier):
+    """The first class is rare by all draws, or by most of them while one in twenty has it most frequent."""
+    rare, frequent = torch.tensor([0.5, 1.25, 1.25]), torch.tensor([1.5, 0.75, 0.75])
+    sure = given(classifier, with_draws(rare.repeat(100, 1)))
+    assert sure.outcome == "priors corrected"
+    assert "scores are corrected: +" in sure.reason
+    ratio = sure.classifier(SOURCE.images) - classifier(SOURCE.images)
+    torch.testing.assert_close(ratio, torch.log(rare).expand_as(ratio))
+
+    some = with_draws(torch.stack([rare] * 95 + [frequent] * 5))
+    part = given(classifier, some)
+    assert part.outcome == "priors corrected"
+    assert "% of it, as frequencies are uncertain" in part.reason
+    bent = (part.classifier(SOURCE.images) - classifier(SOURCE.images))[0].detach() / torch.log(some.class_weights)
+    torch.testing.assert_close(bent, bent[:1].expand_as(bent))
+    assert 0.2 < float(bent[0]) < 0.8
+
+    wrong = Fitted(some.view, rare, 0.0, "priors corrected", "made for this test", frequent.repeat(100, 1))
+    kept = given(classifier, wrong)
+    assert kept.outcome == "kept"
+    assert "may do harm" in kept.reason
+    assert torch.equal(kept.classifier(SOURCE.images), classifier(SOURCE.images))
+
+
+def test_a_gain_is_each_class_gain_times_its_frequency():
+    """Two classes of 400 and 100 records that gain 5 and lose 20 points in the mean."""
+    labels = torch.tensor([0] * 400 + [1] * 100)
+    changes = torch.cat([torch.tensor([100.0, 0.0]).repeat(20), torch.zeros(360), -20.0 * torch.ones(100)]).double()
+    draws = torch.tensor([[1.0, 1.0], [1.25, 0.0], [0.0, 5.0]])
+    gains = delivery.frequency_gains(changes, labels, draws.repeat(2000, 1)).reshape(2000, 3)
+    chance = 100.0 * (0.05 * 0.95 / 400) ** 0.5  # of the first class: 20 of 400 records gained
+    for column, frequency in enumerate((0.8, 1.0, 0.0)):
+        expected = 5.0 * frequency - 20.0 * (1.0 - frequency)
+        assert float(gains[:, column].mean()) == pytest.approx(expected, abs=0.2)
+        assert float(gains[:, column].std()) == pytest.approx(frequency * chance, rel=0.1, abs=1e-9)
+
+
 def test_no_shift_keeps_the_model_to_the_bit(classifier):
     fitted = found(table(2000, 2).images, epsilon=1.0)
     assert fitted.outcome == "kept"

@@ -1,0 +1,331 @@
+"""One release of pseudo-labelled class sums: a classifier for a target whose classes have moved in feature space.
+
+The team's own classifier is a part of the uploaded graph, and the hospital sums what it takes the records for, times
+the first components of their features (`pseudo_label_sums`). A sum is what one quantile coefficient in each of many
+directions holds, so the mechanism is the ready one, without labels. How far each class has moved is a posterior
+(`pseudo_label_fit`); the extractor stays, and the classifier goes half of the way to what it learns on source features
+that moved alike, if that helps in worlds like the target (`pseudo_label_head`). Otherwise the model is kept as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from public_client.curator.stub import Curator
+from public_client.data.accuracy import features as features_of
+from public_client.data.progress import Reporter, reporting
+from public_client.data.source import collect
+from public_client.methods.pseudo_label_fit import Observed, Shifts, Source
+from public_client.methods.pseudo_label_head import WORLDS, expected_gain, halfway, moved_fit
+from public_client.methods.pseudo_label_sums import (
+    PseudoLabelSums,
+    component_axes,
+    components_of,
+    made_axes,
+    whole,
+)
+from public_client.plans.declarable import Declarable
+from public_client.plans.plan import Plan
+from public_client.plans.recipe import RunTerms, not_counts, not_positive
+from public_client.training.checkpoint import Checkpoint
+from public_client.training.drawing import draw_all
+from public_client.training.loop import Training, status, write_histories
+from public_client.training.method import Method
+from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from public_client.training.sites import Group, Model, Site
+from shared.errors import InvalidValue
+from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.interface import AnyMechanism, Payload
+from shared.mechanisms.quantiles.mechanism import QUANTILES
+from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from shared.protocol import limits
+
+_log = logging.getLogger(__name__)
+
+KEPT = "kept"
+_DIRECTIONS = 8  # for each released sum: more hardly tell more, for the same price
+_LEAST_TOLD = 200.0  # records over the noise's factor, below which shifts of classes drown
+_LEAST_EVIDENCE = 5.0  # nats
+_MOST_MISFIT = 0.1  # of the spread of what a record adds
+_SURE = 2.0  # standard errors of the gain
+_LEAST_GAIN = 0.5  # points: what real targets differ in besides costs about so much
+
+
+@dataclass(frozen=True, kw_only=True)
+class PseudoLabels(Method):
+    """Moves of the classes, from one noised sum of pseudo-labelled features; no labels are read.
+
+    Attributes:
+        components: of the source's features, along which classes are looked for; fewer with many classes.
+        least_classes: fewer are refused: with two, records that cross the boundary and a class that moved along it look
+            alike in the sums, and on such data it lost as often as it gained (docs/ml-team/pseudo-labels.md).
+        target_norm: the public map gives the source's summands this mean norm; records are clipped at 1/2.
+    """
+
+    name = "pseudo-labels"
+    suits = (
+        "for deep features of about 1,000 records or more, three classes or more, each moved its own way; else it keeps"
+    )
+
+    components: int = 16
+    least_classes: int = 3
+    target_norm: float = 0.35
+
+    def problems(self) -> list[str]:
+        """See `Method`."""
+        return [
+            *super().problems(),
+            *not_counts(self, "components", "least_classes"),
+            *not_positive(self, "target_norm"),
+        ]
+
+    @property
+    def mechanism(self) -> AnyMechanism:
+        """See `Recipe`."""
+        return QUANTILES
+
+    def declaration(self, run: RunTerms) -> Payload:
+        """See `Recipe`: the first quantile coefficient is the sum of the projections over the root of b."""
+        most = min(limits.MAX_DIRECTIONS, limits.MAX_RELEASE_VALUES // run.batch)
+        directions = max(1, min(_DIRECTIONS * run.dimension, most))
+        return SlicedDeclaration(
+            directions=directions,
+            sigma=run.noise * math.sqrt(directions / (run.dimension * run.batch)),
+            coefficients=1,
+            feature_map=run.feature_map,
+        )
+
+    def adapts(self, record_shape: tuple[int, ...] | None) -> str:
+        """See `Recipe`."""
+        return "the classifier, on public features that moved as the target's classes did; the extractor stays"
+
+    def notes(self, plan: Plan) -> list[tuple[str, str]]:
+        """See `Recipe`; and whether so many records can tell anything."""
+        notes = super().notes(plan)
+        if plan.noise is not None and (words := _too_little(plan)):
+            notes.append(("", f"here {words}: ask for more epsilon, or take replay"))
+        return notes
+
+    def declarable(
+        self,
+        extractor: nn.Module,
+        record_shape: tuple[int, ...],
+        own: nn.Module | None,
+        classifier: nn.Module | None = None,
+    ) -> Declarable:
+        """See `Method`, as far as the price goes: sizes are right, the components are not yet the source's.
+
+        Raises:
+            InvalidValue: the classifier is not given, or tells too few classes apart.
+        """
+        if classifier is None:
+            raise InvalidValue("pseudo-labels asks with the classifier too; plan with extractor and classifier")
+        with torch.no_grad():
+            features = copy.deepcopy(extractor).cpu().eval()(torch.zeros(2, *record_shape))
+            classes = copy.deepcopy(classifier).cpu().eval()(features).shape[1]
+        if classes < self.least_classes:
+            raise InvalidValue(
+                f"the classifier tells {classes} classes apart; pseudo-labels needs {self.least_classes} at least: "
+                "take replay"
+            )
+        dimension = features.shape[1]
+        axes = made_axes(dimension, components_of(self.components, classes=classes, dimension=dimension))
+        return Declarable.of(whole(extractor, classifier, axes)[0], record_shape)
+
+    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ChargedRun:
+        """See `Method`.
+
+        Raises:
+            InvalidValue: always: what is released is no loss to descend on.
+        """
+        raise InvalidValue(
+            "pseudo-labels fits its one release as a whole; use DomainAdaptation, or open another method"
+        )
+
+    def begin(self, group: Group, training: Training) -> None:
+        """See `Method`: one graph and one map for all sites."""
+        kept = group.store.read("axes") if group.store is not None else None
+        classes = _scores(training)
+        count = components_of(self.components, classes=classes, dimension=training.features.shape[1])
+        axes = component_axes(training.features, count)
+        if kept is not None:  # what the runs were declared with, to the last bit
+            axes = nn.Linear(axes.in_features, len(kept["bias"]))
+            axes.load_state_dict(kept)
+            axes.requires_grad_(False)
+        elif group.store is not None:
+            group.store.write("axes", axes.state_dict())
+        asked, sums = whole(training.model.extractor, training.model.classifier, axes)
+        with torch.no_grad():
+            feature_map = FeatureMap.from_source(sums(training.features.cpu()), target_norm=self.target_norm)
+        ready = Declarable.of(asked, group.record_shape())
+        group.charge_each(
+            lambda site: SumsRun(site.curator, ready, site.plan, sums, feature_map, checkpoint=site.store)
+        )
+
+    def fit(self, group: Group, training: Training) -> None:
+        """See `Method`; each site's classifier is its own."""
+        for site in group.live:
+            training.record(site, 0, math.nan)
+
+        def drawn(site: Site) -> list[SlicedReply]:
+            with reporting(f"pseudo-labelled sums of {site.name}", site.plan.steps, shown=training.progress) as bar:
+                return draw_all(_run_of(site), site.store, bar)
+
+        releases = group.each(drawn)
+        shown = collect(training.source, most=max(1, self.source_records // training.ranks.size))
+        features = features_of(training.model.extractor, shown.images.to(training.device))
+        features = training.ranks.gather(features).cpu().double()
+        labels = training.ranks.gather(shown.labels.to(training.device)).cpu()
+        for site in group.live:
+            run = _run_of(site)
+            source = Source(features, labels, copy.deepcopy(run.sums).double(), run.declared_map)
+            own, plan = releases[site.name], site.plan
+            seen = min(plan.records, plan.batch_size * len(own))
+            told = {"batch": plan.batch_size, "records": seen, "sigma": run.declared.sigma}
+            observed = Observed.of(own, dimension=source.dimension, **told)
+            with reporting(f"classes of {site.name}", 1 + WORLDS, shown=training.progress) as bar:
+                delivered = deliver(source, observed, site.plan, seed=training.seed, bar=bar)
+                _install(site, delivered, training)
+                bar.tell(status(group))
+        write_histories(group)
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What a site is given.
+
+    Attributes:
+        classifier: in float64 on the processor; None where the model is kept.
+        reason: why, in words.
+    """
+
+    classifier: nn.Module | None
+    reason: str
+
+
+def deliver(source: Source, observed: Observed, plan: Plan, *, seed: int, bar: Reporter) -> Delivered:
+    """The classifier, or none: too little was released, nothing has moved, or following it would not help.
+
+    Args:
+        source: public.
+        observed: what was released of the target.
+        plan: of the run, with its noise.
+        seed: of the worlds.
+        bar: told of each step.
+    """
+    if words := _too_little(plan):
+        return Delivered(None, f"{words}, so the model is kept")
+    generator = torch.Generator().manual_seed(seed)
+    shifts = moved_fit(source, observed, generator)
+    bar.advance("fitted")
+    found = _in_words(shifts)
+    if shifts.evidence < _LEAST_EVIDENCE:
+        return Delivered(None, f"the release is what the public source would give ({found}), so the model is kept")
+    if shifts.frequencies:
+        return Delivered(
+            None, f"the classes' frequencies have changed ({found}), so the model is kept; replay follows them"
+        )
+    if shifts.misfit > _MOST_MISFIT:
+        return Delivered(None, f"the release does not fit classes that have moved ({found}), so the model is kept")
+    gain = expected_gain(source, observed, shifts, generator, told=lambda: bar.advance("trying"))
+    tried = f"in worlds drawn from the fit {gain} ({found})"
+    if gain.mean < max(_LEAST_GAIN, _SURE * gain.error):
+        return Delivered(None, f"{tried}, which is no clear gain, so the model is kept")
+    return Delivered(halfway(source, shifts), tried)
+
+
+def _in_words(shifts: Shifts) -> str:
+    return (
+        f"classes moved by {shifts.common:g} together and {shifts.own:g} each, in units of a feature's mean norm; "
+        f"{shifts.evidence:.0f} nats for it; {shifts.misfit:g} of a record's deviation is unexplained"
+    )
+
+
+def _too_little(plan: Plan) -> str:
+    """Why a release of so many records with so much noise cannot tell; empty where it may."""
+    assert plan.noise is not None, "known once the model is"
+    told = plan.batch_size * math.sqrt(plan.steps) / plan.noise
+    if told >= _LEAST_TOLD:
+        return ""
+    return (
+        f"{plan.batch_size} records with noise of {plan.noise:.2f} records tell too little of the classes "
+        f"({told:.0f} to one; it takes {_LEAST_TOLD:.0f})"
+    )
+
+
+def _install(site: Site, delivered: Delivered, training: Training) -> None:
+    classifier = training.model.classifier
+    if delivered.classifier is not None:
+        like = next(classifier.parameters())
+        classifier = delivered.classifier.to(device=like.device, dtype=like.dtype)
+        training.ranks.synchronise(classifier)  # all ranks computed the same, but for their processors
+    else:
+        site.outcome = KEPT
+    site.model = Model(training.model.extractor, classifier)
+    site.finding = delivered.reason
+    (_log.info if delivered.classifier is not None else _log.warning)(
+        "%s: %s; %s", site.name, site.outcome, site.finding
+    )
+    site.steps = site.plan.steps
+    training.record(site, site.steps, math.nan)
+
+
+class SumsRun(ChargedRun):
+    """A run of pseudo-labelled sums; making it charges the whole run.
+
+    Args:
+        sums: the end of the graph.
+        feature_map: of the sums.
+        curator, ready, plan, checkpoint: see `ChargedRun`.
+    """
+
+    def __init__(
+        self,
+        curator: Curator,
+        ready: Declarable,
+        plan: Plan,
+        sums: PseudoLabelSums,
+        feature_map: FeatureMap,
+        *,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self.sums = sums
+        super().__init__(curator, ready, plan, feature_map=feature_map, checkpoint=checkpoint)
+
+    @property
+    def declared_map(self) -> FeatureMap:
+        """The public map that the run declares; of a run that goes on, not what would be chosen now."""
+        declared: FeatureMap | None = self.declared.feature_map
+        assert declared is not None, "declared when the run was opened"
+        return FeatureMap(declared.center.cpu().double(), declared.scale.cpu().double())
+
+    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
+        """See `ChargedRun`."""
+        return SlicedRequest()
+
+    def answered(
+        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
+    ) -> AnsweredStep:
+        """See `ChargedRun`.
+
+        Raises:
+            InvalidValue: always: the sums are no loss.
+        """
+        raise InvalidValue("pseudo-labelled sums are no loss to descend on")
+
+
+def _run_of(site: Site) -> SumsRun:
+    assert isinstance(site.run, SumsRun), "this method opened it"
+    return site.run
+
+
+def _scores(training: Training) -> int:
+    """C, of the team's classifier."""
+    with torch.no_grad():
+        return int(training.model.classifier(training.features[:2]).shape[1])

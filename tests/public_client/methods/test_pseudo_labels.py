@@ -1,0 +1,174 @@
+"""Pseudo-labelled sums on a mock curator: classes that moved are followed, and everything else keeps the model."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from made_home import made_home
+from scipy import stats
+from serving_here import serving
+from torch import nn
+
+from public_client import DomainAdaptation, Federation, Hospital, MockCurator, PseudoLabels, mock_description
+from public_client.data.datasets import Labelled
+from public_client.data.source import source_loader, train_source
+from public_client.methods.pseudo_label_fit import Observed
+from public_client.methods.pseudo_labels import KEPT
+from public_client.training.saved_model import load_adapted
+from public_client.training.sites import ADAPTED
+from shared.errors import InvalidValue
+from shared.kernels.directions import directions
+from shared.kernels.feature_map import FeatureMap
+from shared.kernels.noise import SeededNoise
+from shared.mechanisms.quantiles.coefficients import release_coefficients
+from shared.mechanisms.sliced import SlicedReply
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "ml-team" / "pseudo-labels.md"
+D, CLASSES = 8, 4
+MEANS = 3.0 * torch.eye(CLASSES, D)
+MOVES = torch.randn(CLASSES, D, generator=torch.Generator().manual_seed(3))
+MOVES = 1.6 * MOVES / MOVES.norm(dim=1, keepdim=True)
+
+
+def made(count, seed, *, moved=0.0, classes=CLASSES):
+    """Records whose first numbers tell their class; each class moves its own way."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (count,), generator=generator)
+    return Labelled((MEANS + moved * MOVES)[labels] + torch.randn(count, D, generator=generator), labels)
+
+
+def hospital(data, epsilon):
+    told = mock_description(records=len(data), record_shape=(D,), epsilon=epsilon, delta=1e-5)
+    randomness = np.random.default_rng(0).bytes
+    return Hospital(MockCurator(told, records=lambda count: data.images[:count], randomness=randomness))
+
+
+@pytest.fixture(scope="module")
+def source():
+    """A fixed extractor, a classifier trained on the source, and its loader."""
+    torch.manual_seed(0)
+    extractor, classifier = nn.Linear(D, D).requires_grad_(False), nn.Linear(D, CLASSES)
+    with torch.no_grad():
+        extractor.weight.copy_(torch.eye(D))
+        extractor.bias.zero_()
+    loader = source_loader(made(1500, 0), batch_size=100)
+    train_source(extractor, classifier, loader, epochs=20, learning_rate=1e-2)
+    return extractor, classifier, loader
+
+
+def trained(source, where, plan, **settings):
+    extractor, classifier, loader = source
+    model = DomainAdaptation(extractor, classifier, hospital=where, plan=plan, device="cpu", seed=1, source_epochs=0)
+    return model.fit(loader, progress=False, **settings)
+
+
+def of_target(source, data, epsilon):
+    """What a hospital with such records is given, and its report."""
+    with hospital(data, epsilon) as where:
+        plan = where.plan(PseudoLabels(), epsilon=epsilon, extractor=source[0], classifier=source[1])
+        model = trained(source, where, plan)
+        (charge,) = where.curator.charges
+        assert charge.epsilon == pytest.approx(epsilon, rel=1e-2)
+        assert charge.run.mechanism.name == "quantiles"
+    return model, model.reports[0]
+
+
+def test_classes_that_moved_are_followed(source, tmp_path):
+    """The model gains what the report says, about; it is saved, and a run that is taken up again costs nothing more."""
+    data, fresh = made(1500, 1, moved=1.0), made(4000, 2, moved=1.0)
+    with hospital(data, 3.0) as where:
+        plan = where.plan(PseudoLabels(), epsilon=3.0, extractor=source[0], classifier=source[1])
+        assert "too little" not in str(plan)
+        model = trained(source, where, plan, checkpoint=tmp_path / "run")
+        before = 100.0 * float((source[1](fresh.images).argmax(dim=1) == fresh.labels).double().mean())
+        after = 100.0 * model.score(fresh.images, fresh.labels)
+        (report,) = model.reports
+        assert report["outcome"] == ADAPTED
+        assert "accuracy goes from" in report["finding"]
+        assert after > before + 2.0
+        again = trained(source, where, plan, checkpoint=tmp_path / "run")  # the loader brings another order
+        assert again.reports[0]["outcome"] == ADAPTED
+        assert 100.0 * again.score(fresh.images, fresh.labels) == pytest.approx(after, abs=2.0)
+        assert len(where.curator.charges) == 1
+    (path,) = model.save(tmp_path / "model.safetensors")
+    assert torch.equal(load_adapted(path, device="cpu").predict(fresh.images), model.predict(fresh.images))
+
+
+@pytest.mark.parametrize(
+    ("data", "epsilon", "why"),
+    [
+        (made(1500, 1), 3.0, "what the public source would give"),
+        (made(1500, 1, classes=2), 3.0, "frequencies have changed"),
+        (made(280, 1, moved=1.0), 1.0, "records with noise"),
+        (Labelled(2.5 * made(1500, 1).images, torch.zeros(1500)), 8.0, "does not fit classes that have moved"),
+    ],
+    ids=["nothing moved", "half of the classes", "few records", "other units"],
+)
+def test_what_does_not_help_keeps_the_model(source, data, epsilon, why):
+    model, report = of_target(source, data, epsilon)
+    assert report["outcome"] == KEPT
+    assert why in report["finding"]
+    records = made(50, 3).images
+    assert torch.equal(model.model().classifier(records), source[1](records))
+
+
+def test_a_plan_says_that_few_records_tell_too_little(source):
+    with hospital(made(280, 1), 1.0) as where:
+        plan = where.plan(PseudoLabels(), epsilon=1.0, extractor=source[0], classifier=source[1])
+        assert "280 records with noise of" in str(plan)
+        with pytest.raises(InvalidValue, match="plan with extractor and classifier"):
+            where.plan(PseudoLabels(), epsilon=1.0, extractor=source[0])
+        with pytest.raises(InvalidValue, match="tells 2 classes apart; pseudo-labels needs 3 at least: take replay"):
+            where.plan(PseudoLabels(), epsilon=1.0, extractor=source[0], classifier=nn.Linear(D, 2))
+        with pytest.raises(InvalidValue, match="use DomainAdaptation"):
+            where.open(plan, source[0])
+        assert where.curator.charges == []
+
+
+def test_the_page_s_block_runs(source, capsys):
+    """docs/ml-team/pseudo-labels.md, at a hospital of too few records."""
+    (code,) = re.findall(r"```python\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
+    data = made(280, 1)
+    names = dict(zip(("extractor", "classifier", "loader"), copy.deepcopy(source), strict=True))
+    with hospital(data, 3.0) as where:
+        exec(compile(code, str(PAGE), "exec"), names | {"hospital": where})
+        assert len(where.curator.charges) == 1
+    assert capsys.readouterr().out.startswith("kept 280 records with noise of")
+
+
+def test_each_of_several_hospitals_gets_its_own_classifier(source, tmp_path):
+    """One graph and one map for a real curator, whose records have moved, and a mock one, whose have not."""
+    extractor, classifier, loader = source
+    home = made_home(tmp_path, made(1500, 1, moved=1.0).images.numpy(), epsilon=3.0)
+    with serving(home) as address, Hospital.connect(address, credentials=tmp_path / "credentials") as real:
+        with Federation({"moved": real, "same": hospital(made(1500, 1), 3.0)}) as sites:
+            plan = sites.plan(PseudoLabels(), epsilon=2.5)
+            model = DomainAdaptation(
+                extractor, classifier, hospital=sites, plan=plan, device="cpu", seed=1, source_epochs=0, shared=True
+            )
+            model.fit(loader, progress=False)
+            assert real.describe().spent == pytest.approx(2.5, rel=1e-2)
+        assert {report["site"]: report["outcome"] for report in model.reports} == {"moved": ADAPTED, "same": KEPT}
+        files = model.save(tmp_path / "model.safetensors")
+    assert [file.name for file in files] == ["model-moved.safetensors", "model-same.safetensors"]
+
+
+def test_what_is_observed_is_the_mean_and_the_declared_noise():
+    """Two steps of the mechanism's own release; fixed seeds, and bounds that one draw in 10^6 would leave."""
+    sums = FeatureMap.identity(D).clipped(torch.randn(500, D, generator=torch.Generator().manual_seed(0)) / 6.0)
+    sigma, replies = 0.3, []
+    for seed in (bytes([1] * 32), bytes([2] * 32)):
+        U = directions(seed, D, 60).to(sums)
+        noise = SeededNoise(seed, purpose="a test")
+        replies.append(SlicedReply(seed, release_coefficients(sums, U, coefficients=1, sigma=sigma, noise=noise)))
+    observed = Observed.of(replies, dimension=D, sigma=sigma, batch=500, records=500)
+    assert observed.rows.shape == (D, D)
+    left = (observed.values - observed.rows @ sums.double().mean(dim=0)) / observed.deviation
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], df=D)
+    assert low < float(left.square().sum()) < high
+    assert observed.rows.square().sum() == pytest.approx(120.0)  # of unit directions: none of them is lost
