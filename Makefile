@@ -67,7 +67,7 @@ types: set-up
 
 # While one core looks at types, another writes the tests' bytecode: each test process would compile all of it for itself.
 checked: lint
-	$(BIN)/pytest --collect-only --quiet >/dev/null & $(BIN)/mypy && wait
+	$(BIN)/pytest --collect-only --quiet >/dev/null & $(BIN)/mypy; status=$$?; wait; exit $$status
 
 format: set-up
 	$(BIN)/ruff format .

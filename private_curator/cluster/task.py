@@ -1,21 +1,24 @@
 """What a node is told of a shard, and what it answers: bytes, read strictly, and no code.
 
-A task says which release of the software, which torch and which records it is meant for: a node that has others
-refuses, for its sums would be another data set's, or would differ in their last bits.
+A task says which release of the software and which code of its sums, which torch and which records it is meant for: a
+node that has others refuses, for its sums would be another data set's, or in other units, or differ in their last bits.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+import shared
 from private_curator.records.labels import Labels
 from private_curator.records.target import Target
 from shared.errors import InvalidValue
@@ -39,7 +42,7 @@ class Meant:
         scale: from stored to served values, and
         offset: added after it.
         labels: SHA-256 of their class numbers; "" where there are none.
-        software: versions of what computes.
+        software: versions of what computes, and a digest of the code that both sides of a sum must share.
         threads: of torch's arithmetic.
     """
 
@@ -60,7 +63,7 @@ class Meant:
             digest: SHA-256 of their stored values.
             labels: of them.
         """
-        software = f"dpswd {version('dpswd')}, torch {torch.__version__}"
+        software = f"dpswd {version('dpswd')} ({_code()}), torch {torch.__version__}"
         return cls(
             digest,
             records.record_shape,
@@ -84,6 +87,16 @@ class Meant:
             for name in mine
             if mine[name] != theirs[name]
         )
+
+
+@functools.cache
+def _code() -> str:
+    """A digest of what both sides of a sum share: above all the unit of rounded features, which scales each record."""
+    root = Path(shared.__file__).parent
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
 
 
 def to_bytes(run: LinearRun, shard: Shard, meant: Meant) -> bytes:

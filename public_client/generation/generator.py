@@ -40,7 +40,7 @@ from shared.extractor.weights import module_weights
 from shared.files import write_public
 from shared.models.model_file import json_object, read_model_file, rebuilt
 
-FORMAT = "dpswd-generator-1"
+FORMAT = "dpswd-generator-2"
 MAX_ROWS = 1_000_000
 """Of one call: a number with too many zeros would otherwise fill the memory before anybody looks."""
 MAX_STEPS = 1000

@@ -24,7 +24,7 @@ from torch.nn import functional
 from public_client.generation.schema import Schema
 
 _STEEP = 1e6
-"""Of a step from 0 to 1, in units of what it divides: one row in some hundred thousand falls on it and is snapped."""
+"""Of a step from 0 to 1, in units of what it divides: one value in a million falls on each of them and is snapped."""
 _LEAST = 1e-4
 """Of a share, where a law begins."""
 _NOWHERE = 1e-12

@@ -3,7 +3,8 @@
 The hospital sends the noised sum of clipped per-record gradients of the cross-entropy with its own labels
 (docs/privacy/labelled-gradients.md); Adam is here, or Newton's steps by the public source's curvature, or Fisher
 scoring where the team's classifier is nearly right. What the recipe sets (view, clip, rate, batch, steps) follows from
-the public source and from constants that were chosen on other data (docs/ml-team/labelled.md).
+the public source and from constants that were chosen beforehand: Adam's and scoring's on other data, Newton's on a part
+of MNIST (docs/ml-team/labelled.md).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.data.source import collect
-from public_client.methods.newton import Newton, less_sure
+from public_client.methods.newton import MOST_FEATURES, Newton, less_sure
 from public_client.methods.public_view import folded, parted, viewed_head
 from public_client.methods.scoring import MOST_WEIGHTS, Scoring
 from public_client.plans.declarable import Declarable
@@ -112,12 +113,12 @@ class Finetune(Method):
         """See `Recipe`; without a clip of its own it is that of C = 1, since the price is any clip's.
 
         Raises:
-            InvalidValue: scoring is asked for where some records have no label.
+            InvalidValue: scoring or Newton's steps are asked for where some records have no label.
         """
-        if self.descent == "scoring" and run.partly_labelled:
+        if self.descent in _FULL_STEPS and run.partly_labelled:
             raise InvalidValue(
-                "descent='scoring' takes the released sum for that of all records, and some have no label here: "
-                "finetune with descent='adam', or take statistics"
+                f"descent={self.descent!r} takes the released sum for that of all records, and some have no label "
+                "here: finetune with descent='adam', or take statistics"
             )
         clip_norm = 1.0 if self.clip_norm is None else self.clip_norm
         return LabelledGradientDeclaration(run.classes, ClippedSum(run.names, clip_norm, 2.0 * clip_norm * run.noise))
@@ -218,6 +219,11 @@ class Finetune(Method):
                 raise InvalidValue(
                     f"the classifier has {weights} weights; scoring keeps a matrix of their square and takes at most "
                     f"{MOST_WEIGHTS}: use descent='adam'"
+                )
+            if self.descent == "newton" and last.in_features > MOST_FEATURES:
+                raise InvalidValue(
+                    f"the classifier takes {last.in_features} features; Newton's steps keep a matrix of their square "
+                    f"and take at most {MOST_FEATURES}: use descent='adam'"
                 )
             if self.descent == "newton" and features is not None:
                 last = less_sure(last, shown)

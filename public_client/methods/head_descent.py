@@ -36,7 +36,10 @@ class HeadDescent(torch.optim.Optimizer):
         weight.copy_(values[:, :-1])
         bias.copy_(values[:, -1])
 
+    def size(self, change: Tensor) -> float:
+        """What a change (C, d + 1) alters of public scores, in the root mean square."""
+        return float((self.wide @ change.T).square().mean().sqrt())
+
     def within(self, change: Tensor, longest: float) -> Tensor:
-        """A change (C, d + 1), shortened to what alters public scores by `longest` in the root mean square."""
-        size = float((self.wide @ change.T).square().mean().sqrt())
-        return min(1.0, longest / max(size, 1e-12)) * change
+        """A change (C, d + 1), shortened to a size of at most `longest`."""
+        return min(1.0, longest / max(self.size(change), 1e-12)) * change

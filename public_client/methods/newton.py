@@ -26,6 +26,8 @@ _LIKELY = 0.3
 """Of a weight's way, t, for features whose mean norm is 1 (docs/ml-team/labelled.md)."""
 _SURE, _HALVINGS = 0.8, 30
 """Mean probability of its decisions with which a classifier begins, on public records, at most."""
+MOST_FEATURES = 4096
+"""Whose axes are taken anew at each step: a quarter of a minute of a core for so many."""
 _LONGEST = 1.5
 """Root mean square of a step's change of scores on public records, at most."""
 

@@ -13,6 +13,7 @@ import copy
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -122,10 +123,15 @@ class PseudoLabels(Method):
         """See `Method`, as far as the price goes: sizes are right, the components are not yet the source's.
 
         Raises:
-            InvalidValue: the classifier is not given, or tells too few classes apart.
+            InvalidValue: the classifier is not given, has nothing to learn, or tells too few classes apart.
         """
         if classifier is None:
             raise InvalidValue("pseudo-labels asks with the classifier too; plan with extractor and classifier")
+        if next(classifier.parameters(), None) is None:
+            raise InvalidValue(
+                "the classifier has no weights, and pseudo-labels learns nothing else: let the extractor end before "
+                "the last layer, and the classifier be that layer"
+            )
         with torch.no_grad():
             features = copy.deepcopy(extractor).cpu().eval()(torch.zeros(2, *record_shape))
             classes = copy.deepcopy(classifier).cpu().eval()(features).shape[1]
@@ -190,7 +196,9 @@ class PseudoLabels(Method):
             told = {"batch": plan.batch_size, "records": seen, "sigma": run.declared.sigma}
             observed = Observed.of(own, dimension=source.dimension, **told)
             with reporting(f"classes of {site.name}", 1 + WORLDS, shown=training.progress) as bar:
-                delivered = deliver(source, observed, site.plan, seed=training.seed, bar=bar)
+                delivered = training.ranks.share(
+                    partial(deliver, source, observed, site.plan, seed=training.seed, bar=bar)
+                )
                 _install(site, delivered, training)
                 bar.tell(status(group))
         write_histories(group)
@@ -264,7 +272,6 @@ def _install(site: Site, delivered: Delivered, training: Training) -> None:
     if delivered.classifier is not None:
         like = next(classifier.parameters())
         classifier = delivered.classifier.to(device=like.device, dtype=like.dtype)
-        training.ranks.synchronise(classifier)  # all ranks computed the same, but for their processors
     else:
         site.outcome = KEPT
     site.model = Model(training.model.extractor, classifier)

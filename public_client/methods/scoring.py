@@ -72,9 +72,8 @@ class Scoring(HeadDescent):
         noise = left * max(self._noise**2, scatter / (1.0 - left) if state["step"] > 1 else 0.0)
         for _ in range(_ITERATIONS):
             change = self._scored(values, state["start"], told, noise) - values
-            size = float((self.wide @ change.T).square().mean().sqrt())
-            values += min(1.0, _LONGEST / max(size, 1e-12)) * change
-            if size < _ENOUGH:
+            values += self.within(change, _LONGEST)
+            if self.size(change) < _ENOUGH:
                 break
         self.install(values)
 

@@ -146,7 +146,7 @@ def _corrected(
         gains = frequency_gains(100.0 * (then.double() - right.double()), source.labels, draws)
         low, high = (float(gains.quantile(part)) for part in (UNSURE, 1.0 - UNSURE))
         told = f"{low:+.1f} to {high:+.1f} points of accuracy, by the source's records and the plausible frequencies"
-        if low > -MOST_LOST:
+        if low > -MOST_LOST and float(gains.mean()) > 0.0:
             part = "" if share == 1.0 else f" by {share:.0%} of it, as frequencies are uncertain"
             reason = f"{fitted.reason}; scores are corrected{part}: {told}"
             return Delivered(extractor, with_priors(classifier, weights), "priors corrected", reason)

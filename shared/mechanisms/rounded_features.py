@@ -32,7 +32,7 @@ def rounded_features(
     """
     mapped = features.clone() if feature_map is None else feature_map.apply(features)
     exact = torch.nan_to_num_(mapped, nan=0.0, posinf=0.0, neginf=0.0)  # as `neutralise`, in the same memory
-    # The clip's margin is 16 times what the two roundings to float32 may add to a row's norm.
+    # The clip's margin is 8 times what the two roundings to float32 may add to a row's norm.
     factors = clip_factors(exact, RECORD_NORM).mul_(math.ldexp(1.0 / RECORD_NORM, bits))
     if counted is not None:  # a product, as for all rows: it takes the same time whatever is not counted
         factors.mul_(counted[:, None])

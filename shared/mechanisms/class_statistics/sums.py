@@ -121,7 +121,7 @@ def signed_bytes(v: Tensor) -> Tensor:
         (m, 2 d) int8.
     """
     # With 128 more, the lower byte is l + 128 from 0 to 255, whose first bit turned round is l as a signed number.
-    return v.to(torch.int16).add_(_BYTE // 2).bitwise_xor_(_BYTE // 2).view(torch.int8)
+    return v.to(torch.int16).contiguous().add_(_BYTE // 2).bitwise_xor_(_BYTE // 2).view(torch.int8)
 
 
 @functools.cache

@@ -143,8 +143,9 @@ def test_scoring_is_of_the_classifier_alone():
         Finetune(descent="Scoring")
 
 
+@pytest.mark.parametrize("descent", ["scoring", "newton"])
 @pytest.mark.parametrize("labelled", [0, 400])
-def test_partly_labelled_records_are_refused_before_the_charge(labelled):
+def test_partly_labelled_records_are_refused_before_the_charge(labelled, descent):
     told = mock_description(
         records=900, record_shape=(WIDTH,), epsilon=10.0, delta=1e-5, classes=CLASSES, partly_labelled=True,
         labelled=labelled,
@@ -152,5 +153,5 @@ def test_partly_labelled_records_are_refused_before_the_charge(labelled):
     records, labels = made(900, 1)
     hospital = Hospital(MockCurator(told, records=lambda count: records[:count], labels=labels))
     with pytest.raises(InvalidValue, match="descent='adam'"):
-        plan = hospital.plan(Finetune(descent="scoring"), epsilon=1.0)
+        plan = hospital.plan(Finetune(descent=descent), epsilon=1.0)
         plan.for_model(feature_dimension=CLASSES, gradient_parameters=CLASSES * (WIDTH + 1))

@@ -108,11 +108,11 @@ def test_rounded_records_stay_within_the_radius_and_the_theorem_holds_for_them(d
     """Also for records that the clip cannot shorten further, and many coordinates that round up together."""
     d = data.draw(st.integers(1, 200))
     scale = data.draw(st.sampled_from([1e-3, 0.05, 0.5, 1.0, 1e20]))
-    bits = data.draw(st.sampled_from([3, 15, 20]))
+    bits = data.draw(st.sampled_from([3, 13, 20]))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     pair = (scale * rng.choice([-1.0, 1.0, rng.normal()], size=(2, d))).astype(np.float32)
     own_map = FeatureMap(torch.zeros(d), torch.full((d,), 0.9))
-    v = rounded_features(torch.from_numpy(pair), own_map, bits=bits).numpy()
+    v = rounded_features(torch.from_numpy(pair), own_map, bits=bits).double().numpy()
     reach = radius(d, bits)
     assert (v == np.round(v)).all()
     assert int((v * v).sum(axis=1).max()) <= reach**2
