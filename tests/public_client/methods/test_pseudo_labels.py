@@ -142,20 +142,23 @@ def test_the_page_s_block_runs(source, capsys):
 
 
 def test_each_of_several_hospitals_gets_its_own_classifier(source, tmp_path):
-    """One graph and one map for a real curator, whose records have moved, and a mock one, whose have not."""
+    """One graph and one map for a real curator and mock ones; what the real one's noise decides is not foreseen."""
     extractor, classifier, loader = source
+    moved, same = hospital(made(1500, 1, moved=1.0), 8.0), hospital(made(1500, 1), 3.0)
     home = made_home(tmp_path, made(1500, 1, moved=1.0).images.numpy(), epsilon=3.0)
     with serving(home) as address, Hospital.connect(address, credentials=tmp_path / "credentials") as real:
-        with Federation({"moved": real, "same": hospital(made(1500, 1), 3.0)}) as sites:
+        with Federation({"real": real, "moved": moved, "same": same}) as sites:
             plan = sites.plan(PseudoLabels(), epsilon=2.5)
             model = DomainAdaptation(
                 extractor, classifier, hospital=sites, plan=plan, device="cpu", seed=1, source_epochs=0, shared=True
             )
             model.fit(loader, progress=False)
             assert real.describe().spent == pytest.approx(2.5, rel=1e-2)
-        assert {report["site"]: report["outcome"] for report in model.reports} == {"moved": ADAPTED, "same": KEPT}
+        told = {report["site"]: report["outcome"] for report in model.reports}
+        assert told.pop("real") in (ADAPTED, KEPT)
+        assert told == {"moved": ADAPTED, "same": KEPT}
         files = model.save(tmp_path / "model.safetensors")
-    assert [file.name for file in files] == ["model-moved.safetensors", "model-same.safetensors"]
+    assert [file.name for file in files] == [f"model-{site}.safetensors" for site in ("real", "moved", "same")]
 
 
 def test_what_is_observed_is_the_mean_and_the_declared_noise():
