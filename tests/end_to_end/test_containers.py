@@ -152,6 +152,7 @@ def _answers(browser: httpx.Client) -> bool:
         return False
 
 
+@pytest.mark.exhaustive  # make test has the same over processes and sockets: test_curator_process.py
 def test_a_certificate_of_another_authority_is_refused(sites):
     """The team's own key and the right authority, but a certificate that another hospital's operator signed."""
     script = (

@@ -135,9 +135,11 @@ def test_frequencies_that_imitate_another_shift_are_not_used():
     fitted = found(target.images + moved, epsilon=3.0)
     assert fitted.outcome == "kept"
     assert "does not fit what is known of shifts" in fitted.reason
+    assert "where the noise alone gives 1" in fitted.reason
+    assert torch.equal(fitted.class_weights, torch.ones(CLASSES))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # the test above and that of pixels say it in `make test`
 def test_what_no_view_explains_is_said_beside_the_noise_floor():
     """Columns that change places: gains and biases cannot follow, and priors must not be bent to it."""
     fitted = found(table(3000, 4).images[:, [3, 4, 5, 0, 1, 2]], epsilon=3.0)
