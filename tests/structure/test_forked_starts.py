@@ -87,6 +87,7 @@ def test_it_is_forked_and_can_be_killed_interrupted_and_start_others():
     ],
     ids=["another program", "a variable that torch reads", "something before it begins"],
 )
+@pytest.mark.long
 def test_what_a_fork_cannot_do_begins_the_usual_way(words, options):
     process = started(*words, **options)
     assert not loaded_torch(process)

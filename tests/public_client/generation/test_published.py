@@ -114,6 +114,7 @@ def test_dp_merf_learns_classes_and_shares_from_one_release():
     assert np.abs(np.array(generator.shares) - 0.5).max() < 0.05
 
 
+@pytest.mark.long
 def test_sliced_distributions_learn_classes_shares_and_shapes_from_one_release():
     """The last value is in two modes, which neither means nor second moments tell; the classes are not even."""
     rng = np.random.default_rng(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -46,6 +47,7 @@ def test_the_identity_and_the_starts():
     assert ImageView(64).mix is None
 
 
+@pytest.mark.long
 def test_mixed_colours_are_followed_end_to_end():
     from sklearn.datasets import load_digits
 

@@ -83,6 +83,7 @@ def test_the_identity_is_the_identity_and_what_is_undone_is_what_was_done():
         view.check(torch.zeros(4, 5), torch.zeros(4, 8))
 
 
+@pytest.mark.long
 def test_a_hospital_in_other_units_is_understood_end_to_end(model):
     """Pounds for kilograms, and Fahrenheit for Celsius, behind an MLP."""
     records = table(1200, 1).images.clone()
