@@ -82,12 +82,11 @@ class DpSwd(Network):
 
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
-        by_rows = self.release == "rows"
-        weight = 1.0 if by_rows else (2 * self.coefficients - 1) / run.batch  # kappa / b, docs/privacy 6
+        coefficients = 0 if self.release == "rows" else self.coefficients
         return SlicedDeclaration(
             directions=self.directions,
-            sigma=run.noise * math.sqrt(weight * self.directions / (run.dimension + run.classes)),
-            coefficients=0 if by_rows else self.coefficients,
+            sigma=run.sliced_sigma(self.directions, coefficients, label_values=run.classes),
+            coefficients=coefficients,
             feature_map=run.feature_map,
             label_weight=self.label_weight,
         )

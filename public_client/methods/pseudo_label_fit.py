@@ -1,16 +1,16 @@
 """How far each class has moved, as far as noised sums of pseudo-labelled features tell.
 
 The model: the target's features are the source's, those of class c moved by m + e_c along the components, where
-m ~ N(0, t0^2) and e_c ~ N(0, t1^2) in every coordinate; and classes may be more or less frequent, with log-weights
-~ N(0, tw^2). What such a target's sums would be is computed with the source's own records and the team's own
-classifier, so its confusion of the classes, and how sure it is of them, are part of the model; around the last fit it
-is taken as linear (Gauss-Newton). Everything is normal then: the posterior and the evidence of (t0, t1, tw) and of a
-misfit kappa that no shift explains are closed forms, and the evidence chooses (empirical Bayes; MacKay 1992).
+m ~ N(0, t0^2) and e_c ~ N(0, t1^2) in every coordinate; coordinates of all classes grow by gains ~ N(0, tg^2); and
+classes may be more or less frequent, with log-weights ~ N(0, tw^2). What such a target's sums would be is computed with
+the source's own records and the team's own classifier, so its confusion of the classes, and how sure it is of them, are
+part of the model; around the last fit it is taken as linear (Gauss-Newton), until it settles. Everything is normal
+then: the posterior and the evidence of (t0, tg, t1, tw) and of a misfit kappa that no shift explains are closed forms,
+and the evidence chooses (empirical Bayes; MacKay 1992).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +23,22 @@ from public_client.methods.pseudo_label_sums import PseudoLabelSums
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.sliced import SlicedReply
 
-_ROUNDS = 2
+_ROUNDS = 12  # at most
+_SETTLED = 0.5  # nats, below which another round is not worth its time
+_SMALLEST_STEP = 1.0 / 64.0  # of a round's
 _STEP = 0.05  # of the differences that take the place of derivatives, in units of a source record's mean norm
-_COMMON = (0.0, 0.05, 0.1, 0.2)
-_OWN = (0.0, 0.02, 0.05, 0.1)
+_PRIORS = {
+    "common": (0.0, 0.05, 0.1, 0.2, 0.4),
+    "gains": (0.0, 0.1, 0.3),
+    "own": (0.0, 0.02, 0.05, 0.1, 0.2, 0.4),
+    "misfit": (0.0, 0.02, 0.05, 0.1, 0.2, 0.4),  # times the root mean square deviation of a record's values
+}
+"""Among which the evidence chooses."""
+_START = {"common": 0.1, "gains": 0.0, "own": 0.05, "misfit": 0.05}
 _FREQUENCIES = 1.0
-_MISFIT = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)  # times the root mean square deviation of a record's values
 _OTHER_FREQUENCIES = (10.0, 0.1)
 """By how much other frequencies must be likelier: nats, and a share of what shifts explain, which look like them."""
+_NEARLY_NOTHING = 1e-6  # a prior deviation of 0, where it is divided by
 _JITTER = 1e-9
 
 
@@ -111,9 +119,10 @@ class Source:
         """Some of the records."""
         return replace(self, features=self.features[chosen], labels=self.labels[chosen])
 
-    def moved(self, shifts: Tensor) -> Tensor:
-        """The records' features (m, d) where each class has moved by its shift, of (C, r)."""
-        return self.sums.moved(self.features, self.labels, shifts)
+    def moved(self, shifts: Shifts, values: Tensor | None = None) -> Tensor:
+        """The records' features (m, d) moved by these values of shifts, by default by their mean."""
+        common, gains, own, _ = shifts.parts(values)
+        return self.sums.moved(self.features, self.labels, common + own, gains)
 
     @torch.no_grad()
     def added(self, features: Tensor) -> Tensor:
@@ -126,9 +135,9 @@ class Shifts:
     """The posterior of how the target differs from the source.
 
     Attributes:
-        mean: (r + C r + C,): what all classes share, each class's own, log-weights of their frequencies.
+        mean: (P,), P = r + r + C r + C: what all classes share, gains, each class's own, log-weights of frequencies.
         covariance: of these.
-        common, own, frequencies, misfit: t0, t1, tw and kappa.
+        common, gains, own, frequencies, misfit: t0, tg, t1, tw and kappa.
         evidence: nats that they gain over the source as it is; 0 where nothing has changed.
         classes: C.
     """
@@ -136,36 +145,41 @@ class Shifts:
     mean: Tensor
     covariance: Tensor
     common: float
+    gains: float
     own: float
     frequencies: float
     misfit: float
     evidence: float
     classes: int
 
-    def shifts(self, values: Tensor | None = None) -> Tensor:
-        """(C, r) of these values (r + C r + C,), by default of the mean."""
-        values = self.mean if values is None else values
-        r = (len(values) - self.classes) // (self.classes + 1)
-        return values[:r] + values[r : r + self.classes * r].reshape(self.classes, r)
+    @classmethod
+    def none(cls, source: Source) -> Shifts:
+        """Those of a target that is the source's like."""
+        C, r = source.classes, source.components
+        values = torch.zeros(2 * r + C * r + C, dtype=torch.float64)
+        return cls(values, torch.diag(values), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, C)
+
+    @property
+    def kinds(self) -> tuple[int, int, int, int]:
+        """How many of the values are of each kind."""
+        r = (len(self.mean) - self.classes) // (self.classes + 2)
+        return r, r, self.classes * r, self.classes
+
+    def parts(self, values: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Common moves (r,), gains (r,), own moves (C, r) and log-weights (C,); by default of the mean."""
+        common, gains, own, frequencies = (self.mean if values is None else values).split_with_sizes(self.kinds)
+        return common, gains, own.reshape(self.classes, -1), frequencies
 
     def weights(self, values: Tensor | None = None) -> Tensor:
         """(C,) of each class's records."""
-        return (self.mean if values is None else values)[-self.classes :].exp()
+        return self.parts(values)[3].exp()
 
     def drawn(self, generator: torch.Generator) -> Tensor:
-        """Values (r + C r + C,) from the posterior."""
+        """Values (P,) from the posterior."""
         spread, axes = torch.linalg.eigh(self.covariance)
         normal = torch.randn(len(spread), generator=generator, dtype=torch.float64)
         values: Tensor = self.mean + axes @ (spread.clamp(min=0.0).sqrt() * normal)
         return values
-
-
-@dataclass(frozen=True)
-class _Linear:
-    """The model around one point: the released values are `offset` + `slopes` times the unknowns, plus noise."""
-
-    offset: Tensor  # (q,)
-    slopes: Tensor  # (q, P)
 
 
 def spread(source: Source) -> Tensor:
@@ -173,72 +187,133 @@ def spread(source: Source) -> Tensor:
     return source.added(source.features).var(dim=0).mean().sqrt()
 
 
-def fitted(source: Source, observed: Observed) -> Shifts:
-    """The posterior, at the hyperparameters with the most evidence."""
-    still = source.added(source.features)
-    # The noise, and the chance of a mean over n target records and over the source's own.
-    noise = observed.deviation**2 * torch.eye(len(observed.values), dtype=torch.float64)
-    chance = torch.cov(still.T) * (1.0 / observed.records + 1.0 / len(still))
-    noise = noise + observed.rows @ chance @ observed.rows.T
-    misfit = float(still.var(dim=0).mean()) * observed.rows @ observed.rows.T
-    nothing = _log_likelihood(noise, observed.values - observed.rows @ still.mean(dim=0))
-    C, r = source.classes, source.components
-    values = torch.zeros(r + C * r + C, dtype=torch.float64)
-    found = Shifts(values, torch.diag(values), 0.0, 0.0, 0.0, 0.0, 0.0, C)
-    for _ in range(_ROUNDS):
-        found = _posterior(_linearised(source, observed, found), observed, noise, misfit, nothing, found)
-    return found
+def fitted(source: Source, observed: Observed, *, frequencies: bool = True) -> Shifts:
+    """The posterior, at the hyperparameters with the most evidence.
 
-
-def _posterior(
-    linear: _Linear, observed: Observed, noise: Tensor, misfit: Tensor, nothing: float, before: Shifts
-) -> Shifts:
-    """Of a linear model; `noise` (q, q) is of everything that is no shift, `misfit` (q, q) what kappa = 1 adds."""
-    C, r = before.classes, len(before.shifts()[0])
-    kinds = [r, C * r, C]
-    shared, own, frequent = (part @ part.T for part in linear.slopes.tensor_split((r, r + C * r), dim=1))
-    left = observed.values - linear.offset
-
-    def best(tw: float) -> tuple[float, float, float, float, float]:
-        return max(
-            (
-                _log_likelihood(noise + kappa**2 * misfit + t0**2 * shared + t1**2 * own + tw**2 * frequent, left),
-                t0, t1, tw, kappa,
-            )
-            for kappa, t0, t1 in itertools.product(_MISFIT, _COMMON, _OWN)
-        )  # fmt: skip
-
-    same, other = best(0.0), best(_FREQUENCIES)
+    Args:
+        source: public.
+        observed: what was released of the target.
+        frequencies: whether those of the classes may be other ones.
+    """
+    fit = _Fit(source, observed)
+    same = fit.settled(0.0)
+    if not frequencies:
+        return same
+    other = fit.settled(_FREQUENCIES)
     nats, share = _OTHER_FREQUENCIES
-    needed = max(nats, share * (same[0] - nothing))
-    told, t0, t1, tw, kappa = other if other[0] - same[0] > needed else same
-    scales = zip(kinds, (t0, t1, tw), strict=True)
-    prior = torch.cat([torch.full((count,), scale**2, dtype=torch.float64) for count, scale in scales])
-    slopes = linear.slopes * prior  # (q, P)
-    covariance = noise + kappa**2 * misfit + slopes @ linear.slopes.T
-    gain = torch.linalg.solve(covariance, slopes)
-    return Shifts(gain.T @ left, torch.diag(prior) - slopes.T @ gain, t0, t1, tw, kappa, told - nothing, C)
+    return other if other.evidence - same.evidence > max(nats, share * same.evidence) else same
 
 
-def _linearised(source: Source, observed: Observed, around: Shifts) -> _Linear:
-    """What the release of a target would be, around the mean of some shifts."""
-    C, r = source.classes, source.components
-    shifts, weights = around.shifts(), around.weights()[source.labels]
-    weights = weights / weights.sum()
-    by_class = functional.one_hot(source.labels, C).double().T  # (C, m)
-    moved = source.added(source.moved(shifts))  # (m, D)
-    expected = weights @ moved
-    slopes = []
-    for j in range(r):
-        step = torch.zeros(C, r, dtype=torch.float64)
-        step[:, j] = _STEP
-        difference = (source.added(source.moved(shifts + step)) - moved) / _STEP
-        slopes.append(by_class @ (weights[:, None] * difference))  # (C, D)
-    own = torch.stack(slopes, dim=1)  # (C, r, D)
-    frequent = by_class @ (weights[:, None] * (moved - expected))
-    of_sums = torch.cat([own.sum(dim=0), own.flatten(0, 1), frequent])  # (P, D)
-    found = observed.rows @ of_sums.T
-    return _Linear(observed.rows @ expected - found @ around.mean, found)
+class _Fit:
+    """One release beside one source, and what of it is chance.
+
+    Args:
+        source, observed: see `fitted`.
+
+    Attributes:
+        noise: (q, q), of everything that is no shift.
+        misfit: (q, q), what kappa = 1 adds.
+        nothing: log-likelihood of the source as it is.
+    """
+
+    def __init__(self, source: Source, observed: Observed) -> None:
+        self.source, self.observed = source, observed
+        still = source.added(source.features)
+        noise = observed.deviation**2 * torch.eye(len(observed.values), dtype=torch.float64)
+        # A mean over n target records, and over the source's own.
+        chance = torch.cov(still.T) * (1.0 / observed.records + 1.0 / len(still))
+        self.noise = noise + observed.rows @ chance @ observed.rows.T
+        self.misfit = float(still.var(dim=0).mean()) * observed.rows @ observed.rows.T
+        self.nothing = _log_likelihood(self.noise, observed.values - observed.rows @ still.mean(dim=0))
+
+    def settled(self, frequencies: float) -> Shifts:
+        """Rounds of Gauss-Newton, each with the hyperparameters that have the most evidence there (MacKay 1992)."""
+        found, chosen = Shifts.none(self.source), dict(_START)
+        for _ in range(_ROUNDS):
+            offset, slopes = self._linearised(found)
+            left = self.observed.values - offset
+            kinds = [part @ part.T for part in slopes.split_with_sizes(found.kinds, dim=1)]
+            told, chosen = self._likeliest(kinds, left, chosen, frequencies)
+            deviations = (chosen["common"], chosen["gains"], chosen["own"], frequencies)
+            each = zip(found.kinds, deviations, strict=True)
+            prior = torch.cat([torch.full((n,), max(t, _NEARLY_NOTHING) ** 2, dtype=torch.float64) for n, t in each])
+            noise = self.noise + chosen["misfit"] ** 2 * self.misfit
+            weighed = slopes * prior  # (q, P)
+            gain = torch.linalg.solve(noise + weighed @ slopes.T, weighed)
+            mean, won = self._stepped(found, gain.T @ left, noise, prior)
+            covariance = torch.diag(prior) - weighed.T @ gain
+            found = Shifts(mean, covariance, *deviations, chosen["misfit"], told - self.nothing, found.classes)
+            if won < _SETTLED:
+                break
+        return found
+
+    def _likeliest(
+        self, kinds: Sequence[Tensor], left: Tensor, chosen: dict[str, float], frequencies: float
+    ) -> tuple[float, dict[str, float]]:
+        """The most evidence of a linear model, and its hyperparameters: one after the other, until none changes."""
+        shared, gained, own, frequent = kinds
+        fixed = self.noise + frequencies**2 * frequent
+        seen: dict[tuple[float, ...], float] = {}
+
+        def evidence(tried: dict[str, float]) -> float:
+            key = tuple(tried.values())
+            if key not in seen:
+                more = zip((tried[name] for name in _PRIORS), (shared, gained, own, self.misfit), strict=True)
+                seen[key] = _log_likelihood(fixed + sum(t**2 * part for t, part in more), left)
+            return seen[key]
+
+        while True:
+            before = chosen
+            for name, values in _PRIORS.items():
+                chosen = max(({**chosen, name: value} for value in values), key=evidence)
+            if chosen == before:
+                return evidence(chosen), chosen
+
+    def _stepped(self, found: Shifts, goal: Tensor, noise: Tensor, prior: Tensor) -> tuple[Tensor, float]:
+        """As far towards a round's goal (P,) as the model itself becomes likelier, and by how many nats."""
+        root = torch.linalg.cholesky(noise)
+
+        def cost(values: Tensor) -> float:
+            left = self.observed.values - self.observed.rows @ self._expected(found, values)
+            white = torch.linalg.solve_triangular(root, left[:, None], upper=False)
+            return 0.5 * float(white.square().sum() + (values.square() / prior).sum())
+
+        now, step = cost(found.mean), 1.0
+        while step >= _SMALLEST_STEP:
+            mean = found.mean + step * (goal - found.mean)
+            if (won := now - cost(mean)) > 0.0:
+                return mean, won
+            step /= 2.0
+        return found.mean, 0.0
+
+    def _weights(self, shifts: Shifts, values: Tensor | None = None) -> Tensor:
+        weights = shifts.weights(values)[self.source.labels]
+        return weights / weights.sum()
+
+    def _expected(self, shifts: Shifts, values: Tensor) -> Tensor:
+        """(D,): the mean of what a record of such a target adds."""
+        return self._weights(shifts, values) @ self.source.added(self.source.moved(shifts, values))
+
+    def _linearised(self, around: Shifts) -> tuple[Tensor, Tensor]:
+        """Around the mean of some shifts the released values are an offset (q,) + slopes (q, P) times the unknowns."""
+        source, C, r = self.source, around.classes, around.kinds[0]
+        weights = self._weights(around)
+        by_class = functional.one_hot(source.labels, C).double().T  # (C, m)
+        moved = source.added(source.moved(around))  # (m, D)
+        expected = weights @ moved
+        each, gained = [], []
+        for j in range(r):
+            towards = torch.zeros_like(around.mean)
+            towards[j] = _STEP
+            difference = (source.added(source.moved(around, around.mean + towards)) - moved) / _STEP
+            each.append(by_class @ (weights[:, None] * difference))  # (C, D)
+            difference = (source.added(source.moved(around, around.mean + towards.roll(r))) - moved) / _STEP
+            gained.append(weights @ difference)
+        own = torch.stack(each, dim=1)  # (C, r, D)
+        frequent = by_class @ (weights[:, None] * (moved - expected))
+        of_sums = torch.cat([own.sum(dim=0), torch.stack(gained), own.flatten(0, 1), frequent])  # (P, D)
+        slopes = self.observed.rows @ of_sums.T
+        return self.observed.rows @ expected - slopes @ around.mean, slopes
 
 
 def _log_likelihood(covariance: Tensor, residuals: Tensor) -> float:

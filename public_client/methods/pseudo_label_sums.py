@@ -13,9 +13,12 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from shared.errors import InvalidValue
+
 COUNT = 0.5
 """a: how much a class's count weighs beside its features."""
 _FLATTENING = 0.3  # of the components' spread: at 0 they keep it, at 1 all have the same
+_ROUNDING = 1e-6  # of features in float32
 _MOST_SUMS = 256  # noise is spread over all of them, and fitting takes their cube
 
 
@@ -39,10 +42,19 @@ class PseudoLabelSums(nn.Module):
         sums: Tensor = (shares.unsqueeze(2) * seen.unsqueeze(1)).flatten(1)
         return sums
 
-    def moved(self, features: Tensor, labels: Tensor, shifts: Tensor) -> Tensor:
-        """Features (m, d) of labels (m,), each moved along the components by its class's shift, of (C, r)."""
+    def moved(self, features: Tensor, labels: Tensor, shifts: Tensor, gains: Tensor) -> Tensor:
+        """Features (m, d) of labels (m,), moved along the components.
+
+        Args:
+            features: (m, d).
+            labels: (m,).
+            shifts: (C, r), of each class.
+            gains: (r,), by how much of themselves coordinates grow, beside the mean of all.
+        """
         rows = self.axes.weight[1:]
-        return features + (shifts @ (rows / rows.square().sum(dim=1, keepdim=True)))[labels]
+        by = shifts[labels] + gains * self.axes(features)[:, 1:]
+        moved: Tensor = features + by @ (rows / rows.square().sum(dim=1, keepdim=True))
+        return moved
 
 
 def components_of(most: int, *, classes: int, dimension: int) -> int:
@@ -50,13 +62,33 @@ def components_of(most: int, *, classes: int, dimension: int) -> int:
     return max(1, min(most, dimension, _MOST_SUMS // classes - 1))
 
 
-def component_axes(features: Tensor, count: int) -> nn.Linear:
-    """From features to (a, z), of public source features (m, d) and a number of components r."""
+def component_axes(features: Tensor, count: int, *, least: float = 0.0) -> nn.Linear:
+    """From features to (a, z), of public source features.
+
+    A component along which the source hardly spreads, such as that of a unit that is dead or nearly so, is left out:
+    flattening would stretch what the source knows nothing of, and the release's noise hides even a move by the whole
+    spread.
+
+    Args:
+        features: (m, d).
+        count: r; fewer where the source has fewer records, or fewer components spread enough.
+        least: spread along a component, of that along all together, below which it is left out.
+
+    Raises:
+        InvalidValue: the features are constant, so that no component is left.
+    """
     exact = features.detach().cpu().double()
     center = exact.mean(dim=0)
     _, singular, directions = torch.linalg.svd(exact - center, full_matrices=False)
-    kept = directions[:count]  # fewer than wanted where the source has fewer records
-    flattened = singular[: len(kept)].clamp(min=1e-6 * float(singular[0])) ** -_FLATTENING
+    whole_spread = float(torch.linalg.vector_norm(singular))
+    enough = singular[:count] > max(least, _ROUNDING) * whole_spread
+    if not bool(enough.any()):
+        raise InvalidValue(
+            f"no component of the extractor's features has {least:.2g} of their spread or more, which are "
+            f"{float(exact.abs().max()):.3g} at most; check that the extractor is trained and its units are alive"
+        )
+    kept = directions[:count][enough]
+    flattened = singular[:count][enough] ** -_FLATTENING
     rows = kept * flattened[:, None]
     rows = rows / torch.linalg.vector_norm((exact - center) @ rows.T, dim=1).mean()
     axes = nn.Linear(exact.shape[1], len(rows) + 1)

@@ -3,7 +3,7 @@
 The team's own classifier is a part of the uploaded graph, and the hospital sums what it takes the records for, times
 the first components of their features (`pseudo_label_sums`). A sum is what one quantile coefficient in each of many
 directions holds, so the mechanism is the ready one, without labels. How far each class has moved is a posterior
-(`pseudo_label_fit`); the extractor stays, and the classifier goes half of the way to what it learns on source features
+(`pseudo_label_fit`); the extractor stays, and the classifier goes most of the way to what it learns on source features
 that moved alike, if that helps in worlds like the target (`pseudo_label_head`). Otherwise the model is kept as it is.
 """
 
@@ -23,7 +23,7 @@ from public_client.data.accuracy import features as features_of
 from public_client.data.progress import Reporter, reporting
 from public_client.data.source import collect
 from public_client.methods.pseudo_label_fit import Observed, Shifts, Source
-from public_client.methods.pseudo_label_head import WORLDS, expected_gain, halfway, moved_fit
+from public_client.methods.pseudo_label_head import WORLDS, expected_gain, learned, moved_fit
 from public_client.methods.pseudo_label_sums import (
     PseudoLabelSums,
     component_axes,
@@ -52,6 +52,7 @@ _log = logging.getLogger(__name__)
 KEPT = "kept"
 _DIRECTIONS = 8  # for each released sum: more hardly tell more, for the same price
 _LEAST_TOLD = 200.0  # records over the noise's factor, below which shifts of classes drown
+_EPSILON_POWER = 1.2  # of the noise's fall, within 1.1 to 1.2 from epsilon 1 to 8: what is asked for then is enough
 _LEAST_EVIDENCE = 5.0  # nats
 _MOST_MISFIT = 0.1  # of the spread of what a record adds
 _SURE = 2.0  # standard errors of the gain
@@ -97,7 +98,7 @@ class PseudoLabels(Method):
         directions = max(1, min(_DIRECTIONS * run.dimension, most))
         return SlicedDeclaration(
             directions=directions,
-            sigma=run.noise * math.sqrt(directions / (run.dimension * run.batch)),
+            sigma=run.sliced_sigma(directions, 1),
             coefficients=1,
             feature_map=run.feature_map,
         )
@@ -110,8 +111,13 @@ class PseudoLabels(Method):
         """See `Recipe`; and whether so many records can tell anything."""
         notes = super().notes(plan)
         if plan.noise is not None and (words := _too_little(plan)):
-            notes.append(("", f"here {words}: ask for more epsilon, or take replay"))
+            notes.append(("", f"it will be refused: {words}"))
         return notes
+
+    def worthless(self, plan: Plan) -> list[str]:
+        """See `Recipe`: with so few records for the noise the model would be kept whatever is released."""
+        words = _too_little(plan)
+        return [f"{words}. Nothing was spent"] if words else []
 
     def declarable(
         self,
@@ -157,15 +163,14 @@ class PseudoLabels(Method):
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one graph and one map for all sites."""
         kept = group.store.read("axes") if group.store is not None else None
-        classes = _scores(training)
-        count = components_of(self.components, classes=classes, dimension=training.features.shape[1])
-        axes = component_axes(training.features, count)
         if kept is not None:  # what the runs were declared with, to the last bit
-            axes = nn.Linear(axes.in_features, len(kept["bias"]))
+            axes = nn.Linear(training.features.shape[1], len(kept["bias"]))
             axes.load_state_dict(kept)
             axes.requires_grad_(False)
-        elif group.store is not None:
-            group.store.write("axes", axes.state_dict())
+        else:
+            axes = self._axes(group, training)
+            if group.store is not None:
+                group.store.write("axes", axes.state_dict())
         asked, sums = whole(training.model.extractor, training.model.classifier, axes)
         with torch.no_grad():
             feature_map = FeatureMap.from_source(sums(training.features.cpu()), target_norm=self.target_norm)
@@ -173,6 +178,14 @@ class PseudoLabels(Method):
         group.charge_each(
             lambda site: SumsRun(site.curator, ready, site.plan, sums, feature_map, checkpoint=site.store)
         )
+
+    def _axes(self, group: Group, training: Training) -> nn.Linear:
+        """Components along which the source spreads more than the noise on a mean of the least noised site."""
+        classes = _scores(training)
+        count = components_of(self.components, classes=classes, dimension=training.features.shape[1])
+        size = {"feature_dimension": classes * (count + 1), "gradient_parameters": 0}
+        told = max(_told(site.plan.for_model(**size)) for site in group.live)
+        return component_axes(training.features, count, least=1.0 / (told * self.target_norm))
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`; each site's classifier is its own."""
@@ -196,9 +209,7 @@ class PseudoLabels(Method):
             told = {"batch": plan.batch_size, "records": seen, "sigma": run.declared.sigma}
             observed = Observed.of(own, dimension=source.dimension, **told)
             with reporting(f"classes of {site.name}", 1 + WORLDS, shown=training.progress) as bar:
-                delivered = training.ranks.share(
-                    partial(deliver, source, observed, site.plan, seed=training.seed, bar=bar)
-                )
+                delivered = training.ranks.share(partial(deliver, source, observed, seed=training.seed, bar=bar))
                 _install(site, delivered, training)
                 bar.tell(status(group))
         write_histories(group)
@@ -217,18 +228,15 @@ class Delivered:
     reason: str
 
 
-def deliver(source: Source, observed: Observed, plan: Plan, *, seed: int, bar: Reporter) -> Delivered:
-    """The classifier, or none: too little was released, nothing has moved, or following it would not help.
+def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> Delivered:
+    """The classifier, or none: nothing has moved, or following it would not help.
 
     Args:
         source: public.
         observed: what was released of the target.
-        plan: of the run, with its noise.
         seed: of the worlds.
         bar: told of each step.
     """
-    if words := _too_little(plan):
-        return Delivered(None, f"{words}, so the model is kept")
     generator = torch.Generator().manual_seed(seed)
     shifts = moved_fit(source, observed, generator)
     bar.advance("fitted")
@@ -245,25 +253,35 @@ def deliver(source: Source, observed: Observed, plan: Plan, *, seed: int, bar: R
     tried = f"in worlds drawn from the fit {gain} ({found})"
     if gain.mean < max(_LEAST_GAIN, _SURE * gain.error):
         return Delivered(None, f"{tried}, which is no clear gain, so the model is kept")
-    return Delivered(halfway(source, shifts), tried)
+    return Delivered(learned(source, shifts), tried)
 
 
 def _in_words(shifts: Shifts) -> str:
     return (
-        f"classes moved by {shifts.common:g} together and {shifts.own:g} each, in units of a feature's mean norm; "
+        f"classes moved by {shifts.common:g} together and {shifts.own:g} each, in units of a feature's mean norm, with "
+        f"gains of {shifts.gains:g}; "
         f"{shifts.evidence:.0f} nats for it; {shifts.misfit:g} of a record's deviation is unexplained"
     )
 
 
-def _too_little(plan: Plan) -> str:
-    """Why a release of so many records with so much noise cannot tell; empty where it may."""
+def _told(plan: Plan) -> float:
+    """Records for one record's worth of noise: the inverse of the deviation on each number of a mean."""
     assert plan.noise is not None, "known once the model is"
-    told = plan.batch_size * math.sqrt(plan.steps) / plan.noise
+    return plan.batch_size * math.sqrt(plan.steps) / plan.noise
+
+
+def _too_little(plan: Plan) -> str:
+    """Why a release of so many records with so much noise cannot tell, and what would do; empty where it may."""
+    told = _told(plan)
     if told >= _LEAST_TOLD:
         return ""
+    assert plan.noise is not None, "known once the model is"
+    records = math.ceil(_LEAST_TOLD * plan.noise / math.sqrt(plan.steps))
+    enough = plan.epsilon * (_LEAST_TOLD / told) ** _EPSILON_POWER
     return (
-        f"{plan.batch_size} records with noise of {plan.noise:.2f} records tell too little of the classes "
-        f"({told:.0f} to one; it takes {_LEAST_TOLD:.0f})"
+        f"{plan.batch_size} records with noise of {plan.noise:.2f} records tell too little of the classes ({told:.0f} "
+        f"to one; it takes {_LEAST_TOLD:.0f}), so the model would be kept: at epsilon {plan.epsilon:g} it takes "
+        f"{records} records. Ask for epsilon {enough:.2g} or so, or take replay"
     )
 
 

@@ -66,12 +66,11 @@ class SlicedMethod(Method):
 
     def sliced(self, run: RunTerms, *, share: float = 1.0) -> SlicedDeclaration:
         """The sliced release; `share` is its part of a step's mean squared shift at noise 1."""
-        quantiles = self.release == "quantiles"
-        weight = (2 * self.coefficients - 1) / run.batch if quantiles else 1.0  # kappa / b, docs/privacy 6
+        coefficients = self.coefficients if self.release == "quantiles" else 0
         return SlicedDeclaration(
             directions=self.directions,
-            sigma=run.noise * math.sqrt(weight * self.directions / run.dimension / share),
-            coefficients=self.coefficients if quantiles else 0,
+            sigma=run.sliced_sigma(self.directions, coefficients, share=share),
+            coefficients=coefficients,
             feature_map=run.feature_map,
         )
 

@@ -67,7 +67,7 @@ class Transport(Recipe):
 
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`; the mean squared shift along k of d directions is k / d."""
-        sigma = run.noise * math.sqrt(self.directions / run.dimension)
+        sigma = run.sliced_sigma(self.directions, 0)
         return SlicedDeclaration(self.directions, sigma, feature_map=run.feature_map)
 
 

@@ -40,6 +40,18 @@ class RunTerms:
     labelled: int = 0
     partly_labelled: bool = False
 
+    def sliced_sigma(self, directions: int, coefficients: int, *, share: float = 1.0, label_values: int = 0) -> float:
+        """Deviation of the noise on each value of a sliced release, docs/privacy 6.
+
+        Args:
+            directions: k.
+            coefficients: L of each direction; 0 for rows.
+            share: the release's part of a step's mean squared shift at noise 1.
+            label_values: that a record has beside its features.
+        """
+        weight = (2 * coefficients - 1) / self.batch if coefficients else 1.0  # kappa / b
+        return self.noise * math.sqrt(weight * directions / (self.dimension + label_values) / share)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(abc.ABC):
@@ -80,6 +92,13 @@ class Recipe(abc.ABC):
 
     def notes(self, plan: Any) -> list[tuple[str, str]]:
         """More lines of a plan's text, as (label, text)."""
+        return []
+
+    def worthless(self, plan: Any) -> list[str]:
+        """Why a release by this plan, with its noise, could not change anything, what it takes and what to do.
+
+        Such a run is refused before anything is charged.
+        """
         return []
 
     def check_offered(self, description: Description) -> None:

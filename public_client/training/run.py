@@ -21,6 +21,7 @@ from public_client.curator.stub import Curator
 from public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
 from public_client.plans.declarable import Declarable, within_quote
 from public_client.plans.plan import Plan
+from public_client.plans.recipe import refuse
 from public_client.training.checkpoint import Checkpoint
 from shared.errors import CuratorFault, CuratorUnavailable, RequestInProgress, SettingsError, StepGivenUp
 from shared.kernels.feature_map import FeatureMap
@@ -109,6 +110,7 @@ class ChargedRun(abc.ABC):
 
     Raises:
         BudgetExhausted: the plan does not fit; nothing was spent.
+        InvalidValue: the release could not change anything (`Recipe.worthless`); nothing was spent.
         SettingsError: the checkpoint's run was declared for another model.
     """
 
@@ -235,6 +237,7 @@ class ChargedRun(abc.ABC):
         self.plan = within_quote(
             self.plan, lambda plan: self._curator.price_run(plan.parameters(uploaded, ready.names, feature_map)).epsilon
         )
+        refuse(self.plan.method.worthless(self.plan))
         parameters, request_id = self.plan.parameters(uploaded, ready.names, feature_map), new_request_id()
         if self._checkpoint is not None:
             declaration = base64.b64encode(parameters.to_bytes()).decode("ascii")

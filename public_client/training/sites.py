@@ -20,6 +20,7 @@ from public_client.curator.stub import Curator
 from public_client.data.ranks import Ranks
 from public_client.plans.declarable import Declarable, quoted
 from public_client.plans.plan import Plan
+from public_client.plans.recipe import refuse
 from public_client.training.asking import ask_each
 from public_client.training.checkpoint import Checkpoint
 from public_client.training.history import HistoryPoint
@@ -308,7 +309,8 @@ def ask_first(
         all_or_none: refuses the training where a site would be set aside.
 
     Raises:
-        DpswdError: no site is left, or one is not; the first one's error, such as `BudgetExhausted`.
+        DpswdError: no site is left, or one is not; the first one's error, such as `BudgetExhausted`, or the method's
+            that a release would be for nothing.
     """
     everybody = Group(sites, None, straggler_s=straggler_s)
     new = [site for site in sites if site.store is None or not site.store.begun]
@@ -328,6 +330,7 @@ def ask_first(
             )
         check(description)
         plan, answer = quoted(site.curator, ready, site.plan)
+        refuse(plan.method.worthless(plan))
         if not answer.fits:
             raise BudgetExhausted(
                 requested=plan.epsilon,

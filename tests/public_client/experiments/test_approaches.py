@@ -72,7 +72,7 @@ def test_source_only_is_the_source_model(trained):
 def test_every_method_runs_and_is_charged(trained, name):
     extractor, classifier, loader = trained
     mechanism, alone = small(name).mechanism, name in ("replay", "pseudo-labels", "statistics", "dpda")
-    hospital = hospital_of(records=300, classes=3 if mechanism.needs_labels else 0)
+    hospital = hospital_of(records=1200 if name == "pseudo-labels" else 300, classes=3 if mechanism.needs_labels else 0)
     settings = small(name).to_json()
     del settings["name"]
     if "tuning_steps" in settings:
