@@ -120,9 +120,12 @@ def run(cell: Cell, origin: Origin) -> dict[str, Any]:
             extractor, classifier, hospital=hospital, plan=plan, device="cpu", seed=cell.seed, source_epochs=0
         )
         begun = time.monotonic()
-        model.fit(source_loader(origin.source, seed=cell.seed), progress=False)
+        if words := "; ".join(method.worthless(plan)):
+            report: dict[str, Any] = {"outcome": "refused", "finding": words}
+        else:
+            model.fit(source_loader(origin.source, seed=cell.seed), progress=False)
+            (report,) = model.reports
         seconds = time.monotonic() - begun
-    (report,) = model.reports
     with torch.no_grad():
         features = [extractor(data.images) for data in (origin.source, held, fresh)]
         scores = classifier(features[2])

@@ -24,12 +24,12 @@ from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.sliced import SlicedReply
 
 _ROUNDS = 12  # at most
-_SETTLED = 0.5  # nats, below which another round is not worth its time
+_SETTLED = 2.0  # nats, below which another round is not worth its time
 _SMALLEST_STEP = 1.0 / 64.0  # of a round's
 _STEP = 0.05  # of the differences that take the place of derivatives, in units of a source record's mean norm
 _PRIORS = {
     "common": (0.0, 0.05, 0.1, 0.2, 0.4),
-    "gains": (0.0, 0.1, 0.3),
+    "gains": (0.0, 0.1, 0.3, 0.6),
     "own": (0.0, 0.02, 0.05, 0.1, 0.2, 0.4),
     "misfit": (0.0, 0.02, 0.05, 0.1, 0.2, 0.4),  # times the root mean square deviation of a record's values
 }

@@ -26,9 +26,10 @@ from public_client.methods.pseudo_label_fit import Observed, Shifts, Source, fit
 
 WORLDS = 4
 _WAY = 0.75  # of the way from the team's classifier to the new one
+_DRAWS = 8
 _UPDATES = 100  # at most, each of all records
 _USUAL_NORM = 3.0  # the length of features at which a weight's penalty is 1
-_FIT_RECORDS = 1200  # more make the fit slower and hardly better
+_FIT_RECORDS = 800  # more make the fit slower and hardly better
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,17 @@ def moved_fit(source: Source, observed: Observed, generator: torch.Generator, *,
     return fitted(source.part(chosen), observed, frequencies=frequencies)
 
 
-def learned(source: Source, shifts: Shifts) -> nn.Module:
-    """A copy of the team's classifier, a part of the way to what it learns on moved source features."""
+def learned(source: Source, shifts: Shifts, generator: torch.Generator) -> nn.Module:
+    """A copy of the team's classifier, a part of the way to what it learns on moved source features.
+
+    Each part of the records moves by a draw from the posterior of its own: what the release leaves open is learned as
+    open.
+    """
     classifier = copy.deepcopy(source.sums.classifier).eval()
-    features = source.moved(shifts)
+    order = torch.randperm(len(source.labels), generator=generator)
+    parts = [source.part(chosen) for chosen in order.chunk(_DRAWS)]
+    features = torch.cat([part.moved(shifts, shifts.drawn(generator)) for part in parts])
+    labels = torch.cat([part.labels for part in parts])
     # As if every record weighed against the weights' squares, for features of a usual length.
     strength = (float(source.features.norm(dim=1).mean()) / _USUAL_NORM) ** 2 / len(features)
     parameters = [parameter.requires_grad_(True) for parameter in classifier.parameters()]
@@ -77,7 +85,7 @@ def learned(source: Source, shifts: Shifts) -> nn.Module:
         optimizer.zero_grad()
         pairs = [pair for pair in zip(parameters, before, strict=True) if pair[0].dim() > 1]
         away = sum(((own - was).square().sum() for own, was in pairs), torch.zeros((), dtype=torch.float64))
-        loss = functional.cross_entropy(classifier(features), source.labels) + 0.5 * strength * away
+        loss = functional.cross_entropy(classifier(features), labels) + 0.5 * strength * away
         torch.autograd.backward(loss)
         return loss
 
@@ -116,7 +124,11 @@ def expected_gain(
         shares = 100.0 * weights / weights.sum()
         team, alone, new = (
             float(shares @ _right(model, moved, other.labels))
-            for model in (source.sums.classifier, learned(own, Shifts.none(own)), learned(own, fit))
+            for model in (
+                source.sums.classifier,
+                learned(own, Shifts.none(own), generator),
+                learned(own, fit, generator),
+            )
         )
         before.append(team)
         retrained.append(alone - team)

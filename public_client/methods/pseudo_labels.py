@@ -253,7 +253,7 @@ def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> 
     tried = f"in worlds drawn from the fit {gain} ({found})"
     if gain.mean < max(_LEAST_GAIN, _SURE * gain.error):
         return Delivered(None, f"{tried}, which is no clear gain, so the model is kept")
-    return Delivered(learned(source, shifts), tried)
+    return Delivered(learned(source, shifts, generator), tried)
 
 
 def _in_words(shifts: Shifts) -> str:

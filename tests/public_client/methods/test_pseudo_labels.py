@@ -118,6 +118,19 @@ def test_what_does_not_help_keeps_the_model(source, data, epsilon, why):
     assert torch.equal(model.model().classifier(records), source[1](records))
 
 
+def test_what_training_for_longer_brings_is_not_the_release_s_gain(source):
+    """A classifier that a little more training would mend, and classes that hardly moved."""
+    extractor, classifier, loader = source
+    spoiled = copy.deepcopy(classifier)
+    with torch.no_grad():
+        spoiled.bias[0] += 4.0
+    _, report = of_target((extractor, spoiled, loader), made(1500, 1, moved=0.1), 8.0)
+    before, after = map(float, re.search(r"source alone, from ([\d.]+) to ([\d.]+) %", report["finding"]).groups())
+    assert after > before + 5.0
+    assert report["outcome"] == KEPT
+    assert "which is no clear gain" in report["finding"]
+
+
 def test_too_few_records_are_refused_before_anything_is_charged(source, tmp_path):
     """The plan says so, a training refuses, and beside a larger hospital the small one is set aside; all unpaid."""
     with hospital(made(280, 1), 9.0) as where:
