@@ -1,0 +1,98 @@
+"""Where `pseudo-labels` loses what could be gained: to noise, to the fit or to the family of moves; on USPS.
+
+    python -m benchmarks.pseudo_label_limits --data-dir ../shared/data --seed 20
+
+For choices: a row is one shift of USPS behind a network whose seed no reported cell uses. Accuracy on fresh records of
+the team's classifier; of what the method learns of 1,000 records at epsilons 1, 3, 8 and without noise, delivered
+always; of what it would learn if it knew each class's true mean, along its components and along all; and of the same
+training on the hospital's own labelled records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.pseudo_labels import CACHE, TUNED_ON, parted
+from benchmarks.shifts.cells import DELTAS, Cell, target_of
+from benchmarks.shifts.sources import load
+from public_client import PseudoLabels, mock_description
+from public_client.methods.pseudo_label_fit import Observed, Shifts, Source
+from public_client.methods.pseudo_label_head import learned, moved_fit
+from public_client.methods.pseudo_label_sums import component_axes, components_of, whole
+from public_client.plans.plan import make_plan
+from shared.kernels.feature_map import FeatureMap
+
+SHIFTS = ("texture", "blurred", "noisy", "occluded", "turned", "mnist")
+_RECORDS, _FRESH = 1000, 4000
+_METHOD = PseudoLabels()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
+    parser.add_argument("--seed", type=int, default=20)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    origin = load(TUNED_ON, arguments.seed, data_dir=arguments.data_dir, cache=arguments.cache)
+    extractor, classifier = parted(origin)
+    print("| shift | source only | 1 | 3 | 8 | no noise | true moves | in all directions | own labels |")
+    for shift in SHIFTS:
+        target = target_of(Cell(TUNED_ON, shift, _RECORDS + _FRESH, 1.0, arguments.seed), origin)
+        with torch.no_grad():
+            features, seen = extractor(origin.source.images).double(), extractor(target.images).double()
+        held, fresh = (seen[:_RECORDS], target.labels[:_RECORDS]), (seen[_RECORDS:], target.labels[_RECORDS:])
+        source = _source(features, origin.source.labels, classifier)
+        found = [source.sums.classifier, *(_by_release(source, held[0], epsilon) for epsilon in (1.0, 3.0, 8.0, None))]
+        means = torch.stack([held[0][held[1] == c].mean(dim=0) for c in range(source.classes)])
+        means = means - torch.stack([features[source.labels == c].mean(dim=0) for c in range(source.classes)])
+        rows = torch.nn.functional.normalize(source.sums.axes.weight[1:], dim=1)
+        for moves in (means @ rows.T @ rows, means):
+            known = Source(features + moves[source.labels], source.labels, source.sums, source.feature_map)
+            found.append(_learned(known))
+        found.append(_learned(Source(*held, source.sums, source.feature_map)))
+        print("|", " | ".join([shift, *(f"{_percent(model, *fresh):.1f}" for model in found)]), "|", flush=True)
+
+
+def _source(features: Tensor, labels: Tensor, classifier: nn.Module) -> Source:
+    count = components_of(_METHOD.components, classes=int(labels.max()) + 1, dimension=features.shape[1])
+    _, sums = whole(nn.Identity(), copy.deepcopy(classifier), component_axes(features, count))
+    sums = sums.double()
+    with torch.no_grad():
+        return Source(features, labels, sums, FeatureMap.from_source(sums(features), target_norm=_METHOD.target_norm))
+
+
+def _by_release(source: Source, held: Tensor, epsilon: float | None) -> nn.Module:
+    """What is learned of records (n, d) by the noise of this epsilon on each number of their mean, or of none."""
+    noise = 1e-4
+    if epsilon is not None:
+        told = mock_description(records=len(held), record_shape=(1,), epsilon=epsilon, delta=DELTAS["images"])
+        plan = make_plan(told, _METHOD, epsilon=epsilon)
+        plan = plan.for_model(feature_dimension=source.dimension, gradient_parameters=0)
+        assert plan.noise is not None, "known with the model"
+        noise = plan.noise
+    generator = torch.Generator().manual_seed(0)
+    each = torch.eye(source.dimension, dtype=torch.float64)
+    exact = Observed(torch.zeros(source.dimension, dtype=torch.float64), each, noise / len(held), len(held))
+    observed = exact.again(
+        source.added(held).mean(dim=0), torch.zeros(source.dimension, dtype=torch.float64), generator
+    )
+    return learned(source, moved_fit(source, observed, generator), generator)
+
+
+def _learned(known: Source) -> nn.Module:
+    return learned(known, Shifts.none(known), torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def _percent(classifier: nn.Module, features: Tensor, labels: Tensor) -> float:
+    return 100.0 * float((classifier(features).argmax(dim=1) == labels).double().mean())
+
+
+if __name__ == "__main__":
+    main()
