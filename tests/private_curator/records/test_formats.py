@@ -106,6 +106,7 @@ def test_what_was_saved_is_what_is_served(tmp_path_factory, kind, values):
 
 
 @given(values=floats, data=st.data())
+@pytest.mark.long
 def test_every_format_converts_to_the_same_npy_and_has_the_same_digest(tmp_path_factory, values, data):
     folder = tmp_path_factory.mktemp("convert")
     texts = data.draw(st.lists(st.sampled_from(["a", "b", "é"]), min_size=len(values), max_size=len(values)))
@@ -306,6 +307,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.long
 def test_a_parquet_file_of_one_row_group_is_converted_in_the_memory_of_a_batch(tmp_path):
     """150 MB that do not shrink, in one row group: neither the group nor the mapped file is held."""
     path, columns = tmp_path / "r.parquet", [f"c{number}" for number in range(32)]
