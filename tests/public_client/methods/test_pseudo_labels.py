@@ -79,6 +79,7 @@ def of_target(source, data, epsilon):
     return model, model.reports[0]
 
 
+@pytest.mark.long
 def test_classes_that_moved_are_followed(source, tmp_path):
     """The model gains what the report says, about; it is saved, and a run that is taken up again costs nothing more."""
     data, fresh = made(1500, 1, moved=1.0), made(4000, 2, moved=1.0)
@@ -118,6 +119,7 @@ def test_what_does_not_help_keeps_the_model(source, data, epsilon, why):
     assert torch.equal(model.model().classifier(records), source[1](records))
 
 
+@pytest.mark.long
 def test_what_training_for_longer_brings_is_not_the_release_s_gain(source):
     """A classifier that a little more training would mend, and classes that hardly moved."""
     extractor, classifier, loader = source
@@ -131,6 +133,7 @@ def test_what_training_for_longer_brings_is_not_the_release_s_gain(source):
     assert "which is no clear gain" in report["finding"]
 
 
+@pytest.mark.long
 def test_too_few_records_are_refused_before_anything_is_charged(source, tmp_path):
     """The plan says so, a training refuses, and beside a larger hospital the small one is set aside; all unpaid."""
     with hospital(made(280, 1), 9.0) as where:
@@ -164,6 +167,7 @@ def test_a_plan_is_of_a_classifier_of_three_classes(source):
         assert where.curator.charges == []
 
 
+@pytest.mark.long
 def test_dead_units_are_no_components(source):
     """A unit that is off for the source, or nearly so, is not stretched: what wakes it at the hospital is not seen."""
     dead = nn.Sequential(nn.Linear(D, D + 2), nn.ReLU()).requires_grad_(False)
@@ -191,6 +195,7 @@ def test_dead_units_are_no_components(source):
         component_axes(torch.ones(50, D), 4)
 
 
+@pytest.mark.long
 def test_the_page_s_block_runs(source, capsys):
     """docs/ml-team/pseudo-labels.md."""
     (code,) = re.findall(r"```python\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
@@ -202,6 +207,7 @@ def test_the_page_s_block_runs(source, capsys):
     assert capsys.readouterr().out.startswith("kept the release is what the public source would give")
 
 
+@pytest.mark.long
 def test_each_of_several_hospitals_gets_its_own_classifier(source, tmp_path):
     """One graph and one map for a real curator and mock ones; what the real one's noise decides is not foreseen."""
     extractor, classifier, loader = source
