@@ -17,8 +17,8 @@ from torch import nn
 from public_client import DomainAdaptation, Federation, Hospital, MockCurator, PseudoLabels, mock_description
 from public_client.data.datasets import Labelled
 from public_client.data.source import source_loader, train_source
-from public_client.methods.pseudo_label_fit import Observed
-from public_client.methods.pseudo_label_sums import component_axes
+from public_client.methods.pseudo_label_fit import Observed, Shifts, Source, fitted
+from public_client.methods.pseudo_label_sums import component_axes, whole
 from public_client.methods.pseudo_labels import KEPT
 from public_client.training.saved_model import load_adapted
 from public_client.training.sites import ADAPTED
@@ -121,12 +121,14 @@ def test_what_does_not_help_keeps_the_model(source, data, epsilon, why):
 
 @pytest.mark.long
 def test_what_training_for_longer_brings_is_not_the_release_s_gain(source):
-    """A classifier that a little more training would mend, and classes that hardly moved."""
+    """A classifier that a little more training would mend, and classes that moved along what tells none from others."""
     extractor, classifier, loader = source
     spoiled = copy.deepcopy(classifier)
     with torch.no_grad():
         spoiled.bias[0] += 4.0
-    _, report = of_target((extractor, spoiled, loader), made(1500, 1, moved=0.1), 8.0)
+    data = made(1500, 1)
+    data.images[:, -1] += 0.5
+    _, report = of_target((extractor, spoiled, loader), data, 8.0)
     before, after = map(float, re.search(r"source alone, from ([\d.]+) to ([\d.]+) %", report["finding"]).groups())
     assert after > before + 5.0
     assert report["outcome"] == KEPT
@@ -242,3 +244,28 @@ def test_what_is_observed_is_the_mean_and_the_declared_noise():
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], df=D)
     assert low < float(left.square().sum()) < high
     assert observed.rows.square().sum() == pytest.approx(120.0)  # of unit directions: none of them is lost
+
+
+def test_moves_and_gains_are_found_where_little_noise_hides_them(source):
+    """Known moves of the public source itself; seeds are fixed, and nothing here is left to chance."""
+    public = made(1500, 0)
+    _, sums = whole(nn.Identity(), source[1], component_axes(public.images, D))
+    sums = sums.double()
+    features = public.images.double()
+    with torch.no_grad():
+        like = Source(features, public.labels, sums, FeatureMap.from_source(sums(features), target_norm=0.35))
+    still, generator = Shifts.none(like), torch.Generator().manual_seed(0)
+    sizes = torch.cat([torch.full((n,), t).double() for n, t in zip(still.kinds, (0.1, 0.2, 0.05, 0.0), strict=True)])
+    true = sizes * torch.randn(len(sizes), generator=generator, dtype=torch.float64)
+    told = like.added(like.moved(still, true)).mean(dim=0)
+    found = fitted(like, Observed(told, torch.eye(len(told), dtype=torch.float64), 1e-3, 1000))
+    assert (found.frequencies, found.misfit) == (0.0, 0.0)
+    assert found.evidence > 100.0
+    # 36 numbers tell of 76; the sums themselves are met, and most of what moved them is found.
+    met, before = (like.added(moved).mean(dim=0) - told for moved in (like.moved(found), features))
+    assert met.norm() < 0.2 * before.norm()  # as far as the chance of 1,000 records asks for
+    left, there = like.moved(found) - like.moved(still, true), like.moved(still, true) - features
+    assert left.norm() < 0.5 * there.norm()
+    alone = fitted(like, Observed(like.added(features).mean(dim=0), torch.eye(len(told)).double(), 1e-3, 1000))
+    assert alone.mean.abs().max() == 0.0
+    assert torch.equal(like.moved(alone), features)
