@@ -38,6 +38,7 @@ _START = {"common": 0.1, "gains": 0.0, "own": 0.05, "misfit": 0.05}
 _FREQUENCIES = 1.0
 _OTHER_FREQUENCIES = (10.0, 0.1)
 """By how much other frequencies must be likelier: nats, and a share of what shifts explain, which look like them."""
+_RIVAL = 20.0  # nats, by which other frequencies may be less likely and still be what happened
 _NEARLY_NOTHING = 1e-6  # a prior deviation of 0, where it is divided by
 _JITTER = 1e-9
 
@@ -140,6 +141,7 @@ class Shifts:
         common, gains, own, frequencies, misfit: t0, tg, t1, tw and kappa.
         evidence: nats that they gain over the source as it is; 0 where nothing has changed.
         classes: C.
+        rival: the posterior with other frequencies, where they explain the release about as well.
     """
 
     mean: Tensor
@@ -151,6 +153,7 @@ class Shifts:
     misfit: float
     evidence: float
     classes: int
+    rival: Shifts | None = None
 
     @classmethod
     def none(cls, source: Source) -> Shifts:
@@ -201,7 +204,9 @@ def fitted(source: Source, observed: Observed, *, frequencies: bool = True) -> S
         return same
     other = fit.settled(_FREQUENCIES)
     nats, share = _OTHER_FREQUENCIES
-    return other if other.evidence - same.evidence > max(nats, share * same.evidence) else same
+    if other.evidence - same.evidence > max(nats, share * same.evidence):
+        return other
+    return replace(same, rival=other) if other.evidence > same.evidence - _RIVAL else same
 
 
 class _Fit:

@@ -253,6 +253,14 @@ def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> 
     tried = f"in worlds drawn from the fit {gain} ({found})"
     if gain.mean < max(_LEAST_GAIN, _SURE * gain.error):
         return Delivered(None, f"{tried}, which is no clear gain, so the model is kept")
+    if shifts.rival is not None:
+        gain = expected_gain(source, observed, shifts.rival, generator, told=lambda: None)
+        if gain.mean < -_SURE * gain.error:
+            return Delivered(
+                None,
+                f"{tried}; but other frequencies of the classes, with other moves, explain the release about as well, "
+                f"and there {gain}, so the model is kept",
+            )
     return Delivered(learned(source, shifts, generator), tried)
 
 
