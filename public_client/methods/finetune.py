@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.data.source import collect
+from public_client.methods.head_descent import HeadDescent
 from public_client.methods.newton import MOST_FEATURES, Newton, less_sure
 from public_client.methods.public_view import folded, parted, viewed_head
 from public_client.methods.scoring import MOST_WEIGHTS, Scoring
@@ -32,7 +33,7 @@ from public_client.training.loop import PublicStep, Training, align
 from public_client.training.losses import gradient_term
 from public_client.training.method import Method
 from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
-from public_client.training.sites import Group, Model
+from public_client.training.sites import Group, Model, Site
 from shared.errors import InvalidValue
 from shared.extractor.building import Extractor
 from shared.extractor.weights import weights_from_bytes
@@ -174,7 +175,12 @@ class Finetune(Method):
         """See `Method`."""
         features = PublicStep(training.features)
         optimizer = self._optimizer(group, training)
-        align(group, optimizer, lambda: features, lambda _: 1.0, training, averaging=self.averaging)
+
+        def heard(shares: Mapping[str, float]) -> None:
+            if isinstance(optimizer, HeadDescent):
+                optimizer.noise = _noise(group.sites, shares)
+
+        align(group, optimizer, lambda: features, lambda _: 1.0, training, averaging=self.averaging, heard=heard)
         trained = group.live[0].model
         assert trained is not None, "installed when the runs were opened"
         group.install(Model(trained.extractor, folded(trained.classifier)))
@@ -189,14 +195,14 @@ class Finetune(Method):
         with torch.no_grad():
             features = before.eval()(training.features)
         shares = group.shares(group.live)
-        noise = records = 0.0
-        for site in group.live:
-            share, plan, sigma = shares[site.name] ** 2, site.plan, site.run.declared.sum.sigma
-            noise += share * (sigma / plan.batch_size) ** 2
-            records += share / min(plan.batch_size * plan.steps, plan.records)
+        noise = _noise(group.live, shares)
         if self.descent == "newton":
-            return Newton(head, features, noise=math.sqrt(noise))
-        return Scoring(head, features, records=1.0 / records, noise=math.sqrt(noise))
+            return Newton(head, features, noise=noise)
+        records = sum(
+            shares[site.name] ** 2 / min(site.plan.batch_size * site.plan.steps, site.plan.records)
+            for site in group.live
+        )
+        return Scoring(head, features, records=1.0 / records, noise=noise)
 
     def _whole(self, model: Model, features: Tensor | None) -> nn.Module:
         """A copy of the model, from records to scores; a classifier that alone is trained stands in the features' axes.
@@ -282,6 +288,12 @@ class FinetuneRun(ChargedRun):
         length = float(gradient.double().square().sum()) - gradient.numel() * noise**2
         loss = gradient_term(self.parameters, gradient)
         return AnsweredStep(drawn.number, loss, length, 1.0, drawn.request_id)
+
+
+def _noise(sites: Sequence[Site], shares: Mapping[str, float]) -> float:
+    """Deviation of each coordinate of the mean gradient of the sites that have a share in it."""
+    own = (shares[s.name] * s.run.declared.sum.sigma / s.plan.batch_size for s in sites if s.name in shares)
+    return math.hypot(*own)
 
 
 def _begins(name: str, word: str) -> bool:

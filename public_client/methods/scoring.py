@@ -4,11 +4,12 @@ The mean gradient of the cross-entropy at weights v is m(v) - a, where m(v) is t
 hospital's records and a the mean of its labels' e_y z. What the labels ask for are the weights w with m(w) = a. The
 released gradients g at v_1, v_2, ... tell m(v_t) - g_t, each with noise of known deviation. m is not known, since it
 needs the hospital's features; the public source's stand in, an error that vanishes as v_t comes near w, so that later
-steps count more. What m(v_t) - g_t scatter beyond their noise is that error too, and counts as noise: were it not so,
-less noise would make the mean trust the public features more. With a normal prior around the source's weights this
-makes a posterior; its mean, found by Fisher scoring on public records, is the next step's v and, after the last one,
-the classifier. How far a hospital's weights lie from the source's is not a setting: it is averaged over, by what each
-distance makes of the probability of what was released (empirical Bayes). All of it reads released and public numbers.
+steps count more (and those with more noise less). What m(v_t) - g_t scatter beyond their noise is that error too, and
+counts as noise: were it not so, less noise would make the mean trust the public features more. With a normal prior
+around the source's weights this makes a posterior; its mean, found by Fisher scoring on public records, is the next
+step's v and, after the last one, the classifier. How far a hospital's weights lie from the source's is not a setting:
+it is averaged over, by what each distance makes of the probability of what was released (empirical Bayes). All of it
+reads released and public numbers.
 """
 
 from __future__ import annotations
@@ -44,36 +45,39 @@ class Scoring(HeadDescent):
     """
 
     def __init__(self, head: nn.Linear, features: Tensor, *, records: float, noise: float) -> None:
-        super().__init__(head, features)
-        self._records, self._noise = records, noise
+        super().__init__(head, features, noise=noise)
+        self._records = records
         start = self.values()
         scale = torch.ones_like(start)
         scale[:, -1] = _BIAS_SCALE
         self._scale = scale.flatten()
-        # Steps taken, and sums over them of weight, squared weight, weighted m(v) - g and its weighted mean square.
-        self.state[head.weight].update(
-            start=start, step=0, weight=0.0, squares=0.0, told=torch.zeros_like(start), length=0.0
-        )
+        # Steps taken, and sums over them of weights, these times the noise's variance, their squares times the same,
+        # weighted m(v) - g and its weighted mean square.
+        sums = {"weight": 0.0, "each": 0.0, "mean": 0.0, "told": torch.zeros_like(start), "length": 0.0}
+        self.state[head.weight].update(start=start, step=0, **sums)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Takes the present gradient in and goes to the new mean."""
         state: dict[str, Any] = self.state[self.param_groups[0]["params"][0]]
         state["step"] += 1
-        state["weight"] += state["step"]
-        state["squares"] += state["step"] ** 2
+        weight, variance = state["step"] * self.noise**-2, self.noise**2
+        state["weight"] += weight
+        state["each"] += weight * variance
+        state["mean"] += weight**2 * variance
         values = self.values()
         one = self._mean(values) - self.gradient()
-        state["told"] += state["step"] * one
-        state["length"] += state["step"] * float(one.square().mean())
+        state["told"] += weight * one
+        state["length"] += weight * float(one.square().mean())
         told = state["told"] / state["weight"]
-        left = state["squares"] / state["weight"] ** 2  # of one gradient's variance, in the mean's
-        scatter = state["length"] / state["weight"] - float(told.square().mean())  # noise alone makes 1 - left of it
-        noise = left * max(self._noise**2, scatter / (1.0 - left) if state["step"] > 1 else 0.0)
+        noise = state["mean"] / state["weight"] ** 2  # variance, of told
+        if state["step"] > 1:
+            scatter = state["length"] / state["weight"] - float(told.square().mean())
+            noise *= max(1.0, scatter / (state["each"] / state["weight"] - noise))  # to what noise alone makes of it
         for _ in range(_ITERATIONS):
-            change = self._scored(values, state["start"], told, noise) - values
-            values += self.within(change, _LONGEST)
-            if self.size(change) < _ENOUGH:
+            change, size = self.within(self._scored(values, state["start"], told, noise) - values, _LONGEST)
+            values += change
+            if size < _ENOUGH:
                 break
         self.install(values)
 
