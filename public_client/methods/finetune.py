@@ -55,7 +55,7 @@ up for it (docs/ml-team/labelled.md)."""
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
 _CLIP_SHARES: Mapping[str, float] = {"adam": 0.2, "scoring": 0.6, "newton": 0.05}
 """C in units of what a public record with a wrong label would say. Adam wants directions alone (De and others 2022);
-scoring compares gradients with what the curvature says of them, so that hardly any may be clipped. Newton's steps end
+scoring counts with what the clip takes, as public features tell it; best where that is little. Newton's steps end
 where the clipped gradients cancel, so that C may be small: it is what half of the public records say with their own
 labels (Andrew and others 2021), or this share."""
 _POWERS: Mapping[str, float] = {"adam": 0.3, "scoring": 0.0, "newton": 0.5}
@@ -202,7 +202,8 @@ class Finetune(Method):
             shares[site.name] ** 2 / min(site.plan.batch_size * site.plan.steps, site.plan.records)
             for site in group.live
         )
-        return Scoring(head, features, records=1.0 / records, noise=noise)
+        clip_norm = group.live[0].run.declared.sum.clip_norm  # the same at all sites
+        return Scoring(head, features, records=1.0 / records, noise=noise, clip_norm=clip_norm)
 
     def _whole(self, model: Model, features: Tensor | None) -> nn.Module:
         """A copy of the model, from records to scores; a classifier that alone is trained stands in the features' axes.
