@@ -81,6 +81,7 @@ def killed_after(calls):
     return evaluate
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("descent", ["newton", "scoring"])
 def test_a_training_that_ends_twice_in_the_middle_comes_to_the_same_model(descent, tmp_path):
     straight = fitted(Hospital(Cut()), descent, tmp_path / "straight")
@@ -124,6 +125,7 @@ def test_a_late_answer_that_was_dropped_is_not_asked_again(tmp_path):
         assert len(curator.charges) == 1
 
 
+@pytest.mark.long
 def test_a_hospital_that_goes_down_and_comes_back_is_charged_once(tmp_path):
     """Two real curators; south stops after two steps and comes back when north has finished."""
     homes = {}
