@@ -27,7 +27,7 @@ from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.methods.replay import Replay
 from public_client.replay import fit
-from public_client.replay.delivery import SHARES, frequency_gains, prior_weights
+from public_client.replay.priors import SHARES, frequency_gains, prior_weights
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts_stand_ins.jsonl"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.shifts.cells import KINDS, TUNED_ON, all_cells
 from benchmarks.shifts.made import INSIDE
 from public_client.plans.measured import Battery
-from public_client.replay.delivery import MOST_LOST, UNSURE
+from public_client.replay.priors import MOST_LOST, UNSURE
 from public_client.replay.verdict import FREQUENCIES_LEAVE, VIEW_FITS, VIEW_MOST
 
 _PAGE = Path(__file__).parent / "page.txt"

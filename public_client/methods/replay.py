@@ -115,8 +115,8 @@ class Replay(SlicedMethod):
         tuned = any(fitted.convinced for fitted in found.values())
         title = f"tuning on the view of {group}"
         with reporting(title, self.tuning_steps, shown=training.progress and tuned) as bar:
-            delivered = delivery.deliver(
-                extractor, training.model.classifier, found, group.shares(group.live), source,
+            delivered = delivery.deliver(  # not the frozen copy: which parameters were trained is asked there
+                training.model.extractor, training.model.classifier, found, group.shares(group.live), source,
                 steps=self.tuning_steps, seed=training.seed, generator=generator, bar=bar, ranks=training.ranks,
             )  # fmt: skip
             for site in group.live:

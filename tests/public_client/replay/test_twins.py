@@ -1,0 +1,84 @@
+"""What a classifier does on records that it was not trained on, asked of twins that were trained without them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from public_client.data.datasets import Labelled
+from public_client.data.source import source_loader, train_source
+from public_client.replay import priors, twins
+
+CLASSES, D, COUNT = 3, 20, 120
+
+
+def table(count: int, seed: int) -> Labelled:
+    generator = torch.Generator().manual_seed(seed)
+    centres = 0.5 * torch.randn(CLASSES, D, generator=torch.Generator().manual_seed(99))
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    return Labelled(centres[labels] + torch.randn(count, D, generator=generator), labels)
+
+
+def right(scores: torch.Tensor, data: Labelled) -> float:
+    return float((scores.argmax(dim=1) == data.labels).double().mean())
+
+
+@pytest.fixture(scope="module")
+def by_heart():
+    """A small source, and a network that knows all of it by heart: behind a fixed layer, which is to stay."""
+    source = table(COUNT, 0)
+    torch.manual_seed(0)
+    extractor = nn.Sequential(nn.Linear(D, D).requires_grad_(False), nn.Linear(D, 64), nn.ReLU())
+    classifier = nn.Linear(64, CLASSES)
+    loader = source_loader(source, batch_size=64)
+    train_source(extractor, classifier, loader, epochs=60, learning_rate=5e-3)
+    with torch.no_grad():
+        assert right(classifier(extractor(source.images)), source) > 0.99
+    return source, extractor, classifier
+
+
+def test_scores_are_as_right_as_on_fresh_records(by_heart):
+    """Deviations of 3.5 points of the source's records and 0.7 of the fresh ones; one seed, so always the same."""
+    source, extractor, classifier = by_heart
+    fixed, learned = extractor[0].weight.clone(), classifier.weight.detach().clone()
+    honest = twins.honest_scores(extractor, classifier, source, seed=0)
+    fresh = table(3000, 1)
+    with torch.no_grad():
+        there = right(classifier(extractor(fresh.images)), fresh)
+    assert there < 0.9
+    assert right(honest.scores, source) == pytest.approx(there, abs=0.08)
+    assert "by models trained without them" in honest.told
+    assert torch.equal(extractor[0].weight, fixed)
+    assert torch.equal(classifier.weight, learned)
+    again = twins.honest_scores(extractor, classifier, source, seed=0)
+    assert torch.equal(honest.scores, again.scores)
+
+
+def test_a_correction_that_training_records_call_harmless_is_left_out(by_heart):
+    """Nine in ten draws have the first class frequent and one has it absent: that costs, but not on known records."""
+    source, extractor, classifier = by_heart
+    often, never = torch.tensor([2.9, 0.05, 0.05]), torch.tensor([0.02, 1.49, 1.49])
+    draws = torch.stack([often] * 90 + [never] * 10)
+    with torch.no_grad():
+        known = twins.Honest(classifier(extractor(source.images)), "of its own")
+    honest = twins.honest_scores(extractor, classifier, source, seed=0)
+    weights = draws.mean(dim=0)
+
+    def least(of: twins.Honest) -> float:
+        corrected = (of.scores + torch.log(priors.prior_weights(weights, 0.25))).argmax(dim=1) == source.labels
+        changes = 100.0 * (corrected.double() - (of.scores.argmax(dim=1) == source.labels).double())
+        return float(priors.frequency_gains(changes, source.labels, draws).quantile(priors.UNSURE))
+
+    assert least(known) > -priors.MOST_LOST
+    assert least(honest) < -priors.MOST_LOST
+    kept = priors.safe_weights(honest, source.labels, weights, draws)
+    assert kept.weights is None
+    assert "may do harm" in kept.reason
+
+
+def test_an_extractor_that_takes_too_long_to_train_anew_stays_whole_and_that_is_said(by_heart):
+    source, extractor, classifier = by_heart
+    honest = twins.honest_scores(extractor, classifier, source, seed=0, steps=50)
+    assert "by classifiers trained without them" in honest.told
+    assert "what its extractor knows of them by heart is not known" in honest.told
