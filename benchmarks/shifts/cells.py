@@ -140,7 +140,7 @@ def judged(cell: Cell, origin: Origin, target: Labelled) -> dict[str, Any]:
 def _read_on_training_records(origin: Origin, found: Fitted, draws: Tensor, target: Labelled) -> float:
     """Accuracy if gains and costs of other priors were read on the records that the model was trained on."""
     scores = origin.classifier(origin.extractor(origin.source.images))
-    safe = priors.safe_weights(Honest(scores, "of its own"), origin.source.labels, found.class_weights, draws)
+    safe = priors.safe_weights(Honest(scores, scores, "of its own"), origin.source.labels, found.class_weights, draws)
     classifier = origin.classifier if safe.weights is None else priors.with_priors(origin.classifier, safe.weights)
     return _accuracy(origin.extractor, classifier, target)
 

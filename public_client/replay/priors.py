@@ -2,7 +2,10 @@
 
 log(target's / source's frequency) added to the scores is Bayes' rule for new priors (Saerens, Latinne & Decaestecker
 2002). The frequencies come from a release, so they are uncertain: what a correction gains or costs is asked of their
-whole posterior, with what the classifier says of records that it was not trained on (`twins`).
+whole posterior. Both are read twice: on what the classifier says of the records that it was trained on, which shows too
+little of either where it knows them by heart, and on what its twins say of records that they were not trained on
+(`twins`), which shows rather too much, as they have seen fewer. A correction must be safe by both, and gain by the
+twins.
 """
 
 from __future__ import annotations
@@ -48,19 +51,24 @@ def safe_weights(honest: Honest, labels: Tensor, weights: Tensor, draws: Tensor)
         weights: (classes,), the target's most useful frequency of each class over the source's.
         draws: (s, classes), plausible ones.
     """
-    right, told = honest.scores.argmax(dim=1) == labels, ""
+    told = ""
     for share in SHARES:
         part = prior_weights(weights, share)
-        then = (honest.scores + torch.log(part)).argmax(dim=1) == labels
-        gains = frequency_gains(100.0 * (then.double() - right.double()), labels, draws)
+        known, gains = (_gains(scores, labels, part, draws) for scores in (honest.known, honest.scores))
         low, high = (float(gains.quantile(end)) for end in (UNSURE, 1.0 - UNSURE))
         told = f"{low:+.1f} to {high:+.1f} points of accuracy by the plausible frequencies and scores {honest.told}"
-        if low > -MOST_LOST and float(gains.mean()) > 0.0:
+        if min(low, float(known.quantile(UNSURE))) > -MOST_LOST and float(gains.mean()) > 0.0:
             much = "" if share == 1.0 else f" by {share:.0%} of it, as frequencies are uncertain"
             return Safe(part, f"scores are corrected{much}: {told}")
     return Safe(
         None, f"correcting scores by class frequencies this uncertain may do harm ({told}), so the model is kept"
     )
+
+
+def _gains(scores: Tensor, labels: Tensor, weights: Tensor, draws: Tensor) -> Tensor:
+    """(s,), in percentage points."""
+    before, after = (one.argmax(dim=1) == labels for one in (scores, scores + torch.log(weights)))
+    return frequency_gains(100.0 * (after.double() - before.double()), labels, draws)
 
 
 def prior_weights(weights: Tensor, share: float) -> Tensor:

@@ -39,10 +39,12 @@ class Honest:
 
     Attributes:
         scores: (m, classes), of the source's records in their order.
+        known: (m, classes), the same by the model, which was.
         told: whose they are, in words.
     """
 
     scores: Tensor
+    known: Tensor
     told: str
 
 
@@ -75,13 +77,17 @@ def honest_scores(
     if _learns(extractor):
         scores, learned = _cross_fitted(nn.Sequential(extractor, classifier), source, wanted, seed, steps, ranks)
         if learned:
-            return Honest(scores, f"by models trained without them, {_told(scores, source)} (the model is {known})")
+            return Honest(
+                scores, before, f"by models trained without them, {_told(scores, source)} (the model is {known})"
+            )
     scores, learned = _cross_fitted(classifier, own, wanted, seed, steps, ranks)
     if _learns(extractor):
         known += "; what its extractor knows of them by heart is not known, as training it anew takes too long here"
     if not learned:
         known += "; trained anew, the classifier learns less"
-    return Honest(scores, f"by classifiers trained without them, {_told(scores, source)} (the model is {known})")
+    return Honest(
+        scores, before, f"by classifiers trained without them, {_told(scores, source)} (the model is {known})"
+    )
 
 
 def _told(scores: Tensor, source: Labelled) -> str:
