@@ -86,7 +86,7 @@ def deliver(
         steps: of tuning.
         seed: of the draw of sites in a shared model.
         generator: of the batches.
-        bar: told of each step of tuning.
+        bar: told of each step of tuning, and of each update of the twins that a correction of priors is tried on.
         ranks: processes with the same source that share each batch, and end alike.
     """
     ranks = ranks or Ranks()
@@ -109,7 +109,7 @@ def deliver(
     for name, fitted in found.items():
         outcome, reason, model = fitted.outcome, fitted.reason, kept
         if fitted.class_draws is not None:
-            twins = twins or honest_scores(extractor, classifier, source, seed=seed, ranks=ranks)
+            twins = twins or honest_scores(extractor, classifier, source, seed=seed, ranks=ranks, bar=bar)
             safe = safe_weights(twins, source.labels, fitted.class_weights, fitted.class_draws)
             reason = f"{safe.reason} ({fitted.reason})"
             if safe.weights is None:

@@ -21,10 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from public_client.data.datasets import Labelled
+from public_client.data.progress import Reporter
 from public_client.data.ranks import Ranks
 
 _FOLDS = 3
 _STEPS = 1000  # updates of one twin, at most
+MOST_STEPS = 2 * _FOLDS * _STEPS
+"""Updates that are told to a bar, at most: of twins of both modules, and of the classifier alone."""
 _EVERY = 50  # updates between two looks at how much it has learned
 _BATCH = 128
 _RATE = 2e-3
@@ -56,6 +59,7 @@ def honest_scores(
     seed: int,
     steps: int = _STEPS,
     ranks: Ranks | None = None,
+    bar: Reporter | None = None,
 ) -> Honest:
     """Of the source's records, by twins of both modules, or of the classifier alone.
 
@@ -66,8 +70,9 @@ def honest_scores(
         seed: of the parts and of the twins' weights and batches.
         steps: updates of one twin, at most.
         ranks: processes with the same source that share the twins.
+        bar: told of each update.
     """
-    ranks = ranks or Ranks()
+    ranks, bar = ranks or Ranks(), bar or Reporter()
     with torch.no_grad():
         features = torch.cat([extractor(records) for records in torch.split(source.images, _AT_ONCE)])
     own = Labelled(features, source.labels)
@@ -75,12 +80,12 @@ def honest_scores(
     wanted = _AS_WELL[0] * float(functional.cross_entropy(before, source.labels)) + _AS_WELL[1]
     known = f"right on {_right(before, source):.1f}% of the source's records, which it was trained on"
     if _learns(extractor):
-        scores, learned = _cross_fitted(nn.Sequential(extractor, classifier), source, wanted, seed, steps, ranks)
+        scores, learned = _cross_fitted(nn.Sequential(extractor, classifier), source, wanted, seed, steps, ranks, bar)
         if learned:
             return Honest(
                 scores, before, f"by models trained without them, {_told(scores, source)} (the model is {known})"
             )
-    scores, learned = _cross_fitted(classifier, own, wanted, seed, steps, ranks)
+    scores, learned = _cross_fitted(classifier, own, wanted, seed, steps, ranks, bar)
     if _learns(extractor):
         known += "; what its extractor knows of them by heart is not known, as training it anew takes too long here"
     if not learned:
@@ -99,7 +104,7 @@ def _learns(module: nn.Module) -> bool:
 
 
 def _cross_fitted(
-    module: nn.Module, source: Labelled, wanted: float, seed: int, steps: int, ranks: Ranks
+    module: nn.Module, source: Labelled, wanted: float, seed: int, steps: int, ranks: Ranks, bar: Reporter
 ) -> tuple[Tensor, bool]:
     """Scores (m, classes) of each part by a twin that was trained without it, and whether all learned enough."""
     generator = torch.Generator().manual_seed(seed)
@@ -109,7 +114,7 @@ def _cross_fitted(
     def one(number: int) -> tuple[Tensor, bool]:
         kept, held = (numbers != number).nonzero()[:, 0], (numbers == number).nonzero()[:, 0]
         twin = _fresh(module, seeds[number])
-        learned = _train(twin, Labelled(source.images[kept], source.labels[kept]), wanted, seeds[number], steps)
+        learned = _train(twin, Labelled(source.images[kept], source.labels[kept]), wanted, seeds[number], steps, bar)
         return _scores(twin, source.images[held]).cpu(), learned
 
     found = ranks.divided(_FOLDS, one)
@@ -133,7 +138,7 @@ def _fresh(module: nn.Module, seed: int) -> nn.Module:
     return twin
 
 
-def _train(twin: nn.Module, kept: Labelled, wanted: float, seed: int, steps: int) -> bool:
+def _train(twin: nn.Module, kept: Labelled, wanted: float, seed: int, steps: int, bar: Reporter) -> bool:
     """In place, with Adam, until its class loss on its records is as low as wanted; whether it came to that."""
     learned = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     if not learned:
@@ -147,6 +152,7 @@ def _train(twin: nn.Module, kept: Labelled, wanted: float, seed: int, steps: int
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
+        bar.advance(f"class loss {float(loss.detach()):.3f}")
         if step % _EVERY == 0:
             twin.eval()
             scores = _scores(twin, kept.images[:_LOOKED_AT])
