@@ -115,7 +115,7 @@ class Replay(SlicedMethod):
             run.last = ComparedStep(seen, own[-1], run.feature_map)
         updates = self.tuning_steps * any(fitted.convinced for fitted in found.values())
         title = f"{'tuning on the view' if updates else 'trying other priors'} of {group}"
-        updates += MOST_STEPS * any(fitted.class_draws is not None for fitted in found.values())
+        updates += MOST_STEPS * any(fitted.outcome != "kept" for fitted in found.values())
         with reporting(title, updates, shown=training.progress and updates > 0) as bar:
             delivered = delivery.deliver(  # not the frozen copy: which parameters were trained is asked there
                 training.model.extractor, training.model.classifier, found, group.shares(group.live), source,

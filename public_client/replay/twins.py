@@ -77,7 +77,7 @@ def honest_scores(
         features = torch.cat([extractor(records) for records in torch.split(source.images, _AT_ONCE)])
     own = Labelled(features, source.labels)
     before = _scores(classifier, features)
-    wanted = _AS_WELL[0] * float(functional.cross_entropy(before, source.labels)) + _AS_WELL[1]
+    wanted = _wanted(before, source)
     known = f"right on {_right(before, source):.1f}% of the source's records, which it was trained on"
     if _learns(extractor):
         scores, learned = _cross_fitted(nn.Sequential(extractor, classifier), source, wanted, seed, steps, ranks, bar)
@@ -93,6 +93,46 @@ def honest_scores(
     return Honest(
         scores, before, f"by classifiers trained without them, {_told(scores, source)} (the model is {known})"
     )
+
+
+def known_by_heart(
+    extractor: nn.Module,
+    classifier: nn.Module,
+    source: Labelled,
+    *,
+    seed: int,
+    ranks: Ranks | None = None,
+    bar: Reporter | None = None,
+) -> float | None:
+    """Percentage points of accuracy by which features that were learned on the source's records flatter there.
+
+    The classifier's twins see such features of records that were left out, twins of both modules honest ones. A fixed
+    extractor flatters by nothing; None if both modules take too long to train anew.
+
+    Args:
+        extractor: see `honest_scores`.
+        classifier: see there.
+        source: see there.
+        seed: see there.
+        ranks: see there.
+        bar: told of each update.
+    """
+    if not _learns(extractor):
+        return 0.0
+    ranks, bar = ranks or Ranks(), bar or Reporter()
+    with torch.no_grad():
+        features = torch.cat([extractor(records) for records in torch.split(source.images, _AT_ONCE)])
+    wanted = _wanted(_scores(classifier, features), source)
+    whole, learned = _cross_fitted(nn.Sequential(extractor, classifier), source, wanted, seed, _STEPS, ranks, bar)
+    if not learned:
+        return None
+    alone, _ = _cross_fitted(classifier, Labelled(features, source.labels), wanted, seed, _STEPS, ranks, bar)
+    return max(0.0, _right(alone, source) - _right(whole, source))
+
+
+def _wanted(scores: Tensor, source: Labelled) -> float:
+    """The class loss that a twin is to come to."""
+    return _AS_WELL[0] * float(functional.cross_entropy(scores, source.labels)) + _AS_WELL[1]
 
 
 def _told(scores: Tensor, source: Labelled) -> str:
