@@ -26,6 +26,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks import records
+from benchmarks.shifts import low_rank
 from benchmarks.shifts.cells import Cell, all_cells, run_alone
 from benchmarks.shifts.summary import page, summary, table
 
@@ -65,7 +67,9 @@ def main() -> None:
         left = (cell for cell in _asked(arguments) for _ in range(arguments.times - times[_key(asdict(cell))]))
         _run(left, arguments, arguments.repeats, {})
     elif arguments.command == "write":
-        PAGE.write_text(page(read(arguments.results), read(arguments.repeats)), encoding="utf-8")
+        PAGE.write_text(
+            page(read(arguments.results), read(arguments.repeats), records.read(low_rank.RESULTS)), encoding="utf-8"
+        )
     elif arguments.format == "json":
         print(json.dumps(summary(read(arguments.results)), indent=1))
     else:

@@ -127,7 +127,10 @@ def find_view(
     closest = alone
     for best, seen, told in views:
         gained = seen.log_evidence - (chosen[1] if chosen else alone).log_evidence - math.log(CANDIDATES)
-        if gained > CONVINCED and seen.fits(max(FITS, min(VIEW_FITS * alone.unexplained, VIEW_MOST))):
+        fits = seen.fits(max(FITS, min(VIEW_FITS * alone.unexplained, VIEW_MOST)))
+        if isinstance(best, LowRankView):  # it is free enough to explain a part of anything
+            fits = fits and not seen.sees_misfit
+        if gained > CONVINCED and fits:
             chosen = best, seen, told
             if isinstance(best, ColumnView) or not seen.sees_misfit:
                 break

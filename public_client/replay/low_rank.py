@@ -1,16 +1,18 @@
-"""Features whose mean and covariance moved along few directions: x + (a mean move) + U V^T (x - mean), of low rank.
+"""Features whose mean and covariance moved along few directions: a mean move, a map of low rank, noise along lines.
 
 Deep features are mixed by whatever moves them: another camera turns some directions into others, adds noise along a
 few, or moves the mean, and no gain of one feature can follow. A matrix of d^2 numbers is more than a release of a few
 hundred values can tell, one of low rank is not. It is written in the source's principal components, each in units of
 its own deviation, so that all of its entries are of one kind:
 
-    x -> x + B (b + U V^T z),   z = B^+ (x - mean),   B: the first components times their deviations
+    x -> x + B (b + U V^T z + W e),   z = B^+ (x - mean),   B: the first components times their deviations
 
-b, U and V have Gaussian priors around 0, of widths that the release chooses (`prior_width`), so that without evidence
-the view stays the identity. The fit is by Gauss-Newton steps, from the best ridge solution's singular vectors; its
-number of parameters is paid for: `penalty` holds the logarithm of the ratio of prior to posterior volume (Laplace,
-MacKay 1992), so that ranks, and this family and others, are compared by their marginal likelihood.
+e is standard normal noise, drawn for each record: a direction that varies more because it is stretched and one that
+varies more because it is noisy ask for opposite classifiers. b, U, V and W have Gaussian priors around 0, of widths
+that the release chooses (MacKay 1992), so that without evidence the view stays the identity. The fit is by Gauss-Newton
+steps, from the best ridge solution's singular vectors; its number of parameters is paid for: `penalty` holds the
+logarithm of the ratio of prior to posterior volume (Laplace), so that shapes, and this family and others, are compared
+by their marginal likelihood.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from shared.errors import InvalidValue
 
 SHAPES = ((2, 0), (0, 1), (2, 2), (4, 0))
 """Ranks of the map and directions of noise that are tried; a release of a few hundred values hardly tells more."""
-MOST_COMPONENTS = 64
+MOST_COMPONENTS = 32
 """Principal components of the source that the map sees and moves."""
 _LEAST_VARIANCE = 1e-3  # of the first component's, below which a component is left out
 _MOVE = 0.5  # usual width of a mean move, in deviations of a component
@@ -39,7 +41,8 @@ _GRAIN = 1.0  # usual deviation of noise along a direction, in deviations
 _NARROWEST, _WIDEST = 0.01, 3.0  # times the width that is usual
 _STEPS = 10  # Gauss-Newton, at most, twice
 _SHORTENED = 4  # times, where a step does not gain
-_SETTLED = 0.3  # nats, below which a step is the last
+_SETTLED = 1.0  # nats, below which a step is the last
+_CLOSE = 0.2  # of the logarithm of a width
 
 
 class LowRankView(View):
@@ -197,7 +200,8 @@ class _Search:
         kernel = scaled @ scaled.T
         kernel.diagonal().add_(1.0)
         solved = torch.linalg.solve(kernel, self._noise.scaled(self.left(start), 0.0))
-        return (scaled.T @ solved).reshape(q, 1 + q) * widths
+        whole: Tensor = (scaled.T @ solved).reshape(q, 1 + q) * widths
+        return whole
 
     def _begun(self, rank: int, noisy: int) -> LowRankView:
         """From the ridge solution: its growing directions as noise, the singular vectors of the rest as the map."""
@@ -263,7 +267,7 @@ class _Search:
                     break
                 step = 0.3 * step
             changed = model.better_factors(_widths(factors), at + step).clamp(_NARROWEST, _WIDEST)
-            settled = float((changed / factors).log().abs().max()) < 0.05
+            settled = float((changed / factors).log().abs().max()) < _CLOSE
             factors = changed
             if gained < _SETTLED and settled:
                 break
