@@ -35,7 +35,6 @@ _MOST_HELD_OUT = 1000
 _FOLDS = 3
 _TRIAL_STEPS = 400
 _AT_ONCE = 1024  # records
-_SURE = 2.0  # standard errors by which tuning must be expected to gain
 _LEAST_WEIGHT = 1e-3  # of a class
 SHARES = (1.0, 0.75, 0.5, 0.25)
 """Of the logarithms that correct priors: the first that is safe enough is taken, or the model is kept."""
@@ -121,7 +120,7 @@ def deliver(
                 own = (nn.Sequential(first, kept[0]), kept[1])
                 of = [Trial(kept, own, source)]
             gain, error = expected_gain(of, fitted.view)
-            if fitted.view.keeps_scores or gain > _SURE * error:
+            if fitted.view.keeps_scores or gain > fitted.view.sure * error:
                 model = own
             else:
                 outcome = "kept"

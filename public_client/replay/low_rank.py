@@ -64,6 +64,7 @@ class LowRankView(View):
     """
 
     tunes_extractor = False
+    sure = 4.0  # hundreds of numbers were fitted, and on weak features of few source records the trial is too hopeful
     mean: Tensor
     basis: Tensor
     inverse: Tensor
