@@ -191,6 +191,13 @@ class TableSource:
         name = self._labels or ""
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
+        if pa.types.is_floating(column.type):  # what pandas makes of whole numbers some of which are missing
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+            if (
+                pc.all(pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), 2.0**53))).as_py()
+                is not False
+            ):
+                column = pc.cast(column, pa.int64())
         numbers = pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)
         if column.null_count and (self._unlabelled is None or (numbers and not _is_whole(self._unlabelled))):
             location = _location(start + _first(column.is_null()), name)

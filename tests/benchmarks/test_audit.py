@@ -93,6 +93,7 @@ class TestEveryMechanism:
         ],
         ids=lambda value: value.name.replace(" ", "-") if hasattr(value, "name") else None,
     )
+    @pytest.mark.long
     def test_the_claim_holds_and_a_quarter_of_the_noise_is_caught(self, mocked, attack, trials):
         """A quarter: half of it takes thousands of trials to catch surely, for the page's command."""
         found = honest(mocked, [attack], 40)
@@ -111,6 +112,7 @@ class TestEveryMechanism:
     def test_a_clip_as_if_records_were_added_is_caught(self, mocked, attack):
         assert any(mocked.audit("clipped for additions", [attack], trials=lambda _: 2000)[0].caught for _ in range(3))
 
+    @pytest.mark.long
     def test_no_bound_lies_above_the_claim_of_labelled_releases(self, mocked):
         honest(mocked, LABELLED, 40)
 

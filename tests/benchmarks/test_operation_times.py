@@ -58,6 +58,7 @@ def test_torch_s_own_forms_are_found_and_ours_pass(name):
 
 
 @pytest.mark.statistical
+@pytest.mark.long
 def test_the_quantum_covers_operations_in_combination():
     """Six operations, each with its own detector. Chance plays no part: about 1.1, where there is room for 1.65."""
     cases = [of(name) for name in ("elu", "max_pool1d", "softplus", "leaky_relu", "linear", "tanh")]

@@ -40,6 +40,7 @@ def graph():
     return {name: set(imported(ast.parse(file.read_text()), known)) - {name} for name, file in known.items()}
 
 
+@pytest.mark.long
 def test_no_file_imports_itself_by_a_detour():
     found = graph()
     assert len(found) > 200

@@ -153,6 +153,7 @@ def world(request, location, memory, key):
     [("sqlite", 3), ("postgres", 1), *(pytest.param(*much, marks=pytest.mark.exhaustive) for much in MUCH["rounds"])],
     indirect=["location"],
 )
+@pytest.mark.long
 def test_killed_at_every_point(world, rounds):
     generator = seeded(1)
     kills = dict.fromkeys(POINTS, 0)
@@ -191,6 +192,7 @@ def test_killed_ten_thousand_times(world):
     [("sqlite", 20), ("postgres", 10), *(pytest.param(*much, marks=pytest.mark.exhaustive) for much in MUCH["lives"])],
     indirect=["location"],
 )
+@pytest.mark.long
 def test_killed_at_random_moments(world, lives):
     generator = seeded(2)
     killed, runs, reach_s = 0, 0, 0.08

@@ -119,6 +119,7 @@ POINTS = ("open_run:written", "begin_step:written", "begin_step:durable", "finis
         for point in POINTS
     ],
 )
+@pytest.mark.long
 def test_a_run_goes_on_at_a_synchronous_standby(pair, location, key, open_run, tmp_path, point, caplog):
     """Whatever was acknowledged is there; what was under way is repeated with its id, and charged once."""
     wait_for_standby(pair)
@@ -174,6 +175,7 @@ def _cancelled(pair, act, then="repeat the request with its id") -> None:
         cancelling.result()
 
 
+@pytest.mark.long
 def test_a_commit_whose_wait_was_cancelled_is_relied_on_by_nobody(pair, location, key, open_run, tmp_path):
     """The server says COMMIT, and the standby has nothing. A charge is repeated, once; a reply that a failover would
     forget is given to nobody, not to a repeat either, so that the step's second computation is its one release."""

@@ -83,6 +83,7 @@ class TestReaching:
             )
         assert postgres.password not in f"{safe} {safe!r}"
 
+    @pytest.mark.long
     def test_with_a_password_from_pgpassfile(self, postgres, location, ledger, key, tmp_path):
         secret = tmp_path / "pgpass"
         secret.write_text(f"127.0.0.1:*:*:*:{postgres.password}\n")

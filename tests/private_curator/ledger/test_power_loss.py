@@ -62,6 +62,7 @@ def session(vfs, ledger, path, key):
 
 
 @pytest.mark.parametrize("states", [50, pytest.param(1500, marks=pytest.mark.exhaustive)])
+@pytest.mark.long
 def test_what_was_answered_survives_every_loss_of_power(session, memory, key, states):
     before, events, history = session
     kinds = {(event.kind, event.name) for event in events if event.kind != "mark"}

@@ -196,6 +196,7 @@ class TestMeanwhile:
 
 
 @pytest.mark.parametrize(("location", "programs"), [("sqlite", 3), ("postgres", 2)], indirect=["location"])
+@pytest.mark.long
 def test_the_operators_programs_work_beside_the_curator(ledger, open_run, answer, location, programs):
     """Processes of the operator write while the curator's threads do; no write is lost or torn."""
     run = open_run(ledger, steps=40)

@@ -36,6 +36,7 @@ def written():
     root.setLevel(level)
 
 
+@pytest.mark.long
 def test_the_log_of_a_session_has_the_allowed_fields_only(watched):
     lines = [json.loads(line) for line in watched.log.getvalue().splitlines()]
     assert lines

@@ -44,6 +44,7 @@ def value(samples, name, **labels):
     return found
 
 
+@pytest.mark.long
 def test_there_are_the_metrics_of_the_catalogue_and_no_others(scraped, samples):
     families = {family.name: family for family in text_string_to_metric_families(scraped)}
     named = {name.removesuffix("_total") if CATALOGUE[name].kind == "counter" else name for name in CATALOGUE}

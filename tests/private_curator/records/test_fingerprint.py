@@ -191,6 +191,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.long
 def test_the_memory_of_a_large_file_is_that_of_a_sample(tmp_path):
     """The scaled-down form of ``python -m benchmarks.large_records``: 0.8 GB, read whole and then sampled 300 times."""
     path = tmp_path / "r.npy"

@@ -106,6 +106,7 @@ def test_what_was_saved_is_what_is_served(tmp_path_factory, kind, values):
 
 
 @given(values=floats, data=st.data())
+@pytest.mark.long
 def test_every_format_converts_to_the_same_npy_and_has_the_same_digest(tmp_path_factory, values, data):
     folder = tmp_path_factory.mktemp("convert")
     texts = data.draw(st.lists(st.sampled_from(["a", "b", "é"]), min_size=len(values), max_size=len(values)))
@@ -306,6 +307,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.long
 def test_a_parquet_file_of_one_row_group_is_converted_in_the_memory_of_a_batch(tmp_path):
     """150 MB that do not shrink, in one row group: neither the group nor the mapped file is held."""
     path, columns = tmp_path / "r.parquet", [f"c{number}" for number in range(32)]
@@ -453,7 +455,13 @@ def test_an_empty_cell_is_a_record_without_a_label_where_the_operator_says_so(tm
 
 
 @pytest.mark.parametrize(
-    ("labels", "classes"), [(pa.array([0, None, 2], pa.uint8()), 3), (pa.array([False, None, True]), 2)]
+    ("labels", "classes"),
+    [
+        (pa.array([0, None, 2], pa.uint8()), 3),
+        (pa.array([False, None, True]), 2),
+        (pa.array([0.0, None, 2.0]), 3),  # as pandas has whole numbers some of which are missing
+        (pa.array([0.0, float("nan"), 2.0], pa.float32()), 3),
+    ],
 )
 def test_an_empty_cell_among_numbers_is_a_number_that_is_no_class(tmp_path, labels, classes):
     """Numbers keep their meaning as well: class 2 stays 2 where no record is of class 1."""
@@ -463,6 +471,9 @@ def test_an_empty_cell_among_numbers_is_a_number_that_is_no_class(tmp_path, labe
     assert np.load(made.labels).tolist() == [0, -1, classes - 1]
     with pytest.raises(RecordsRefused, match=r"a whole number, such as -1, where labels are numbers"):
         converted(path, tmp_path / "n.npy", unlabelled="unknown", **fields)
+    pq.write_table(pa.table({"x": [1.0, 2.0], "y": [1.0, 0.5]}), tmp_path / "half.parquet")
+    with pytest.raises(RecordsRefused, match=r"holds double; needed are whole numbers or texts"):
+        converted(tmp_path / "half.parquet", tmp_path / "n.npy", unlabelled="-1", **fields)
 
 
 def test_convert_never_overwrites(tmp_path):

@@ -42,6 +42,7 @@ def fitted(where, **settings):
     return model.fit(torch.utils.data.DataLoader(data, batch_size=100), progress=False)
 
 
+@pytest.mark.long
 def test_what_each_part_was_worth_is_told_and_the_best_is_kept():
     """A quarter of the hospital's records has a label; its classes are far from even, as the labels' counts say."""
     with hospital(labelled=N // 4) as where:
@@ -76,6 +77,7 @@ def test_a_hospital_without_labels_gives_its_records_alone():
         assert "not known" in str(model)
 
 
+@pytest.mark.long
 def test_without_room_for_the_comparison_the_last_model_is_kept_and_it_is_told_why():
     """A comparison for epsilon 3.6 in a budget of 3.7, of which two releases of 1.2 have taken more than 1."""
     with hospital(budget=3.7) as where:

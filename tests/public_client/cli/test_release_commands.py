@@ -38,6 +38,7 @@ def team(tmp_path, monkeypatch):
     return Team(tmp_path)
 
 
+@pytest.mark.long
 def test_two_hospitals_files_are_prepared_and_trained_from(team, tmp_path):
     north, south = Site(tmp_path / "north"), Site(tmp_path / "south", shift=0.6, records=90)
     for site in (north, south):

@@ -211,6 +211,7 @@ def test_a_site_that_is_down_does_not_end_the_others_comparison(trained):
         best.check_comparable(training, {"source-only": start, "control": start}, epsilon=1.5)
 
 
+@pytest.mark.long
 def test_the_saved_statistics_are_of_the_model_that_was_delivered(trained, tmp_path):
     """A wrecked adapter loses; the control's classifier comes with what it sees of the source, not the start's."""
     extractor, classifier, loader = trained

@@ -53,6 +53,7 @@ def means(generator, count=2000):
 SINKHORN = DpSinkhorn(**SMALL, points=20, fresh=5, iterations=15, learning_rate=0.03, averaging=0.9, label_weight=3.0)
 
 
+@pytest.mark.long
 def test_dp_sinkhorn_learns_the_classes_is_charged_once_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
     where = curator()
     generator = fitted(where, SINKHORN, epsilon=100.0, steps=80)
@@ -105,6 +106,7 @@ def test_dp_swd_learns_the_classes_by_quantiles_of_labelled_records_and_draws_ro
     assert generator.sample(5)[0].shape == (5, D)
 
 
+@pytest.mark.long
 def test_dp_merf_learns_classes_and_shares_from_one_release():
     where = curator()
     method = DpMerf(**SMALL, frequencies=100, updates=400, learning_rate=0.01)

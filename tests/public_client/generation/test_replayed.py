@@ -58,6 +58,7 @@ def test_a_classifier_of_drawn_rows_knows_real_ones(fitted):
     assert taught > 0.6
 
 
+@pytest.mark.long
 def test_rows_by_rule_are_a_share_of_the_rows_and_can_be_left_out(fitted):
     generator, _, _ = fitted
     x, y = generator.sample(1000, seed=1)

@@ -93,6 +93,7 @@ def test_its_state_can_be_stored_and_taken_up():
     assert not torch.allclose(again.weight, fourth.weight)  # a fourth step is shorter than a first
 
 
+@pytest.mark.long
 def test_as_a_method_it_learns_the_hospitals_labels(tmp_path):
     records, labels = made(16_000, 3, turned=1)
     told = mock_description(records=16_000, record_shape=(WIDTH,), epsilon=2.0, delta=1e-5, classes=CLASSES)

@@ -78,6 +78,7 @@ def of_target(source, data, epsilon):
     return model, model.reports[0]
 
 
+@pytest.mark.long
 def test_classes_that_moved_are_followed(source, tmp_path):
     """The model gains what the report says, about; it is saved, and a run that is taken up again costs nothing more."""
     data, fresh = made(1500, 1, moved=1.0), made(4000, 2, moved=1.0)
@@ -130,6 +131,7 @@ def test_a_plan_says_that_few_records_tell_too_little(source):
         assert where.curator.charges == []
 
 
+@pytest.mark.long
 def test_the_page_s_block_runs(source, capsys):
     """docs/ml-team/pseudo-labels.md, at a hospital of too few records."""
     (code,) = re.findall(r"```python\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
@@ -141,6 +143,7 @@ def test_the_page_s_block_runs(source, capsys):
     assert capsys.readouterr().out.startswith("kept 280 records with noise of")
 
 
+@pytest.mark.long
 def test_each_of_several_hospitals_gets_its_own_classifier(source, tmp_path):
     """One graph and one map for a real curator and mock ones; what the real one's noise decides is not foreseen."""
     extractor, classifier, loader = source

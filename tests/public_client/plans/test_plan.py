@@ -65,6 +65,7 @@ def planned(method, **wishes):
     share=st.floats(0.1, 0.9),
     gradient=st.booleans(),
 )
+@pytest.mark.long
 def test_the_run_costs_what_was_asked_and_never_more(epsilon, steps, batch, release, share, gradient):
     method = Adapter(release=release, gradient_share=share) if gradient else Replay(release=release)
     plan = planned(method, epsilon=epsilon, steps=steps, batch_size=batch)

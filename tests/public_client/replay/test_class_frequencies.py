@@ -34,6 +34,7 @@ def free(target: torch.Tensor, *, epsilon: float, seed: int = 0) -> tuple[Freque
     return model.free(), model.fixed()
 
 
+@pytest.mark.long
 def test_frequencies_are_found_absent_classes_too():
     target = mixture(3000, [0.6, 0.3, 0.1, 0.0], 1)
     found, before = free(target.images, epsilon=2.0)
@@ -83,6 +84,7 @@ def test_chance_in_the_records_is_no_evidence_where_it_exceeds_the_noise():
     assert float((found.frequencies - found.before).abs().max()) < 0.03
 
 
+@pytest.mark.long
 def test_what_no_frequencies_explain_is_seen():
     moved = mixture(3000, [0.25, 0.25, 0.25, 0.25], 3).images * 1.4
     found, _ = free(moved, epsilon=1.0)

@@ -110,6 +110,7 @@ def test_a_hospital_in_other_units_is_understood_end_to_end(model):
 
 
 @pytest.mark.parametrize("tries", [1, pytest.param(10, marks=pytest.mark.exhaustive)])
+@pytest.mark.long
 def test_other_patients_in_the_same_units_are_no_units(model, tries):
     """More than the noise must be left before any view is looked for: a false alarm has a chance below 1e-6."""
     for seed in range(tries):

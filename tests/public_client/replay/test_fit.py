@@ -98,6 +98,7 @@ def test_residuals_of_the_true_distribution_are_standard_normal():
     assert residuals.distance(shifted) > 10 * abs(residuals.distance(same))
 
 
+@pytest.mark.long
 def test_the_fit_finds_gains_biases_and_class_frequencies():
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(2, (3000,), generator=generator)

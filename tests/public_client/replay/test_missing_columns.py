@@ -89,6 +89,7 @@ def test_gaps_are_found_where_patients_differ_as_well(together):
 
 
 @pytest.mark.parametrize("targets", [1, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.long
 def test_other_patients_alone_are_no_gaps_and_change_nothing(targets):
     """A gap has prior odds of 1 to 19 in each column: of these targets none should be seen with one."""
     source = table(500, 0)

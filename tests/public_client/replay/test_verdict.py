@@ -59,6 +59,7 @@ def classifier():
     return head
 
 
+@pytest.mark.long
 def test_other_frequencies_correct_the_priors_and_gain(classifier):
     target = table(2000, 1, (0.7, 0.3, 0.0))
     fitted = found(target.images, epsilon=1.0)
@@ -127,6 +128,7 @@ def test_thin_evidence_keeps_the_model():
     assert "says too little" in fitted.reason
 
 
+@pytest.mark.long
 def test_frequencies_that_imitate_another_shift_are_not_used():
     """People of one class came nearer to another's: frequencies alone explain most of it, and would do harm.
 
@@ -162,6 +164,7 @@ def test_a_view_that_would_gain_nothing_is_not_used(classifier):
     assert torch.equal(model.classifier(SOURCE.images), classifier(SOURCE.images))
 
 
+@pytest.mark.long
 def test_sites_that_share_a_training_keep_their_own_outcomes(classifier):
     tilted = found(table(2000, 1, (0.7, 0.3, 0.0)).images, epsilon=1.0)
     alike = found(table(2000, 2).images, epsilon=1.0)
@@ -229,6 +232,7 @@ def trained(digits, records: torch.Tensor) -> DomainAdaptation:
     return model
 
 
+@pytest.mark.long
 def test_half_of_the_classes_does_not_harm_and_gains(digits):
     target = digits[3]
     half = Labelled(target.images[target.labels < 5], target.labels[target.labels < 5])

@@ -50,6 +50,7 @@ def adaptation(curator, method="adapter", *, epsilon=1.0, **size):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.long
 def test_every_method_runs_and_is_charged_what_was_planned(method):
     mechanism, steps = small(method).mechanism, 1 if method == "replay" else 3
     curator = mock(classes=10 if mechanism.needs_labels else 0)
@@ -65,6 +66,7 @@ def test_every_method_runs_and_is_charged_what_was_planned(method):
         fitted.sites["curator"].run.draw(torch.zeros(4, 96))
 
 
+@pytest.mark.long
 def test_it_prices_like_the_ledger():
     """The same filter, fixed by the same first run: quote, second quote and refusal agree with the ledger's books."""
     curator = mock()

@@ -133,6 +133,7 @@ JUNK = st.recursive(
 
 @given(st.data())
 @settings(max_examples=tried(150), suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.long
 def test_a_document_with_any_part_replaced_never_escapes_the_validation(data):
     document = json.loads(chain().to_bytes())
     where = data.draw(st.sampled_from(["top", "node", "attribute"]))

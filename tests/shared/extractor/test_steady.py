@@ -75,6 +75,7 @@ pairs = st.tuples(st.integers(1, 4), st.integers(1, 4))
     ceil=st.booleans(),
     channels_last=st.booleans(),
 )
+@pytest.mark.long
 def test_windows_of_maxima_are_torch_s(side, kernel, stride, padding, dilation, ceil, channels_last):
     padding = tuple(p - 1 for p in padding)
     assume(all(2 * p <= k for p, k in zip(padding, kernel, strict=True)))

@@ -33,6 +33,7 @@ def _bench(case: Case, *, records: int) -> Bench:
 
 
 @by_case
+@pytest.mark.long
 def test_no_neighbour_moves_the_release_further_than_is_accounted_and_one_comes_near(case):
     batch = 8
     bench, rng = _bench(case, records=batch), np.random.default_rng(17)

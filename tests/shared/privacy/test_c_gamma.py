@@ -87,6 +87,7 @@ def test_the_full_batch_is_the_exact_curve_and_nothing_is_above_it():
     gamma=st.floats(-8.0, -0.01).map(lambda x: 10.0**x),
 )
 @settings(max_examples=tried(12))
+@pytest.mark.long
 def test_moments_are_finite_increasing_in_the_order_and_in_gamma(d, k, ratio, gamma):
     law = ShiftLaw(d, k, d / k / ratio**2)
     orders = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 9.0, 17.0, 65.0, 1000.0])

@@ -52,6 +52,7 @@ def test_calibration_returns_the_smallest_affordable_sigma(bound: Bound) -> None
     st.sampled_from([1e-12, 1e-6, 1e-3, 0.1]),
     st.sampled_from([Bound.WBK9, Bound.WBK27, Bound.HYB]),
 )
+@pytest.mark.long
 def test_what_is_calibrated_is_affordable(
     d: int, k: int, n: int, ratio: float, steps: int, target: float, delta: float, bound: Bound
 ) -> None:
@@ -159,6 +160,7 @@ EDGES = [
 
 
 @pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.long
 def test_numerical_edges_give_a_number_that_falls_with_noise(edge: tuple[int, int, int, int, int, float]) -> None:
     d, k, n, b, steps, delta = edge
     for bound in (Bound.WBK9, Bound.WBK27, Bound.HYB):

@@ -94,6 +94,7 @@ EVENTS = [
     st.sampled_from([0.3, 1.0, 4.0]),
     st.sampled_from(EVENTS),
 )
+@pytest.mark.long
 def test_sums_are_rounded_up_and_only_certified_totals_are_admitted(
     session: list[RunEvent], epsilon: float, plan: RunEvent
 ) -> None:

@@ -37,6 +37,7 @@ def test_the_table_costs_little(d, k, sigma, upper):
     constant=st.one_of(st.just(0.0), st.floats(1e-6, 4.0)),
     upper=st.booleans(),
 )
+@pytest.mark.long
 def test_the_table_is_never_below_the_integral(d, k, ratio, constant, upper):
     law = ShiftLaw(d, k, d / (ratio * ratio), constant)
     orders = one_sided.COMPUTED_ORDERS

@@ -122,6 +122,7 @@ def test_hospitals_add_up():
     np.testing.assert_allclose(apart, released(both)[1].features, atol=1e-5)
 
 
+@pytest.mark.long
 def test_every_coordinate_has_the_declared_noise():
     """1,000 releases of 18 values: a variance further than 6.6% from sigma squared has a chance below 1e-7."""
     held = made(5)
