@@ -84,7 +84,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
 lock:
 	$(PIP_COMPILE) --all-extras --output-file requirements.lock pyproject.toml
 	$(PIP_COMPILE) --constraint requirements.lock --extra curator --output-file deploy/images/curator.lock pyproject.toml
-	$(PIP_COMPILE) --constraint requirements.lock --extra client --output-file deploy/images/client.lock pyproject.toml
+	$(PIP_COMPILE) --constraint requirements.lock --extra client --extra transport --output-file deploy/images/client.lock pyproject.toml
 	$(PIP_COMPILE) --constraint requirements.lock --extra curator --extra cluster --output-file deploy/images/cluster.lock pyproject.toml
 	sed -i '/^# WARNING/,$$d' requirements.lock deploy/images/*.lock
 

@@ -226,9 +226,9 @@ def choose_newton(digits: Digits) -> None:
         before = _accuracy(head, tests)
         generator = torch.Generator().manual_seed(0)
         for _ in range(steps):
-            total = _clipped(head, *train, clip_norm=clip)
+            total = clipped_sum(head, *train, clip_norm=clip)
             grain = _noise(1.0, steps) * 2.0 * clip * 50_000 / len(labels)
-            _set(head, (total + grain * torch.randn(total.shape, generator=generator)) / 50_000)
+            set_gradient(head, (total + grain * torch.randn(total.shape, generator=generator)) / 50_000)
             optimizer.step()
         images = "varied" if varied else "as they are"
         told = f"{axes_kept} axes, power {power:g}, clip {clip:g}, {steps} steps"
@@ -264,7 +264,7 @@ def _noise(epsilon: float, steps: int) -> float:
     return calibrate_sigma(lambda noise: _full(noise, steps), epsilon=epsilon, delta=DELTA)
 
 
-def _clipped(head: nn.Linear, u: Tensor, y: Tensor, *, clip_norm: float) -> Tensor:
+def clipped_sum(head: nn.Linear, u: Tensor, y: Tensor, *, clip_norm: float) -> Tensor:
     """(C, d + 1) the sum of clipped gradients."""
     wide = torch.cat([u, torch.ones(len(u), 1)], dim=1)
     with torch.no_grad():
@@ -274,7 +274,8 @@ def _clipped(head: nn.Linear, u: Tensor, y: Tensor, *, clip_norm: float) -> Tens
         return clipped.T @ wide
 
 
-def _set(head: nn.Linear, gradient: Tensor) -> None:
+def set_gradient(head: nn.Linear, gradient: Tensor) -> None:
+    """Gives a head (C, d + 1) as its gradient."""
     head.weight.grad, head.bias.grad = gradient[:, :-1].clone(), gradient[:, -1].clone()
 
 
@@ -286,8 +287,8 @@ def _trained(u: Tensor, y: Tensor, *, noise: float, rate: float) -> nn.Linear:
     optimizer = torch.optim.Adam(head.parameters(), lr=rate)
     clip_norm = 0.35
     for step in range(_STEPS):
-        total = _clipped(head, u, y, clip_norm=clip_norm)
-        _set(head, (total + 2.0 * clip_norm * noise * torch.randn(total.shape, generator=generator)) / len(u))
+        total = clipped_sum(head, u, y, clip_norm=clip_norm)
+        set_gradient(head, (total + 2.0 * clip_norm * noise * torch.randn(total.shape, generator=generator)) / len(u))
         optimizer.param_groups[0]["lr"] = rate * 0.5 * (1.0 + math.cos(math.pi * step / _STEPS))
         optimizer.step()
     return head

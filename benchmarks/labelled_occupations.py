@@ -105,7 +105,7 @@ class Task:
 
     def ends(self) -> dict[str, float]:
         """Where the way begins and ends."""
-        own = _fitted(*self.trained)
+        own = fitted(*self.trained)
         return {"source": _accuracy(self.start, *self.tested), "own labels": _accuracy(own, *self.tested)}
 
 
@@ -114,7 +114,7 @@ def tasks(path: Path, dealing: Dealing, *, seed: int) -> Iterator[Task]:
     values, labels, groups = table(path, dealing)
     public = np.flatnonzero(groups == dealing.source)[:_MOST]
     torch.manual_seed(seed)
-    start = _fitted(values[public], labels[public])
+    start = fitted(values[public], labels[public])
     for code in range(int(groups.max()) + 1):
         own = np.flatnonzero(groups == code)
         if code == dealing.source or len(own) < dealing.fewest:
@@ -188,7 +188,7 @@ def choose(path: Path) -> None:
         told(f"epsilon {epsilon:g}, {steps} steps, clip {clip or 'by default'}", reached)
 
 
-def _fitted(x: Tensor, y: Tensor) -> nn.Linear:
+def fitted(x: Tensor, y: Tensor) -> nn.Linear:
     """Logistic regression with a little weight decay."""
     head = nn.Linear(x.shape[1], 2)
     optimizer = torch.optim.LBFGS(head.parameters(), max_iter=100, line_search_fn="strong_wolfe")

@@ -108,7 +108,8 @@ case $1 in
     locked client.lock
     trim
     rm -rf "$venv"/lib/python3*/site-packages/tensorboard_data_server/bin # the viewer's; logs are only written here
-    bytecode matplotlib.pyplot sklearn.datasets yaml torch._dynamo # an optimizer's first use imports it
+    "$venv/bin/python" without_symbols.py "$venv"/lib/python3*/site-packages/ot/*/*.so
+    bytecode matplotlib.pyplot sklearn.datasets yaml ot torch._dynamo # an optimizer's first use imports it
     stage mark
     ;;
   cluster)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.data.source import collect
+from public_client.methods.head_descent import HeadDescent
 from public_client.methods.newton import MOST_FEATURES, Newton, less_sure
 from public_client.methods.public_view import folded, parted, viewed_head
 from public_client.methods.scoring import MOST_WEIGHTS, Scoring
@@ -32,7 +33,7 @@ from public_client.training.loop import PublicStep, Training, align
 from public_client.training.losses import gradient_term
 from public_client.training.method import Method
 from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
-from public_client.training.sites import Group, Model
+from public_client.training.sites import Group, Model, Site
 from shared.errors import InvalidValue
 from shared.extractor.building import Extractor
 from shared.extractor.weights import weights_from_bytes
@@ -54,7 +55,7 @@ up for it (docs/ml-team/labelled.md)."""
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
 _CLIP_SHARES: Mapping[str, float] = {"adam": 0.2, "scoring": 0.6, "newton": 0.05}
 """C in units of what a public record with a wrong label would say. Adam wants directions alone (De and others 2022);
-scoring compares gradients with what the curvature says of them, so that hardly any may be clipped. Newton's steps end
+scoring counts with what the clip takes, as public features tell it; best where that is little. Newton's steps end
 where the clipped gradients cancel, so that C may be small: it is what half of the public records say with their own
 labels (Andrew and others 2021), or this share."""
 _POWERS: Mapping[str, float] = {"adam": 0.3, "scoring": 0.0, "newton": 0.5}
@@ -174,7 +175,12 @@ class Finetune(Method):
         """See `Method`."""
         features = PublicStep(training.features)
         optimizer = self._optimizer(group, training)
-        align(group, optimizer, lambda: features, lambda _: 1.0, training, averaging=self.averaging)
+
+        def heard(shares: Mapping[str, float]) -> None:
+            if isinstance(optimizer, HeadDescent):
+                optimizer.noise = _noise(group.sites, shares)
+
+        align(group, optimizer, lambda: features, lambda _: 1.0, training, averaging=self.averaging, heard=heard)
         trained = group.live[0].model
         assert trained is not None, "installed when the runs were opened"
         group.install(Model(trained.extractor, folded(trained.classifier)))
@@ -189,14 +195,15 @@ class Finetune(Method):
         with torch.no_grad():
             features = before.eval()(training.features)
         shares = group.shares(group.live)
-        noise = records = 0.0
-        for site in group.live:
-            share, plan, sigma = shares[site.name] ** 2, site.plan, site.run.declared.sum.sigma
-            noise += share * (sigma / plan.batch_size) ** 2
-            records += share / min(plan.batch_size * plan.steps, plan.records)
+        noise = _noise(group.live, shares)
         if self.descent == "newton":
-            return Newton(head, features, noise=math.sqrt(noise))
-        return Scoring(head, features, records=1.0 / records, noise=math.sqrt(noise))
+            return Newton(head, features, noise=noise)
+        records = sum(
+            shares[site.name] ** 2 / min(site.plan.batch_size * site.plan.steps, site.plan.records)
+            for site in group.live
+        )
+        clip_norm = group.live[0].run.declared.sum.clip_norm  # the same at all sites
+        return Scoring(head, features, records=1.0 / records, noise=noise, clip_norm=clip_norm)
 
     def _whole(self, model: Model, features: Tensor | None) -> nn.Module:
         """A copy of the model, from records to scores; a classifier that alone is trained stands in the features' axes.
@@ -282,6 +289,12 @@ class FinetuneRun(ChargedRun):
         length = float(gradient.double().square().sum()) - gradient.numel() * noise**2
         loss = gradient_term(self.parameters, gradient)
         return AnsweredStep(drawn.number, loss, length, 1.0, drawn.request_id)
+
+
+def _noise(sites: Sequence[Site], shares: Mapping[str, float]) -> float:
+    """Deviation of each coordinate of the mean gradient of the sites that have a share in it."""
+    own = (shares[s.name] * s.run.declared.sum.sigma / s.plan.batch_size for s in sites if s.name in shares)
+    return math.hypot(*own)
 
 
 def _begins(name: str, word: str) -> bool:

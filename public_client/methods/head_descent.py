@@ -14,10 +14,15 @@ class HeadDescent(torch.optim.Optimizer):
     Args:
         head: the classifier, (C, d) with a bias.
         features: (m, d) of public records, as the head takes them.
+        noise: deviation of each coordinate of a gradient, positive.
+
+    Attributes:
+        noise: of the next step's gradient, positive; another one where not all hospitals have answered.
     """
 
-    def __init__(self, head: nn.Linear, features: Tensor) -> None:
+    def __init__(self, head: nn.Linear, features: Tensor, *, noise: float) -> None:
         super().__init__([head.weight, head.bias], {"lr": 1.0})
+        self.noise = noise
         self.wide = torch.cat([features.double(), torch.ones(len(features), 1).to(features).double()], dim=1)
 
     def values(self) -> Tensor:
@@ -40,6 +45,7 @@ class HeadDescent(torch.optim.Optimizer):
         """What a change (C, d + 1) alters of public scores, in the root mean square."""
         return float((self.wide @ change.T).square().mean().sqrt())
 
-    def within(self, change: Tensor, longest: float) -> Tensor:
-        """A change (C, d + 1), shortened to a size of at most `longest`."""
-        return min(1.0, longest / max(self.size(change), 1e-12)) * change
+    def within(self, change: Tensor, longest: float) -> tuple[Tensor, float]:
+        """A change (C, d + 1), shortened to a size of at most `longest`, and the size that it had."""
+        size = self.size(change)
+        return min(1.0, longest / max(size, 1e-12)) * change, size

@@ -9,7 +9,8 @@ turned into their axes.
 In such an axis of curvature h a gradient g with noise of deviation s shows the way to the minimum as -g / h, with the
 error s / h. A way that is likely to be as long as t is then -g h / (h^2 + s^2 / t^2) long in the mean. Step k goes
 2 / (k + 1) of it, which makes the classifier a mean over all steps in which later ones count more; s is that of a mean
-over k. All of it reads released and public numbers.
+over k. Where gradients differ in their noise, as when a hospital drops out, a step counts by its precision too. All of
+it reads released and public numbers.
 """
 
 from __future__ import annotations
@@ -65,9 +66,8 @@ class Newton(HeadDescent):
     """
 
     def __init__(self, head: nn.Linear, features: Tensor, *, noise: float) -> None:
-        super().__init__(head, features)
-        self._noise = noise
-        self.state[head.weight].update(step=0)
+        super().__init__(head, features, noise=noise)
+        self.state[head.weight].update(step=0, precision=0.0, weight=0.0)  # of the noise, summed over steps
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -77,9 +77,12 @@ class Newton(HeadDescent):
         values = self.values()
         kinds, axes, curvature = self._curvature(values)
         along = kinds.T @ self.gradient() @ axes
-        unsure = self._noise**2 / state["step"] / _LIKELY**2
+        state["precision"] += self.noise**-2
+        state["weight"] += (weight := state["step"] * self.noise**-2)
+        unsure = 1.0 / state["precision"] / _LIKELY**2
         way = -kinds @ (along * curvature / (curvature.square() + unsure).clamp(min=1e-300)) @ axes.T
-        self.install(values + self.within(2.0 / (state["step"] + 1) * way, _LONGEST))
+        change, _ = self.within(weight / state["weight"] * way, _LONGEST)
+        self.install(values + change)
 
     def _curvature(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Axes (C, C) and (d + 1, d + 1), and the public loss's curvature (C, d + 1) along each pair of them."""

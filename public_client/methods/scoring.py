@@ -1,13 +1,15 @@
 """Fisher scoring with noised gradients: a linear classifier's posterior, around the public source's weights.
 
-The mean gradient of the cross-entropy at weights v is m(v) - a, where m(v) is the mean of softmax(v z) z over the
-hospital's records and a the mean of its labels' e_y z. What the labels ask for are the weights w with m(w) = a. The
-released gradients g at v_1, v_2, ... tell m(v_t) - g_t, each with noise of known deviation. m is not known, since it
-needs the hospital's features; the public source's stand in, an error that vanishes as v_t comes near w, so that later
-steps count more. What m(v_t) - g_t scatter beyond their noise is that error too, and counts as noise: were it not so,
-less noise would make the mean trust the public features more. With a normal prior around the source's weights this
-makes a posterior; its mean, found by Fisher scoring on public records, is the next step's v and, after the last one,
-the classifier. How far a hospital's weights lie from the source's is not a setting: it is averaged over, by what each
+A record z with label y says of weights v the clipped gradient f_y (softmax(v z) - e_y) z, with f_y at most 1 so that
+its norm is at most C. If labels follow a softmax model with weights w, its mean is
+G(v, w) = mean of sum over classes c of softmax(w z)_c f_c (softmax(v z) - e_c) z. What the labels ask for are the
+weights w with G(v_t, w) = g_t for all released gradients g_t at v_1, v_2, ..., each with noise of known deviation: what
+the clip takes is part of the equation. The mean is over the hospital's features, which are not known; the public
+source's stand in, an error that vanishes as v_t comes near w, so that later steps count more (and those with more noise
+less). What G(v_t, w) - g_t scatter beyond their noise is that error too, and counts as noise: were it not so, less
+noise would make the mean trust the public features more. With a normal prior around the source's weights this makes a
+posterior; its mean, found by Fisher scoring on public records, is the next step's v and, after the last one, the
+classifier. How far a hospital's weights lie from the source's is not a setting: it is averaged over, by what each
 distance makes of the probability of what was released (empirical Bayes). All of it reads released and public numbers.
 """
 
@@ -41,69 +43,91 @@ class Scoring(HeadDescent):
         features: (m, d) of public records, as the head takes them.
         records: n, distinct ones behind all gradients together.
         noise: deviation of each coordinate of a gradient.
+        clip_norm: of a record's gradient.
     """
 
-    def __init__(self, head: nn.Linear, features: Tensor, *, records: float, noise: float) -> None:
-        super().__init__(head, features)
-        self._records, self._noise = records, noise
+    def __init__(self, head: nn.Linear, features: Tensor, *, records: float, noise: float, clip_norm: float) -> None:
+        super().__init__(head, features, noise=noise)
+        self._records, self._clip_norm = records, clip_norm
+        self._norms = self.wide.norm(dim=1, keepdim=True)  # (m, 1)
         start = self.values()
         scale = torch.ones_like(start)
         scale[:, -1] = _BIAS_SCALE
         self._scale = scale.flatten()
-        # Steps taken, and sums over them of weight, squared weight, weighted m(v) - g and its weighted mean square.
-        self.state[head.weight].update(
-            start=start, step=0, weight=0.0, squares=0.0, told=torch.zeros_like(start), length=0.0
-        )
+        # Of all steps: where they were, their gradients, and the variance of the noise on these.
+        self.state[head.weight].update(start=start, at=[], gradients=[], variances=[])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Takes the present gradient in and goes to the new mean."""
         state: dict[str, Any] = self.state[self.param_groups[0]["params"][0]]
-        state["step"] += 1
-        state["weight"] += state["step"]
-        state["squares"] += state["step"] ** 2
         values = self.values()
-        one = self._mean(values) - self.gradient()
-        state["told"] += state["step"] * one
-        state["length"] += state["step"] * float(one.square().mean())
-        told = state["told"] / state["weight"]
-        left = state["squares"] / state["weight"] ** 2  # of one gradient's variance, in the mean's
-        scatter = state["length"] / state["weight"] - float(told.square().mean())  # noise alone makes 1 - left of it
-        noise = left * max(self._noise**2, scatter / (1.0 - left) if state["step"] > 1 else 0.0)
+        state["at"].append(values.clone())
+        state["gradients"].append(self.gradient())
+        state["variances"].append(self.noise**2)
+        variances = torch.tensor(state["variances"]).to(values)  # (t,)
+        weights = torch.arange(1, len(variances) + 1).to(values) / variances
+        weights /= weights.sum()
+        noise = float(weights.square() @ variances)  # of the weighted mean of gradients
+        gradients = torch.stack(state["gradients"]).to(values)  # (t, C, d + 1)
+        seen = [self._seen(at.to(values)) for at in state["at"]]
+
+        def missing(values: Tensor) -> Tensor:
+            return torch.stack([self._expected(values, *one) for one in seen]) - gradients
+
+        if len(variances) > 1:
+            each = missing(values)
+            scatter = float(weights @ each.square().mean(dim=(1, 2)) - _mean(weights, each).square().mean())
+            noise *= max(1.0, scatter / (float(weights @ variances) - noise))  # to what noise alone makes of it
         for _ in range(_ITERATIONS):
-            change = self._scored(values, state["start"], told, noise) - values
-            values += self.within(change, _LONGEST)
-            if self.size(change) < _ENOUGH:
+            found = self._scored(values, state["start"], _mean(weights, missing(values)), noise)
+            change, size = self.within(found - values, _LONGEST)
+            values += change
+            if size < _ENOUGH:
                 break
         self.install(values)
 
-    def _scored(self, values: Tensor, start: Tensor, told: Tensor, noise: float) -> Tensor:
-        """(C, d + 1) the posterior's mean, with m taken for linear around `values`."""
+    def _scored(self, values: Tensor, start: Tensor, missing: Tensor, noise: float) -> Tensor:
+        """(C, d + 1) the posterior's mean, with what is expected taken for linear around `values`."""
         curvature, vectors = torch.linalg.eigh(self._curvature(values))
         curvature = curvature.clamp(min=0.0)
         precision = curvature / (noise + curvature / self._records)  # (p,): of the noise and of sampling
         away = vectors.T @ (values - start).flatten()
-        missing = vectors.T @ (told - self._mean(values)).flatten()
-        pull = self._scale * (vectors @ (precision * (curvature * away + missing)))
+        pull = self._scale * (vectors @ (precision * (curvature * away + vectors.T @ missing.flatten())))
         scaled = self._scale[:, None] * vectors
         found = self._scale * _averaged((scaled * (precision * curvature)) @ scaled.T, pull)
         return start + found.reshape(start.shape)
 
-    def _mean(self, values: Tensor) -> Tensor:
-        """(C, d + 1) m: the mean over public records of softmax(v z) z."""
-        return torch.softmax(self.wide @ values.T, dim=1).T @ self.wide / len(self.wide)
+    def _seen(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """(m, C) softmax(v z) of public records, and (m, C) by how much the clip shortens each label's gradient."""
+        shares = torch.softmax(self.wide @ values.T, dim=1)
+        lengths = (shares.square().sum(dim=1, keepdim=True) - 2.0 * shares + 1.0).clamp(min=0.0).sqrt() * self._norms
+        return shares, (self._clip_norm / lengths.clamp(min=1e-12)).clamp(max=1.0)
+
+    def _expected(self, values: Tensor, shares: Tensor, kept: Tensor) -> Tensor:
+        """(C, d + 1) G: the mean clipped gradient where the classifier was, if labels follow `values`."""
+        likely = torch.softmax(self.wide @ values.T, dim=1) * kept
+        return (likely.sum(dim=1, keepdim=True) * shares - likely).T @ self.wide / len(self.wide)
 
     def _curvature(self, values: Tensor) -> Tensor:
-        """(p, p) of m, class by class; symmetric."""
-        shares = torch.softmax(self.wide @ values.T, dim=1)  # (m, C)
+        """(p, p) of what is expected, class by class, where the classifier is at `values`; symmetric."""
+        shares, kept = self._seen(values)  # (m, C)
+        likely = shares * kept
+        both = likely.sum(dim=1)
         classes, wide = shares.shape[1], self.wide
         whole = torch.empty(classes, wide.shape[1], classes, wide.shape[1]).to(wide)
         for c in range(classes):
             for other in range(c, classes):
-                each = shares[:, c] * (float(c == other) - shares[:, other]) / len(wide)
-                block = (wide * each[:, None]).T @ wide
+                each = both * shares[:, c] * shares[:, other] + float(c == other) * likely[:, c]
+                each -= likely[:, c] * shares[:, other] + shares[:, c] * likely[:, other]
+                block = (wide * (each / len(wide))[:, None]).T @ wide
                 whole[c, :, other], whole[other, :, c] = block, block
         return whole.reshape(len(self._scale), len(self._scale))
+
+
+def _mean(weights: Tensor, each: Tensor) -> Tensor:
+    """(C, d + 1) of steps (t, C, d + 1), by weights (t,)."""
+    return (weights[:, None, None] * each).sum(dim=0)
 
 
 def _averaged(information: Tensor, pull: Tensor) -> Tensor:

@@ -154,6 +154,8 @@ class LinearPosterior:
 
 
 def _root(curvature: Tensor) -> Tensor:
-    """Of the inverse."""
-    root: Tensor = torch.linalg.cholesky(torch.linalg.inv(curvature))
+    """Of the inverse, (c, c), lower triangular; from the other end, so that nothing is inverted."""
+    factor = torch.linalg.cholesky(curvature.flip(0, 1))
+    one = torch.eye(len(curvature)).to(curvature)
+    root: Tensor = torch.linalg.solve_triangular(factor, one, upper=False).T.flip(0, 1)
     return root

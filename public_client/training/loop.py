@@ -92,6 +92,7 @@ def align(
     training: Training,
     *,
     averaging: float,
+    heard: Callable[[Mapping[str, float]], None] = lambda _: None,
 ) -> None:
     """The training loop: a public half, a charged step of every site, one descent; store, record, go on.
 
@@ -102,6 +103,7 @@ def align(
         weight: of an answered step's loss.
         training: what all sites share.
         averaging: decay of the running average of the parameters that is kept at the end.
+        heard: told before each descent which sites' answers it follows, and their shares.
     """
     steps = max(site.plan.steps for site in group.live)
     parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
@@ -122,13 +124,14 @@ def align(
             for name, answer in answers.items():
                 loss = loss + shares[name] * weight(answer) * answer.loss
             if loss.requires_grad:
+                heard(shares)
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 training.ranks.average_gradients(parameters)
                 optimizer.step()
             schedule.step()
             average.update(parameters)
-            descent.store(group, t, answers)
+            descent.store(group, t)
             rate = float(schedule.get_last_lr()[0])
             class_loss = {} if half.class_loss is None else {"class_loss": float(half.class_loss.detach())}
             for site in group.sites:
@@ -153,15 +156,17 @@ class _Descent:
     schedule: torch.optim.lr_scheduler.LRScheduler
     average: Average
 
-    def store(self, group: Group, step: int, answers: Mapping[str, AnsweredStep]) -> None:
+    def store(self, group: Group, step: int) -> None:
         if group.store is None:
             return
+        requests = {site.name: site.request_id for site in group.sites if site.request_id}
         group.store.write(
             "state",
             {
                 "step": step,
                 "steps": {site.name: site.steps for site in group.sites},
-                "request_ids": [answer.request_id for answer in answers.values()],
+                "requests": requests,
+                "request_ids": list(requests.values()),  # also of answers that were dropped: they are counted
                 "optimizer": self.optimizer.state_dict(),
                 "schedule": self.schedule.state_dict(),
                 "parameters": detached(self.parameters),
@@ -183,6 +188,7 @@ class _Descent:
         done = int(state["step"])
         for site in group.live:
             site.steps = int(state["steps"].get(site.name, 0))
+            site.request_id = str(state["requests"].get(site.name, ""))
             # A site that was set aside earlier comes back with a request that was made for weights of that time.
             site.stale = site.run.has_pending and site.steps < done
         if not group.unfinished:

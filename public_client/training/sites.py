@@ -77,6 +77,7 @@ class Site:
         opened: its run, once it is open.
         source: source features that the curator holds, where they stay fixed.
         steps: that were drawn and applied.
+        request_id: of the last of them; empty before the first.
         stale: the step that is under way was asked with weights of long ago; its answer is drawn and dropped.
         history: where it stood after some of its steps.
         lost: why it was set aside; None while it takes part.
@@ -96,6 +97,7 @@ class Site:
     opened: ChargedRun | None = None
     source: PublicSource | None = None
     steps: int = 0
+    request_id: str = ""
     stale: bool = False
     history: list[HistoryPoint] = field(default_factory=list)
     lost: DpswdError | None = None
@@ -274,6 +276,7 @@ class Group:
             if site.name not in drawn:
                 continue
             site.steps += 1
+            site.request_id = drawn[site.name].request_id
             if site.stale:
                 site.stale = False
                 continue

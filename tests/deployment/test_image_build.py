@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import importlib.util
 import os
+import shutil
 import ssl
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 ROOT = Path(__file__).resolve().parents[2]
+WITHOUT_SYMBOLS = ROOT / "deploy" / "images" / "without_symbols.py"
 OUTSIDE = ROOT / "deploy" / "images" / "outside.sh"
 HOST = "packages.example"
 APT_DOWNLOADER = Path("/usr/lib/apt/apt-helper")
@@ -187,3 +190,19 @@ def test_the_build_takes_the_arguments_and_keeps_none_in_an_image():
             assert "ARG CA_CERTIFICATE=" in stage
             assert "ARG PIP_INDEX=" in stage
     assert sum("outside.sh run" in stage for stage in stages) == 4
+
+
+def test_a_library_without_its_symbols_is_smaller_and_works(tmp_path):
+    module = "markupsafe._speedups"
+    whole, cut = Path(importlib.util.find_spec(module).origin), tmp_path / "cut.so"
+    shutil.copy(whole, cut)
+    done = subprocess.run([sys.executable, WITHOUT_SYMBOLS, cut], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert cut.stat().st_size < 0.9 * whole.stat().st_size
+    spec = importlib.util.spec_from_file_location(module, cut)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    assert loaded._escape_inner("a < b") == "a &lt; b"
+    done = subprocess.run([sys.executable, WITHOUT_SYMBOLS, OUTSIDE], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "outside.sh: no shared library for 64 bits" in done.stderr

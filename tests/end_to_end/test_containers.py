@@ -18,6 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test di
 
 from two_sites import CONNECT, CURATOR, LEAST_RIGHT, STEPS, TRAIN, TRAINING_S, finish, percentage, wait
 
+from public_client.data.datasets import load_task
+from public_client.training.saved_model import load_adapted
+
 pytestmark = [
     pytest.mark.end_to_end,
     pytest.mark.containers,
@@ -25,10 +28,10 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def more_budget(sites):
-    """The operator extends the budget, as a second study would ask for."""
-    sites.leave(4)
+    """The operator extends the budget, as further studies would ask for."""
+    sites.leave(6)
     return sites
 
 
@@ -70,6 +73,25 @@ def test_a_second_up_on_the_same_volumes_goes_on_and_charges_nothing(sites, deli
     after = sites.budget()
     for figure in ("runs", "steps_used", "epsilon_spent"):
         assert after[figure] == before[figure]
+
+
+def test_the_hospitals_labels_teach_a_model_for_the_teams_own_records(more_budget, tmp_path):
+    """Optimal transport (dpda): one release of class statistics, then the story's own digits, 30 of them with a label.
+
+    Over eight releases on the mock curator 67.2 +- 2.4 percent were right, where chance is 10: a false alarm is
+    seven deviations away.
+    """
+    words = "--epsilon 2 --method dpda --set data.labelled=30 --set method.settings.points=20"
+    words += " --set method.settings.updates=200 --save own.safetensors --format json"
+    training = more_budget.team(f"train {CONNECT} {words}")
+    model = tmp_path / "own.safetensors"
+    told = finish(training, handed={"/var/lib/dpswd/own.safetensors": model})
+    (site,) = json.loads(told[told.index("{") :])["runs"][0]["sites"]
+    assert (site["state"], site["steps"]) == ("finished", 1)
+    assert 1.9 < site["charged_epsilon"] <= 2.0
+    own = load_task("digits").source
+    right = load_adapted(model, device="cpu").predict(own.images) == own.labels
+    assert 100.0 * float(right.double().mean()) > LEAST_RIGHT
 
 
 def test_a_curator_that_is_killed_in_mid_run_goes_on_where_it_was(more_budget):

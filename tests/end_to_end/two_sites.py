@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import subprocess
+import tarfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import docker
@@ -142,12 +147,21 @@ class Sites:
         return int(told)
 
 
-def finish(container) -> str:
-    """Waits for a container's end; its whole output, which must be one of success."""
+def finish(container, *, handed: Mapping[str, Path] = MappingProxyType({})) -> str:
+    """Waits for a container's end; its whole output, which must be one of success.
+
+    Args:
+        container: running.
+        handed: files of it that are copied out, and where to.
+    """
     try:
         status = container.wait(timeout=TRAINING_S)["StatusCode"]
         words = container.logs().decode()
         assert status == 0, words[-3000:]
+        for inside, outside in handed.items():
+            chunks, _ = container.get_archive(inside)
+            with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+                outside.write_bytes(archive.extractfile(Path(inside).name).read())
         return words
     finally:
         container.remove(force=True)
