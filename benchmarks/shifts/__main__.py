@@ -3,6 +3,7 @@
     python -m benchmarks.shifts run --data-dir ../shared/data --minutes 60   # in a random order, what is not on file
     python -m benchmarks.shifts repeat --data-dir ../shared/data --shifts half --records 500  # with fresh noise
     python -m benchmarks.shifts summary --format json
+    python -m benchmarks.shifts.unseen run --minutes 30   # other data and shifts: see there
     python -m benchmarks.shifts write                                        # docs/ml-team/shifts.md
 
 needs mnist.npz, usps16.npz, office_caltech10_surf.npz, heart_uci.npz and adult.npz in the folder, and Debian's package
@@ -33,6 +34,7 @@ from benchmarks.shifts.summary import page, summary, table
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts.jsonl"
 REPEATS = RESULTS.with_name("shifts_repeated.jsonl")
+UNSEEN = RESULTS.with_name("shifts_unseen.jsonl")
 PAGE = Path(__file__).parents[2] / "docs" / "ml-team" / "shifts.md"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"
 
@@ -67,9 +69,8 @@ def main() -> None:
         left = (cell for cell in _asked(arguments) for _ in range(arguments.times - times[_key(asdict(cell))]))
         _run(left, arguments, arguments.repeats, {})
     elif arguments.command == "write":
-        PAGE.write_text(
-            page(read(arguments.results), read(arguments.repeats), records.read(low_rank.RESULTS)), encoding="utf-8"
-        )
+        every = read(arguments.results), read(arguments.repeats), read(UNSEEN), records.read(low_rank.RESULTS)
+        PAGE.write_text(page(*every), encoding="utf-8")
     elif arguments.format == "json":
         print(json.dumps(summary(read(arguments.results)), indent=1))
     else:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.local import RATE, released
 from benchmarks.shifts.made import SHIFTS
@@ -19,7 +20,9 @@ from benchmarks.shifts.sources import Origin, load
 from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.methods.replay import Replay
-from public_client.replay import delivery, fit
+from public_client.replay import delivery, fit, priors
+from public_client.replay.twins import Honest
+from public_client.replay.verdict import Fitted
 
 NUMBERS = (150, 500, 1000, 4000, 10_000)
 EPSILONS = (0.3, 1.0, 3.0)
@@ -98,9 +101,13 @@ def target_of(cell: Cell, origin: Origin) -> Labelled:
 
 
 def run(cell: Cell, origin: Origin) -> dict[str, Any]:
+    """See `judged`, of the battery's own target."""
+    return judged(cell, origin, target_of(cell, origin))
+
+
+def judged(cell: Cell, origin: Origin, target: Labelled) -> dict[str, Any]:
     """One release by the curator's mechanism and noise, made in this process, and what the default makes of it."""
     begun = time.monotonic()
-    target = target_of(cell, origin)
     source = origin.source
     generator = torch.Generator().manual_seed(cell.seed)
     with torch.no_grad():
@@ -116,7 +123,7 @@ def run(cell: Cell, origin: Origin) -> dict[str, Any]:
         )["target"]  # fmt: skip
     before = _accuracy(origin.extractor, origin.classifier, target)
     after = _accuracy(delivered.extractor, delivered.classifier, target)
-    return asdict(cell) | {
+    row = asdict(cell) | {
         "n": len(target),
         "outcome": delivered.outcome,
         "reason": delivered.reason,
@@ -124,6 +131,18 @@ def run(cell: Cell, origin: Origin) -> dict[str, Any]:
         "adapted": round(after, 2),
         "seconds": round(time.monotonic() - begun, 1),
     }
+    if found.class_draws is not None:
+        row["read_on_training_records"] = round(_read_on_training_records(origin, found, found.class_draws, target), 2)
+    return row
+
+
+@torch.no_grad()
+def _read_on_training_records(origin: Origin, found: Fitted, draws: Tensor, target: Labelled) -> float:
+    """Accuracy if gains and costs of other priors were read on the records that the model was trained on."""
+    scores = origin.classifier(origin.extractor(origin.source.images))
+    safe = priors.safe_weights(Honest(scores, scores, "of its own"), origin.source.labels, found.class_weights, draws)
+    classifier = origin.classifier if safe.weights is None else priors.with_priors(origin.classifier, safe.weights)
+    return _accuracy(origin.extractor, classifier, target)
 
 
 def run_alone(cell: Cell, data_dir: Path, cache: Path) -> dict[str, Any]:

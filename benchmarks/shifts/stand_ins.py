@@ -27,7 +27,8 @@ from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.methods.replay import Replay
 from public_client.replay import fit
-from public_client.replay.delivery import SHARES, frequency_gains, prior_weights
+from public_client.replay.priors import SHARES, frequency_gains, prior_weights
+from public_client.replay.twins import Honest, honest_scores
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts_stand_ins.jsonl"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"
@@ -66,25 +67,26 @@ def _run(arguments: argparse.Namespace, done: int) -> None:
         drawn = random.Random(number)
         source, seed = drawn.choice(MODELS)
         if (source, seed) not in origins:
-            origins[source, seed] = load(source, seed, data_dir=arguments.data_dir, cache=arguments.cache)
+            own = load(source, seed, data_dir=arguments.data_dir, cache=arguments.cache)
+            origins[source, seed] = own, honest_scores(own.extractor, own.classifier, own.source, seed=seed)
         row = {
             "number": number, "source": source, "seed": seed,
             "rarer": 0.1 if source == "adult" else drawn.choice((0.0, 0.0, 0.1)),  # half of two classes leaves one
             "records": drawn.choice((500, 1000, 2000, 4000)), "epsilon": drawn.choice((1.0, 3.0)),
         }  # fmt: skip
-        row |= release(origins[source, seed], row)
+        row |= release(*origins[source, seed], row)
         with arguments.results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
 
 
 @torch.no_grad()
-def release(origin: Origin, row: dict[str, Any]) -> dict[str, Any]:
+def release(origin: Origin, honest: Honest, row: dict[str, Any]) -> dict[str, Any]:
     """One release with half of the classes, at random, `rarer`.
 
     Returns:
         outcome of the verdict; where it would correct priors, for each share: the gain in accuracy and quantiles of
-        what it may be by the posterior, in percentage points.
+        what it may be by the posterior and the worse of both readings (`priors`), in percentage points.
     """
     generator = torch.Generator().manual_seed(row["number"])
     source, pool = origin.source, origin.pool
@@ -101,11 +103,14 @@ def release(origin: Origin, row: dict[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {"n": len(target), "outcome": found.outcome, "parts": []}
     if found.class_draws is None:
         return said
-    own, scores = origin.classifier(features), origin.classifier(seen)
+    scores = origin.classifier(seen)
     for share in SHARES:
         bias = torch.log(prior_weights(found.class_weights, share))
-        gains = frequency_gains(_changes(own, bias, source.labels), source.labels, found.class_draws)
-        low = {str(part): round(float(gains.quantile(part)), 3) for part in QUANTILES}
+        gains = [
+            frequency_gains(_changes(own, bias, source.labels), source.labels, found.class_draws)
+            for own in (honest.known, honest.scores)
+        ]
+        low = {str(part): round(min(float(one.quantile(part)) for one in gains), 3) for part in QUANTILES}
         gained = float(_changes(scores, bias, target.labels).mean())
         said["parts"].append({"share": share, "gain": round(gained, 2), "low": low})
     return said

@@ -11,7 +11,7 @@ from benchmarks.shifts import low_rank
 from benchmarks.shifts.cells import KINDS, TUNED_ON, all_cells
 from benchmarks.shifts.made import INSIDE
 from public_client.plans.measured import Battery
-from public_client.replay.delivery import MOST_LOST, UNSURE
+from public_client.replay.priors import MOST_LOST, UNSURE
 from public_client.replay.verdict import FREQUENCIES_LEAVE, VIEW_FITS, VIEW_MOST
 
 _PAGE = Path(__file__).parent / "page.txt"
@@ -107,6 +107,35 @@ def table(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def unseen(runs: list[dict[str, Any]]) -> str:
+    """By how the model was trained and shift, of data and shifts that nothing was chosen on, and what twins change.
+
+    Args:
+        runs: as `cells.judged` gives them, with what a correction read on training records alone would have brought.
+    """
+    lines = []
+    for title, heart in (("trained as usual", False), ("by heart", True)):
+        own = [run for run in runs if run["source"].endswith("by heart") is heart and "read_on_training_records" in run]
+        gains = [_gain(run) for run in own]
+        others = [float(run["read_on_training_records"] - run["source_only"]) for run in own]
+        lines.append(
+            f"- {title}: {len(own)} cells where other class frequencies explain the release: {_told(gains)}; "
+            f"read on training records alone {_told(others)}."
+        )
+    figures = _figures(runs)
+    lines.append(
+        f"- All {figures['cells']} cells: {_told([_gain(run) for run in runs])}; {figures['kept']} kept, "
+        f"{figures['adapted_by_a_view']} by a view, {figures['priors_corrected']} priors corrected."
+    )
+    named = [run | {"source": "by heart" if run["source"].endswith("by heart") else "as usual"} for run in runs]
+    return "\n".join([*lines, "", table(named)])
+
+
+def _told(gains: list[float]) -> str:
+    lost = sum(gain < -1.0 for gain in gains)
+    return f"{_mean(gains) or 0.0:+.1f} in the mean, {min(gains, default=0.0):+.1f} at worst, {lost} lose over a point"
+
+
 def repeated(runs: list[dict[str, Any]]) -> str:
     """By cell, of the same records and model with fresh noise each time.
 
@@ -130,12 +159,15 @@ def repeated(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def page(runs: list[dict[str, Any]], repeats: list[dict[str, Any]], few: list[dict[str, Any]]) -> str:
+def page(
+    runs: list[dict[str, Any]], repeats: list[dict[str, Any]], checks: list[dict[str, Any]], few: list[dict[str, Any]]
+) -> str:
     """docs/ml-team/shifts.md.
 
     Args:
         runs: the battery's.
         repeats: of single cells, with fresh noise each time.
+        checks: of data and shifts that nothing was chosen on.
         few: of shifts along few directions.
     """
     whole = summary(runs)
@@ -157,6 +189,7 @@ def page(runs: list[dict[str, Any]], repeats: list[dict[str, Any]], few: list[di
         "summary": "\n".join(_row(title, figures) for title, figures in rows),
         "table": table(runs),
         "repeated": repeated(repeats),
+        "unseen": unseen(checks),
         "few": low_rank.summary(few),
         "few_cells": str(sum(run["source"] != low_rank.STAND_IN for run in few)),
         "unsure": f"{UNSURE:.0%}",

@@ -26,6 +26,7 @@ from public_client.plans.recipe import not_counts
 from public_client.replay import delivery, fit
 from public_client.replay.delivery import Delivered
 from public_client.replay.residuals import Residuals
+from public_client.replay.twins import MOST_STEPS
 from public_client.replay.verdict import Fitted
 from public_client.replay.views import View, image_view
 from public_client.training.drawing import draw_all
@@ -112,11 +113,12 @@ class Replay(SlicedMethod):
             with torch.no_grad():
                 seen = fitted.view(extractor, source.images[: len(training.features)])
             run.last = ComparedStep(seen, own[-1], run.feature_map)
-        tuned = any(fitted.convinced for fitted in found.values())
-        title = f"tuning on the view of {group}"
-        with reporting(title, self.tuning_steps, shown=training.progress and tuned) as bar:
-            delivered = delivery.deliver(
-                extractor, training.model.classifier, found, group.shares(group.live), source,
+        updates = self.tuning_steps * any(fitted.convinced for fitted in found.values())
+        title = f"{'tuning on the view' if updates else 'trying other priors'} of {group}"
+        updates += MOST_STEPS * any(fitted.outcome != "kept" for fitted in found.values())
+        with reporting(title, updates, shown=training.progress and updates > 0) as bar:
+            delivered = delivery.deliver(  # not the frozen copy: which parameters were trained is asked there
+                training.model.extractor, training.model.classifier, found, group.shares(group.live), source,
                 steps=self.tuning_steps, seed=training.seed, generator=generator, bar=bar, ranks=training.ranks,
             )  # fmt: skip
             for site in group.live:

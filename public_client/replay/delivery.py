@@ -4,8 +4,7 @@ A view: the source-trained modules are tuned on source records seen through it, 
 they do better on such records than the source-trained ones do, by more than chance: a shorter trial on a part of the
 source says so, on the records that it left out. A view that can be undone (columns in other units) is undone in front
 of the source-trained extractor, and nothing is tuned. Other class frequencies: log(target's / source's) is added to the
-classifier's scores, Bayes' rule for new priors (Saerens, Latinne & Decaestecker 2002), or a part of it, as much as the
-plausible frequencies allow to be added without a loss on the source's records; and no weight changes. Never both:
+classifier's scores, or a part of it (`priors`), and no weight changes. Never both:
 under a view, frequencies and pixels are too easily mistaken for each other. Otherwise the source-trained model, to the
 bit.
 """
@@ -24,6 +23,8 @@ from torch.nn import functional
 from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter, reporting
 from public_client.data.ranks import Ranks
+from public_client.replay.priors import safe_weights, with_priors
+from public_client.replay.twins import Honest, honest_scores, known_by_heart
 from public_client.replay.verdict import Fitted, Outcome
 from public_client.replay.views import FeatureView, MixedViews, View
 from shared.extractor.adapters import FeatureAffine
@@ -35,13 +36,6 @@ _MOST_HELD_OUT = 1000
 _FOLDS = 3
 _TRIAL_STEPS = 400
 _AT_ONCE = 1024  # records
-_LEAST_WEIGHT = 1e-3  # of a class
-SHARES = (1.0, 0.75, 0.5, 0.25)
-"""Of the logarithms that correct priors: the first that is safe enough is taken, or the model is kept."""
-UNSURE = 0.02
-"""Part of the plausible class frequencies that may cost more than the bound below,"""
-MOST_LOST = 0.5
-"""in percentage points of accuracy, if priors are corrected."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,8 @@ def deliver(
     """Models of sites that train together, by name; sites whose releases speak for views share one.
 
     Args:
-        extractor: source-trained; stays as it is, like the classifier.
+        extractor: source-trained; stays as it is, like the classifier. Parameters that were not trained on the source
+            do not require gradients.
         classifier: source-trained.
         found: of each site.
         shares: of each site in a shared model.
@@ -90,7 +85,7 @@ def deliver(
         steps: of tuning.
         seed: of the draw of sites in a shared model.
         generator: of the batches.
-        bar: told of each step of tuning.
+        bar: told of each step of tuning, and of each update of the twins that a correction of priors is tried on.
         ranks: processes with the same source that share each batch, and end alike.
     """
     ranks = ranks or Ranks()
@@ -107,12 +102,24 @@ def deliver(
         if not view.keeps_scores:
             trial = _held_out if view.tunes_extractor else _folds
             trials = trial(extractor, classifier, view, source, min(steps, _TRIAL_STEPS), generator, ranks)
+    flattered: float | None = 0.0  # images' extractors are tuned, and judged on records that are left out
+    if any(
+        not (fitted.view.tunes_extractor or fitted.view.keeps_scores) for fitted in found.values() if fitted.convinced
+    ):
+        flattered = known_by_heart(extractor, classifier, source, seed=seed, ranks=ranks, bar=bar)
     delivered = {}
+    twins: Honest | None = None
     kept = (copy.deepcopy(extractor), copy.deepcopy(classifier))
     for name, fitted in found.items():
         outcome, reason, model = fitted.outcome, fitted.reason, kept
         if fitted.class_draws is not None:
-            delivered[name] = _corrected(*kept, fitted, fitted.class_draws, source)
+            twins = twins or honest_scores(extractor, classifier, source, seed=seed, ranks=ranks, bar=bar)
+            safe = safe_weights(twins, source.labels, fitted.class_weights, fitted.class_draws)
+            reason = f"{safe.reason} ({fitted.reason})"
+            if safe.weights is None:
+                delivered[name] = Delivered(*kept, "kept", reason)
+            else:
+                delivered[name] = Delivered(kept[0], with_priors(kept[1], safe.weights), "priors corrected", reason)
             continue
         if fitted.convinced:
             own, of = tuned, trials
@@ -120,63 +127,19 @@ def deliver(
                 own = (nn.Sequential(first, kept[0]), kept[1])
                 of = [Trial(kept, own, source)]
             gain, error = expected_gain(of, fitted.view)
-            if fitted.view.keeps_scores or gain > fitted.view.sure * error:
+            if fitted.view.keeps_scores or gain > fitted.view.sure * error + (flattered or 0.0):
                 model = own
+                if flattered is None:
+                    reason += "; what the extractor knows of the public records by heart is not known"
             else:
                 outcome = "kept"
+                by_heart = f", whose features flatter by {flattered:.1f} points there" if flattered else ""
                 reason = (
                     f"following the view that was found would gain {gain:.1f} ± {error:.1f} points on public records "
-                    f"seen through it, which is no clear gain, so the model is kept ({reason})"
+                    f"seen through it{by_heart}, which is no clear gain, so the model is kept ({reason})"
                 )
         delivered[name] = Delivered(*model, outcome, reason)
     return delivered
-
-
-@torch.no_grad()
-def _corrected(
-    extractor: nn.Module, classifier: nn.Module, fitted: Fitted, draws: Tensor, source: Labelled
-) -> Delivered:
-    """The model with other priors, as much of them as is safe, or as it was if nothing is."""
-    scores = torch.cat([classifier(extractor(records)) for records in torch.split(source.images, _AT_ONCE)])
-    right, told = scores.argmax(dim=1) == source.labels, ""
-    for share in SHARES:
-        weights = prior_weights(fitted.class_weights, share)
-        then = (scores + torch.log(weights)).argmax(dim=1) == source.labels
-        gains = frequency_gains(100.0 * (then.double() - right.double()), source.labels, draws)
-        low, high = (float(gains.quantile(part)) for part in (UNSURE, 1.0 - UNSURE))
-        told = f"{low:+.1f} to {high:+.1f} points of accuracy, by the source's records and the plausible frequencies"
-        if low > -MOST_LOST and float(gains.mean()) > 0.0:
-            part = "" if share == 1.0 else f" by {share:.0%} of it, as frequencies are uncertain"
-            reason = f"{fitted.reason}; scores are corrected{part}: {told}"
-            return Delivered(extractor, with_priors(classifier, weights), "priors corrected", reason)
-    reason = f"scores corrected by class frequencies this uncertain may do harm ({told}), so the model is kept"
-    return Delivered(extractor, classifier, "kept", f"{reason} ({fitted.reason})")
-
-
-def prior_weights(weights: Tensor, share: float) -> Tensor:
-    """Class weights (classes,) of which so much of the logarithm is left; a class that seems absent may still come."""
-    return weights.clamp(min=_LEAST_WEIGHT) ** share
-
-
-def frequency_gains(changes: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
-    """Gains in accuracy, which are linear in class frequencies: each class's own on the source, times its frequency.
-
-    Args:
-        changes: (m,), of each source record: what it gains.
-        labels: (m,).
-        draws: (s, classes), plausible frequencies of each class over the source's.
-
-    Returns:
-        (s,), with the chance in the source's records added, in the unit of `changes`.
-    """
-    onehot = functional.one_hot(labels, draws.shape[1]).double()  # (m, c)
-    counts = onehot.sum(dim=0).clamp(min=1.0)
-    means = onehot.T @ changes / counts
-    variances = onehot.T @ (changes - means[labels]).square() / counts.square()
-    shares = draws.double() * onehot.mean(dim=0)
-    shares = shares / shares.sum(dim=1, keepdim=True)
-    chance = torch.randn(len(shares), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(shares)
-    return shares @ means + chance * (shares.square() @ variances).sqrt()
 
 
 def _taken(data: Labelled, chosen: Tensor) -> Labelled:
@@ -266,20 +229,6 @@ def expected_gain(trials: Sequence[Trial], view: View) -> tuple[float, float]:
     return float(each.mean()), float(each.std()) / math.sqrt(len(each))
 
 
-def with_priors(classifier: nn.Module, weights: Tensor) -> nn.Module:
-    """A copy that adds log weights to the scores.
-
-    Args:
-        classifier: features to scores (m, classes) whose softmax is a probability on the source.
-        weights: (classes,) the target's class frequencies over the source's.
-    """
-    last = nn.Linear(len(weights), len(weights)).to(weights)
-    with torch.no_grad():
-        last.weight.copy_(torch.eye(len(weights)))
-        last.bias.copy_(torch.log(weights.clamp(min=_LEAST_WEIGHT)))
-    return nn.Sequential(copy.deepcopy(classifier), last).eval()
-
-
 def tune(
     extractor: nn.Module,
     classifier: nn.Module,
@@ -315,6 +264,7 @@ def tune(
     extractor, classifier = laid_out(extractor, source.images), copy.deepcopy(classifier)
     trained = [*(extractor.parameters() if view.tunes_extractor else ()), *classifier.parameters()]
     view.requires_grad_(False)
+    extractor.requires_grad_(False)
     scores: Tensor | None = None
     if view.keeps_scores:
         with torch.no_grad():
