@@ -27,6 +27,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks import records
+from benchmarks.shifts import low_rank
 from benchmarks.shifts.cells import Cell, all_cells, run_alone
 from benchmarks.shifts.summary import page, summary, table
 
@@ -67,7 +69,8 @@ def main() -> None:
         left = (cell for cell in _asked(arguments) for _ in range(arguments.times - times[_key(asdict(cell))]))
         _run(left, arguments, arguments.repeats, {})
     elif arguments.command == "write":
-        PAGE.write_text(page(read(arguments.results), read(arguments.repeats), read(UNSEEN)), encoding="utf-8")
+        every = read(arguments.results), read(arguments.repeats), read(UNSEEN), records.read(low_rank.RESULTS)
+        PAGE.write_text(page(*every), encoding="utf-8")
     elif arguments.format == "json":
         print(json.dumps(summary(read(arguments.results)), indent=1))
     else:

@@ -141,6 +141,44 @@ def _none(data: Labelled, _: torch.Generator) -> Labelled:
     return data
 
 
+def _directions(data: Labelled, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Records with columns of deviation 1, those deviations, random directions among the first six components, and the
+    deviation of the first.
+
+    Returns:
+        (m, c), (c,), (c, count) and a number.
+    """
+    spread = data.images.std(dim=0).clamp(min=1e-6)
+    scaled = data.images / spread
+    _, singular, components = torch.linalg.svd(scaled - scaled.mean(dim=0), full_matrices=False)
+    top = components[: min(6, len(components))].T
+    chosen = torch.linalg.qr(top @ torch.randn(top.shape[1], count, generator=generator))[0]
+    return scaled, spread, chosen, float(singular[0]) / math.sqrt(len(scaled))
+
+
+def _rotated(data: Labelled, generator: torch.Generator) -> Labelled:
+    """A turn within one plane."""
+    scaled, spread, plane, _ = _directions(data, 2, generator)
+    turn = _uniform(generator, 0.5, 0.9)
+    cos, sin = math.cos(turn), math.sin(turn)
+    within = (scaled - scaled.mean(dim=0)) @ plane
+    turned = within @ torch.tensor([[cos, sin], [-sin, cos]])
+    return Labelled((scaled + (turned - within) @ plane.T) * spread, data.labels)
+
+
+def _lines(data: Labelled, generator: torch.Generator) -> Labelled:
+    """Noise along two directions, as large as the first component."""
+    scaled, spread, lines, first = _directions(data, 2, generator)
+    noise = _uniform(generator, 0.7, 1.2) * first * torch.randn(len(scaled), 2, generator=generator)
+    return Labelled((scaled + noise @ lines.T) * spread, data.labels)
+
+
+def _moved(data: Labelled, generator: torch.Generator) -> Labelled:
+    """The mean moves along one direction."""
+    scaled, spread, along, first = _directions(data, 1, generator)
+    return Labelled((scaled + _uniform(generator, 0.5, 1.0) * first * along[:, 0]) * spread, data.labels)
+
+
 _CLASSES: dict[str, Shift] = {
     "none": _none,
     "half": _rarer(math.inf),
@@ -172,5 +210,7 @@ SHIFTS: dict[str, dict[str, Shift]] = {
     },
 }
 """By kind of record and name."""
+LOW_RANK: dict[str, Shift] = {"rotated": _rotated, "lines": _lines, "moved": _moved}
+"""Along few directions of vectors; not in the battery, whose order is fixed."""
 INSIDE = frozenset({"turned", "half-and-turned", "usps", "mnist"})
 """Shifts of images that a view can follow, nearly; today's gains count there."""

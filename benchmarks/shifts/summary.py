@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shifts import low_rank
 from benchmarks.shifts.cells import KINDS, TUNED_ON, all_cells
 from benchmarks.shifts.made import INSIDE
 from public_client.plans.measured import Battery
@@ -158,13 +159,16 @@ def repeated(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def page(runs: list[dict[str, Any]], repeats: list[dict[str, Any]], checks: list[dict[str, Any]]) -> str:
+def page(
+    runs: list[dict[str, Any]], repeats: list[dict[str, Any]], checks: list[dict[str, Any]], few: list[dict[str, Any]]
+) -> str:
     """docs/ml-team/shifts.md.
 
     Args:
         runs: the battery's.
         repeats: of single cells, with fresh noise each time.
         checks: of data and shifts that nothing was chosen on.
+        few: of shifts along few directions.
     """
     whole = summary(runs)
     tuned = _figures([run for run in runs if run["source"] in TUNED_ON])
@@ -186,6 +190,8 @@ def page(runs: list[dict[str, Any]], repeats: list[dict[str, Any]], checks: list
         "table": table(runs),
         "repeated": repeated(repeats),
         "unseen": unseen(checks),
+        "few": low_rank.summary(few),
+        "few_cells": str(sum(run["source"] != low_rank.STAND_IN for run in few)),
         "unsure": f"{UNSURE:.0%}",
         "most_lost": f"{MOST_LOST:g}",
     }

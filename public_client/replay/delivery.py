@@ -36,7 +36,6 @@ _MOST_HELD_OUT = 1000
 _FOLDS = 3
 _TRIAL_STEPS = 400
 _AT_ONCE = 1024  # records
-_SURE = 2.0  # standard errors by which tuning must be expected to gain
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def deliver(
                 own = (nn.Sequential(first, kept[0]), kept[1])
                 of = [Trial(kept, own, source)]
             gain, error = expected_gain(of, fitted.view)
-            if fitted.view.keeps_scores or gain > _SURE * error + (flattered or 0.0):
+            if fitted.view.keeps_scores or gain > fitted.view.sure * error + (flattered or 0.0):
                 model = own
                 if flattered is None:
                     reason += "; what the extractor knows of the public records by heart is not known"

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter
 from public_client.data.ranks import Ranks
-from public_client.replay.class_frequencies import FrequencyModel
-from public_client.replay.columns import MOST_COLUMNS, ColumnView, column_view, find_units
+from public_client.replay.columns import ColumnView
 from public_client.replay.delivery import laid_out
+from public_client.replay.low_rank import LowRankView
 from public_client.replay.missing_columns import TableView, find_gaps
-from public_client.replay.prior_width import LinearModel
+from public_client.replay.posterior import SCORED, Posterior
 from public_client.replay.residuals import Residuals
 from public_client.replay.verdict import (
     CONVINCED,
@@ -42,7 +42,7 @@ from public_client.replay.verdict import (
     Evidence,
     Fitted,
 )
-from public_client.replay.views import CLASS_WIDTH, FeatureView, View, moved_features, view_for
+from public_client.replay.views import FeatureView, View, view_for
 
 MOST_RECORDS = 20_000  # source records that are kept for fitting and tuning
 CANDIDATES = 80  # random warps that are scored, beside the identity
@@ -62,125 +62,7 @@ _ROUNDS = (_Round(8, 8, 1.0), _Round(8, 25, 1.0), _Round(3, 50, 0.5), _Round(2, 
 VIEW_STEPS = sum(part.kept * part.steps for part in _ROUNDS)
 """Steps that `find_view` reports, at most."""
 _HOPELESS = 40.0  # nats behind the best start that a fit of a whole round does not make up for
-_SCORED = 256  # source records that score a candidate at first, four times as many later
-_JUDGED = 4096  # source records that an explanation is judged by
-_LEAST_WEIGHT = 1e-3
-_FIT_BATCH = 320  # source records a step, in two halves
 _AVERAGED = 0.3  # the last part of the fit, over which its parameters are averaged
-_CONVINCED = math.log(20.0)  # nats by which a view of features must be more probable than none, or none is used
-
-
-class _Posterior:
-    """Minus the logarithm of the posterior of a view, and the class frequencies that are most probable under it."""
-
-    def __init__(
-        self, extractor: nn.Module, source: Labelled, residuals: Residuals, generator: torch.Generator, ranks: Ranks
-    ) -> None:
-        self._extractor = extractor
-        self._source = source
-        self._residuals = residuals
-        self.ranks = ranks
-        self.classes = int(source.labels.max()) + 1
-        self.values = residuals.values * len(residuals)
-        self._shuffled = torch.randperm(len(source), generator=generator)
-
-    def learn_widths(self, view: FeatureView) -> bool:
-        """Sets the widths of the view's priors to the most probable ones.
-
-        Returns:
-            Whether the releases are more probable under them than under other class frequencies alone.
-        """
-        chosen = self._shuffled[: 4 * _SCORED]
-        labels = self._source.labels[chosen]
-        with torch.no_grad():
-            features = self._extractor(self._source.images[chosen])
-        d = features.shape[1]
-
-        def moved(parameters: Tensor) -> Tensor:
-            gain, bias, log_weights = parameters[:d], parameters[d : 2 * d], CLASS_WIDTH * parameters[2 * d :]
-            seen, weights = moved_features(features, gain, bias, view.spread), torch.exp(log_weights)[labels]
-            return self._residuals.of_all(seen, weights).flatten()
-
-        def classes_alone(parameters: Tensor) -> Tensor:
-            return moved(torch.cat((torch.zeros(2 * d).to(parameters), parameters)))
-
-        found = LinearModel(moved, (d, d, self.classes), features).widths()
-        without = LinearModel(classes_alone, (self.classes,), features).widths()
-        view.factors.copy_(torch.tensor(found.factors[:2]))
-        return found.log_posterior - without.log_posterior > _CONVINCED
-
-    def columns(self) -> ColumnView | None:
-        """The identity in units of columns, for records that have few of them and are no words."""
-        records = self._source.images
-        if any(isinstance(module, nn.Embedding) for module in self._extractor.modules()):
-            return None
-        return column_view(records) if records.dim() == 2 and records.shape[1] <= MOST_COLUMNS else None
-
-    def units(self, identity: ColumnView) -> ColumnView:
-        """The most probable units of columns."""
-        chosen = self._shuffled[: _JUDGED // 2]
-        source = Labelled(self._source.images[chosen], self._source.labels[chosen])
-        return find_units(identity, self._extractor, source, self._residuals)
-
-    def loss(self, start: _Start, step: int, variance: float, generator: torch.Generator) -> Tensor:
-        """One step's loss, a release alone standing for all of them.
-
-        The product of two independent halves' residuals has no share of the source sample's own noise, which a square
-        would have, and which would be made small by making the features small.
-        """
-        count, releases = len(self._source), len(self._residuals)
-        chosen = torch.randint(count, (min(_FIT_BATCH, 2 * count),), generator=generator)
-        first, second = (self._residuals.of(*self._seen(start, half), step % releases) for half in chosen.chunk(2))
-        return (first * second).sum() * releases / (2 * variance) + start.view.penalty()
-
-    @torch.no_grad()
-    def square(self, start: _Start, records: int) -> float:
-        """Mean squared residual, from the same source records for each candidate."""
-        return float(self._residuals.of_all(*self._seen(start, self._shuffled[:records])).square().mean())
-
-    @torch.no_grad()
-    def evidence(self, view: View, *, start: Tensor | None = None, quick: bool = False) -> Evidence:
-        """Of one view, with the class frequencies that are most probable under it.
-
-        Args:
-            view: to judge.
-            start: (classes,) frequencies to begin from.
-            quick: of fewer records, for a comparison.
-        """
-        model, penalty = self._model(view, quick)
-        return Evidence(model.free(start), penalty)
-
-    @torch.no_grad()
-    def unchanged(self, view: View) -> Evidence:
-        """Of the identity with the source's own frequencies."""
-        model, _ = self._model(view, quick=False)
-        return Evidence(model.fixed())
-
-    @torch.no_grad()
-    def draws(self, view: View, evidence: Evidence) -> Tensor:
-        """Of class frequencies over the source's, from the posterior around those of `evidence`, (s, classes)."""
-        model, _ = self._model(view, quick=False)
-        drawn = model.draws(evidence.frequencies) / model.source.clamp(min=1e-12)
-        return torch.where(model.present, drawn, 1.0).float()
-
-    @torch.no_grad()
-    def left(self, view: View, weights: Tensor) -> float:
-        seen = self._seen(_Start(view, weights), self._shuffled[: 4 * _SCORED])
-        return self._residuals.distance(self._residuals.of_all(*seen))
-
-    def _model(self, view: View, quick: bool) -> tuple[FrequencyModel, float]:
-        chosen = self._shuffled[: 4 * _SCORED if quick else _JUDGED]
-        features = torch.cat(
-            [view(self._extractor, self._source.images[part]) for part in torch.split(chosen, _JUDGED // 4)]
-        )
-        model = FrequencyModel(features, self._source.labels[chosen], self._residuals, self.classes, quick=quick)
-        return model, float(view.penalty())
-
-    def _seen(self, start: _Start, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of source records as the view sees them, (m, d), and their weights, (m,)."""
-        features = start.view(self._extractor, self._source.images[chosen])
-        # A class that seems absent keeps a little weight: its records still say where the others end.
-        return features, start.weights[self._source.labels[chosen]].clamp(min=_LEAST_WEIGHT)
 
 
 @dataclass
@@ -227,29 +109,44 @@ def find_view(
     given = None if view is None else copy.deepcopy(view).to(source.images.device)
     if isinstance(given, TableView):
         return find_gaps(given, extractor, source, residuals, generator=generator, bar=bar)
-    posterior = _Posterior(extractor, source, residuals, generator, ranks or Ranks())
+    posterior = Posterior(extractor, source, residuals, generator, ranks or Ranks())
     with torch.no_grad():
-        features = extractor(source.images[: 4 * _SCORED])
+        features = extractor(source.images[: 4 * SCORED])
     identity = given if given is not None else view_for(source.images, features)
     still = copy.deepcopy(identity)
     alone = posterior.evidence(identity)
+    without: Fitted | None = None
     if alone.fits() or not alone.sees_misfit:
-        return _without_view(still, alone, posterior)
+        without = _without_view(still, alone, posterior)
+        if not alone.sees_misfit or without.outcome != "kept":
+            return without
+        views = _low_rank(identity, given, posterior)  # moves a few directions, a small part of the variance
+    else:
+        views = _families(identity, given, posterior, generator, learning_rate, bar)
+    chosen: tuple[View, Evidence, str] | None = None
     closest = alone
-    for best, seen, told in _families(identity, given, posterior, generator, learning_rate, bar):
-        gained = seen.log_evidence - alone.log_evidence - math.log(CANDIDATES)
-        if gained > CONVINCED and seen.fits(max(FITS, min(VIEW_FITS * alone.unexplained, VIEW_MOST))):
-            weights = seen.frequencies.weights.to(features)
-            reason = f"{told} the release: {seen}; without it {alone}"
-            return Fitted(best, weights, posterior.left(best, weights), "adapted by a view", reason)
+    for best, seen, told in views:
+        gained = seen.log_evidence - (chosen[1] if chosen else alone).log_evidence - math.log(CANDIDATES)
+        fits = seen.fits(max(FITS, min(VIEW_FITS * alone.unexplained, VIEW_MOST)))
+        if isinstance(best, LowRankView):  # it is free enough to explain a part of anything
+            fits = fits and not seen.sees_misfit
+        if gained > CONVINCED and fits:
+            chosen = best, seen, told
+            if isinstance(best, ColumnView) or not seen.sees_misfit:
+                break
         closest = min(closest, seen, key=lambda one: one.at_most)
-    return _kept(still, closest, posterior, _STRANGE)
+    if chosen is None:
+        return without or _kept(still, closest, posterior, _STRANGE)
+    best, seen, told = chosen
+    weights = seen.frequencies.weights.to(features)
+    reason = f"{told} the release: {seen}; without it {alone}"
+    return Fitted(best, weights, posterior.left(best, weights), "adapted by a view", reason)
 
 
 def _families(
     identity: View,
     given: View | None,
-    posterior: _Posterior,
+    posterior: Posterior,
     generator: torch.Generator,
     learning_rate: float,
     bar: Reporter,
@@ -260,9 +157,18 @@ def _families(
         units = posterior.units(columns)
         if bool(units.log_gain.any()):
             yield units, posterior.evidence(units), f"other units of columns ({units}) explain"
-    if isinstance(identity, ColumnView) or (isinstance(identity, FeatureView) and not posterior.learn_widths(identity)):
-        return
-    yield *_best_view(identity, posterior, generator, learning_rate, bar), "a view explains"
+    if not isinstance(identity, ColumnView | LowRankView) and (
+        not isinstance(identity, FeatureView) or posterior.learn_widths(identity)
+    ):
+        yield *_best_view(identity, posterior, generator, learning_rate, bar), "a view explains"
+    yield from _low_rank(identity, given, posterior)
+
+
+def _low_rank(identity: View, given: View | None, posterior: Posterior) -> Iterator[tuple[View, Evidence, str]]:
+    """The best map of low rank, for features that are seen by a view of themselves."""
+    if isinstance(given, LowRankView) or (given is None and isinstance(identity, FeatureView)):
+        found = posterior.low_rank(given)
+        yield found, posterior.evidence(found), f"features that moved along few directions ({found}) explain"
 
 
 _STRANGE = "the release does not fit what is known of shifts, so the model is kept"
@@ -270,7 +176,7 @@ _THIN = "the release says too little, so the model is kept: more records or a la
 _ALIKE = "the release fits the source as it is, so the model is kept"
 
 
-def _without_view(identity: View, alone: Evidence, posterior: _Posterior) -> Fitted:
+def _without_view(identity: View, alone: Evidence, posterior: Posterior) -> Fitted:
     """Other class frequencies, or nothing."""
     unchanged = posterior.unchanged(identity)
     gained = alone.log_evidence - unchanged.log_evidence
@@ -287,19 +193,19 @@ def _without_view(identity: View, alone: Evidence, posterior: _Posterior) -> Fit
     return Fitted(identity, weights, posterior.left(identity, weights), "priors corrected", reason, draws)
 
 
-def _kept(identity: View, evidence: Evidence, posterior: _Posterior, why: str) -> Fitted:
+def _kept(identity: View, evidence: Evidence, posterior: Posterior, why: str) -> Fitted:
     even = torch.ones_like(evidence.frequencies.weights).float()
     return Fitted(identity, even, posterior.left(identity, even), "kept", f"{why} ({evidence})")
 
 
 def _best_view(
-    identity: View, posterior: _Posterior, generator: torch.Generator, learning_rate: float, bar: Reporter
+    identity: View, posterior: Posterior, generator: torch.Generator, learning_rate: float, bar: Reporter
 ) -> tuple[View, Evidence]:
     """The most probable view: its fit and that of the class frequencies alternate."""
     even = torch.ones(posterior.classes).to(next(identity.parameters()))
     starts = [_Start(view, even) for view in (identity, *identity.candidates(CANDIDATES, generator))]
     ranks = posterior.ranks
-    squares = ranks.divided(len(starts), lambda i: posterior.square(starts[i], _SCORED))
+    squares = ranks.divided(len(starts), lambda i: posterior.square(starts[i].view, even, SCORED))
     variance = max(1.0, min(squares))
     with torch.no_grad():
         costs = [
@@ -318,7 +224,7 @@ def _best_view(
     return best.view, posterior.evidence(best.view, start=best.frequencies)
 
 
-def _rank(starts: list[_Start], posterior: _Posterior) -> float:
+def _rank(starts: list[_Start], posterior: Posterior) -> float:
     """Sorts the starts, best first, with their class frequencies fitted anew; returns the variance of a residual.
 
     A view is never quite right. What it cannot explain counts as noise: the variance is at least the release's own, 1,
@@ -338,7 +244,7 @@ def _rank(starts: list[_Start], posterior: _Posterior) -> float:
 
 def _fit_all(
     starts: list[_Start],
-    posterior: _Posterior,
+    posterior: Posterior,
     variance: float,
     part: _Round,
     *,
@@ -365,7 +271,7 @@ def _fit_all(
 
 def _fit(
     start: _Start,
-    posterior: _Posterior,
+    posterior: Posterior,
     variance: float,
     generator: torch.Generator,
     steps: int,
@@ -379,7 +285,7 @@ def _fit(
     averages = [torch.zeros_like(parameter) for parameter in parameters]
     for t in range(steps):
         optimizer.param_groups[0]["lr"] = learning_rate * cosine(t / steps)
-        loss = posterior.loss(start, t, variance, generator)
+        loss = posterior.loss(start.view, start.weights, t, variance, generator)
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=parameters)
         optimizer.step()

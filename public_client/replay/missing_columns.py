@@ -210,7 +210,9 @@ class _Search:
         c = len(self._middle)
         groups = (c, c, self._classes)
         with torch.no_grad():
-            model = LinearModel(lambda shift: self.residuals(view, shift).flatten(), groups, self._records, step=_STEP)
+            model = LinearModel.at_identity(
+                lambda shift: self.residuals(view, shift).flatten(), groups, self._records, step=_STEP
+            )
         found = model.widths(caution=0.0)  # a wide population shift does no harm: it is not applied
         return _State(view, model, found, found.log_posterior - float(view.penalty()))
 

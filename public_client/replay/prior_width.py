@@ -47,19 +47,33 @@ class Widths:
 
 
 class LinearModel:
-    """Residuals as a linear function of the parameters around the identity.
+    """Residuals as a linear function of the parameters, r(t) = J t - y.
 
     Args:
-        residuals: parameters (p,), in units of their usual widths, to residuals (r,), in units of the noise.
+        jacobian: J (r, p), of residuals in units of the noise by parameters in units of their usual widths.
+        wanted: y (r,), what the parameters should do away with.
         groups: numbers of parameters in each group, in order; they add up to p.
-        like: any tensor of the parameters' type, on their device.
-        step: slopes by differences over so many usual widths, several times cheaper than derivatives through a sort;
-            derivatives by default.
     """
 
-    def __init__(
-        self, residuals: Callable[[Tensor], Tensor], groups: Sequence[int], like: Tensor, step: float | None = None
-    ) -> None:
+    def __init__(self, jacobian: Tensor, wanted: Tensor, groups: Sequence[int]) -> None:
+        self._jacobian, self._wanted = jacobian.double(), wanted.double()
+        self._gram = self._jacobian.T @ self._jacobian
+        self._of_group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups)).to(jacobian.device)
+        self._groups = len(groups)
+
+    @classmethod
+    def at_identity(
+        cls, residuals: Callable[[Tensor], Tensor], groups: Sequence[int], like: Tensor, step: float | None = None
+    ) -> LinearModel:
+        """The linear model around 0.
+
+        Args:
+            residuals: parameters (p,), in units of their usual widths, to residuals (r,), in units of the noise.
+            groups: numbers of parameters in each group, in order; they add up to p.
+            like: any tensor of the parameters' type, on their device.
+            step: slopes by differences over so many usual widths, several times cheaper than derivatives through a
+                sort; derivatives by default.
+        """
         origin = like.new_zeros(sum(groups))
         at_origin = residuals(origin).detach()
 
@@ -70,11 +84,7 @@ class LinearModel:
             return (residuals(step * unit).detach() - at_origin) / step
 
         units = torch.eye(len(origin)).to(origin)
-        self._jacobian = torch.stack([slope(unit).double() for unit in units], dim=1)  # (r, p)
-        self._wanted = -at_origin.double()
-        self._gram = self._jacobian.T @ self._jacobian
-        self._of_group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups)).to(like.device)
-        self._groups = len(groups)
+        return cls(torch.stack([slope(unit).double() for unit in units], dim=1), -at_origin, groups)
 
     def widths(self, caution: float = CAUTION) -> Widths:
         """The most probable widths, by gradient steps.
@@ -117,9 +127,34 @@ class LinearModel:
         Returns:
             (p,), in units of their usual widths.
         """
-        factors = torch.tensor(found.factors).to(self._wanted)[self._of_group]
-        precision, pulled = self._precision(self._wanted, factors, torch.tensor(found.variance).to(self._wanted))
-        return factors * torch.as_tensor(torch.linalg.solve(precision, pulled))
+        precision, pulled = self._under(found)
+        return self._each(found) * torch.as_tensor(torch.linalg.solve(precision, pulled))
+
+    def volume(self, found: Widths) -> float:
+        """Nats that parameters of these widths cost: the logarithm of the prior's over the posterior's volume."""
+        return 0.5 * float(torch.logdet(self._under(found)[0]))
+
+    def better_factors(self, found: Widths, values: Tensor) -> Tensor:
+        """One step to the most probable widths: each group's size over how much of it is determined (MacKay 1992).
+
+        Args:
+            found: the widths as they are.
+            values: (p,), the parameters, in units of their usual widths.
+
+        Returns:
+            Of each group, times the width that is usual.
+        """
+        free = torch.diagonal(torch.linalg.inv(self._under(found)[0]))
+        none = torch.zeros(self._groups).to(self._wanted)
+        determined = none.index_add(0, self._of_group, 1.0 - free)
+        sizes = none.index_add(0, self._of_group, values.square())
+        return (sizes / (determined + CAUTION * torch.tensor(found.factors).to(sizes))).sqrt()
+
+    def _each(self, found: Widths) -> Tensor:
+        return torch.tensor(found.factors).to(self._wanted)[self._of_group]
+
+    def _under(self, found: Widths) -> tuple[Tensor, Tensor]:
+        return self._precision(self._wanted, self._each(found), torch.tensor(found.variance).to(self._wanted))
 
     def _precision(self, wanted: Tensor, factors: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """The posterior's precision (p, p) in units of the prior's widths, and what its mean solves it for, (p,)."""

@@ -8,11 +8,12 @@ more frequent at the target count for more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from shared.kernels.clipping import RECORD_NORM, clip_factors
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.quantiles.coefficients import cosine_basis
 from shared.mechanisms.rows.cotangents import noised_source_projections
@@ -102,6 +103,34 @@ class Residuals:
         """Those of at most `MOST_RELEASES` releases, (r, L, k); see `of`."""
         return torch.stack([self.of(features, weights, number) for number in range(min(len(self), MOST_RELEASES))])
 
+    def slopes(self, features: Tensor, basis: Tensor, inputs: Tensor, weights: Tensor) -> Tensor:
+        """Derivatives of source coefficients by D at 0, where each record's features become f + basis D x.
+
+        Args:
+            features: (m, d), raw.
+            basis: (d, q).
+            inputs: (m, p), x of each record.
+            weights: (m,), positive.
+
+        Returns:
+            (N, q, p), with N = r L k in the order of `of_all`, in units of mapped features.
+        """
+        mapped = self._map.apply(features).double()
+        factors = clip_factors(mapped, RECORD_NORM)  # (m, 1)
+        at_rim = factors[:, 0] < 1.0
+        along = mapped[at_rim] / torch.linalg.vector_norm(mapped[at_rim], dim=1, keepdim=True)
+        moved, pulled = (basis * self._map.scale[:, None]).double(), factors * inputs
+        # A record at the rim moves on a sphere: what goes along it drops out.
+        radial = ((along @ moved)[:, :, None] * pulled[at_rim][:, None, :]).flatten(1)  # (m', q p)
+        parts = []
+        for number in range(min(len(self), MOST_RELEASES)):
+            U, order = self._directions[number].double(), self._projected(features, number).argsort(dim=0)
+            for masses in _masses(order, weights.double(), len(self._targets[number])):
+                each = torch.empty_like(masses).scatter_(0, order, masses)  # (m, k)
+                part = (U.T @ moved)[:, :, None] * (each.T @ pulled)[:, None, :]
+                parts.append(part - ((each[at_rim] * (along @ U)).T @ radial).reshape(part.shape))
+        return torch.cat(parts)
+
     def _projected(self, features: Tensor, number: int) -> Tensor:
         U, clipped = self._directions[number], self._map.clipped(features)
         if self._rows:
@@ -131,12 +160,16 @@ def weighted_coefficients(projections: Tensor, weights: Tensor, coefficients: in
         (L, k); for equal weights and m == b this is B^T sort(projections) / sqrt(b) up to O(1 / b^2).
     """
     ordered, order = projections.sort(dim=0)
-    shares = (weights / weights.sum())[order]  # (m, k)
+    return torch.stack([(ordered * part).sum(dim=0) for part in _masses(order, weights, coefficients)])
+
+
+def _masses(order: Tensor, weights: Tensor, coefficients: int) -> Iterator[Tensor]:
+    """What each record, in order (m, k), counts for in each coefficient of a weighted sample, (m, k)."""
+    shares = (weights / weights.sum())[order]
     levels = shares.cumsum(dim=0)
-    rows = [(ordered * shares).sum(dim=0)]
+    yield shares
     for degree in range(1, coefficients):
         # The integral of sqrt(2) cos(pi l t) over each record's levels; it is 0 at both ends.
         waves = torch.sin(math.pi * degree * levels[:-1])
-        masses = torch.diff(waves, dim=0, prepend=torch.zeros_like(waves[:1]), append=torch.zeros_like(waves[:1]))
-        rows.append((ordered * masses).sum(dim=0) * (math.sqrt(2.0) / (math.pi * degree)))
-    return torch.stack(rows)
+        edge = torch.zeros_like(waves[:1])
+        yield torch.diff(waves, dim=0, prepend=edge, append=edge) * (math.sqrt(2.0) / (math.pi * degree))

@@ -48,10 +48,12 @@ class View(nn.Module):
             features.
         keeps_scores: whether the classifier learns the scores that it gave to unchanged records, not labels: then
             tuning changes nothing but what the view asks for.
+        sure: standard errors by which tuning on it must be expected to gain, or it is not used.
     """
 
     tunes_extractor = True
     keeps_scores = False
+    sure = 2.0
 
     def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Features (m, d) of records (m, ...); varied a little at random if a generator is given."""

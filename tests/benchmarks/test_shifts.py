@@ -8,9 +8,11 @@ import math
 import pytest
 import torch
 
+from benchmarks import records
 from benchmarks.shifts import __main__ as battery
+from benchmarks.shifts import low_rank
 from benchmarks.shifts.cells import EPSILONS, SEEDS, all_cells
-from benchmarks.shifts.made import SHIFTS
+from benchmarks.shifts.made import LOW_RANK, SHIFTS
 from benchmarks.shifts.summary import page, summary, table
 from public_client.data.datasets import Labelled
 
@@ -35,6 +37,18 @@ def test_a_made_shift_keeps_shapes_and_changes_what_it_says(kind, name):
     if not fewer:
         assert torch.equal(after.images, before.images) is unchanged
         assert torch.equal(after.labels, before.labels) is (name != "concept")
+
+
+@pytest.mark.parametrize("name", LOW_RANK)
+def test_a_shift_along_few_directions_leaves_the_others(name):
+    """Of 400 records' differences, in columns of deviation 1, two directions hold all but the rounding."""
+    before = data("vectors")
+    after = LOW_RANK[name](before, torch.Generator().manual_seed(1))
+    changed = (after.images - before.images) / before.images.std(dim=0)
+    sizes = torch.linalg.svdvals(changed.double())
+    assert float(sizes[0]) > 5.0
+    assert float(sizes[2]) < 1e-3 * float(sizes[0])
+    assert torch.equal(after.labels, before.labels)
 
 
 def test_half_of_the_classes_is_half_and_ten_to_one_is_about_a_tenth():
@@ -77,12 +91,12 @@ def test_a_summary_counts_what_it_says():
     assert summary([])["gained_where_adapted"] is None
     assert math.isclose(found["mean_gain"], -0.25)
     assert "| usps | half | 1 | 0 | 1 | 0 | 80.0 | 76.0 | -4.0 |" in table(runs)
-    assert "| all | 4 | 50.0% | 75.0% | -4.0 |" in page(runs, [], [])
+    assert "| all | 4 | 50.0% | 75.0% | -4.0 |" in page(runs, [], [], [])
 
 
 def test_the_page_on_file_is_current():
     runs = battery.read(battery.RESULTS)
     assert runs
     assert battery.PAGE.read_text(encoding="utf-8") == page(
-        runs, battery.read(battery.REPEATS), battery.read(battery.UNSEEN)
+        runs, battery.read(battery.REPEATS), battery.read(battery.UNSEEN), records.read(low_rank.RESULTS)
     )

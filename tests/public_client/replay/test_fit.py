@@ -234,7 +234,7 @@ def test_widths_of_a_linear_gaussian_model_are_the_known_ones():
     J = torch.randn(500, 60, generator=generator)
     truth = torch.cat((2.0 * torch.randn(30, generator=generator), torch.zeros(30)))
     noise = torch.randn(500, generator=generator)
-    found = LinearModel(lambda t: J @ (t - truth) + noise, (30, 30), J).widths()
+    found = LinearModel.at_identity(lambda t: J @ (t - truth) + noise, (30, 30), J).widths()
     assert found.factors[0] == pytest.approx(2.0, rel=0.35)
     assert found.factors[1] < 0.1
     assert found.variance == pytest.approx(1.0, rel=0.25)

@@ -178,7 +178,7 @@ def test_the_mode_of_a_linear_model_is_the_known_one():
     """Ridge regression: with one group of width a and variance v the mode solves (J^T J + v / a^2) t = J^T r."""
     generator = torch.Generator().manual_seed(0)
     J, truth = torch.randn(80, 6, generator=generator), torch.randn(6, generator=generator)
-    linear = LinearModel(lambda t: J @ (t - truth), (6,), J)
+    linear = LinearModel.at_identity(lambda t: J @ (t - truth), (6,), J)
     widths = linear.widths(caution=0.0)
     ridge = widths.variance / widths.factors[0] ** 2
     expected = torch.linalg.solve(J.T @ J + ridge * torch.eye(6), J.T @ (J @ truth))
@@ -188,7 +188,7 @@ def test_the_mode_of_a_linear_model_is_the_known_one():
 def test_the_evidence_is_a_normal_density_up_to_a_constant():
     generator = torch.Generator().manual_seed(0)
     J, r = torch.randn(20, 4, generator=generator), torch.randn(20, generator=generator)
-    linear = LinearModel(lambda t: r + J @ t, (4,), J)
+    linear = LinearModel.at_identity(lambda t: r + J @ t, (4,), J)
     widths = linear.widths(caution=0.0)
     covariance = widths.variance * torch.eye(20) + widths.factors[0] ** 2 * J @ J.T
     density = torch.distributions.MultivariateNormal(torch.zeros(20).double(), covariance.double())

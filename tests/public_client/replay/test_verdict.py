@@ -18,7 +18,7 @@ from public_client.data.progress import reporting
 from public_client.data.source import source_loader, train_source
 from public_client.replay import delivery, fit, priors
 from public_client.replay.verdict import Fitted
-from public_client.replay.views import FeatureView, ImageView
+from public_client.replay.views import FeatureView, ImageView, View
 from public_client.testing.mock import MockCurator, mock_description
 
 CLASSES, D = 3, 6
@@ -34,12 +34,13 @@ def table(count: int, seed: int, frequencies: tuple[float, ...] = (1.0, 1.0, 1.0
 SOURCE = table(2000, 0)
 
 
-def found(target: torch.Tensor, *, epsilon: float) -> Fitted:
+def found(target: torch.Tensor, *, epsilon: float, view: View | None = None) -> Fitted:
     residuals = released(target, SOURCE.images, epsilon=epsilon, delta=1e-5, seed=bytes(range(32)))
     with reporting("", 1, shown=False) as bar:
         return fit.find_view(
-            nn.Identity(), SOURCE, residuals, learning_rate=0.03, generator=torch.Generator().manual_seed(0), bar=bar
-        )
+            nn.Identity(), SOURCE, residuals,
+            learning_rate=0.03, generator=torch.Generator().manual_seed(0), bar=bar, view=view,
+        )  # fmt: skip
 
 
 def given(classifier: nn.Module, fitted: Fitted, steps: int = 200) -> delivery.Delivered:
@@ -130,12 +131,15 @@ def test_thin_evidence_keeps_the_model():
 
 @pytest.mark.long
 def test_frequencies_that_imitate_another_shift_are_not_used():
-    """People of one class came nearer to another's: frequencies alone explain most of it, and would do harm."""
+    """People of one class came nearer to another's: frequencies alone explain most of it, and would do harm.
+
+    A map of low rank explains it as well, and gains; it is left out here.
+    """
     target = table(20_000, 1)
     centres = torch.stack([SOURCE.images[SOURCE.labels == c].mean(dim=0) for c in range(CLASSES)])
     aside = torch.linalg.svd(centres[:1] - centres[1:2]).Vh[1]
     moved = (target.labels == 0)[:, None] * (0.6 * aside - 0.4 * (centres[0] - centres[1]))
-    fitted = found(target.images + moved, epsilon=3.0)
+    fitted = found(target.images + moved, epsilon=3.0, view=FeatureView(SOURCE.images.std(dim=0)))
     assert fitted.outcome == "kept"
     assert "does not fit what is known of shifts" in fitted.reason
     assert "where the noise alone gives 1" in fitted.reason

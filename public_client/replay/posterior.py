@@ -1,0 +1,147 @@
+"""How probable an explanation of releases is: a view's loss, its evidence, and the class frequencies under it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from public_client.data.datasets import Labelled
+from public_client.data.ranks import Ranks
+from public_client.replay.class_frequencies import FrequencyModel
+from public_client.replay.columns import MOST_COLUMNS, ColumnView, column_view, find_units
+from public_client.replay.low_rank import LowRankView, find_low_rank, low_rank_view
+from public_client.replay.prior_width import LinearModel
+from public_client.replay.residuals import Residuals
+from public_client.replay.verdict import Evidence
+from public_client.replay.views import CLASS_WIDTH, FeatureView, View, moved_features
+
+SCORED = 256
+"""Source records that score a candidate at first, four times as many later."""
+_JUDGED = 4096  # source records that an explanation is judged by
+_LEAST_WEIGHT = 1e-3
+_FIT_BATCH = 320  # source records a step, in two halves
+_CONVINCED = math.log(20.0)  # nats by which a view of features must be more probable than none, or none is used
+
+
+class Posterior:
+    """Minus the logarithm of the posterior of a view, and the class frequencies that are most probable under it."""
+
+    def __init__(
+        self, extractor: nn.Module, source: Labelled, residuals: Residuals, generator: torch.Generator, ranks: Ranks
+    ) -> None:
+        self._extractor = extractor
+        self._source = source
+        self._residuals = residuals
+        self.ranks = ranks
+        self.classes = int(source.labels.max()) + 1
+        self.values = residuals.values * len(residuals)
+        self._shuffled = torch.randperm(len(source), generator=generator)
+
+    def learn_widths(self, view: FeatureView) -> bool:
+        """Sets the widths of the view's priors to the most probable ones.
+
+        Returns:
+            Whether the releases are more probable under them than under other class frequencies alone.
+        """
+        chosen = self._shuffled[: 4 * SCORED]
+        labels = self._source.labels[chosen]
+        with torch.no_grad():
+            features = self._extractor(self._source.images[chosen])
+        d = features.shape[1]
+
+        def moved(parameters: Tensor) -> Tensor:
+            gain, bias, log_weights = parameters[:d], parameters[d : 2 * d], CLASS_WIDTH * parameters[2 * d :]
+            seen, weights = moved_features(features, gain, bias, view.spread), torch.exp(log_weights)[labels]
+            return self._residuals.of_all(seen, weights).flatten()
+
+        def classes_alone(parameters: Tensor) -> Tensor:
+            return moved(torch.cat((torch.zeros(2 * d).to(parameters), parameters)))
+
+        found = LinearModel.at_identity(moved, (d, d, self.classes), features).widths()
+        without = LinearModel.at_identity(classes_alone, (self.classes,), features).widths()
+        view.factors.copy_(torch.tensor(found.factors[:2]))
+        return found.log_posterior - without.log_posterior > _CONVINCED
+
+    def columns(self) -> ColumnView | None:
+        """The identity in units of columns, for records that have few of them and are no words."""
+        records = self._source.images
+        if any(isinstance(module, nn.Embedding) for module in self._extractor.modules()):
+            return None
+        return column_view(records) if records.dim() == 2 and records.shape[1] <= MOST_COLUMNS else None
+
+    def units(self, identity: ColumnView) -> ColumnView:
+        """The most probable units of columns."""
+        chosen = self._shuffled[: _JUDGED // 2]
+        source = Labelled(self._source.images[chosen], self._source.labels[chosen])
+        return find_units(identity, self._extractor, source, self._residuals)
+
+    @torch.no_grad()
+    def low_rank(self, identity: LowRankView | None) -> LowRankView:
+        """The most probable mean move, map of low rank and noise along few directions."""
+        chosen = self._shuffled[: _JUDGED // 2]
+        features, labels = self._extractor(self._source.images[chosen]), self._source.labels[chosen]
+        return find_low_rank(identity or low_rank_view(features), features, labels, self._residuals, self.ranks)
+
+    def loss(self, view: View, class_weights: Tensor, step: int, variance: float, generator: torch.Generator) -> Tensor:
+        """One step's loss, a release alone standing for all of them.
+
+        The product of two independent halves' residuals has no share of the source sample's own noise, which a square
+        would have, and which would be made small by making the features small.
+        """
+        count, releases = len(self._source), len(self._residuals)
+        chosen = torch.randint(count, (min(_FIT_BATCH, 2 * count),), generator=generator)
+        halves = chosen.chunk(2)
+        first, second = (self._residuals.of(*self._seen(view, class_weights, half), step % releases) for half in halves)
+        return (first * second).sum() * releases / (2 * variance) + view.penalty()
+
+    @torch.no_grad()
+    def square(self, view: View, class_weights: Tensor, records: int) -> float:
+        """Mean squared residual, from the same source records for each candidate."""
+        return float(self._residuals.of_all(*self._seen(view, class_weights, self._shuffled[:records])).square().mean())
+
+    @torch.no_grad()
+    def evidence(self, view: View, *, start: Tensor | None = None, quick: bool = False) -> Evidence:
+        """Of one view, with the class frequencies that are most probable under it.
+
+        Args:
+            view: to judge.
+            start: (classes,) frequencies to begin from.
+            quick: of fewer records, for a comparison.
+        """
+        model, penalty = self._model(view, quick)
+        return Evidence(model.free(start), penalty)
+
+    @torch.no_grad()
+    def unchanged(self, view: View) -> Evidence:
+        """Of the identity with the source's own frequencies."""
+        model, _ = self._model(view, quick=False)
+        return Evidence(model.fixed())
+
+    @torch.no_grad()
+    def draws(self, view: View, evidence: Evidence) -> Tensor:
+        """Of class frequencies over the source's, from the posterior around those of `evidence`, (s, classes)."""
+        model, _ = self._model(view, quick=False)
+        drawn = model.draws(evidence.frequencies) / model.source.clamp(min=1e-12)
+        return torch.where(model.present, drawn, 1.0).float()
+
+    @torch.no_grad()
+    def left(self, view: View, weights: Tensor) -> float:
+        """Estimated distance F between the release and what the view sees, with these weights of classes."""
+        seen = self._seen(view, weights, self._shuffled[: 4 * SCORED])
+        return self._residuals.distance(self._residuals.of_all(*seen))
+
+    def _model(self, view: View, quick: bool) -> tuple[FrequencyModel, float]:
+        chosen = self._shuffled[: 4 * SCORED if quick else _JUDGED]
+        features = torch.cat(
+            [view(self._extractor, self._source.images[part]) for part in torch.split(chosen, _JUDGED // 4)]
+        )
+        model = FrequencyModel(features, self._source.labels[chosen], self._residuals, self.classes, quick=quick)
+        return model, float(view.penalty())
+
+    def _seen(self, view: View, class_weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of source records as the view sees them, (m, d), and their weights, (m,)."""
+        features = view(self._extractor, self._source.images[chosen])
+        # A class that seems absent keeps a little weight: its records still say where the others end.
+        return features, class_weights[self._source.labels[chosen]].clamp(min=_LEAST_WEIGHT)

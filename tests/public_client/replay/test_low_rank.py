@@ -1,0 +1,165 @@
+"""Features that moved along few directions: found, followed and paid for; not seen where there is no such shift."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.local import RATE, released
+from public_client.data.accuracy import accuracy
+from public_client.data.datasets import Labelled
+from public_client.data.progress import reporting
+from public_client.data.source import source_loader, train_source
+from public_client.replay import fit, low_rank
+from public_client.replay.delivery import Delivered, deliver
+from public_client.replay.low_rank import LowRankView, low_rank_view
+from public_client.replay.prior_width import LinearModel, Widths
+from public_client.replay.residuals import Residuals
+from public_client.replay.verdict import Fitted
+from shared.errors import InvalidValue
+
+CLASSES, D = 4, 8
+
+
+def vectors(count: int, seed: int) -> Labelled:
+    """Classes that differ in some directions of D."""
+    generator = torch.Generator().manual_seed(seed)
+    world = torch.Generator().manual_seed(99)
+    centres = 2.0 * torch.randn(CLASSES, D, generator=world) * (torch.arange(D) < 5)
+    mixed = torch.linalg.qr(torch.randn(D, D, generator=world))[0] * torch.exp(-0.1 * torch.arange(D))
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    return Labelled((centres[labels] + torch.randn(count, D, generator=generator)) @ mixed.T, labels)
+
+
+SOURCE = vectors(1500, 0)
+
+
+def directions(count: int) -> torch.Tensor:
+    """Some among the source's first components, (D, count)."""
+    top = torch.linalg.svd(SOURCE.images - SOURCE.images.mean(dim=0)).Vh[:5].T
+    return torch.linalg.qr(top @ torch.randn(5, count, generator=torch.Generator().manual_seed(3)))[0]
+
+
+def turned(data: Labelled) -> Labelled:
+    plane = directions(2)
+    within = (data.images - SOURCE.images.mean(dim=0)) @ plane
+    cos, sin = math.cos(0.9), math.sin(0.9)
+    return Labelled(data.images + (within @ torch.tensor([[cos, sin], [-sin, cos]]) - within) @ plane.T, data.labels)
+
+
+def noisy(data: Labelled) -> Labelled:
+    grain = 4.0 * torch.randn(len(data), 1, generator=torch.Generator().manual_seed(4))
+    return Labelled(data.images + grain @ directions(1).T, data.labels)
+
+
+def residuals_of(target: torch.Tensor, epsilon: float) -> Residuals:
+    return released(target, SOURCE.images, epsilon=epsilon, delta=1e-5, seed=bytes(32))
+
+
+def found(residuals: Residuals, view: LowRankView | None = None) -> Fitted:
+    generator = torch.Generator().manual_seed(0)
+    with reporting("", fit.VIEW_STEPS, shown=False) as bar:
+        return fit.find_view(
+            nn.Identity(), SOURCE, residuals, learning_rate=RATE, generator=generator, bar=bar, view=view
+        )
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    torch.manual_seed(0)
+    classifier = nn.Linear(D, CLASSES)
+    train_source(nn.Identity(), classifier, source_loader(SOURCE, batch_size=64), epochs=6, learning_rate=1e-2)
+    return classifier.eval()
+
+
+def given(classifier: nn.Module, fitted: Fitted) -> Delivered:
+    with reporting("", 60, shown=False) as bar:
+        return deliver(
+            nn.Identity(), classifier, {"site": fitted}, {"site": 1.0}, SOURCE,
+            steps=60, seed=0, generator=torch.Generator().manual_seed(0), bar=bar,
+        )["site"]  # fmt: skip
+
+
+def test_the_identity_is_the_identity_and_other_features_are_refused():
+    view = low_rank_view(SOURCE.images)
+    assert torch.equal(view(nn.Identity(), SOURCE.images), SOURCE.images)
+    assert float(view.penalty().detach()) == 0.0
+    with pytest.raises(InvalidValue, match="moves 8 features, the extractor gives 5"):
+        view.check(SOURCE.images, torch.zeros(3, 5))
+
+
+def test_slopes_are_the_derivatives_of_coefficients_also_at_the_rim():
+    """Against central differences; a tenth of the records or more is clipped."""
+    generator = torch.Generator().manual_seed(0)
+    residuals = residuals_of(SOURCE.images, 8.0)
+    features, weights = 1.3 * SOURCE.images[:300], torch.rand(300, generator=generator) + 0.5
+    basis, inputs = torch.randn(D, 2, generator=generator), torch.randn(300, 3, generator=generator)
+    slopes = residuals.slopes(features, basis, inputs, weights)
+    for q, p in ((0, 0), (1, 2)):
+        moved = 1e-3 * inputs[:, p : p + 1] * basis[:, q]
+        above, below = (residuals.of_all(features + sign * moved, weights).flatten() for sign in (1.0, -1.0))
+        expected = residuals.unit * (above - below) / 2e-3
+        torch.testing.assert_close(slopes[:, q, p], expected.double(), rtol=0.02, atol=0.02 * float(expected.std()))
+
+
+def test_the_price_of_parameters_is_that_of_the_marginal_likelihood():
+    """A second derivation: the density of a Gaussian sum; the widths' step is at rest where that is largest."""
+    generator = torch.Generator().manual_seed(0)
+    J = torch.randn(60, 8, generator=generator).double()
+    truth = torch.cat((0.8 * torch.randn(5, generator=generator), torch.zeros(3))).double()
+    y = J @ truth + torch.randn(60, generator=generator).double()
+    model, widths = LinearModel(J, y, (5, 3)), Widths((0.7, 0.4), 1.0, math.nan)
+    scales = torch.tensor([0.7] * 5 + [0.4] * 3).double()
+    mode = model.mode(widths)
+    at_mode = -0.5 * (y - J @ mode).square().sum() - 0.5 * (mode / scales).square().sum() - model.volume(widths)
+    normal = torch.distributions.MultivariateNormal(torch.zeros(60).double(), torch.eye(60) + (J * scales**2) @ J.T)
+    assert float(at_mode) == pytest.approx(float(normal.log_prob(y)) + 30.0 * math.log(2.0 * math.pi), rel=1e-9)
+    for _ in range(100):
+        widths = Widths(tuple(model.better_factors(widths, model.mode(widths)).clamp(min=1e-3).tolist()), 1.0, math.nan)
+    best = model.log_evidence(-y, widths) - 10.0 * sum(widths.factors)
+    for change in (0.9, 1.1):
+        other = Widths((change * widths.factors[0], widths.factors[1]), 1.0, math.nan)
+        assert model.log_evidence(-y, other) - 10.0 * sum(other.factors) < best
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("shift", "shapes"),
+    [
+        (turned, ((2, 0),)),
+        pytest.param(turned, low_rank.SHAPES, marks=pytest.mark.exhaustive),
+        pytest.param(noisy, low_rank.SHAPES, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_shift_along_few_directions_is_understood_and_followed(classifier, monkeypatch, shift, shapes):
+    monkeypatch.setattr(low_rank, "SHAPES", shapes)  # each costs a second
+    target = shift(vectors(1500, 1))
+    fitted = found(residuals_of(target.images, 3.0))
+    assert isinstance(fitted.view, LowRankView), fitted.reason
+    assert "features that moved along few directions (a map of rank" in fitted.reason
+    model = given(classifier, fitted)
+    assert model.outcome == "adapted by a view", model.reason
+    fresh = shift(vectors(4000, 2))
+    before, after = (accuracy(nn.Identity(), one, fresh) for one in (classifier, model.classifier))
+    assert after > before + 1.5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tries", [1, pytest.param(10, marks=pytest.mark.exhaustive)])
+def test_fewer_classes_are_no_map(tries):
+    for seed in range(tries):
+        data = vectors(2000, 10 + seed)
+        half = found(residuals_of(data.images[data.labels < 2], 3.0))
+        assert half.outcome == "priors corrected", half.reason
+
+
+def test_a_release_without_a_shift_leaves_a_view_that_was_asked_for_at_the_identity():
+    """More than the noise must be left before any view is looked for: a false alarm has a chance below 1e-6."""
+    view = low_rank_view(SOURCE.images)
+    fitted = found(residuals_of(vectors(400, 5).images, 1.0), view)
+    moved = fitted.view(nn.Identity(), SOURCE.images) - SOURCE.images
+    assert fitted.outcome == "kept"
+    assert float(moved.detach().abs().max()) == 0.0
