@@ -28,7 +28,7 @@ from public_client.data.progress import reporting
 from public_client.methods.replay import Replay
 from public_client.replay import fit
 from public_client.replay.priors import SHARES, frequency_gains, prior_weights
-from public_client.replay.twins import Honest, honest_scores
+from public_client.replay.twins import Honest, Twins
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts_stand_ins.jsonl"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"
@@ -68,7 +68,7 @@ def _run(arguments: argparse.Namespace, done: int) -> None:
         source, seed = drawn.choice(MODELS)
         if (source, seed) not in origins:
             own = load(source, seed, data_dir=arguments.data_dir, cache=arguments.cache)
-            origins[source, seed] = own, honest_scores(own.extractor, own.classifier, own.source, seed=seed)
+            origins[source, seed] = own, Twins(own.extractor, own.classifier, own.source, seed=seed).honest()
         row = {
             "number": number, "source": source, "seed": seed,
             "rarer": 0.1 if source == "adult" else drawn.choice((0.0, 0.0, 0.1)),  # half of two classes leaves one

@@ -191,6 +191,8 @@ class TableSource:
         name = self._labels or ""
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
+        if pa.types.is_float16(column.type):
+            column = pc.cast(column, pa.float32())
         if pa.types.is_floating(column.type):  # what pandas makes of whole numbers some of which are missing
             column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
             if (

@@ -198,12 +198,13 @@ class Finetune(Method):
         noise = _noise(group.live, shares)
         if self.descent == "newton":
             return Newton(head, features, noise=noise)
-        records = sum(
-            shares[site.name] ** 2 / min(site.plan.batch_size * site.plan.steps, site.plan.records)
-            for site in group.live
+        every = group.shares(group.sites)  # also where a training goes on without one of them
+        sampled = sum(
+            every[site.name] ** 2 / min(site.plan.batch_size * site.plan.steps, site.plan.records)
+            for site in group.sites
         )
         clip_norm = group.live[0].run.declared.sum.clip_norm  # the same at all sites
-        return Scoring(head, features, records=1.0 / records, noise=noise, clip_norm=clip_norm)
+        return Scoring(head, features, records=1.0 / sampled, noise=noise, clip_norm=clip_norm)
 
     def _whole(self, model: Model, features: Tensor | None) -> nn.Module:
         """A copy of the model, from records to scores; a classifier that alone is trained stands in the features' axes.

@@ -246,6 +246,8 @@ class _Fit:
             weighed = slopes * prior  # (q, P)
             gain = torch.linalg.solve(noise + weighed @ slopes.T, weighed)
             mean, won = self._stepped(found, gain.T @ left, noise, prior)
+            if won == 0.0 and found.covariance.any():  # what was linear around the last mean does not lead further
+                break
             covariance = torch.diag(prior) - weighed.T @ gain
             found = Shifts(mean, covariance, *deviations, chosen["misfit"], told - self.nothing, found.classes)
             if won < _SETTLED:

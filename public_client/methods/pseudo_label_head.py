@@ -119,11 +119,14 @@ def expected_gain(
         weights = shifts.weights(values)[other.labels]
         taken = torch.multinomial(weights, observed.records, replacement=True, generator=generator)
         misfit = unit * torch.randn(source.dimension, generator=generator, dtype=torch.float64)
-        released = observed.again(other.added(moved[taken]).mean(dim=0), misfit, generator)
+        shares = (
+            torch.bincount(taken, minlength=len(moved)).double() / observed.records
+        )  # whatever the number of records
+        released = observed.again(shares @ other.added(moved), misfit, generator)
         fit = moved_fit(own, released, generator, frequencies=False)  # as was found of the real one
-        shares = 100.0 * weights / weights.sum()
+        percent = 100.0 * weights / weights.sum()
         team, alone, new = (
-            float(shares @ _right(model, moved, other.labels))
+            float(percent @ _right(model, moved, other.labels))
             for model in (
                 source.sums.classifier,
                 learned(own, Shifts.none(own), generator),

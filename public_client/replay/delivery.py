@@ -24,7 +24,7 @@ from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter, reporting
 from public_client.data.ranks import Ranks
 from public_client.replay.priors import safe_weights, with_priors
-from public_client.replay.twins import Honest, honest_scores, known_by_heart
+from public_client.replay.twins import Twins
 from public_client.replay.verdict import Fitted, Outcome
 from public_client.replay.views import FeatureView, MixedViews, View
 from shared.extractor.adapters import FeatureAffine
@@ -102,19 +102,18 @@ def deliver(
         if not view.keeps_scores:
             trial = _held_out if view.tunes_extractor else _folds
             trials = trial(extractor, classifier, view, source, min(steps, _TRIAL_STEPS), generator, ranks)
+    twins = Twins(extractor, classifier, source, seed=seed, ranks=ranks, bar=bar)
     flattered: float | None = 0.0  # images' extractors are tuned, and judged on records that are left out
     if any(
         not (fitted.view.tunes_extractor or fitted.view.keeps_scores) for fitted in found.values() if fitted.convinced
     ):
-        flattered = known_by_heart(extractor, classifier, source, seed=seed, ranks=ranks, bar=bar)
+        flattered = twins.flattered()
     delivered = {}
-    twins: Honest | None = None
     kept = (copy.deepcopy(extractor), copy.deepcopy(classifier))
     for name, fitted in found.items():
         outcome, reason, model = fitted.outcome, fitted.reason, kept
         if fitted.class_draws is not None:
-            twins = twins or honest_scores(extractor, classifier, source, seed=seed, ranks=ranks, bar=bar)
-            safe = safe_weights(twins, source.labels, fitted.class_weights, fitted.class_draws)
+            safe = safe_weights(twins.honest(), source.labels, fitted.class_weights, fitted.class_draws)
             reason = f"{safe.reason} ({fitted.reason})"
             if safe.weights is None:
                 delivered[name] = Delivered(*kept, "kept", reason)

@@ -126,14 +126,13 @@ def find_view(
     chosen: tuple[View, Evidence, str] | None = None
     closest = alone
     for best, seen, told in views:
-        gained = seen.log_evidence - (chosen[1] if chosen else alone).log_evidence - math.log(CANDIDATES)
+        gained = seen.log_evidence - alone.log_evidence - math.log(CANDIDATES)
         fits = seen.fits(max(FITS, min(VIEW_FITS * alone.unexplained, VIEW_MOST)))
-        if isinstance(best, LowRankView):  # it is free enough to explain a part of anything
+        if isinstance(best, FeatureView | LowRankView):  # of deep features: free enough to explain a part of anything
             fits = fits and not seen.sees_misfit
         if gained > CONVINCED and fits:
             chosen = best, seen, told
-            if isinstance(best, ColumnView) or not seen.sees_misfit:
-                break
+            break
         closest = min(closest, seen, key=lambda one: one.at_most)
     if chosen is None:
         return without or _kept(still, closest, posterior, _STRANGE)

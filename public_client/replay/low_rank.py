@@ -148,9 +148,15 @@ def find_low_rank(
         residuals: from the releases.
         ranks: processes that share the shapes' fits, and end alike.
     """
-    search = _Search(identity, features, labels, residuals)
-    found = ranks.divided(len(SHAPES), lambda number: search.fitted(*SHAPES[number]))
-    return max(found, key=lambda pair: pair[1])[0]
+    search, most = _Search(identity, features, labels, residuals), len(identity.move)
+    shapes = [(rank, noisy) for rank, noisy in SHAPES if max(rank, noisy) <= most]
+
+    def one(number: int) -> tuple[LowRankView, float]:
+        view, told = search.fitted(*shapes[number])
+        return view.cpu(), told  # another rank may have another device
+
+    found = ranks.divided(len(shapes), one)
+    return max(found, key=lambda pair: pair[1])[0].to(features)
 
 
 class _Search:
@@ -176,7 +182,7 @@ class _Search:
         v = self._noise.most_probable(left)
         model, _ = self._linear(view, v)
         factors = view.widths.double() / self._usual
-        view.volume.copy_(model.volume(_widths(factors)) + CAUTION * (factors * self._used(view)).sum())
+        view.volume.copy_(model.volume(_widths(factors)) + CAUTION * (factors * self._used(view).to(factors)).sum())
         return view, float(self._noise.log_likelihood(left, v)) - float(view.penalty())
 
     def left(self, view: LowRankView) -> Tensor:
@@ -267,7 +273,7 @@ class _Search:
                     view = other
                     break
                 step = 0.3 * step
-            changed = model.better_factors(_widths(factors), at + step).clamp(_NARROWEST, _WIDEST)
+            changed = model.better_factors(_widths(factors), self._values(view)).clamp(_NARROWEST, _WIDEST)
             settled = float((changed / factors).log().abs().max()) < _CLOSE
             factors = changed
             if gained < _SETTLED and settled:

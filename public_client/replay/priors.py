@@ -56,8 +56,12 @@ def safe_weights(honest: Honest, labels: Tensor, weights: Tensor, draws: Tensor)
         part = prior_weights(weights, share)
         known, gains = (_gains(scores, labels, part, draws) for scores in (honest.known, honest.scores))
         low, high = (float(gains.quantile(end)) for end in (UNSURE, 1.0 - UNSURE))
-        told = f"{low:+.1f} to {high:+.1f} points of accuracy by the plausible frequencies and scores {honest.told}"
-        if min(low, float(known.quantile(UNSURE))) > -MOST_LOST and float(gains.mean()) > 0.0:
+        least = float(known.quantile(UNSURE))
+        told = (
+            f"{low:+.1f} to {high:+.1f} points of accuracy by the plausible frequencies and scores {honest.told}, and "
+            f"{least:+.1f} at least by the model's own"
+        )
+        if min(low, least) > -MOST_LOST and float(gains.mean()) > 0.0:
             much = "" if share == 1.0 else f" by {share:.0%} of it, as frequencies are uncertain"
             return Safe(part, f"scores are corrected{much}: {told}")
     return Safe(
@@ -90,7 +94,8 @@ def frequency_gains(changes: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
     onehot = functional.one_hot(labels, draws.shape[1]).double()  # (m, c)
     counts = onehot.sum(dim=0).clamp(min=1.0)
     means = onehot.T @ changes / counts
-    variances = onehot.T @ (changes - means[labels]).square() / counts.square()
+    # With one record more, which varies as all do: a class of a single record would seem sure.
+    variances = (onehot.T @ (changes - means[labels]).square() + changes.var(unbiased=False)) / counts.square()
     shares = draws.double() * onehot.mean(dim=0)
     shares = shares / shares.sum(dim=1, keepdim=True)
     chance = torch.randn(len(shares), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(shares)

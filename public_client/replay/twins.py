@@ -13,8 +13,9 @@ asked; then what the extractor itself knows by heart remains unseen, which is sa
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import inspect
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -51,17 +52,8 @@ class Honest:
     told: str
 
 
-def honest_scores(
-    extractor: nn.Module,
-    classifier: nn.Module,
-    source: Labelled,
-    *,
-    seed: int,
-    steps: int = _STEPS,
-    ranks: Ranks | None = None,
-    bar: Reporter | None = None,
-) -> Honest:
-    """Of the source's records, by twins of both modules, or of the classifier alone.
+class Twins:
+    """Of a model; they are trained when they are first asked.
 
     Args:
         extractor: source-trained; parameters that are fixed do not require gradients.
@@ -72,67 +64,105 @@ def honest_scores(
         ranks: processes with the same source that share the twins.
         bar: told of each update.
     """
-    ranks, bar = ranks or Ranks(), bar or Reporter()
-    with torch.no_grad():
-        features = torch.cat([extractor(records) for records in torch.split(source.images, _AT_ONCE)])
-    own = Labelled(features, source.labels)
-    before = _scores(classifier, features)
-    wanted = _wanted(before, source)
-    known = f"right on {_right(before, source):.1f}% of the source's records, which it was trained on"
-    if _learns(extractor):
-        scores, learned = _cross_fitted(nn.Sequential(extractor, classifier), source, wanted, seed, steps, ranks, bar)
-        if learned:
-            return Honest(
-                scores, before, f"by models trained without them, {_told(scores, source)} (the model is {known})"
-            )
-    scores, learned = _cross_fitted(classifier, own, wanted, seed, steps, ranks, bar)
-    if _learns(extractor):
-        known += "; what its extractor knows of them by heart is not known, as training it anew takes too long here"
-    if not learned:
-        known += "; trained anew, the classifier learns less"
-    return Honest(
-        scores, before, f"by classifiers trained without them, {_told(scores, source)} (the model is {known})"
-    )
 
+    def __init__(
+        self,
+        extractor: nn.Module,
+        classifier: nn.Module,
+        source: Labelled,
+        *,
+        seed: int,
+        steps: int = _STEPS,
+        ranks: Ranks | None = None,
+        bar: Reporter | None = None,
+    ) -> None:
+        self._extractor, self._classifier, self._source = extractor, classifier, source
+        self._seed, self._steps, self._ranks, self._bar = seed, steps, ranks or Ranks(), bar or Reporter()
 
-def known_by_heart(
-    extractor: nn.Module,
-    classifier: nn.Module,
-    source: Labelled,
-    *,
-    seed: int,
-    ranks: Ranks | None = None,
-    bar: Reporter | None = None,
-) -> float | None:
-    """Percentage points of accuracy by which features that were learned on the source's records flatter there.
+    @cached_property
+    def _features(self) -> Tensor:
+        return _scores(self._extractor, self._source.images)
 
-    The classifier's twins see such features of records that were left out, twins of both modules honest ones. A fixed
-    extractor flatters by nothing; None if both modules take too long to train anew.
+    @cached_property
+    def _known(self) -> Tensor:
+        return _scores(self._classifier, self._features)
 
-    Args:
-        extractor: see `honest_scores`.
-        classifier: see there.
-        source: see there.
-        seed: see there.
-        ranks: see there.
-        bar: told of each update.
-    """
-    if not _learns(extractor):
-        return 0.0
-    ranks, bar = ranks or Ranks(), bar or Reporter()
-    with torch.no_grad():
-        features = torch.cat([extractor(records) for records in torch.split(source.images, _AT_ONCE)])
-    wanted = _wanted(_scores(classifier, features), source)
-    whole, learned = _cross_fitted(nn.Sequential(extractor, classifier), source, wanted, seed, _STEPS, ranks, bar)
-    if not learned:
-        return None
-    alone, _ = _cross_fitted(classifier, Labelled(features, source.labels), wanted, seed, _STEPS, ranks, bar)
-    return max(0.0, _right(alone, source) - _right(whole, source))
+    @cached_property
+    def _whole(self) -> Tensor | None:
+        """Scores by twins of both modules; None if they cannot be brought to learn as much."""
+        if not _learns(self._extractor):
+            return None
+        scores, learned = self._crossed(nn.Sequential(self._extractor, self._classifier), self._source.images)
+        return scores if learned else None
 
+    @cached_property
+    def _alone(self) -> tuple[Tensor, bool]:
+        """Scores by the classifier's twins, and whether they have learned as much; a fixed one's own."""
+        if not _learns(self._classifier):
+            return self._known, True
+        return self._crossed(self._classifier, self._features)
 
-def _wanted(scores: Tensor, source: Labelled) -> float:
-    """The class loss that a twin is to come to."""
-    return _AS_WELL[0] * float(functional.cross_entropy(scores, source.labels)) + _AS_WELL[1]
+    def honest(self) -> Honest:
+        """What is said of the source's records by models that were not trained on them, as far as there are any."""
+        right = _right(self._known, self._source)
+        if not _learns(self._extractor) and not _learns(self._classifier):
+            told = f"of the model, which was trained on none of them and is right on {right:.1f}%"
+            return Honest(self._known, self._known, told)
+        known = f"right on {right:.1f}% of the source's records, which it was trained on"
+        if self._whole is not None:
+            told = f"by models trained without them, {_told(self._whole, self._source)} (the model is {known})"
+            return Honest(self._whole, self._known, told)
+        scores, learned = self._alone
+        if _learns(self._extractor):
+            known += "; what its extractor knows of them by heart is not known, as training it anew takes too long here"
+        if not _learns(self._classifier):
+            return Honest(scores, self._known, f"of the model, which is {known}")
+        if not learned:
+            known += "; trained anew, the classifier learns less"
+        told = f"by classifiers trained without them, {_told(scores, self._source)} (the model is {known})"
+        return Honest(scores, self._known, told)
+
+    def flattered(self) -> float | None:
+        """Percentage points of accuracy by which features that were learned on the source's records flatter there.
+
+        The classifier's twins see such features of records that were left out, twins of both modules honest ones. A
+        fixed extractor flatters by nothing; None if both modules take too long to train anew.
+        """
+        if not _learns(self._extractor):
+            return 0.0
+        if self._whole is None:
+            return None
+        scores, learned = self._alone
+        seen = _right(scores if learned else self._known, self._source)
+        return max(0.0, seen - _right(self._whole, self._source))
+
+    def _crossed(self, module: nn.Module, inputs: Tensor) -> tuple[Tensor, bool]:
+        """Scores (m, classes) of each part by a twin that was trained without it, and whether all learned enough."""
+        labels = self._source.labels
+        if len(labels) < 2 * _FOLDS:
+            return self._known, False
+        wanted = _AS_WELL[0] * float(functional.cross_entropy(self._known, labels)) + _AS_WELL[1]
+        generator = torch.Generator().manual_seed(self._seed)
+        numbers = torch.randperm(len(labels), generator=generator).to(labels.device) % _FOLDS
+        seeds = torch.randint(2**31, (_FOLDS,), generator=generator).tolist()
+
+        def one(number: int) -> tuple[Tensor, bool]:
+            kept, held = (numbers != number).nonzero()[:, 0], (numbers == number).nonzero()[:, 0]
+            # What modules draw for themselves, weights and dropout, is the seed's, and the caller's own state stays.
+            with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
+                torch.default_generator.manual_seed(seeds[number])
+                if inputs.is_cuda:
+                    torch.cuda.manual_seed(seeds[number])
+                twin = _fresh(module)
+                own = Labelled(inputs[kept], labels[kept])
+                learned = _train(twin, own, wanted, seeds[number], self._steps, self._bar)
+            return _scores(twin, inputs[held]).cpu(), learned
+
+        found = self._ranks.divided(_FOLDS, one)
+        scores = torch.zeros(len(labels), found[0][0].shape[1], device=labels.device)
+        for number, (own, _) in enumerate(found):
+            scores[numbers == number] = own.to(scores)
+        return scores, all(learned for _, learned in found)
 
 
 def _told(scores: Tensor, source: Labelled) -> str:
@@ -143,38 +173,22 @@ def _learns(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
-def _cross_fitted(
-    module: nn.Module, source: Labelled, wanted: float, seed: int, steps: int, ranks: Ranks, bar: Reporter
-) -> tuple[Tensor, bool]:
-    """Scores (m, classes) of each part by a twin that was trained without it, and whether all learned enough."""
-    generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randperm(len(source), generator=generator).to(source.labels.device) % _FOLDS
-    seeds = torch.randint(2**31, (_FOLDS,), generator=generator).tolist()
-
-    def one(number: int) -> tuple[Tensor, bool]:
-        kept, held = (numbers != number).nonzero()[:, 0], (numbers == number).nonzero()[:, 0]
-        twin = _fresh(module, seeds[number])
-        learned = _train(twin, Labelled(source.images[kept], source.labels[kept]), wanted, seeds[number], steps, bar)
-        return _scores(twin, source.images[held]).cpu(), learned
-
-    found = ranks.divided(_FOLDS, one)
-    scores = torch.zeros(len(source), found[0][0].shape[1], device=source.labels.device)
-    for number, (own, _) in enumerate(found):
-        scores[numbers == number] = own.to(scores)
-    return scores, all(learned for _, learned in found)
-
-
-def _fresh(module: nn.Module, seed: int) -> nn.Module:
-    """A copy whose learned weights are drawn anew, as its modules draw them."""
+@torch.no_grad()
+def _fresh(module: nn.Module) -> nn.Module:
+    """A copy whose learned weights are drawn anew: as its modules draw them, or else normal with their deviation."""
     twin = copy.deepcopy(module)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for part in twin.modules():
-            draw: Callable[[], None] | None = getattr(
-                part, "reset_parameters", getattr(part, "_reset_parameters", None)
-            )
-            if draw is not None and all(parameter.requires_grad for parameter in part.parameters()):
+    for part in twin.modules():
+        own = list(part.parameters())
+        draw = getattr(part, "reset_parameters", getattr(part, "_reset_parameters", None))
+        if own and draw is not None and all(parameter.requires_grad for parameter in own):
+            needed = (one for one in inspect.signature(draw).parameters.values() if one.default is one.empty)
+            if not any(
+                one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in needed
+            ):
                 draw()
+    for before, after in zip(module.parameters(), twin.parameters(), strict=True):
+        if after.requires_grad and after.numel() > 1 and torch.equal(before, after):
+            after.normal_(float(before.mean()), float(before.std()))
     return twin
 
 
@@ -186,7 +200,7 @@ def _train(twin: nn.Module, kept: Labelled, wanted: float, seed: int, steps: int
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(learned, lr=_RATE)
     for step in range(1, steps + 1):
-        twin.train()
+        _trained_mode(twin)
         chosen = torch.randint(len(kept), (min(_BATCH, len(kept)),), generator=generator)
         loss = functional.cross_entropy(twin(kept.images[chosen]), kept.labels[chosen])
         optimizer.zero_grad()
@@ -200,6 +214,14 @@ def _train(twin: nn.Module, kept: Labelled, wanted: float, seed: int, steps: int
                 return True
     twin.eval()
     return False
+
+
+def _trained_mode(twin: nn.Module) -> None:
+    """What is fixed stays in evaluation mode: a fixed batch norm learns nothing either."""
+    twin.train()
+    for part in twin.modules():
+        if any(True for _ in part.parameters()) and not _learns(part):
+            part.eval()
 
 
 def _right(scores: Tensor, data: Labelled) -> float:

@@ -461,6 +461,7 @@ def test_an_empty_cell_is_a_record_without_a_label_where_the_operator_says_so(tm
         (pa.array([False, None, True]), 2),
         (pa.array([0.0, None, 2.0]), 3),  # as pandas has whole numbers some of which are missing
         (pa.array([0.0, float("nan"), 2.0], pa.float32()), 3),
+        (pa.array(np.array([0.0, np.nan, 2.0], np.float16)), 3),
     ],
 )
 def test_an_empty_cell_among_numbers_is_a_number_that_is_no_class(tmp_path, labels, classes):

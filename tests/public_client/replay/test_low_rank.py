@@ -12,13 +12,15 @@ from benchmarks.local import RATE, released
 from public_client.data.accuracy import accuracy
 from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
+from public_client.data.ranks import Ranks
 from public_client.data.source import source_loader, train_source
 from public_client.replay import fit, low_rank
 from public_client.replay.delivery import Delivered, deliver
 from public_client.replay.low_rank import LowRankView, low_rank_view
+from public_client.replay.posterior import Posterior
 from public_client.replay.prior_width import LinearModel, Widths
 from public_client.replay.residuals import Residuals
-from public_client.replay.verdict import Fitted
+from public_client.replay.verdict import CONVINCED, Fitted
 from shared.errors import InvalidValue
 
 CLASSES, D = 4, 8
@@ -145,6 +147,33 @@ def test_a_shift_along_few_directions_is_understood_and_followed(classifier, mon
     fresh = shift(vectors(4000, 2))
     before, after = (accuracy(nn.Identity(), one, fresh) for one in (classifier, model.classifier))
     assert after > before + 1.5
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_features_of_few_dimensions_have_maps_of_no_higher_rank(kept):
+    """Also where the others are constant."""
+    images = SOURCE.images.clone()
+    images[:, kept:] = 0.25
+    target = images.clone()
+    target[:, :kept] = 1.5 * images[:, :kept] + 0.3
+    residuals = released(target, images, epsilon=8.0, delta=1e-5, seed=bytes(32))
+    view = low_rank_view(images)
+    assert len(view.move) == kept
+    for one in (view, low_rank.find_low_rank(view, images[:400], SOURCE.labels[:400], residuals, Ranks())):
+        assert one(nn.Identity(), images[:5]).isfinite().all()
+        assert max(one.out.shape[1], one.grain.shape[1]) <= kept
+
+
+def test_a_release_without_a_shift_makes_no_map_a_million_times_more_probable():
+    """The search itself, which `find_view` begins only where a misfit is seen."""
+    identity = low_rank_view(SOURCE.images)
+    residuals = residuals_of(vectors(400, 5).images, 1.0)
+    source = Labelled(SOURCE.images[:500], SOURCE.labels[:500])
+    posterior = Posterior(nn.Identity(), source, residuals, torch.Generator().manual_seed(0), Ranks())
+    found = low_rank.find_low_rank(identity, source.images, source.labels, residuals, Ranks())
+    gained = posterior.evidence(found).log_evidence - posterior.evidence(identity).log_evidence
+    assert found.grain.shape[1] or found.out.shape[1]
+    assert gained < CONVINCED
 
 
 @pytest.mark.long

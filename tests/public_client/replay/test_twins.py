@@ -44,14 +44,14 @@ def by_heart():
 @pytest.fixture(scope="module")
 def honest(by_heart):
     source, extractor, classifier = by_heart
-    return twins.honest_scores(extractor, classifier, source, seed=0)
+    return twins.Twins(extractor, classifier, source, seed=0).honest()
 
 
 def test_scores_are_as_right_as_on_fresh_records(by_heart, honest):
     """Deviations of 3.5 points of the source's records and 0.7 of the fresh ones; one seed, so always the same."""
     source, extractor, classifier = by_heart
     fixed, learned = extractor[0].weight.clone(), classifier.weight.detach().clone()
-    again = twins.honest_scores(extractor, classifier, source, seed=0)
+    again = twins.Twins(extractor, classifier, source, seed=0).honest()
     assert torch.equal(honest.scores, again.scores)
     assert torch.equal(extractor[0].weight, fixed)
     assert torch.equal(classifier.weight, learned)
@@ -87,7 +87,7 @@ def test_a_correction_that_training_records_call_harmless_is_left_out(by_heart, 
 
 def test_an_extractor_that_takes_too_long_to_train_anew_stays_whole_and_that_is_said(by_heart):
     source, extractor, classifier = by_heart
-    honest = twins.honest_scores(extractor, classifier, source, seed=0, steps=50)
+    honest = twins.Twins(extractor, classifier, source, seed=0, steps=50).honest()
     assert "by classifiers trained without them" in honest.told
     assert "what its extractor knows of them by heart is not known" in honest.told
 
@@ -118,3 +118,50 @@ def test_a_view_must_promise_more_than_features_learned_on_the_source_flatter_th
     kept, reason = outcome(learned=True)
     assert kept == "kept"
     assert "features flatter by" in reason
+
+
+class Tokens(nn.Module):
+    """A learned parameter that no module draws, and a way of drawing that asks for something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.linspace(0.0, 1.0, D))
+
+    def reset_parameters(self, deviation: float) -> None:
+        raise AssertionError("nobody can know the deviation")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.token
+
+
+def test_no_learned_weight_outlives_the_draw_what_is_fixed_stays_and_the_seed_decides():
+    source, inner = table(60, 0), nn.Linear(D, D)
+    inner.bias.requires_grad_(False)
+    fixed = nn.Sequential(nn.BatchNorm1d(D), nn.BatchNorm1d(D, affine=False)).requires_grad_(False)
+    parametrized = nn.utils.parametrizations.weight_norm(nn.Linear(D, D))
+    extractor = nn.Sequential(fixed, Tokens(), inner, parametrized, nn.Dropout(0.5)).eval()
+    fixed[0].running_mean.fill_(3.0)
+    fresh = twins._fresh(extractor)
+    for (name, before), after in zip(extractor.named_parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(before, after) != before.requires_grad, name
+    twins._trained_mode(fresh)
+    fresh(source.images)
+    assert float(fresh[0][0].running_mean[0]) == 3.0
+    assert fresh[4].training
+    classifier = nn.Linear(D, CLASSES)
+    expected = torch.random.get_rng_state()
+    one, other = (twins.Twins(extractor, classifier, source, seed=1, steps=50).honest().scores for _ in range(2))
+    assert torch.equal(one, other)
+    assert torch.equal(torch.random.get_rng_state(), expected)
+
+
+def test_a_model_that_was_not_trained_on_the_records_is_asked_itself_and_so_is_one_of_few_records():
+    source = table(60, 0)
+    classifier = nn.Linear(D, CLASSES).requires_grad_(False)
+    honest = twins.Twins(nn.Identity(), classifier, source, seed=0).honest()
+    assert torch.equal(honest.scores, honest.known)
+    assert "trained on none of them" in honest.told
+    few = Labelled(source.images[:2], source.labels[:2])
+    learned = nn.Sequential(nn.BatchNorm1d(D), nn.Linear(D, CLASSES)).eval()
+    honest = twins.Twins(nn.Identity(), learned, few, seed=0).honest()
+    assert torch.equal(honest.scores, honest.known)
