@@ -108,7 +108,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def unseen(runs: list[dict[str, Any]]) -> str:
-    """By how the model was trained and shift, of data and shifts that nothing was chosen on, and what twins change.
+    """By how the model was trained and shift, of the second list, and what twins change.
 
     Args:
         runs: as `cells.judged` gives them, with what a correction read on training records alone would have brought.
@@ -167,7 +167,7 @@ def page(
     Args:
         runs: the battery's.
         repeats: of single cells, with fresh noise each time.
-        checks: of data and shifts that nothing was chosen on.
+        checks: of the second list.
         few: of shifts along few directions.
     """
     whole = summary(runs)

@@ -1,4 +1,4 @@
-"""Data and shifts that nothing was chosen on: a check of the default, with small models.
+"""A second list, of other data and shifts: a check of the default, with small models.
 
     python -m benchmarks.shifts.unseen run --minutes 30    # in a random order, behind what is on file
     python -m benchmarks.shifts.unseen summary
