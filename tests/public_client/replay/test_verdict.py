@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -116,11 +117,14 @@ def test_a_gain_is_each_class_gain_times_its_frequency():
     changes = torch.cat([torch.tensor([100.0, 0.0]).repeat(20), torch.zeros(360), -20.0 * torch.ones(100)]).double()
     draws = torch.tensor([[1.0, 1.0], [1.25, 0.0], [0.0, 5.0]])
     gains = priors.frequency_gains(changes, labels, draws.repeat(2000, 1)).reshape(2000, 3)
-    chance = 100.0 * (0.05 * 0.95 / 400) ** 0.5  # of the first class: 20 of 400 records gained
+    more = float(changes.var(unbiased=False))  # of one record of each class beside those that are there
+    first = (100.0**2 * 400 * 0.05 * 0.95 + more) ** 0.5 / 400  # 20 of 400 records gained
+    second = more**0.5 / 100  # all of 100 lost alike
     for column, frequency in enumerate((0.8, 1.0, 0.0)):
         expected = 5.0 * frequency - 20.0 * (1.0 - frequency)
         assert float(gains[:, column].mean()) == pytest.approx(expected, abs=0.2)
-        assert float(gains[:, column].std()) == pytest.approx(frequency * chance, rel=0.1, abs=1e-9)
+        chance = math.hypot(frequency * first, (1.0 - frequency) * second)
+        assert float(gains[:, column].std()) == pytest.approx(chance, rel=0.1)
 
 
 def test_no_shift_keeps_the_model_to_the_bit(classifier):
