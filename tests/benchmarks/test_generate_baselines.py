@@ -39,6 +39,7 @@ def test_the_frechet_distance_is_that_of_normal_laws():
     assert frechet(first, first + 2.0) == pytest.approx(20.0)
 
 
+@pytest.mark.long
 def test_full_batch_rows_are_one_charged_release():
     """Four values, two classes: one step of all records, priced to what was asked; drawn values stay in range."""
     generator = np.random.default_rng(0)

@@ -53,6 +53,7 @@ def _delta(shift, epsilon):
 
 
 @pytest.mark.parametrize("relation", [REPLACE, ADD])
+@pytest.mark.long
 def test_a_release_has_the_noise_of_its_relation(relation):
     """40 releases of 22 noised values: a variance off by 30% has a chance below 1e-7."""
     rng = np.random.default_rng(0)

@@ -37,6 +37,7 @@ def charged(address, credentials, runs):
         curator.open_run(parameters)
 
 
+@pytest.mark.long
 def test_a_client_s_receipts_stop_a_curator_that_was_put_back(site, tmp_path, caplog):
     """Attack: home, ledger and witness of yesterday; epsilon spent fell from 2.387 to 1.294 without a word."""
     credentials, runs = tmp_path / "credentials", tmp_path / "runs"

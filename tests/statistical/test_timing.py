@@ -76,6 +76,7 @@ def evaluated():
 
 
 @pytest.mark.parametrize("least", [200, pytest.param(30_000, marks=pytest.mark.exhaustive)])
+@pytest.mark.long
 def test_an_evaluation_takes_no_longer_for_one_value_of_a_record_than_for_another(evaluated, least):
     """False alarm: 1e-6. Power: a delay of a quarter of an evaluation is found with as many pairs, or fewer."""
     rng = np.random.default_rng()

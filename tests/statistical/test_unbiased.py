@@ -24,6 +24,7 @@ ALPHA = 1e-6
 ROUNDS = 2000
 
 
+@pytest.mark.long
 def test_estimated_distance_is_unbiased() -> None:
     generator = torch.Generator().manual_seed(5)
     batch, k, sigma = 64, 10, 0.3

@@ -60,6 +60,7 @@ def operator(bare):
     return bare
 
 
+@pytest.mark.long
 def test_every_command_of_the_page_runs_as_written(bare, monkeypatch):
     """The session of docs/operator/replicas.md, with this server's address and paths of this test."""
     monkeypatch.chdir(bare.directory)

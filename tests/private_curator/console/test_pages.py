@@ -211,6 +211,7 @@ def test_a_screen_reader_finds_its_way(past, looking):
         assert len(current) == (0 if path == "/no-page" else 1), path
 
 
+@pytest.mark.long
 def test_no_act_is_done_without_the_form_of_this_session(home):
     """Every path that takes a form, so that none can be forgotten."""
     client = browser(home)

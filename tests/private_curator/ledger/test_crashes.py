@@ -207,6 +207,7 @@ def test_killed_at_random_moments(world, lives):
 
 
 @pytest.mark.parametrize("point", ["create:data-set-opened"])
+@pytest.mark.long
 def test_killed_while_being_created(tmp_path, point):
     """A ledger exists complete or not at all: after the death of its maker it can be made again."""
     code = f"""

@@ -232,6 +232,7 @@ def test_a_commit_whose_wait_was_cancelled_is_relied_on_by_nobody(pair, location
         assert curator.verify(receipts=[run.receipt.entry, only.receipt.entry]).ok
 
 
+@pytest.mark.long
 def test_an_asynchronous_standby_that_lacks_charges_is_not_served(pair, location, key, open_run, tmp_path, caplog):
     """What it lacks would be spent again: the replica that saw it stops; its note, or a client's receipt, others."""
     _, standby = pair

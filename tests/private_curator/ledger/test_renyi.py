@@ -108,6 +108,7 @@ def test_a_share_refuses_its_client_only(real):
     assert data_set.epsilon_spent > 0
 
 
+@pytest.mark.long
 def test_extension_keeps_orders_prices_and_sums(real, location, key):
     admitted, _ = spend_all(real, ROWS)
     fixed = PrivacyFilter.from_json(next(e.payload["filter"] for e in real.history() if e.kind == "filter-fixed"))

@@ -228,6 +228,7 @@ def test_what_the_operator_decides_counts_at_every_replica_at_once(ledger, open_
     assert outcomes == {"BudgetExhausted": 3}
 
 
+@pytest.mark.long
 def test_no_restore_below_a_running_replica_and_none_begins_below_a_restore(ledger, location, key, tmp_path, replicas):
     copy = tmp_path / "copy"
     ledger.backup(copy)

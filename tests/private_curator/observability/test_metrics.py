@@ -60,6 +60,7 @@ def test_there_are_the_metrics_of_the_catalogue_and_no_others(scraped, samples):
         assert sample.name.startswith("dpswd_")  # none of the process, none of Python
 
 
+@pytest.mark.long
 def test_every_label_has_a_value_from_a_closed_set(samples):
     for sample in samples:
         for label, given in sample.labels.items():

@@ -193,6 +193,7 @@ def test_a_changed_report_is_found(signed, tmp_path):
         check_report(file, public_key="no key")
 
 
+@pytest.mark.long
 def test_the_report_is_printed_where_there_is_a_browser(signed, tmp_path, monkeypatch):
     file, key, public = signed
     pdf = tmp_path / "report.pdf"

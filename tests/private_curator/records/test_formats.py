@@ -129,6 +129,7 @@ def test_every_format_converts_to_the_same_npy_and_has_the_same_digest(tmp_path_
 
 
 @given(values=floats, data=st.data())
+@pytest.mark.long
 def test_a_value_that_is_not_finite_is_refused_with_its_location(tmp_path_factory, values, data):
     bad = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
     row = data.draw(st.integers(0, len(values) - 1))

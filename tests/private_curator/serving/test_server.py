@@ -102,6 +102,7 @@ def _number(reply):
     return released(reply).step
 
 
+@pytest.mark.long
 def test_an_unexpected_error_is_a_constant_text_and_a_number(serve, directory, caplog):
     failing = True
 
@@ -205,6 +206,7 @@ def test_settings_that_cannot_work_are_refused_at_start(directory):
     broken.stop()
 
 
+@pytest.mark.long
 def test_a_client_may_use_what_the_operator_allows_it(serve, directory):
     """Told in Describe, refused by name, nothing is charged; steps of a run that was charged before end too."""
     client = serve()

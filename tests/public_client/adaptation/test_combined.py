@@ -68,6 +68,7 @@ def test_what_each_part_was_worth_is_told_and_the_best_is_kept():
     assert str(model).count("%") == 4
 
 
+@pytest.mark.long
 def test_a_hospital_without_labels_gives_its_records_alone():
     with hospital(classes=0) as where:
         model = fitted(where)

@@ -69,6 +69,7 @@ def weights(adaptation):
     return [value.clone() for module in modules for value in module.state_dict().values()]
 
 
+@pytest.mark.long
 def test_the_adapter_method_changes_the_adapters_alone_and_draws_each_step_once(connect, served):
     adaptation = fit(model(connect(), "adapter"))
     assert served.curator.steps_charged == STEPS
@@ -94,6 +95,7 @@ def test_all_weights_train_on_both_sides_and_bring_their_map_with_each_step(conn
     assert all(not torch.equal(value, start[name]) for name, value in adaptation.extractor.state_dict().items())
 
 
+@pytest.mark.long
 def test_replay_asks_once_and_tunes_on_public_data(connect, served):
     adaptation = fit(model(connect(), "replay", steps=1, batch_size=200))
     assert served.curator.calls["DrawStep"] == 1
@@ -103,6 +105,7 @@ def test_replay_asks_once_and_tunes_on_public_data(connect, served):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.long
 def test_every_method_runs_on_every_device(connect, served, device, method, tmp_path):
     adaptation = fit(model(connect(), method, device=device), checkpoint=tmp_path / "run")
     assert served.curator.steps_charged == STEPS
@@ -151,6 +154,7 @@ def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, serve
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.long
 def test_a_step_that_the_curator_gives_up_is_left_out(connect, served, tmp_path, method):
     """It is charged and gone; the training goes on with the run's next step, also where the request was resumed."""
     given_up = [None, None, errors.CuratorFault("an attempt failed"), errors.StepGivenUp("lost")]

@@ -95,6 +95,7 @@ def test_every_site_is_charged_its_own_run_and_every_method_can_share_a_model(co
 
 
 @pytest.mark.parametrize("method", WITH_ADAPTERS)
+@pytest.mark.long
 def test_by_default_each_site_has_a_model_and_a_file_of_its_own(connect, method, tmp_path):
     adaptation = fit(model(connect(), method))
     north, south = weights(adaptation.model("north")), weights(adaptation.model("south"))
@@ -168,6 +169,7 @@ def test_an_exhausted_site_is_left_out_and_spends_nothing(connect, sites, method
 
 
 @pytest.mark.parametrize(("method", "shared"), [*((method, True) for method in METHODS), ("dp-dann", False)])
+@pytest.mark.long
 def test_a_site_that_goes_down_before_its_run_is_open_is_left_out(connect, sites, method, shared):
     """It answers when the plan is priced, and no more when the run would be opened."""
     adaptation = model(connect(), method, shared=shared)

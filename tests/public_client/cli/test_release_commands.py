@@ -92,6 +92,7 @@ def test_two_hospitals_files_are_prepared_and_trained_from(team, tmp_path):
     assert json.loads(told)["graph_digest"] == one.parameters.graph_digest
 
 
+@pytest.mark.long
 def test_a_proposal_of_no_described_hospital_is_refused_in_words(team):
     assert "dry_run.records or dry_run.descriptions" in team.prepares("out", code=3)
     assert "is one release; prepare with replay or statistics" in team.prepares(

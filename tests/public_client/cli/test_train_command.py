@@ -57,6 +57,7 @@ def test_a_dry_run_needs_no_server_and_lists_what_would_be_charged(tables, tmp_p
     assert run["accuracy"] == {"a": None, "b": None}
 
 
+@pytest.mark.long
 def test_two_curators_from_the_command_line(serve, tmp_path, tables):
     north, south = serve(record_shape=(6,)), serve(record_shape=(6,))
     south.curator.spent = 4.5  # exhausted: reported, and the training goes on
@@ -79,6 +80,7 @@ def test_two_curators_from_the_command_line(serve, tmp_path, tables):
     assert "holds a run already; continue it with --resume" in again.stderr
 
 
+@pytest.mark.long
 def test_a_critic_trains_in_a_dry_run_and_against_two_curators_and_is_resumed(serve, tmp_path, tables):
     short = ["--source-epochs", 1, "--steps", 4, "--batch", 40, "--device", "cpu", "--method", "dp-dann"]
     dry = invoke("train", "--dry-run", *tables, *short, "--epsilon", 2, "--records", 500, "--plots", tmp_path / "plots")

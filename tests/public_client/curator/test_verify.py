@@ -155,6 +155,7 @@ def test_a_view_shows_nothing_of_others(story):
 class TestViews:
     @given(st.data())
     @settings(max_examples=tried(150))
+    @pytest.mark.long
     def test_any_changed_letter_is_found(self, story, data):
         text = "\n".join(story.view())
         place = data.draw(st.integers(0, len(text) - 1))
@@ -194,6 +195,7 @@ class TestViews:
 
     @given(st.data())
     @settings(max_examples=tried(60))
+    @pytest.mark.long
     def test_the_holder_cannot_change_what_stands_before_the_last_receipt(self, story, data):
         """Edit, deletion, insertion or exchange, of anybody's entry, signed anew with the right key."""
         last = story.receipts[-1].seq

@@ -69,6 +69,7 @@ def test_source_only_is_the_source_model(trained):
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.long
 def test_every_method_runs_and_is_charged(trained, name):
     extractor, classifier, loader = trained
     mechanism, alone = small(name).mechanism, name in ("replay", "pseudo-labels", "statistics", "dpda")

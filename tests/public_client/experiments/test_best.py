@@ -97,6 +97,7 @@ def test_accuracies_are_right_up_to_the_noise_that_was_paid_for(trained):
     assert gaussian_delta(3.0**0.5 / sigma, epsilon=1.0) == pytest.approx(1e-5, rel=0.3)
 
 
+@pytest.mark.long
 def test_what_cannot_be_compared_is_refused_before_anything_is_charged(trained):
     extractor, classifier, loader = trained
     good, data = nn.Sequential(extractor, classifier), records(3, 300)

@@ -31,6 +31,7 @@ from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply
 D = 6
 
 
+@pytest.mark.long
 def test_a_training_is_in_both_logs(tmp_path):
     hospital = Hospital(MockCurator(mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5)))
     generator = torch.Generator().manual_seed(0)

@@ -87,6 +87,7 @@ def test_dp_sinkhorn_learns_the_classes_is_charged_once_and_goes_on_where_it_sto
     torch.testing.assert_close(again.sample(20)[0], ended.sample(20)[0])
 
 
+@pytest.mark.long
 def test_dp_swd_learns_the_classes_by_quantiles_of_labelled_records_and_draws_rows_by_the_same_way():
     where = curator()
     made = DpSwdQuantiles(**SMALL, directions=30, learning_rate=0.03, averaging=0.9)

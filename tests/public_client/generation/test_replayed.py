@@ -115,6 +115,7 @@ def test_the_file_holds_all_of_it_and_the_page_and_the_card_say_so(fitted, tmp_p
     assert sum(row["released"] for row in shares) == pytest.approx(1.0, abs=1e-9)
 
 
+@pytest.mark.long
 def test_a_generator_is_a_source_of_labelled_records(fitted, tmp_path):
     generator, _, _ = fitted
     generator.save(tmp_path / "g.safetensors")

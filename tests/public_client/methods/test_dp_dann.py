@@ -73,6 +73,7 @@ def declared_by(trained):
     return CriticDeclaration.from_bytes(run.run.parameters.declaration)
 
 
+@pytest.mark.long
 def test_a_trained_adapter_recovers_part_of_what_the_shift_cost(problem, tmp_path):
     """In 8 trainings with seeds of their own the accuracy rose from 47 to between 60 and 82 percent."""
     extractor, _, loader, hospital, evaluate = problem

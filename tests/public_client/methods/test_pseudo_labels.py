@@ -118,6 +118,7 @@ def test_classes_that_moved_are_followed(source, tmp_path):
         "one record, again and again",
     ],
 )
+@pytest.mark.long
 def test_what_does_not_help_keeps_the_model(source, data, epsilon, why):
     model, report = of_target(source, data, epsilon)
     assert report["outcome"] == KEPT

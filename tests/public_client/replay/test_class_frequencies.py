@@ -61,6 +61,7 @@ def test_deviations_are_those_of_the_errors():
     assert 0.018 < float(torch.cat(squares).mean()) < 5.4
 
 
+@pytest.mark.long
 def test_no_shift_is_no_evidence():
     """600 squared residuals of independent noise: a mean outside [0.7, 1.35] has a chance below 1e-6."""
     found, before = free(mixture(3000, [0.25, 0.25, 0.25, 0.25], 2).images, epsilon=0.5)
@@ -70,6 +71,7 @@ def test_no_shift_is_no_evidence():
     assert found.at_most < 0.0125
 
 
+@pytest.mark.long
 def test_chance_in_the_records_is_no_evidence_where_it_exceeds_the_noise():
     """At epsilon 50 records differ by a hundred times the noise: V must hold their chance, of about 3 x 12 axes.
 

@@ -119,6 +119,7 @@ def test_other_patients_in_the_same_units_are_no_units(model, tries):
         assert rarer.outcome == "priors corrected", rarer.reason
 
 
+@pytest.mark.long
 def test_a_column_of_one_value_is_in_no_unit(model):
     """A factor near 0 would explain it, and undoing that would blow up nothing but noise."""
     records = table(1200, 2).images.clone()

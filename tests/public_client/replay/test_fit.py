@@ -213,6 +213,7 @@ def test_warps_stay_within_their_bounds_and_include_both_signs():
     assert float(drawn[:, :, 2].max()) > 0.15
 
 
+@pytest.mark.long
 def test_widths_follow_what_the_release_shows():
     """Biases that are there keep their width; gains that are not there lose it, so noise does not become gains."""
     generator = torch.Generator().manual_seed(0)

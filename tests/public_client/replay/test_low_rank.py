@@ -164,6 +164,7 @@ def test_features_of_few_dimensions_have_maps_of_no_higher_rank(kept):
         assert max(one.out.shape[1], one.grain.shape[1]) <= kept
 
 
+@pytest.mark.long
 def test_a_release_without_a_shift_makes_no_map_a_million_times_more_probable():
     """The search itself, which `find_view` begins only where a misfit is seen."""
     identity = low_rank_view(SOURCE.images)

@@ -47,6 +47,7 @@ def honest(by_heart):
     return twins.Twins(extractor, classifier, source, seed=0).honest()
 
 
+@pytest.mark.long
 def test_scores_are_as_right_as_on_fresh_records(by_heart, honest):
     """Deviations of 3.5 points of the source's records and 0.7 of the fresh ones; one seed, so always the same."""
     source, extractor, classifier = by_heart
@@ -92,6 +93,7 @@ def test_an_extractor_that_takes_too_long_to_train_anew_stays_whole_and_that_is_
     assert "what its extractor knows of them by heart is not known" in honest.told
 
 
+@pytest.mark.long
 def test_a_view_must_promise_more_than_features_learned_on_the_source_flatter_there(by_heart):
     """Through a wrong view features by heart tell the labels as well, so a trial on public records promises a gain."""
     source, extractor, classifier = by_heart

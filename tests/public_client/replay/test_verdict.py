@@ -60,10 +60,11 @@ def classifier():
     return head
 
 
-def test_gains_and_biases_that_leave_a_misfit_are_not_used(classifier):
+@pytest.mark.long
+def test_gains_and_biases_that_leave_a_misfit_are_not_used():
     """They explain nine tenths of what bends the features; so they did where classes moved, and cost 19 points."""
     plain = table(2000, 1).images
-    fitted = found(2.0 * plain + 0.15 * plain.square(), epsilon=8.0)
+    fitted = found(2.0 * plain + 0.15 * plain.square(), epsilon=8.0, view=FeatureView(SOURCE.images.std(dim=0)))
     assert fitted.outcome == "kept"
     assert "does not fit what is known of shifts" in fitted.reason
 
@@ -87,6 +88,7 @@ def with_draws(draws: torch.Tensor) -> Fitted:
     return Fitted(view, draws.mean(dim=0), 0.0, "priors corrected", "made for this test", draws)
 
 
+@pytest.mark.long
 def test_priors_are_corrected_by_as_much_as_uncertain_frequencies_allow(classifier):
     """The first class is rare by all draws, or by most of them while one in twenty has it most frequent."""
     rare, frequent = torch.tensor([0.5, 1.25, 1.25]), torch.tensor([1.5, 0.75, 0.75])
@@ -168,6 +170,7 @@ def test_what_no_view_explains_is_said_beside_the_noise_floor():
     assert torch.equal(fitted.class_weights, torch.ones(CLASSES))
 
 
+@pytest.mark.long
 def test_a_view_that_would_gain_nothing_is_not_used(classifier):
     """The identity as a view: tuning on it cannot gain, so the source's own model is given."""
     still = Fitted(FeatureView(torch.ones(D)), torch.ones(CLASSES), 0.0, "adapted by a view", "made for this test")

@@ -103,6 +103,7 @@ def test_it_prices_like_the_ledger():
     assert curator.describe().spent <= 2.0
 
 
+@pytest.mark.long
 def test_without_the_extractor_a_plan_above_what_is_left_says_that_it_does_not_know():
     curator = mock()
     adaptation(curator, steps=4, batch_size=50).fit(data(), progress=False)
@@ -111,6 +112,7 @@ def test_without_the_extractor_a_plan_above_what_is_left_says_that_it_does_not_k
     assert "ask the curator" in str(offline)
 
 
+@pytest.mark.long
 def test_a_repeated_request_is_answered_alike_and_receipts_verify(tmp_path):
     curator = mock(epsilon=9.0)
     curator.receipts = ReceiptFile(tmp_path / "receipts.jsonl")

@@ -77,6 +77,7 @@ def _same(one: Any, other: Any) -> bool:
 @by_case
 @given(data=st.data())
 @settings(max_examples=tried(50))
+@pytest.mark.long
 def test_values_survive_the_wire_and_differ_in_bytes_where_they_differ(case, data):
     mechanism = _mechanism(case)
     kinds = (mechanism.declaration, mechanism.request, mechanism.reply)

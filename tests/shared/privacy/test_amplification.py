@@ -194,6 +194,7 @@ def test_reference_sigmas_give_the_reference_epsilons(case: tuple[str, int, int,
     st.integers(2, 10**5),
     st.floats(0.0005, 1.0),
 )
+@pytest.mark.long
 def test_curves_are_finite_increasing_and_below_the_full_batch(
     d: int, k: int, sigma: float, n: int, ratio: float
 ) -> None:

@@ -147,6 +147,7 @@ def test_fits_is_the_largest_number_of_steps(make: object, used: bool) -> None:
         privacy.admit(spent, privacy.price(replace(event, steps=steps + 1)))
 
 
+@pytest.mark.long
 def test_fits_also_searches_the_lane_of_one_committed_run() -> None:
     sigma = calibrate_sigma(rows, epsilon=0.5, delta=DELTA)
     privacy = PrivacyFilter.for_budget(PrivacyBudget(0.5, DELTA), plan=rows(1.001 * sigma))

@@ -137,6 +137,7 @@ def sample_losses(rng, law: ShiftLaw, gamma: float, shape: tuple[int, int]) -> n
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(("d", "k", "sigma", "n", "b", "steps"), [(40, 5, 0.5, 100, 10, 20), (8, 2, 0.8, 10, 4, 6)])
+@pytest.mark.long
 def test_a_composed_step_agrees_with_sampling(d, k, sigma, n, b, steps):
     """False alarm: |z| > 5.5 for three means of 60,000 draws in [0, 1], below 2e-7 in all."""
     rng = np.random.default_rng(2)
