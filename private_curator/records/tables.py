@@ -195,10 +195,8 @@ class TableSource:
             column = pc.cast(column, pa.float32())
         if pa.types.is_floating(column.type):  # what pandas makes of whole numbers some of which are missing
             column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-            if (
-                pc.all(pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), 2.0**53))).as_py()
-                is not False
-            ):
+            whole = pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), 2.0**53))
+            if pc.all(whole).as_py() is not False:  # None where all are missing
                 column = pc.cast(column, pa.int64())
         numbers = pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)
         if column.null_count and (self._unlabelled is None or (numbers and not _is_whole(self._unlabelled))):

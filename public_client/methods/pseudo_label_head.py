@@ -119,9 +119,8 @@ def expected_gain(
         weights = shifts.weights(values)[other.labels]
         taken = torch.multinomial(weights, observed.records, replacement=True, generator=generator)
         misfit = unit * torch.randn(source.dimension, generator=generator, dtype=torch.float64)
-        shares = (
-            torch.bincount(taken, minlength=len(moved)).double() / observed.records
-        )  # whatever the number of records
+        # By how often each was taken: the memory does not grow with the hospital's records.
+        shares = torch.bincount(taken, minlength=len(moved)).double() / observed.records
         released = observed.again(shares @ other.added(moved), misfit, generator)
         fit = moved_fit(own, released, generator, frequencies=False)  # as was found of the real one
         percent = 100.0 * weights / weights.sum()

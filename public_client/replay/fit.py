@@ -123,7 +123,6 @@ def find_view(
         views = _low_rank(identity, given, posterior)  # moves a few directions, a small part of the variance
     else:
         views = _families(identity, given, posterior, generator, learning_rate, bar)
-    chosen: tuple[View, Evidence, str] | None = None
     closest = alone
     for best, seen, told in views:
         gained = seen.log_evidence - alone.log_evidence - math.log(CANDIDATES)
@@ -131,15 +130,11 @@ def find_view(
         if isinstance(best, FeatureView | LowRankView):  # of deep features: free enough to explain a part of anything
             fits = fits and not seen.sees_misfit
         if gained > CONVINCED and fits:
-            chosen = best, seen, told
-            break
+            weights = seen.frequencies.weights.to(features)
+            reason = f"{told} the release: {seen}; without it {alone}"
+            return Fitted(best, weights, posterior.left(best, weights), "adapted by a view", reason)
         closest = min(closest, seen, key=lambda one: one.at_most)
-    if chosen is None:
-        return without or _kept(still, closest, posterior, _STRANGE)
-    best, seen, told = chosen
-    weights = seen.frequencies.weights.to(features)
-    reason = f"{told} the release: {seen}; without it {alone}"
-    return Fitted(best, weights, posterior.left(best, weights), "adapted by a view", reason)
+    return without or _kept(still, closest, posterior, _STRANGE)
 
 
 def _families(

@@ -181,10 +181,8 @@ def _fresh(module: nn.Module) -> nn.Module:
         own = list(part.parameters())
         draw = getattr(part, "reset_parameters", getattr(part, "_reset_parameters", None))
         if own and draw is not None and all(parameter.requires_grad for parameter in own):
-            needed = (one for one in inspect.signature(draw).parameters.values() if one.default is one.empty)
-            if not any(
-                one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in needed
-            ):
+            asked = inspect.signature(draw).parameters.values()
+            if all(one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in asked):
                 draw()
     for before, after in zip(module.parameters(), twin.parameters(), strict=True):
         if after.requires_grad and after.numel() > 1 and torch.equal(before, after):
