@@ -54,7 +54,8 @@ def prepare(
     norm = method.published_map_norm
     if norm is None:
         raise InvalidValue(
-            f"{method.name} cannot be prepared for a publication: {method.unpublished}; prepare with replay or statistics"
+            f"{method.name} cannot be prepared for a publication: {method.unpublished}; prepare with replay or "
+            "statistics"
         )
     wanted = make_plan(description, method, epsilon=epsilon, steps=1, batch_size=description.records)
     ready = method.declarable(extractor, description.record_shape, None)
