@@ -182,13 +182,17 @@ def go(hospitals: Sequence[Scoring], mean: Callable[[list[tuple[Tensor, Tensor]]
     """
     heard = [one.heard() for one in hospitals]
     values = [one.values() for one in hospitals]
+    longest, before = [_LONGEST] * len(hospitals), [float("inf")] * len(hospitals)
     for _ in range(_ITERATIONS):
         ways = mean([one.told(at, known) for one, at, known in zip(hospitals, values, heard, strict=True)])
         furthest = 0.0
         for place, (one, way) in enumerate(zip(hospitals, ways, strict=True)):
-            change, size = one.within(one.placed(way) - values[place], _LONGEST)
+            change, size = one.within(one.placed(way) - values[place], longest[place])
+            if size >= before[place]:  # to and fro: where public records' curvature changes fast
+                longest[place] /= 2.0
+                change, _ = one.within(change, longest[place])
             values[place] = values[place] + change
-            furthest = max(furthest, size)
+            before[place], furthest = size, max(furthest, size)
         if furthest < _ENOUGH:
             break
     for one, found in zip(hospitals, values, strict=True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +20,7 @@ from public_client.methods import joint_scoring
 from public_client.methods.joint_scoring import MOST_WEIGHTS_TOGETHER, means
 from shared.errors import CuratorUnavailable, InvalidValue
 
+PAGE = Path(__file__).parents[3] / "docs" / "ml-team" / "labelled.md"
 WIDTH, CLASSES, STEPS = 4, 3, 5
 WEIGHTS = 1.5 * np.random.default_rng(2).normal(size=(CLASSES, WIDTH))
 BIAS = np.array([1.5, -1.0, -0.5])
@@ -171,3 +175,24 @@ def test_large_classifiers_are_refused_before_the_charge(source):
     with pytest.raises(InvalidValue, match="own_models=False"):
         model.fit(source_loader(records, batch_size=20, seed=0), progress=False)
     assert not any(curator.charges for curator in curators.values())
+
+
+def test_the_page_s_session(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    part = PAGE.read_text(encoding="utf-8").split("\n## Several hospitals, a model for each\n")[1]
+    code = re.search(r"```python\n(.*?)```", part, re.DOTALL)[1]
+    assert "epsilon=1.0)" in code
+    curators = {name: Mock(name) for name in SITES}
+    records, head = source
+    classifier = nn.Linear(WIDTH, CLASSES)
+    classifier.load_state_dict(head.state_dict())
+    names = {
+        "hospitals": Federation({name: Hospital(curator) for name, curator in curators.items()}),
+        "extractor": nn.Identity(),
+        "classifier": classifier,
+        "source_loader": source_loader(records, batch_size=500, seed=0),
+        "records": records.images[:4],
+    }
+    exec(compile(code.replace("epsilon=1.0)", "epsilon=1.0, steps=2)"), str(PAGE), "exec"), names)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"labelled-{name}.safetensors" for name in SITES]
+    assert all(len(curator.charges) == 1 for curator in curators.values())
