@@ -171,7 +171,7 @@ class Finetune(Method):
             group.store.write("head", {"classifier": classifier.state_dict(), "clip_norm": clip_norm})
         settled = replace(self, clip_norm=clip_norm)
         models = self._models(group, whole)
-        declared = {name: Declarable.of(model, shape, self._names(model)) for name, model in models.items()}
+        declared = {name: ready.of_copy(model) for name, model in models.items()}
         group.charge_each(
             lambda site: FinetuneRun(
                 site.curator, declared[site.name], replace(site.plan, method=settled), checkpoint=site.store

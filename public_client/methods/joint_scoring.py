@@ -36,7 +36,7 @@ class JointScoring(torch.optim.Optimizer):
 
     Attributes:
         hospitals: as given. A classifier without a gradient was not answered in this step.
-        shares: by name, of each answered gradient in the loss that is descended on; set before each step.
+        shares: by name, of each answered gradient in the loss that is descended on, where that is not each by itself.
     """
 
     def __init__(self, hospitals: Mapping[str, Scoring]) -> None:
@@ -49,7 +49,7 @@ class JointScoring(torch.optim.Optimizer):
         """Takes the present gradients in and takes every classifier to its new mean."""
         for name, own in self.hospitals.items():
             if own.answered:
-                own.take(share=self.shares[name])
+                own.take(share=self.shares.get(name, 1.0))
         go(list(self.hospitals.values()), means)
 
     def state_dict(self) -> dict[str, Any]:

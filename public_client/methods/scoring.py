@@ -107,8 +107,8 @@ class Scoring(HeadDescent):
             return found
         each = self._missing(values, found)
         scatter = float(weights @ each.square().mean(dim=(1, 2)) - _mean(weights, each).square().mean())
-        # to what noise alone makes of it
-        return replace(found, noise=noise * max(1.0, scatter / (float(weights @ variances) - noise)))
+        beyond = scatter / (float(weights @ variances) - noise)  # in units of what noise alone makes of it
+        return replace(found, noise=noise * max(1.0, beyond))
 
     def told(self, values: Tensor, heard: Heard | None) -> tuple[Tensor, Tensor]:
         """What was heard says of the weights, with what is expected taken for linear around `values`.
