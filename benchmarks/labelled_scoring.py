@@ -1,11 +1,13 @@
 """What the parts of Fisher scoring bring: Adult by other columns than its table's, in plain arithmetic.
 
     python -m benchmarks.labelled_scoring --data-dir ../shared/data
+    python -m benchmarks.labelled_scoring --data-dir ../shared/data --seeds 4 --epsilon 1 --together
 
 needs adult.npz in the folder. People are dealt to hospitals as by `benchmarks.labelled_occupations choose`, and from
 other sources and by race; nothing is looked at by occupation. The gradients are the mechanism's sums with its noise,
 the descents are the product's own. Told are, for each dealing, the mean points of accuracy below training on the
-hospitals' labels, and thousandths of log-loss above it; of one seed, that draws people and noise.
+hospitals' labels, and thousandths of log-loss above it; of so many seeds, that
+draw people and noise. The second command looks at scoring alone and together only.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from shared.mechanisms.labelled_gradient.mechanism import entropy_cotangents
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
 
-EPSILONS, SEEDS = (1.0, 0.2), (0,)
+EPSILONS = (1.0, 0.2)
 DEALT = (*OTHERS, Dealing("workclass", 1, 1400), Dealing("marital-status", 2, 1400), Dealing("race", 0, 1400))
 _CLIP_SHARE = 0.6  # the method's own
 
@@ -156,19 +158,23 @@ def _beside(model: nn.Module, own: nn.Module, task: Task) -> tuple[float, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
-    path = parser.parse_args().data_dir / "adult.npz"
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
+    parser.add_argument("--together", action="store_true")
+    arguments = parser.parse_args()
+    path, variants = arguments.data_dir / "adult.npz", VARIANTS[: 2 if arguments.together else None]
     torch.set_num_threads(1)
     dealt = {
         f"{dealing.column} from {dealing.source}": [
             (seed, found, [fitted(*task.trained) for task in found])
-            for seed in SEEDS
+            for seed in range(arguments.seeds)
             for found in [[*tasks(path, dealing, seed=seed)]]
         ]
         for dealing in DEALT
     }
     print(f"| epsilon | | {' | '.join(dealt)} | mean |\n|{'---|' * (len(dealt) + 3)}", flush=True)
-    for epsilon in EPSILONS:
-        for variant in VARIANTS:
+    for epsilon in arguments.epsilon:
+        for variant in variants:
             told = []
             for each in dealt.values():
                 pairs = [
