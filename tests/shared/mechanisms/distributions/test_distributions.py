@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from shared.kernels.directions import orthogonal_directions, orthogonal_norm
 from shared.kernels.feature_map import FeatureMap
+from shared.mechanisms.distributions import histograms
 from shared.mechanisms.distributions.encoding import CELLS, THRESHOLDS, cell_table, encoded, largest_coefficient
 from shared.mechanisms.distributions.histograms import ProjectionCounts, public_directions
 from shared.mechanisms.distributions.mechanism import (
@@ -140,3 +143,21 @@ def test_the_bound_is_nearly_reached_and_the_price_does_not_grow_with_coefficien
     facts = Facts(DataSetFacts(1000, (d,), 4), ModelFacts((d,), d, {}))
     (part,) = LABELLED_DISTRIBUTIONS.parts(DistributionsDeclaration(4, d, 3, 0.6, 1.0, 50.0), RunSize(1000), facts)
     assert (part.values, part.changed) == (4 + 4 * 3 * d, 2 + 2 * 3 * d)
+
+
+def test_shards_that_begin_together_wait_for_one_draw_of_their_directions(monkeypatch):
+    drawn = []
+
+    def slow(*wanted):
+        drawn.append(wanted)
+        time.sleep(0.05)
+        return orthogonal_directions(*wanted)
+
+    monkeypatch.setattr(histograms, "orthogonal_directions", slow)
+    seed = 2**31 - 5  # of no other test: directions are remembered
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda _: public_directions(seed, 3, 4), range(3)))
+    assert found[0] is found[1] is found[2]
+    public_directions(seed + 1, 3, 4)  # of a run that is tried in the middle of the pass
+    assert public_directions(seed, 3, 4) is found[0]
+    assert len(drawn) == 2
