@@ -23,11 +23,11 @@ from shared.mechanisms.linear import Integers
 from shared.mechanisms.rounded_features import rounded_features
 from shared.protocol.limits import UNLABELLED
 
-_ROWS = 16384  # at a time; their products stay within 31 bits by bytes, and 53 as they are
+_ROWS = 16384  # at a time, a whole block; their products stay within 31 bits by bytes, and 53 as they are
 _EXACT_ROWS = 2048  # whose numbers, 2^13 at most, add up within 24 bits
 _MOST_BITS = 13
 _BYTE = 256
-_STRIP = 64  # bytes of a record that are multiplied together with all that follow: half of the products is known
+_STRIP = 64  # bytes of a record that are multiplied by themselves and all that follow: what comes before is symmetric
 _MOST_SHORT = 256  # features whose products are taken byte by byte: of more, float64 is as fast and takes less memory
 _SUM_BITS = 62  # of an int64 sum of n products
 
