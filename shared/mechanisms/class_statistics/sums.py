@@ -23,10 +23,11 @@ from shared.mechanisms.linear import Integers
 from shared.mechanisms.rounded_features import rounded_features
 from shared.protocol.limits import UNLABELLED
 
-_ROWS = 4096  # at a time, near the processor; their products stay within 31 bits by bytes, and 53 as they are
+_ROWS = 16384  # at a time, a whole block; their products stay within 31 bits by bytes, and 53 as they are
 _EXACT_ROWS = 2048  # whose numbers, 2^13 at most, add up within 24 bits
 _MOST_BITS = 13
 _BYTE = 256
+_STRIP = 64  # bytes of a record that are multiplied by themselves and all that follow: what comes before is symmetric
 _MOST_SHORT = 256  # features whose products are taken byte by byte: of more, float64 is as fast and takes less memory
 _SUM_BITS = 62  # of an int64 sum of n products
 
@@ -104,7 +105,9 @@ class ClassSums:
         """Adds v^T v, at least its upper triangle, or that of v's bytes."""
         if self._short:
             halves = signed_bytes(v)
-            self._products += torch._int_mm(halves.T, halves)
+            for start in range(0, halves.shape[1], _STRIP):
+                strip = halves[:, start : start + _STRIP]
+                self._products[start : start + _STRIP, start:] += torch._int_mm(strip.T, halves[:, start:])
         elif v.device.type == "cpu":  # in BLAS's order of axes v's memory is its transpose: no copy is made
             self._products += torch.from_numpy(blas.dsyrk(1.0, v.double().numpy().T)).to(torch.int64)
         else:
