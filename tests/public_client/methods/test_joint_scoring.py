@@ -44,8 +44,11 @@ class Mock(MockCurator):
         told = mock_description(records=count, record_shape=(WIDTH,), epsilon=1.0, delta=1e-5, classes=CLASSES)
         super().__init__(told, records=records, labels=labels, randomness=np.random.default_rng(seed).bytes)
         self.at, self.error, self.asked = at, error, []
+        self.down = self.down_after_plan = False
 
     def exchange(self, method, request, *, patience=None):
+        if self.down:
+            raise CuratorUnavailable("nobody answers")
         answer = super().exchange(method, request, patience=patience)
         if method == "DrawStep":
             self.asked.append(request.request_id)
@@ -84,6 +87,8 @@ def fitted(curators, source, directory=None, *, shared=True, epsilon=0.1, **sett
         nn.Identity(), classifier, hospital=hospitals, shared=shared, source_epochs=0, device="cpu",
         plan=hospitals.plan(Finetune(descent="scoring", **settings), epsilon=epsilon, steps=STEPS),
     )  # fmt: skip
+    for curator in curators.values():
+        curator.down = curator.down or curator.down_after_plan
     return model.fit(source_loader(records, batch_size=500, seed=0), checkpoint=directory, progress=False)
 
 
@@ -150,6 +155,38 @@ def test_a_training_that_ends_in_the_middle_comes_to_the_same_models(source, tmp
     for name in SITES:
         assert type(model.model(name).classifier) is nn.Linear
         torch.testing.assert_close(again.model(name).classifier.weight, model.model(name).classifier.weight)
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_hospital_that_is_gone_when_the_client_comes_back_keeps_its_model_and_its_count(source, tmp_path, planned):
+    """It ends between the new plan and the training, or before, and is no part of the plan then."""
+    straight = fitted({name: Mock(name) for name in SITES}, source)
+    curators = {"north": Mock("north"), "south": Mock("south", at=3, error=Killed), "west": Mock("west")}
+    with pytest.raises(Killed):
+        fitted(curators, source, tmp_path / "run")
+    curators["west"].down = not planned
+    curators["west"].down_after_plan = planned
+    model = fitted(curators, source, tmp_path / "run")
+    told = [(report["state"], report["steps"]) for report in model.reports]
+    assert told == 2 * [("finished", STEPS)] + planned * [("perhaps charged", 2)]
+    if planned:
+        assert model.reports[2]["charged_epsilon"] == 0.1  # what the ledger may hold at most
+        assert type(model.model("west").classifier) is nn.Linear
+        assert scores(model)[2] > scores(source[1])[2] + 0.05  # of its own two answers, and of the others'
+    curators["west"].down = curators["west"].down_after_plan = False
+    model = fitted(curators, source, tmp_path / "run")
+    assert [(report["state"], report["steps"]) for report in model.reports] == 3 * [("finished", STEPS)]
+    assert len(set(curators["west"].asked)) == STEPS
+    assert np.abs(scores(model) - scores(straight)).max() < 0.03
+
+
+def test_a_hospital_that_is_down_before_its_run_is_open_has_no_part(source):
+    curators = {name: Mock(name) for name in SITES}
+    curators["west"].down_after_plan = True
+    model = fitted(curators, source)
+    assert [report["state"] for report in model.reports] == ["finished", "finished", "refused"]
+    assert model.model("west").classifier is model.classifier
+    assert scores(model)[0] > scores(source[1])[0]
 
 
 def test_a_hospital_that_never_answers_leaves_the_others_their_training(source):
