@@ -137,13 +137,14 @@ class FrequencyModel:
         Returns:
             (s, classes).
         """
-        w, v = found.frequencies, found.unexplained
-        for _ in range(2):  # the second time linear around what is most probable under the prior of draws
+
+        def around(w: Tensor) -> LinearPosterior:
             left, slopes = self._linear(w)
-            posterior = self._posterior(w, left, slopes, self._noise(w, slopes), v)
-            w = self._spread_out(posterior.most_probable())
-        drawn = posterior.draws()
-        every = torch.zeros(len(drawn), len(w)).to(drawn)
+            return self._posterior(w, left, slopes, self._noise(w, slopes), found.unexplained)
+
+        likely = self._spread_out(around(found.frequencies).most_probable())  # under the prior of draws
+        drawn = around(likely).draws()
+        every = torch.zeros(len(drawn), len(likely)).to(drawn)
         every[:, self.present] = drawn
         return every
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 STRENGTHS = (0.5, 2.0, 8.0, 32.0, 128.0, 512.0, 2048.0)
-"""Records of the source that the prior is worth, times the number of classes."""
+"""Records of the source that the prior is worth, for each class."""
 RARER = (0.1, 0.01, 0.001)
 """What rare classes may be of their share in the source, beside the common ones."""
 _NEWTON_STEPS = 40
@@ -34,6 +34,7 @@ _SMOOTHED = 0.02  # of where Newton's steps begin, from the prior's centre
 _AT_ONCE = 2**22  # numbers of matrices that are solved at once
 _SEARCHED = 16  # classes up to which sets are searched by each class's change and exchange; else along one order
 _MOST_CUTS = 16  # of that order
+_KEPT = 2**25  # numbers of curvatures that the cuts' priors may have: of many classes fewer cuts are tried
 _ROUNDS = 20  # of the search
 _FAR = 10.0  # nats behind the best component that one is left out
 _CHAINS = 256
@@ -79,6 +80,10 @@ class _Modes(NamedTuple):
     curvature: Tensor
     log_evidence: Tensor
 
+    def some(self, kept: Tensor) -> _Modes:
+        """Those of the priors that `kept` (b,) holds."""
+        return _Modes(*(values[kept] for values in self))
+
 
 class LinearPosterior:
     """The posterior of class frequencies around w0.
@@ -116,19 +121,23 @@ class LinearPosterior:
     def most_probable(self) -> Tensor:
         """(c,), under the most probable component of the prior of draws."""
         of = self._components
-        return torch.exp(of.logs[int(of.log_evidence.argmax())])
+        return torch.exp(of.logs[int(of.log_evidence.argmax())]) if len(of.logs) else self.best().w
 
     def draws(self) -> Tensor:
         """Frequencies from the posterior, the component of the prior drawn with them, (s, c)."""
         if len(self._source) == 1:
             return torch.ones_like(self._source)[None]
         generator = torch.Generator(device=self._source.device).manual_seed(_SEED)
-        of, size = self._components, self._basis.shape[1]
-        # Of each component, with its Dirichlet's constant.
-        priors = of.log_prior + torch.lgamma(of.alpha.sum(dim=1)) - torch.lgamma(of.alpha).sum(dim=1)
+        of = self._components
         # The mode's curvature leaves out how the softmax bends, which for an absent class is all there is: about alpha.
         bent = self._basis.T @ torch.diag_embed(of.alpha) @ self._basis
-        steps = 2.38 / math.sqrt(size) * _roots(of.curvature + bent)  # Roberts, Gelman & Gilks 1997
+        roots, whole = _roots(of.curvature + bent)
+        if not whole.any():
+            return self.best().w[None]
+        of, size = of.some(whole), self._basis.shape[1]
+        # Of each component, with its Dirichlet's constant.
+        priors = of.log_prior + torch.lgamma(of.alpha.sum(dim=1)) - torch.lgamma(of.alpha).sum(dim=1)
+        steps = 2.38 / math.sqrt(size) * roots[whole]  # Roberts, Gelman & Gilks 1997
         weights = torch.softmax(of.log_evidence, dim=0)
         component = torch.multinomial(weights, _CHAINS, replacement=True, generator=generator)
         at, kept = (of.logs @ self._basis)[component], []
@@ -151,7 +160,7 @@ class LinearPosterior:
 
     @cached_property
     def _components(self) -> _Modes:
-        """The plausible components of the prior of draws."""
+        """The plausible components of the prior of draws; none where rounding has left nothing of any."""
         c = len(self._source)
         known: dict[Rare, _Modes] = {}
 
@@ -167,15 +176,26 @@ class LinearPosterior:
             return max(known, key=lambda rare: float(known[rare].log_evidence.max()))
 
         order = (self.best().w / self._source).argsort().argsort().tolist()
-        cuts = sorted({round(k) for k in torch.linspace(0, c - 1, min(c, _MOST_CUTS)).tolist()})
-        at = best([tuple(place < k for place in order) for k in cuts])
-        for _ in range(_ROUNDS if c <= _SEARCHED else 0):
-            before, at = at, best(_neighbours(at))
-            if at == before:
-                break
+
+        def cut(counts: Iterable[int]) -> list[Rare]:
+            """The sets of so many classes whose shares fell most."""
+            return [tuple(place < count for place in order) for count in counts if 0 <= count < c]
+
+        affordable = _KEPT // (len(RARER) * len(STRENGTHS) * c**2)
+        cuts = sorted({round(k) for k in torch.linspace(0, c - 1, min(c, _MOST_CUTS, max(1, affordable))).tolist()})
+        at = best(cut(cuts))
+        if c <= _SEARCHED:
+            for _ in range(_ROUNDS):
+                before, at = at, best(_neighbours(at))
+                if at == before:
+                    break
+        elif len(cuts) == _MOST_CUTS:
+            apart = -(-c // _MOST_CUTS)
+            while apart > 1:
+                apart = -(-apart // 2)
+                at = best(cut((sum(at) - apart, sum(at) + apart)))
         every = _Modes(*(torch.cat(parts) for parts in zip(*known.values(), strict=True)))
-        near = every.log_evidence > every.log_evidence.max() - _FAR
-        return _Modes(*(values[near] for values in every))
+        return every.some(every.log_evidence > every.log_evidence.max() - _FAR)
 
     def _priors(self, rare: Rare) -> tuple[Tensor, Tensor]:
         """Of one set of classes: Dirichlets (b, c), and the logarithm of each one's probability, (b,).
@@ -215,7 +235,8 @@ class LinearPosterior:
         for _ in range(_NEWTON_STEPS):
             curvature, gradient = self._curvature(logs, alpha)
             damped = curvature + damping[:, None, None] * torch.diag_embed(curvature.diagonal(dim1=1, dim2=2))
-            step = torch.linalg.solve(damped, gradient) @ self._basis.T
+            step, singular = torch.linalg.solve_ex(damped, gradient)
+            step = torch.where(singular[:, None] == 0, step, 0.0) @ self._basis.T
             step = step * (3.0 / step.abs().amax(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1.0)
             proposed = torch.log_softmax(logs - step, dim=1)
             then = -self._log_density(proposed, alpha)
@@ -230,7 +251,8 @@ class LinearPosterior:
         root, failed = torch.linalg.cholesky_ex(curvature)
         volume = 0.5 * (c - 1) * math.log(2 * math.pi) - root.diagonal(dim1=1, dim2=2).log().sum(dim=1)
         # A class so rare that its curvature is lost in rounding: such a prior is left out.
-        return logs, curvature, torch.where(failed == 0, -now + log_prior + volume, -math.inf)
+        log_evidence = -now + log_prior + volume
+        return logs, curvature, torch.where((failed == 0) & log_evidence.isfinite(), log_evidence, -math.inf)
 
     def _curvature(self, logs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """Of minus the logarithm of the posterior (b, c - 1, c - 1), and its gradient (b, c - 1)."""
@@ -256,9 +278,11 @@ def _spread(w: Tensor) -> Tensor:
     return torch.diag_embed(w) - w[..., :, None] * w[..., None, :]
 
 
-def _roots(curvature: Tensor) -> Tensor:
-    """Of the inverses, (b, c, c), lower triangular; from the other end, so that nothing is inverted."""
-    factor = torch.linalg.cholesky(curvature.flip(-2, -1))
+def _roots(curvature: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the inverses, (b, c, c), lower triangular, from the other end, so that nothing is inverted; (b,) whether."""
+    factor, failed = torch.linalg.cholesky_ex(curvature.flip(-2, -1))
+    whole = failed == 0
     one = torch.eye(curvature.shape[-1]).to(curvature).expand_as(curvature)
+    factor = torch.where(whole[:, None, None], factor, one)
     root: Tensor = torch.linalg.solve_triangular(factor, one, upper=False).mT.flip(-2, -1)
-    return root
+    return root, whole
