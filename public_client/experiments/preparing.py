@@ -48,7 +48,7 @@ def prepare(
         The proposal, with the price of a fresh ledger of what is left; the hospital's own has the last word.
 
     Raises:
-        InvalidValue: the method needs more than one release, or the curator does not offer it.
+        InvalidValue: the method cannot be prepared for a publication, or the curator does not offer it.
         ExtractorUnsupported: the module cannot travel as data.
     """
     norm = method.published_map_norm

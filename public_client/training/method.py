@@ -98,7 +98,7 @@ class Method(Recipe):
         """Opens the sites' runs; traces, so it never runs beside another training.
 
         Args:
-            group: sites that train one model together.
+            group: sites that train together.
             training: what all sites share.
 
         Raises:

@@ -1,6 +1,6 @@
 """The curators of one training: what each was asked, how far it came, and what happens when one drops out.
 
-A training asks one curator or several. Each is a `Site`; sites that train one model together are a `Group`. A site
+A training asks one curator or several. Each is a `Site`; sites that train together are a `Group`. A site
 that cannot be reached, is exhausted or refuses is set aside and reported, and the training goes on with the rest; only
 when none is left does its error end the training.
 """
@@ -147,7 +147,7 @@ class Site:
 
 
 class Group:
-    """Sites that train one model together; often one alone.
+    """Sites that train together, one model or models that learn from each other; often one site alone.
 
     Args:
         sites: at least one.

@@ -66,9 +66,10 @@ def clip_factors(records: Tensor, max_norm: float) -> Tensor:
         raise InvalidValue(f"records have type {records.dtype}; use float32 or float64")
     if not 0.0 < max_norm < float("inf"):
         raise InvalidValue(f"the clip norm is {max_norm}; it must be positive and finite")
-    few = max(1, _NEAR_VALUES // max(1, records.shape[1]))
+    few = _NEAR_VALUES // max(1, records.shape[1])
+    parts = torch.split(records, few) if few > 1 and records.device.type == "cpu" else (records,)
     norms = torch.cat(  # (b, 1), each row's by itself, in any parts
-        [torch.linalg.vector_norm(part.to(torch.float64), dim=1, keepdim=True) for part in torch.split(records, few)]
+        [torch.linalg.vector_norm(part.to(torch.float64), dim=1, keepdim=True) for part in parts]
     )
     # A row whose norm overflows gets the factor 0 and leaves as zeros, which is within the limit.
     return torch.clamp(max_norm * _MARGIN / norms, max=1.0)
