@@ -178,7 +178,7 @@ def go(hospitals: Sequence[Scoring], mean: Callable[[list[tuple[Tensor, Tensor]]
 
     Args:
         hospitals: at least one.
-        mean: of all hospitals' ways (p,), from what each was told.
+        mean: from what each hospital was told (`told`) to every hospital's mean way (p,).
     """
     heard = [one.heard() for one in hospitals]
     values = [one.values() for one in hospitals]
