@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks import records
 from benchmarks.labelled import HeldRecords, Site
 from public_client.adaptation.domain_adaptation import DomainAdaptation
+from public_client.adaptation.federation import Federation
 from public_client.adaptation.hospital import Hospital
 from public_client.methods import Finetune, Statistics
+from public_client.plans.plan import Plan
 from public_client.training.method import Method
 
 RESULTS = Path(__file__).parent / "results" / "labelled-occupations.json"
@@ -44,8 +46,9 @@ PRIVATE = {
     "statistics": Statistics(), "class shares": Statistics(learns="shares"), "finetune": Finetune(),
     "scoring": _SCORING,
 }  # fmt: skip
-FIRST_SEEDS = {"statistics": 3, "finetune": 3}
-"""Worse than the source in three seeds; not run in more."""
+TOGETHER = {"scoring together": _SCORING, "scoring, one model": replace(_SCORING, own_models=False)}
+FIRST_SEEDS = {"statistics": 3, "finetune": 3, "scoring, one model": 3}
+"""Worse than the source in three seeds, or much worse than own models; not run in more."""
 _MANY = 10  # seeds
 _CODES, _MOST = 9, 6200  # codes of a one-hot column; people of a hospital (other columns have larger groups)
 
@@ -92,21 +95,36 @@ class Task:
 
     def reached(self, method: Method, *, epsilon: float, seed: int, steps: int | None = None) -> float:
         """Accuracy in percent of what a method makes of the source's classifier."""
+        hospital = self.hospital(seed)
+        model = self.model(hospital, hospital.plan(method, epsilon=epsilon, steps=steps), seed=seed)
+        return 100.0 * model.score(*self.tested)
+
+    def hospital(self, seed: int) -> Hospital:
+        """The mock curator of its people, with noise of a seed."""
         site = Site(self.trained[0].numpy(), self.trained[1].numpy())
-        hospital = Hospital(HeldRecords(site, classes=2, delta=DELTA, seed=seed))
+        return Hospital(HeldRecords(site, classes=2, delta=DELTA, seed=seed))
+
+    def model(self, hospital: Hospital | Federation, plan: Plan | Mapping[str, Plan], *, seed: int) -> DomainAdaptation:
+        """What is made of the source's classifier, which all hospitals of a seed have in common."""
         classifier = nn.Linear(self.start.in_features, 2)
         classifier.load_state_dict(self.start.state_dict())
         model = DomainAdaptation(
-            nn.Identity(), classifier, hospital=hospital, seed=seed, device="cpu", source_epochs=0,
-            plan=hospital.plan(method, epsilon=epsilon, steps=steps),
+            nn.Identity(), classifier, hospital=hospital, plan=plan, shared=isinstance(hospital, Federation), seed=seed,
+            device="cpu", source_epochs=0,
         )  # fmt: skip
-        model.fit(DataLoader(self.source, batch_size=512), progress=False)
-        return 100.0 * model.score(*self.tested)
+        return model.fit(DataLoader(self.source, batch_size=512), progress=False)
 
-    def ends(self) -> dict[str, float]:
-        """Where the way begins and ends."""
-        own = fitted(*self.trained)
-        return {"source": _accuracy(self.start, *self.tested), "own labels": _accuracy(own, *self.tested)}
+
+Measure = Callable[[Sequence[Task], int], list[float]]
+"""Of a seed's hospitals, the accuracies in percent."""
+
+
+def reached_together(found: Sequence[Task], method: Method, *, epsilon: float, seed: int) -> list[float]:
+    """Accuracy in percent of what a method makes for each hospital where all train together, each at this epsilon."""
+    hospitals = Federation({str(task.code): task.hospital(1000 * seed + task.code) for task in found})
+    model = found[0].model(hospitals, hospitals.plan(method, epsilon=epsilon), seed=seed)
+    assert all(report["charged_epsilon"] <= epsilon for report in model.reports)
+    return [100.0 * model.score(*task.tested, site=str(task.code)) for task in found]
 
 
 def tasks(path: Path, dealing: Dealing, *, seed: int) -> Iterator[Task]:
@@ -142,21 +160,53 @@ def table(path: Path, dealing: Dealing) -> tuple[Tensor, Tensor, npt.NDArray[np.
         return torch.from_numpy(values.astype(np.float32)), torch.from_numpy(archive["y"].astype(np.int64)), groups
 
 
+def _alone(method: Method, epsilon: float) -> Measure:
+    return lambda found, seed: [task.reached(method, epsilon=epsilon, seed=seed) for task in found]
+
+
+def _together(method: Method, epsilon: float) -> Measure:
+    return lambda found, seed: reached_together(found, method, epsilon=epsilon, seed=seed)
+
+
+def source(found: Sequence[Task], _: int) -> list[float]:
+    """Where the way begins."""
+    return [_accuracy(task.start, *task.tested) for task in found]
+
+
+def own_labels(found: Sequence[Task], _: int) -> list[float]:
+    """Where it ends."""
+    return [_accuracy(fitted(*task.trained), *task.tested) for task in found]
+
+
+def all_labels(found: Sequence[Task], _: int) -> list[float]:
+    """One classifier of all hospitals' records and labels, without privacy."""
+    whole = fitted(*(torch.cat([task.trained[part] for task in found]) for part in (0, 1)))
+    return [_accuracy(whole, *task.tested) for task in found]
+
+
+MEASURES: dict[str, Measure] = {
+    "source": source,
+    **{f"{name} {e:g}": _alone(method, e) for name, method in PRIVATE.items() for e in EPSILONS},
+    **{f"{name} {e:g}": _together(method, e) for name, method in TOGETHER.items() for e in EPSILONS},
+    "all labels": all_labels,
+    "own labels": own_labels,
+}
+
+
 def run(path: Path) -> None:
-    """Adds the runs that are not on file, the best methods of all seeds first."""
-    for name in reversed(PRIVATE):
-        for seed in SEEDS[: FIRST_SEEDS.get(name, len(SEEDS))]:
-            wanted = [f"{name} {epsilon:g}" for epsilon in EPSILONS]
-            done = _merged(records.read(RESULTS))
-            for task in tasks(path, REPORTED, seed=seed):
-                known = done.get((task.code, seed), {})
-                told: dict[str, Any] = {} if "source" in known else task.ends()
-                for epsilon, key in zip(EPSILONS, wanted, strict=True):
-                    if key not in known:
-                        told[key] = task.reached(PRIVATE[name], epsilon=epsilon, seed=seed)
-                if told:
-                    which = {"occupation": task.code, "seed": seed, "records": len(task.trained[1])}
-                    records.append(RESULTS, which | told)
+    """Adds the runs that are not on file, seed by seed."""
+    for seed in SEEDS:
+        done, found = _merged(records.read(RESULTS)), [*tasks(path, REPORTED, seed=seed)]
+        told: list[dict[str, Any]] = [{} for _ in found]
+        for name, measure in MEASURES.items():
+            first = FIRST_SEEDS.get(name.rsplit(" ", 1)[0], len(SEEDS))
+            if seed < first and any(name not in done.get((task.code, seed), {}) for task in found):
+                for one, value in zip(told, measure(found, seed), strict=True):
+                    one[name] = value
+        for task, one in zip(found, told, strict=True):
+            if one:
+                which = {"occupation": task.code, "seed": seed, "records": len(task.trained[1])}
+                records.append(RESULTS, which | one)
 
 
 def choose(path: Path) -> None:
@@ -165,17 +215,16 @@ def choose(path: Path) -> None:
     At epsilon 1; a last line at 5 says whether more budget is worse.
     """
     dealt = {dealing.column: [*tasks(path, dealing, seed=0)] for dealing in OTHERS}
-    ends = {column: [task.ends() for task in found] for column, found in dealt.items()}
+    ends = {column: (source(found, 0), own_labels(found, 0)) for column, found in dealt.items()}
 
     def told(head: str, reached: dict[str, list[float]]) -> None:
         below = {
-            column: statistics.mean(end["own labels"] - one for end, one in zip(ends[column], values, strict=True))
-            for column, values in reached.items()
+            column: statistics.mean(ends[column][1]) - statistics.mean(values) for column, values in reached.items()
         }
         words = ", ".join(f"{column} {points:.2f}" for column, points in below.items())
         print(f"{head}: {words}; mean {statistics.mean(below.values()):.2f}", flush=True)
 
-    told("source", {column: [end["source"] for end in found] for column, found in ends.items()})
+    told("source", {column: values for column, (values, _) in ends.items()})
     tried = (
         (3, None, 1.0), (6, None, 1.0), (10, None, 1.0), (20, None, 1.0), (10, 1.5, 1.0), (10, None, 5.0),
     )  # fmt: skip
@@ -219,14 +268,13 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
     """By column and seed, the mean accuracy over hospitals, of seeds that have them all."""
     merged = _merged(runs)
     codes, seeds = ({key[part] for key in merged} for part in (0, 1))
-    names = ["source", *(f"{name} {epsilon:g}" for name in PRIVATE for epsilon in EPSILONS), "own labels"]
     return {
         name: {
             seed: statistics.mean(merged[code, seed][name] for code in codes)
             for seed in sorted(seeds)
             if all(name in merged.get((code, seed), {}) for code in codes)
         }
-        for name in names
+        for name in MEASURES
     }
 
 
@@ -238,7 +286,7 @@ def page(runs: list[dict[str, Any]]) -> str:
         if not values:
             continue
         low, high, reached = (np.array([means[end][seed] for seed in values]) for end in ("source", "own labels", name))
-        way = "" if name in ("source", "own labels") else _way(reached - low, high - low)
+        way = "" if name in ("source", "all labels", "own labels") else _way(reached - low, high - low)
         lines.append(f"| {name} | {records.mean_and_deviation([*values.values()], 2)} | {way} | {len(values)} |")
     return "\n".join(lines)
 

@@ -1,11 +1,13 @@
 """What the parts of Fisher scoring bring: Adult by other columns than its table's, in plain arithmetic.
 
     python -m benchmarks.labelled_scoring --data-dir ../shared/data
+    python -m benchmarks.labelled_scoring --data-dir ../shared/data --seeds 4 --epsilon 1 --together
 
 needs adult.npz in the folder. People are dealt to hospitals as by `benchmarks.labelled_occupations choose`, and from
 other sources and by race; nothing is looked at by occupation. The gradients are the mechanism's sums with its noise,
 the descents are the product's own. Told are, for each dealing, the mean points of accuracy below training on the
-hospitals' labels, and thousandths of log-loss above it.
+hospitals' labels, and thousandths of log-loss above it; of so many seeds, that
+draw people and noise. The second command looks at scoring alone and together only.
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.labelled_gradients import clipped_sum, set_gradient
 from benchmarks.labelled_occupations import DELTA, OTHERS, Dealing, Task, fitted, tasks
-from public_client.methods.head_descent import HeadDescent
+from public_client.methods.joint_scoring import JointScoring
 from public_client.methods.newton import Newton
 from public_client.methods.public_view import parted, viewed_head
 from public_client.methods.scoring import Scoring
@@ -30,7 +33,7 @@ from shared.mechanisms.labelled_gradient.mechanism import entropy_cotangents
 from shared.privacy.calibration import calibrate_sigma
 from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
 
-EPSILONS, SEED = (1.0, 0.2), 0
+EPSILONS = (1.0, 0.2)
 DEALT = (*OTHERS, Dealing("workclass", 1, 1400), Dealing("marital-status", 2, 1400), Dealing("race", 0, 1400))
 _CLIP_SHARE = 0.6  # the method's own
 
@@ -45,6 +48,7 @@ class Variant:
         steps: on all records.
         told: whether scoring knows of the clip.
         newton: whether the descent is Newton's.
+        together: whether hospitals learn from each other.
     """
 
     name: str
@@ -52,36 +56,83 @@ class Variant:
     steps: int = 10
     told: bool = True
     newton: bool = False
+    together: bool = False
 
 
 VARIANTS = (
-    Variant("scoring"), Variant("the clip is no part of the equation", told=False), Variant("half the clip", clip=0.5),
+    Variant("scoring"), Variant("scoring together", together=True),
+    Variant("the clip is no part of the equation", told=False), Variant("half the clip", clip=0.5),
     Variant("1.5 times the clip", clip=1.5),
     Variant("newton's steps with scoring's clip", steps=20, newton=True),
 )  # fmt: skip
 
 
-def reached(task: Task, variant: Variant, *, epsilon: float, seed: int) -> nn.Module:
-    """The classifier after a variant's steps."""
-    (own, labels), public = task.trained, task.source.tensors
-    whole = viewed_head(task.start, public[0], power=0.0)
-    _, head = parted(whole)
-    with torch.no_grad():
-        seen, shown = whole.view(own), whole.view(public[0])
-        wide = torch.cat([shown, torch.ones(len(shown), 1)], dim=1)
-        wrong = entropy_cotangents(head(shown), 1 - public[1]).norm(dim=1) * wide.norm(dim=1)
-    clip_norm = _CLIP_SHARE * variant.clip * float(wrong.median())
-    noise = _noise(len(own), 2 * wide.shape[1], variant.steps, epsilon) * 2.0 * clip_norm / len(own)
-    descent: HeadDescent = Newton(head, shown, noise=noise)
-    if not variant.newton:
-        told = clip_norm if variant.told else float("inf")
-        descent = Scoring(head, shown, records=len(own), noise=noise, clip_norm=told)
-    generator = torch.Generator().manual_seed(seed)
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A hospital whose labels are asked by gradients.
+
+    Attributes:
+        whole: the source's classifier, in the axes of the source's features.
+        head: what is trained of it.
+        records: of the hospital, in these axes.
+        labels: theirs.
+        shown: the source's records, in these axes.
+        clip_norm: of a record's gradient.
+        noise: deviation of each coordinate of the mean.
+        generator: of the noise.
+    """
+
+    whole: nn.Module
+    head: nn.Linear
+    records: Tensor
+    labels: Tensor
+    shown: Tensor
+    clip_norm: float
+    noise: float
+    generator: torch.Generator
+
+    @classmethod
+    def of(cls, task: Task, variant: Variant, *, epsilon: float, seed: int) -> Asked:
+        """With the noise of a seed."""
+        (own, labels), public = task.trained, task.source.tensors
+        whole = viewed_head(task.start, public[0], power=0.0)
+        _, head = parted(whole)
+        with torch.no_grad():
+            seen, shown = whole.view(own), whole.view(public[0])
+            wide = torch.cat([shown, torch.ones(len(shown), 1)], dim=1)
+            wrong = entropy_cotangents(head(shown), 1 - public[1]).norm(dim=1) * wide.norm(dim=1)
+        clip_norm = _CLIP_SHARE * variant.clip * float(wrong.median())
+        noise = _noise(len(own), 2 * wide.shape[1], variant.steps, epsilon) * 2.0 * clip_norm / len(own)
+        generator = torch.Generator().manual_seed(1000 * seed + task.code)
+        return cls(whole, head, seen, labels, shown, clip_norm, noise, generator)
+
+    def scoring(self, variant: Variant) -> Scoring:
+        """By the method's own recipe, if the variant says nothing else."""
+        clip_norm = self.clip_norm if variant.told else float("inf")
+        return Scoring(self.head, self.shown, records=len(self.labels), noise=self.noise, clip_norm=clip_norm)
+
+    def answer(self) -> None:
+        """A released gradient, where the head's own are kept."""
+        mean = clipped_sum(self.head, self.records, self.labels, clip_norm=self.clip_norm) / len(self.labels)
+        set_gradient(self.head, mean + self.noise * torch.randn(mean.shape, generator=self.generator))
+
+
+def reached(found: Sequence[Task], variant: Variant, *, epsilon: float, seed: int) -> list[nn.Module]:
+    """The hospitals' classifiers after a variant's steps."""
+    asked = [Asked.of(task, variant, epsilon=epsilon, seed=seed) for task in found]
+    descents: list[torch.optim.Optimizer]
+    if variant.together:
+        descents = [JointScoring({str(place): one.scoring(variant) for place, one in enumerate(asked)})]
+    elif variant.newton:
+        descents = [Newton(one.head, one.shown, noise=one.noise) for one in asked]
+    else:
+        descents = [one.scoring(variant) for one in asked]
     for _ in range(variant.steps):
-        mean = clipped_sum(head, seen, labels, clip_norm=clip_norm) / len(own)
-        set_gradient(head, mean + noise * torch.randn(mean.shape, generator=generator))
-        descent.step()
-    return whole
+        for one in asked:
+            one.answer()
+        for descent in descents:
+            descent.step()
+    return [one.whole for one in asked]
 
 
 @functools.cache
@@ -107,18 +158,32 @@ def _beside(model: nn.Module, own: nn.Module, task: Task) -> tuple[float, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
-    path = parser.parse_args().data_dir / "adult.npz"
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
+    parser.add_argument("--together", action="store_true")
+    arguments = parser.parse_args()
+    path, variants = arguments.data_dir / "adult.npz", VARIANTS[: 2 if arguments.together else None]
     torch.set_num_threads(1)
     dealt = {
-        f"{dealing.column} from {dealing.source}": [(t, fitted(*t.trained)) for t in tasks(path, dealing, seed=SEED)]
+        f"{dealing.column} from {dealing.source}": [
+            (seed, found, [fitted(*task.trained) for task in found])
+            for seed in range(arguments.seeds)
+            for found in [[*tasks(path, dealing, seed=seed)]]
+        ]
         for dealing in DEALT
     }
     print(f"| epsilon | | {' | '.join(dealt)} | mean |\n|{'---|' * (len(dealt) + 3)}", flush=True)
-    for epsilon in EPSILONS:
-        for variant in VARIANTS:
+    for epsilon in arguments.epsilon:
+        for variant in variants:
             told = []
-            for found in dealt.values():
-                pairs = [_beside(reached(task, variant, epsilon=epsilon, seed=SEED), own, task) for task, own in found]
+            for each in dealt.values():
+                pairs = [
+                    _beside(model, own, task)
+                    for seed, found, owns in each
+                    for model, own, task in zip(
+                        reached(found, variant, epsilon=epsilon, seed=seed), owns, found, strict=True
+                    )
+                ]
                 told.append([statistics.mean(values) for values in zip(*pairs, strict=True)])
             told.append([statistics.mean(values) for values in zip(*told, strict=True)])
             cells = " | ".join(f"{points:.2f}, {loss:.1f}" for points, loss in told)

@@ -41,7 +41,7 @@ from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from shared.mechanisms.class_statistics.sums import feature_bits
 from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from shared.mechanisms.linear import Shard, ShardSum, shards
+from shared.mechanisms.linear import Shard, ShardSum, block_records, shards
 from shared.mechanisms.rounded_features import rounded_features
 from shared.steps.computing import Laboratory, LinearRun, completed
 
@@ -139,7 +139,7 @@ def measured(path: Path, labels_path: Path, *, records: int, values: int, pieces
 
 def parts(run: LinearRun, source: ExtractorSource, records: Target, module: nn.Linear) -> dict[str, float]:
     """Where a record's time goes, in nanoseconds: of each part the shortest of many blocks, as on a quiet machine."""
-    count = min(PLAIN_ROWS, records.count)  # few, so that some of the tries are not interrupted
+    count = min(block_records(run.facts), records.count)  # as the curator takes them
     places = np.arange(count)
     read, plain = torch.from_numpy(records.take(places)), module.requires_grad_(False)
     kinds = places % CLASSES

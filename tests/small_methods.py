@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from public_client.methods import METHODS, pseudo_labels
 
-_SMALL = {"directions": 8, "source_records": 64, "tuning_steps": 20}
+_SMALL = {"directions": 8, "source_records": 64, "tuning_steps": 20, "points": 20, "updates": 100}
 
 
 def small(name, **settings):

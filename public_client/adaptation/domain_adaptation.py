@@ -7,8 +7,8 @@ Usage::
     model.save("adapted.safetensors")
 
 With a `Federation` in the hospital's place, each site gets a model of its own, trained in parallel with the others, or,
-with ``shared=True``, all sites train one. A site that fails is set aside and reported (`reports`); `fit` raises only
-when none is left.
+with ``shared=True``, all sites train one, or models that learn from each other (`Finetune.own_models`). A site that
+fails is set aside and reported (`reports`); `fit` raises only when none is left.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class DomainAdaptation:
         classifier: features to scores; never leaves the client.
         hospital: the connection, or a `Federation` of several.
         plan: from `Hospital.plan`; by name, from `Federation.plan`.
-        shared: whether several sites train one model (one adapter, or one network on all sites' views). Methods that
-            train all weights always do.
+        shared: whether several sites train together: one model (one adapter, or one network on all sites' views), or
+            models that learn from each other where the method has such (`Finetune.own_models`,
+            `Statistics.own_shares`). Methods that train all weights always do.
         adapter: a small module of the vocabulary, records to records of the same shape and the identity at first, in
             the place of the method's own adapter.
         view: what the replay fits, in the place of the ready view for the kind of record: the

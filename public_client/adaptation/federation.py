@@ -52,7 +52,8 @@ class Federation(AbstractContextManager["Federation"]):
 
     Args:
         hospitals: at least one; the names are the team's own.
-        weights: of each site in a model that they train together; equal by default.
+        weights: of each site in a model that they train together; equal by default. They have no part in models
+            that each site has for itself.
         straggler_s: where sites are asked together, each has twice as long as half of them took, and so many seconds
             more; one that takes longer is set aside like one that is down.
         absent: what happens where a site is down before anything is charged: it is set aside, and the others go on; or

@@ -59,7 +59,7 @@ class Problem:
         target: (n, ...) records of a public stand-in, for local baselines.
         settings: of the method.
         wishes: epsilon, steps and batch_size of the plan.
-        shared: whether several sites train one model.
+        shared: whether several sites train together.
         steps: updates of a local baseline.
         control_steps: updates of the control.
         evaluate_epsilon: what a private evaluation may cost that finds the best of source-only, control and adapted

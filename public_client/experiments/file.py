@@ -83,7 +83,7 @@ class MethodGroup(SettingsGroup):
     settings: dict[str, Any] = setting(
         {}, "The method's own settings, such as coefficients; what is left out is its own choice."
     )
-    shared: bool = setting(False, "Several curators train one model instead of one each.")
+    shared: bool = setting(False, "Several curators train together: one model, or models that learn from each other.")
     steps: Count = setting(2000, "Updates of a local baseline (swd, dann, coral).")
     control_steps: Annotated[int, Field(ge=0)] | None = setting(
         None,

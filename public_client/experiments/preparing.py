@@ -48,13 +48,13 @@ def prepare(
         The proposal, with the price of a fresh ledger of what is left; the hospital's own has the last word.
 
     Raises:
-        InvalidValue: the method needs more than one release, or the curator does not offer it.
+        InvalidValue: the method cannot be prepared for a publication, or the curator does not offer it.
         ExtractorUnsupported: the module cannot travel as data.
     """
     norm = method.published_map_norm
     if norm is None:
         raise InvalidValue(
-            f"a run of {method.name} asks step by step, and a publication is one release; prepare with replay or "
+            f"{method.name} cannot be prepared for a publication: {method.unpublished}; prepare with replay or "
             "statistics"
         )
     wanted = make_plan(description, method, epsilon=epsilon, steps=1, batch_size=description.records)

@@ -23,6 +23,7 @@ from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.data.source import collect
 from public_client.methods.head_descent import HeadDescent
+from public_client.methods.joint_scoring import MOST_WEIGHTS_TOGETHER, JointScoring
 from public_client.methods.newton import MOST_FEATURES, Newton, less_sure
 from public_client.methods.public_view import folded, parted, viewed_head
 from public_client.methods.scoring import MOST_WEIGHTS, Scoring
@@ -50,8 +51,8 @@ from shared.mechanisms.loss_gradient import LossGradientRequest
 _BATCH, _STEPS = 4096, 100
 """Nearly as little noise for the signal as steps on all records have, in a tenth of their time."""
 _FULL_STEPS: Mapping[str, int] = {"scoring": 10, "newton": 20}
-"""On all records. Where public features are like the hospital's three scorings are as good; where not, later ones make
-up for it (docs/ml-team/labelled.md)."""
+"""On all records. Ten scorings were best in the mean of four ways to deal people, in one seed
+(docs/ml-team/labelled.md)."""
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
 _CLIP_SHARES: Mapping[str, float] = {"adam": 0.2, "scoring": 0.6, "newton": 0.05}
 """C in units of what a public record with a wrong label would say. Adam wants directions alone (De and others 2022);
@@ -74,6 +75,8 @@ class Finetune(Method):
             public records show (`newton`), which are then to vary as the hospital's do; or "scoring": each to the mean
             of what the weights are by all gradients so far and the team's own classifier (`scoring`). For a hospital on
             which that is nearly right.
+        own_models: of scoring: sites that share a training each get a model of their own, from their own labels and as
+            far as they prove alike from the others' (`joint_scoring`); else all get one. Their charges are the same.
         learning_rate: of Adam on the classifier in its axes, at the start.
         weight_rate: of weights that are trained as they are.
         clip_norm: C; by default a share of the norms that public records with wrong labels would have.
@@ -86,6 +89,7 @@ class Finetune(Method):
     trains: str = "classifier"
     weight_rate: float = 0.003
     clip_norm: float | None = None
+    own_models: bool = True
 
     def problems(self) -> list[str]:
         """See `Method`."""
@@ -152,7 +156,7 @@ class Finetune(Method):
         return FinetuneRun(curator, Declarable.of(extractor, plan.record_shape, names), plan)
 
     def begin(self, group: Group, training: Training) -> None:
-        """See `Method`: one model for all sites of a group."""
+        """See `Method`: one model for all sites of a group, or one for each."""
         shape = group.record_shape()
         whole = self._whole(training.model, training.features.cpu()).to(training.device)
         classifier = whole.get_submodule("classifier")
@@ -164,12 +168,20 @@ class Finetune(Method):
             float(kept["clip_norm"]) if kept is not None else self.clip_norm or self._public_clip(ready, training)
         )
         if kept is None and group.store is not None:
-            group.store.write("head", {"classifier": classifier.state_dict(), "clip_norm": clip_norm})
+            sites = {site.name: _distinct(site) for site in group.sites}
+            group.store.write("head", {"classifier": classifier.state_dict(), "clip_norm": clip_norm, "sites": sites})
         settled = replace(self, clip_norm=clip_norm)
+        models = self._models(group, whole)
+        declared = {name: ready.of_copy(model) for name, model in models.items()}
         group.charge_each(
-            lambda site: FinetuneRun(site.curator, ready, replace(site.plan, method=settled), checkpoint=site.store)
+            lambda site: FinetuneRun(
+                site.curator, declared[site.name], replace(site.plan, method=settled), checkpoint=site.store
+            )
         )
-        group.install(Model(whole.get_submodule("extractor"), classifier))  # a copy: the source's own stays as it was
+        parts = {id(model): _parts(model) for model in models.values()}
+        for site in group.sites:  # copies: the source's own stays as it was
+            if site.lost is None or site.perhaps_charged:  # what it answered before it was lost still counts
+                site.model = parts[id(models[site.name])]
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`."""
@@ -177,33 +189,68 @@ class Finetune(Method):
         optimizer = self._optimizer(group, training)
 
         def heard(shares: Mapping[str, float]) -> None:
-            if isinstance(optimizer, HeadDescent):
+            if isinstance(optimizer, JointScoring):
+                optimizer.shares = shares
+            elif isinstance(optimizer, HeadDescent):
                 optimizer.noise = _noise(group.sites, shares)
 
         align(group, optimizer, lambda: features, lambda _: 1.0, training, averaging=self.averaging, heard=heard)
-        trained = group.live[0].model
-        assert trained is not None, "installed when the runs were opened"
-        group.install(Model(trained.extractor, folded(trained.classifier)))
+        trained = {site.name: site.model for site in group.sites if site.model is not None}
+        done = {id(model): Model(model.extractor, folded(model.classifier)) for model in trained.values()}
+        for site in group.sites:
+            if site.name in trained:
+                site.model = done[id(trained[site.name])]
+
+    def _models(self, group: Group, whole: nn.Module) -> dict[str, nn.Module]:
+        """What each site's records go through, from records to scores: the same module, or a copy for each."""
+        if not self._joint(group):
+            return dict.fromkeys((site.name for site in group.sites), whole)
+        weights = sum(parameter.numel() for parameter in parted(whole.get_submodule("classifier"))[1].parameters())
+        if weights > MOST_WEIGHTS_TOGETHER:
+            raise InvalidValue(
+                f"the classifier has {weights} weights; models of several hospitals that learn from each other have "
+                f"at most {MOST_WEIGHTS_TOGETHER}: set own_models=False, or train for each hospital apart"
+            )
+        extractor, classifier = whole.get_submodule("extractor"), whole.get_submodule("classifier")  # one is trained
+        return {
+            site.name: nn.Sequential(OrderedDict(extractor=extractor, classifier=copy.deepcopy(classifier))).eval()
+            for site in group.sites
+        }
+
+    def _joint(self, group: Group) -> bool:
+        return self.descent == "scoring" and self.own_models and len(group.sites) > 1
 
     def _optimizer(self, group: Group, training: Training) -> torch.optim.Optimizer:
         if self.descent == "adam":
             rate = self.learning_rate if self.trains == "classifier" else self.weight_rate
             return torch.optim.Adam(group.live[0].run.parameters, lr=rate)
-        trained = group.live[0].model
-        assert trained is not None, "installed when the runs were opened"
-        before, head = parted(trained.classifier)
+        before, head = parted(_trained(group.live[0]).classifier)
         with torch.no_grad():
             features = before.eval()(training.features)
+        clip_norm = group.live[0].run.declared.sum.clip_norm  # the same at all sites
+        if self._joint(group):
+            # Also of sites that are set aside or left out since: what they have said counts, and they may come back.
+            kept = group.store.read("head") if group.store is not None else None
+            named = {site.name: site for site in group.sites}
+            records = kept["sites"] if kept is not None else {name: _distinct(site) for name, site in named.items()}
+
+            def scoring(name: str) -> Scoring:
+                site = named.get(name)
+                return Scoring(
+                    copy.deepcopy(head) if site is None or site.model is None else parted(site.model.classifier)[1],
+                    features,
+                    records=records[name],
+                    noise=1.0 if site is None or site.opened is None else _noise([site], {name: 1.0}),
+                    clip_norm=clip_norm,
+                )
+
+            return JointScoring({name: scoring(name) for name in records})
         shares = group.shares(group.live)
         noise = _noise(group.live, shares)
         if self.descent == "newton":
             return Newton(head, features, noise=noise)
         every = group.shares(group.sites)  # also where a training goes on without one of them
-        sampled = sum(
-            every[site.name] ** 2 / min(site.plan.batch_size * site.plan.steps, site.plan.records)
-            for site in group.sites
-        )
-        clip_norm = group.live[0].run.declared.sum.clip_norm  # the same at all sites
+        sampled = sum(every[site.name] ** 2 / _distinct(site) for site in group.sites)
         return Scoring(head, features, records=1.0 / sampled, noise=noise, clip_norm=clip_norm)
 
     def _whole(self, model: Model, features: Tensor | None) -> nn.Module:
@@ -296,6 +343,20 @@ def _noise(sites: Sequence[Site], shares: Mapping[str, float]) -> float:
     """Deviation of each coordinate of the mean gradient of the sites that have a share in it."""
     own = (shares[s.name] * s.run.declared.sum.sigma / s.plan.batch_size for s in sites if s.name in shares)
     return math.hypot(*own)
+
+
+def _distinct(site: Site) -> int:
+    """Records of a site behind all its gradients together."""
+    return min(site.plan.batch_size * site.plan.steps, site.plan.records)
+
+
+def _parts(whole: nn.Module) -> Model:
+    return Model(whole.get_submodule("extractor"), whole.get_submodule("classifier"))
+
+
+def _trained(site: Site) -> Model:
+    assert site.model is not None, "installed when the run was opened"
+    return site.model
 
 
 def _begins(name: str, word: str) -> bool:

@@ -30,6 +30,11 @@ class HeadDescent(torch.optim.Optimizer):
         weight, bias = self.param_groups[0]["params"]
         return torch.cat([weight.detach(), bias.detach()[:, None]], dim=1).double()
 
+    @property
+    def answered(self) -> bool:
+        """Whether there is a gradient."""
+        return self.param_groups[0]["params"][0].grad is not None
+
     def gradient(self) -> Tensor:
         """(C, d + 1) the present gradient."""
         weight, bias = self.param_groups[0]["params"]

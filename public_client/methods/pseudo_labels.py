@@ -74,6 +74,10 @@ class PseudoLabels(Method):
     suits = (
         "for deep features of about 1,000 records or more, three classes or more, each moved its own way; else it keeps"
     )
+    unpublished = (
+        "its release is of the classifier's sums along the source's components, which proposals and published "
+        "releases do not carry (a curator that serves answers it in one step)"
+    )
 
     components: int = 16
     least_classes: int = 3

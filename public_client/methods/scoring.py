@@ -15,7 +15,8 @@ distance makes of the probability of what was released (empirical Bayes). All of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,10 +30,27 @@ _DISTANCES = torch.logspace(-2.0, 0.0, 21, dtype=torch.float64)
 """Deviations of a weight from the source's, of features whose mean norm is 1, that are taken for possible."""
 _BIAS_SCALE = 3.0
 """In units of a weight's deviation, how far a bias may lie from the source's: shares of classes differ more."""
-_LEAST = 1e-9
+LEAST = 1e-9
 """Of the largest eigenvalue: below it nothing was observed, as of what all classes have in common."""
 _ITERATIONS, _LONGEST, _ENOUGH = 20, 1.0, 1e-3
 """Of one scoring; root mean square of a change of scores on public records, at most and where it ends."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a hospital has released so far.
+
+    Attributes:
+        gradients: (t, C, d + 1), of all steps.
+        seen: of each step, see `Scoring._seen`.
+        weights: (t,) of the steps in a mean; their sum is 1.
+        noise: variance of a coordinate of that mean, not less than what the gradients scatter by.
+    """
+
+    gradients: Tensor
+    seen: list[tuple[Tensor, Tensor]]
+    weights: Tensor
+    noise: float
 
 
 class Scoring(HeadDescent):
@@ -60,43 +78,73 @@ class Scoring(HeadDescent):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Takes the present gradient in and goes to the new mean."""
-        state: dict[str, Any] = self.state[self.param_groups[0]["params"][0]]
-        values = self.values()
-        state["at"].append(values.clone())
-        state["gradients"].append(self.gradient())
+        self.take()
+        go([self], lambda told: [_averaged(*told[0])])
+
+    def take(self, *, share: float = 1.0) -> None:
+        """Takes the present gradient in; the classifier stays where it is.
+
+        Args:
+            share: by which the gradient was multiplied.
+        """
+        state = self._state
+        state["at"].append(self.values())
+        state["gradients"].append(self.gradient() / share)
         state["variances"].append(self.noise**2)
+
+    def heard(self) -> Heard | None:
+        """All gradients so far; None before the first."""
+        state, values = self._state, self.values()
+        if not state["at"]:
+            return None
         variances = torch.tensor(state["variances"]).to(values)  # (t,)
         weights = torch.arange(1, len(variances) + 1).to(values) / variances
         weights /= weights.sum()
         noise = float(weights.square() @ variances)  # of the weighted mean of gradients
-        gradients = torch.stack(state["gradients"]).to(values)  # (t, C, d + 1)
         seen = [self._seen(at.to(values)) for at in state["at"]]
+        found = Heard(torch.stack(state["gradients"]).to(values), seen, weights, noise)
+        if len(variances) == 1:
+            return found
+        each = self._missing(values, found)
+        scatter = float(weights @ each.square().mean(dim=(1, 2)) - _mean(weights, each).square().mean())
+        beyond = scatter / (float(weights @ variances) - noise)  # in units of what noise alone makes of it
+        return replace(found, noise=noise * max(1.0, beyond))
 
-        def missing(values: Tensor) -> Tensor:
-            return torch.stack([self._expected(values, *one) for one in seen]) - gradients
+    def told(self, values: Tensor, heard: Heard | None) -> tuple[Tensor, Tensor]:
+        """What was heard says of the weights, with what is expected taken for linear around `values`.
 
-        if len(variances) > 1:
-            each = missing(values)
-            scatter = float(weights @ each.square().mean(dim=(1, 2)) - _mean(weights, each).square().mean())
-            noise *= max(1.0, scatter / (float(weights @ variances) - noise))  # to what noise alone makes of it
-        for _ in range(_ITERATIONS):
-            found = self._scored(values, state["start"], _mean(weights, missing(values)), noise)
-            change, size = self.within(found - values, _LONGEST)
-            values += change
-            if size < _ENOUGH:
-                break
-        self.install(values)
-
-    def _scored(self, values: Tensor, start: Tensor, missing: Tensor, noise: float) -> Tensor:
-        """(C, d + 1) the posterior's mean, with what is expected taken for linear around `values`."""
+        Returns:
+            (p, p) A and (p,) b = A x + N(0, A), with x the weights' way from the source's in units of the prior's
+            deviations.
+        """
+        if heard is None:
+            return torch.zeros(len(self._scale), len(self._scale)).to(values), torch.zeros_like(self._scale)
         curvature, vectors = torch.linalg.eigh(self._curvature(values))
         curvature = curvature.clamp(min=0.0)
-        precision = curvature / (noise + curvature / self._records)  # (p,): of the noise and of sampling
-        away = vectors.T @ (values - start).flatten()
+        precision = curvature / (heard.noise + curvature / self._records)  # (p,): of the noise and of sampling
+        away = vectors.T @ (values - self._start).flatten()
+        missing = _mean(heard.weights, self._missing(values, heard))
         pull = self._scale * (vectors @ (precision * (curvature * away + vectors.T @ missing.flatten())))
         scaled = self._scale[:, None] * vectors
-        found = self._scale * _averaged((scaled * (precision * curvature)) @ scaled.T, pull)
-        return start + found.reshape(start.shape)
+        return (scaled * (precision * curvature)) @ scaled.T, pull
+
+    def placed(self, way: Tensor) -> Tensor:
+        """(C, d + 1) the weights that lie a way (p,) from the source's."""
+        return self._start + (self._scale * way).reshape(self._start.shape)
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.state[self.param_groups[0]["params"][0]]
+        return found
+
+    @property
+    def _start(self) -> Tensor:
+        found: Tensor = self._state["start"]
+        return found
+
+    def _missing(self, values: Tensor, heard: Heard) -> Tensor:
+        """(t, C, d + 1) what is expected of each step, if labels follow `values`, less what came."""
+        return torch.stack([self._expected(values, *one) for one in heard.seen]) - heard.gradients
 
     def _seen(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """(m, C) softmax(v z) of public records, and (m, C) by how much the clip shortens each label's gradient."""
@@ -125,6 +173,32 @@ class Scoring(HeadDescent):
         return whole.reshape(len(self._scale), len(self._scale))
 
 
+def go(hospitals: Sequence[Scoring], mean: Callable[[list[tuple[Tensor, Tensor]]], Sequence[Tensor]]) -> None:
+    """Takes each hospital's classifier to the posterior's mean, by scoring until it stands.
+
+    Args:
+        hospitals: at least one.
+        mean: from what each hospital was told (`told`) to every hospital's mean way (p,).
+    """
+    heard = [one.heard() for one in hospitals]
+    values = [one.values() for one in hospitals]
+    longest, before = [_LONGEST] * len(hospitals), [float("inf")] * len(hospitals)
+    for _ in range(_ITERATIONS):
+        ways = mean([one.told(at, known) for one, at, known in zip(hospitals, values, heard, strict=True)])
+        furthest = 0.0
+        for place, (one, way) in enumerate(zip(hospitals, ways, strict=True)):
+            change, size = one.within(one.placed(way) - values[place], longest[place])
+            if size >= before[place]:  # to and fro: where public records' curvature changes fast
+                longest[place] /= 2.0
+                change, _ = one.within(change, longest[place])
+            values[place] = values[place] + change
+            before[place], furthest = size, max(furthest, size)
+        if furthest < _ENOUGH:
+            break
+    for one, found in zip(hospitals, values, strict=True):
+        one.install(found)
+
+
 def _mean(weights: Tensor, each: Tensor) -> Tensor:
     """(C, d + 1) of steps (t, C, d + 1), by weights (t,)."""
     return (weights[:, None, None] * each).sum(dim=0)
@@ -133,7 +207,7 @@ def _mean(weights: Tensor, each: Tensor) -> Tensor:
 def _averaged(information: Tensor, pull: Tensor) -> Tensor:
     """(p,) the posterior's mean under N(0, t^2 I), averaged over the distances t by the probability of the pull."""
     seen, vectors = torch.linalg.eigh(information)
-    kept = seen > _LEAST * seen[-1]
+    kept = seen > LEAST * seen[-1]
     seen, vectors = seen[kept], vectors[:, kept]
     along = vectors.T @ pull  # N(0, seen + t^2 seen^2) before the weights are known
     squared = _DISTANCES.to(seen)[:, None].square()  # (21, 1)

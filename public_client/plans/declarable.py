@@ -57,6 +57,11 @@ class Declarable:
         weights = weights_to_bytes(module_weights(module, graph))
         return cls(graph, weights, names, tuple(tensors[name] for name in names))
 
+    def of_copy(self, module: nn.Module) -> Declarable:
+        """The same of a copy of the module: what is adapted is the copy's."""
+        tensors = dict(module.named_parameters())
+        return replace(self, parameters=tuple(tensors[name] for name in self.names))
+
     def sized(self, plan: Plan) -> Plan:
         """The plan with its noise for this model."""
         adapted = sum(parameter.numel() for parameter in self.parameters)

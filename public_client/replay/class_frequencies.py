@@ -12,8 +12,9 @@ class look alike on both sides. M, for each l the covariance of the projections 
 look for it: features that vary much are those that move when records are seen otherwise. So v is a part of the
 features' variance.
 
-w has a Dirichlet prior around the source's frequencies, whose strength is the most probable one
-(`frequency_posterior`). All of it is post-processing of what was released.
+w has a Dirichlet prior around the source's frequencies, whose strength is the most probable one; draws of w have a
+mixture of such priors, around frequencies with some classes rare or absent (`frequency_posterior`). All of it is
+post-processing of what was released.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class FrequencyModel:
         return self._judged(w, self._spread_out(deviations), left, self._noise(w, slopes), mode.occam)
 
     def draws(self, found: Frequencies) -> Tensor:
-        """Frequencies from their posterior, linear around those that were found, with the misfit that they leave.
+        """Frequencies from their posterior, in which classes may be rare or absent, with the misfit that they leave.
 
         Args:
             found: by `free`.
@@ -136,10 +137,14 @@ class FrequencyModel:
         Returns:
             (s, classes).
         """
-        w = found.frequencies
-        left, slopes = self._linear(w)
-        drawn = self._posterior(w, left, slopes, self._noise(w, slopes), found.unexplained).draws()
-        every = torch.zeros(len(drawn), len(w)).to(drawn)
+
+        def around(w: Tensor) -> LinearPosterior:
+            left, slopes = self._linear(w)
+            return self._posterior(w, left, slopes, self._noise(w, slopes), found.unexplained)
+
+        likely = self._spread_out(around(found.frequencies).most_probable())  # under the prior of draws
+        drawn = around(likely).draws()
+        every = torch.zeros(len(drawn), len(likely)).to(drawn)
         every[:, self.present] = drawn
         return every
 

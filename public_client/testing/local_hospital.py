@@ -27,7 +27,7 @@ from shared.errors import CuratorUnavailable, SettingsError
 
 _START_S = 60.0  # a loaded machine imports torch within this
 _STOP_S = 25.0  # the curator lets running steps finish for 20 seconds
-_COMMAND = (sys.executable, "-m", "private_curator.cli")
+_COMMAND = (sys.executable, "-P", "-m", "private_curator.cli")
 _CLIENT = "ml-team"
 
 

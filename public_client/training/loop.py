@@ -155,16 +155,19 @@ class _Descent:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     average: Average
+    absent: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Steps and last request of sites that are in the stored state and not in this group; they may come back."""
 
     def store(self, group: Group, step: int) -> None:
         if group.store is None:
             return
-        requests = {site.name: site.request_id for site in group.sites if site.request_id}
+        reached = self.absent | {site.name: (site.steps, site.request_id) for site in group.sites}
+        requests = {name: request_id for name, (_, request_id) in reached.items() if request_id}
         group.store.write(
             "state",
             {
                 "step": step,
-                "steps": {site.name: site.steps for site in group.sites},
+                "steps": {name: steps for name, (steps, _) in reached.items()},
                 "requests": requests,
                 "request_ids": list(requests.values()),  # also of answers that were dropped: they are counted
                 "optimizer": self.optimizer.state_dict(),
@@ -186,9 +189,11 @@ class _Descent:
         self.schedule.load_state_dict(state["schedule"])
         self.average.values = [value.to(self.parameters[0].device) for value in state["average"]]
         done = int(state["step"])
+        reached = {name: (int(steps), str(state["requests"].get(name, ""))) for name, steps in state["steps"].items()}
+        for site in group.sites:  # also of one that is set aside now and may be back at the next resumption
+            site.steps, site.request_id = reached.pop(site.name, (0, ""))
+        self.absent.update(reached)
         for site in group.live:
-            site.steps = int(state["steps"].get(site.name, 0))
-            site.request_id = str(state["requests"].get(site.name, ""))
             # A site that was set aside earlier comes back with a request that was made for weights of that time.
             site.stale = site.run.has_pending and site.steps < done
         if not group.unfinished:

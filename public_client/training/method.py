@@ -31,6 +31,7 @@ class Method(Recipe):
         trains_shared: several sites always train one model.
         fits_view: a view of the caller's own may be fitted.
         suits: when to choose it, where that is not plain; in a few words.
+        unpublished: why no release of it can be prepared for a publication, where `published_map_norm` is None.
         own_target: the model is for the team's own records, of which some or all have no label (-1), and learns from
             the hospital's; there is no training on the public records before it.
     """
@@ -40,6 +41,7 @@ class Method(Recipe):
     fits_view: ClassVar[bool] = False
     own_target: ClassVar[bool] = False
     suits: ClassVar[str] = ""
+    unpublished: ClassVar[str] = "its run asks step by step, and a publication is one release"
 
     learning_rate: float = 0.03
     source_records: int = 4096
@@ -60,7 +62,7 @@ class Method(Recipe):
     def published_map_norm(self) -> float | None:
         """Of a method whose run is one release of all records, which a hospital can publish: of its public map.
 
-        The map gives source features this mean norm. None where a run asks step by step.
+        The map gives source features this mean norm. None where none can be prepared (`unpublished` says why).
         """
         return None
 
@@ -96,7 +98,7 @@ class Method(Recipe):
         """Opens the sites' runs; traces, so it never runs beside another training.
 
         Args:
-            group: sites that train one model together.
+            group: sites that train together.
             training: what all sites share.
 
         Raises:

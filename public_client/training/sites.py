@@ -1,6 +1,6 @@
 """The curators of one training: what each was asked, how far it came, and what happens when one drops out.
 
-A training asks one curator or several. Each is a `Site`; sites that train one model together are a `Group`. A site
+A training asks one curator or several. Each is a `Site`; sites that train together are a `Group`. A site
 that cannot be reached, is exhausted or refuses is set aside and reported, and the training goes on with the rest; only
 when none is left does its error end the training.
 """
@@ -43,6 +43,7 @@ ALONE = "curator"
 """The name of a training's only site."""
 ADAPTED = "adapted"
 """The outcome of a site whose own training's model is delivered."""
+_UNHEARD = (CuratorUnavailable, RequestInProgress, CuratorFault)  # after these nobody here knows what the curator did
 STRAGGLER_S = 20.0
 """How much longer than twice what half of the sites took one may take, by default, before it is set aside: seconds."""
 
@@ -82,7 +83,8 @@ class Site:
         stale: the step that is under way was asked with weights of long ago; its answer is drawn and dropped.
         history: where it stood after some of its steps.
         lost: why it was set aside; None while it takes part.
-        perhaps_charged: nothing came back of the request that charges its run, so the ledger may hold it.
+        perhaps_charged: nothing came back of the request that charges its run, or it was asked before this process took
+            the training up and the site is not reached now: the ledger may hold it.
         contract: what its operator declares of the records' values, once it was described; None before.
         outcome: what was done with its model: `ADAPTED`; of a replay, which of `public_client.replay.verdict.Outcome`;
             of pseudo-labels "kept" where it is not adapted.
@@ -145,7 +147,7 @@ class Site:
 
 
 class Group:
-    """Sites that train one model together; often one alone.
+    """Sites that train together, one model or models that learn from each other; often one site alone.
 
     Args:
         sites: at least one.
@@ -215,7 +217,7 @@ class Group:
         def act(site: Site) -> None:
             try:
                 site.begin(begin(site))
-            except (CuratorUnavailable, RequestInProgress, CuratorFault):
+            except _UNHEARD:
                 site.perhaps_charged = True
                 raise
 
@@ -286,6 +288,8 @@ class Group:
 
     def _set_aside(self, site: Site, error: DpswdError) -> None:
         site.lost = error
+        if site.opened is None and site.store is not None and isinstance(error, _UNHEARD):
+            site.perhaps_charged = site.perhaps_charged or site.store.begun
         if site.name != ALONE:
             perhaps = "; its run may have been charged" if site.perhaps_charged else ""
             _log.warning(

@@ -75,6 +75,7 @@ class TestLiveCurators:
     def test_no_bound_lies_above_the_claim_for_generated_points(self, audit):
         honest(audit, [POINTS], 200)
 
+    @pytest.mark.exhaustive  # make test looks at the samples themselves: test_every_step_takes_a_sample_of_its_own
     def test_a_reused_sample_is_caught_and_a_fresh_one_is_not(self, audit):
         reused = audit.audit("sample reused across steps", [SAMPLES], trials=lambda _: 70)
         assert any(one.caught for one in reused), reused

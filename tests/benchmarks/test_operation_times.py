@@ -25,6 +25,8 @@ BEFORE = {
     "adaptive_max_pool1d": lambda x, at, _w: functional.adaptive_max_pool1d(*x, **at),
 }
 """Forms of the vocabulary whose time told records: torch's own."""
+EACH_KIND = ("tanh", "max_pool2d")
+"""One of the functions of a value, and one of the windows; `make test-exhaustive` measures the others too."""
 
 
 def of(name):
@@ -46,7 +48,9 @@ def test_the_case_s_shapes_are_those_of_the_vocabulary():
 
 @pytest.mark.long
 @pytest.mark.statistical
-@pytest.mark.parametrize("name", BEFORE)
+@pytest.mark.parametrize(
+    "name", [name if name in EACH_KIND else pytest.param(name, marks=pytest.mark.exhaustive) for name in BEFORE]
+)
 def test_torch_s_own_forms_are_found_and_ours_pass(name):
     """Attack: each of these told by its time what numbers it met. Chance plays no part: the ratios are 1.4 to 4."""
     with flushed_denormals():

@@ -1,18 +1,20 @@
 """How many records' projections lie in each cell: whole numbers, whatever the order, the blocks or the device.
 
-Features and directions are whole numbers, so that a projection is exact in float64: all partial sums of it are below
-2^41. One product and one rounding, both as IEEE 754 says, bring it to its cell.
+Features are whole numbers and directions whole multiples of 2^-20, so that a projection is exact in float64: all
+partial sums of it are below 2^41 such multiples. One product and one rounding, both as IEEE 754 says, bring it to its
+cell.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import threading
 
 import torch
 from torch import Tensor
 
-from shared.kernels.directions import DIRECTION_BITS, orthogonal_directions
+from shared.kernels.directions import orthogonal_directions
 from shared.kernels.feature_map import FeatureMap
 from shared.mechanisms.distributions.encoding import CELLS, THRESHOLDS
 from shared.mechanisms.interface import LabelArray
@@ -24,10 +26,21 @@ _BITS = 20  # of a feature: 2^20 2^20 leaves 12 bits of float64 free
 _AT_ONCE = 1 << 19  # projections in memory at a time, 4 MiB as numbers and as many as cells
 
 
-@functools.lru_cache(maxsize=1)
-def public_directions(seed: int, dimension: int, count: int) -> Tensor:
-    """U (d, k) float64 of a declared seed, see `orthogonal_directions`; a step's shards share it."""
+_drawing = threading.Lock()
+
+
+@functools.lru_cache(maxsize=2)  # of a pass over all records, and of a run that is tried meanwhile
+def _drawn(seed: int, dimension: int, count: int) -> Tensor:
     return orthogonal_directions(seed.to_bytes(32, "little"), dimension, count)
+
+
+def public_directions(seed: int, dimension: int, count: int) -> Tensor:
+    """U (d, k) float64 of a declared seed, see `orthogonal_directions`; shared, so it must stay as it is.
+
+    Shards that begin together wait for one draw: it takes seconds for thousands of directions.
+    """
+    with _drawing:
+        return _drawn(seed, dimension, count)
 
 
 class ProjectionCounts:
@@ -55,9 +68,9 @@ class ProjectionCounts:
         device: torch.device,
     ) -> None:
         self._map, self._device, self._labelled = feature_map, device, classes > 0
-        self._U = (public_directions(seed, dimension, directions) * 2.0**DIRECTION_BITS).to(device)
-        # A whole projection times this is the number of cells from the middle.
-        self._scale = THRESHOLDS / (window * 2.0 * radius(dimension, _BITS) * 2.0**DIRECTION_BITS)
+        self._U = public_directions(seed, dimension, directions).to(device)  # whole multiples of 2^-20
+        # A projection times this is the number of cells from the middle.
+        self._scale = THRESHOLDS / (window * 2.0 * radius(dimension, _BITS))
         # Records without a label are counted as one class more: leaving them out would take a time that tells how many.
         self._shape = classes + 1, directions, CELLS
         self._counts = torch.zeros(math.prod(self._shape), dtype=torch.int64, device=device)

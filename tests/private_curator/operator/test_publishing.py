@@ -21,7 +21,7 @@ from torch import nn
 from private_curator.cli.main import main
 from private_curator.operator.publishing import Publishing
 from public_client.curator.description import Description
-from public_client.methods import Adapter
+from public_client.methods import Adapter, PseudoLabels
 from shared import errors
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.clipped_sum import ClippedSum
@@ -114,6 +114,8 @@ def test_what_is_no_whole_step_is_refused_in_words(site, tmp_path):
         site.publish(proposal, tmp_path / "out", client="autumn")
     with pytest.raises(errors.InvalidValue, match="is one release; prepare with replay"):
         site.proposal(Adapter())
+    with pytest.raises(errors.InvalidValue, match="which proposals and published releases do not carry"):
+        site.proposal(PseudoLabels())
     assert site.spent() == (0.0, 0)
     assert not (tmp_path / "out").exists()
 

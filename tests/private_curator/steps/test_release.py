@@ -83,6 +83,20 @@ def test_without_noise_the_rows_are_the_clipped_projections_in_a_random_order(ma
     assert list(order) != list(range(len(RECORDS)))  # 1 in 24! by chance
 
 
+def test_every_step_takes_a_sample_of_its_own(make_hospital, module, no_noise):
+    """Which is what is priced. Of twelve pairs of 24 records six or fewer are different with less than 1e-8."""
+    hospital = make_hospital(RECORDS, noise=no_noise)
+    run, parameters = _run(hospital, module, _rows(), batch_size=2, steps=12)
+    taken = set()
+    for _ in range(12):
+        reply = hospital.reply(parameters, hospital.step(run, parameters))
+        expected = (_features(module) @ directions(reply.seed, FEATURES, 20)).numpy()
+        apart = np.abs(reply.values.to_tensor().numpy()[:, None, :] - expected[None]).max(axis=2)
+        taken.add(frozenset(np.argmin(apart, axis=1)))
+    assert all(len(sample) == 2 for sample in taken)
+    assert len(taken) > 6
+
+
 def test_without_noise_the_coefficients_are_those_of_the_sorted_projections(make_hospital, module, no_noise):
     hospital = make_hospital(RECORDS, noise=no_noise)
     run, parameters = _run(hospital, module, _quantiles(4))

@@ -1,4 +1,4 @@
-"""Trains on a stream of a million public records, in a process of its own: prints what of it was held at most, in MiB.
+"""Trains on a long stream of public records, in a process of its own: prints what of it was held at most, in MiB.
 
 ``python streaming_training.py RECORDS``
 """

@@ -39,7 +39,7 @@ def fresh():
 def fitted(where, descent, directory, *, epsilon=4.0, loader_seed=0, **arguments):
     """A model that another process would make anew: its loader deals the source in another order."""
     torch.manual_seed(loader_seed)
-    plan = where.plan(Finetune(descent=descent), epsilon=epsilon, steps=STEPS)
+    plan = where.plan(Finetune(descent=descent, own_models=False), epsilon=epsilon, steps=STEPS)
     several = {"shared": True} if isinstance(where, Federation) else {}
     model = DomainAdaptation(
         nn.Identity(), nn.Linear(WIDTH, CLASSES), hospital=where, plan=plan, source_epochs=5, device="cpu", **several

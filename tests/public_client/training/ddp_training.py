@@ -41,6 +41,9 @@ from shared.mechanisms.quantiles.coefficients import cosine_basis
 from shared.mechanisms.sliced import SlicedReply
 
 D, BATCH, BATCHES = 6, 24, 4
+IN_VAIN = ("replay", "rows")
+"""Methods of one release and of many steps; of their runs some are refused, or given up before they are charged."""
+
 SETTINGS = {"all-weights": {"learning_rate": 1e-2}, "rows": {"learning_rate": 1e-2}, "replay": {"tuning_steps": 5}}
 
 
@@ -84,6 +87,18 @@ def statistics(ranks: Ranks) -> list[float]:
     ranks.synchronise(extractor, classifier)
     train_source(extractor, classifier, Shards(ranks), epochs=1, ranks=ranks)
     return extractor[1].running_mean.tolist()
+
+
+def refused(model: DomainAdaptation, hospital: Hospital, ranks: Ranks) -> bool:
+    """Whether this rank learned that a run beyond the budget is refused, and what is left of it."""
+    greedy = hospital.plan(small("replay", release="rows"), epsilon=3.9, steps=500, batch_size=300)
+    try:
+        DomainAdaptation(
+            model.target_extractor, model.classifier, hospital=hospital, plan=greedy, source_epochs=0, device="cpu"
+        ).fit(Shards(ranks), progress=False)
+    except BudgetExhausted as error:
+        return error.remaining < 4.0
+    return False
 
 
 def uneven(model: DomainAdaptation, ranks: Ranks) -> str:
@@ -258,27 +273,19 @@ def train(out: Path, name: str, ranks: Ranks) -> None:
     model.fit(Shards(ranks), checkpoint=out / "run", progress=False)
     if ranks.first:
         model.save(out / "adapted.safetensors")  # rank 0 alone: it must not wait for the others
-    refused = False
-    try:
-        greedy = hospital.plan(small("replay", release="rows"), epsilon=3.9, steps=500, batch_size=300)
-        DomainAdaptation(extractor, classifier, hospital=hospital, plan=greedy, source_epochs=0, device="cpu").fit(
-            Shards(ranks), progress=False
-        )
-    except BudgetExhausted as error:
-        refused = error.remaining < 4.0
     weights = {"extractor": model.target_extractor.state_dict(), "classifier": model.classifier.state_dict()}
     torch.save(weights, out / f"weights-{ranks.rank}.pt")
-    report = {
-        "charges": [charge.epsilon for charge in mock.charges],
-        "refused": refused,
-        "steps": model.sites["curator"].steps,
-        "statistics": statistics(ranks),
-    }
-    if ranks.size > 1:
-        cheap = hospital.plan(method, epsilon=1.0, **size)
-        again = DomainAdaptation(extractor, classifier, hospital=hospital, plan=cheap, source_epochs=2, device="cpu")
-        report["uneven"] = uneven(again, ranks)
-        report["charges after uneven"] = len(mock.charges)
+    report = {"charges": [charge.epsilon for charge in mock.charges], "steps": model.sites["curator"].steps}
+    if name in IN_VAIN:
+        report["refused"] = refused(model, hospital, ranks)
+        report["statistics"] = statistics(ranks)
+        if ranks.size > 1:
+            cheap = hospital.plan(method, epsilon=1.0, **size)
+            again = DomainAdaptation(
+                extractor, classifier, hospital=hospital, plan=cheap, source_epochs=2, device="cpu"
+            )
+            report["uneven"] = uneven(again, ranks)
+            report["charges after uneven"] = len(mock.charges)
     (out / f"report-{ranks.rank}.json").write_text(json.dumps(report))
 
 

@@ -78,6 +78,12 @@ def test_two_processes_end_where_one_ends_and_are_charged_the_same(one, two, met
     assert len(first_report["charges"]) == 1
     assert second_report["charges"] == []  # rank 1 talks to nobody
     assert first_report["steps"] == second_report["steps"] == report["steps"]
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("method", ["replay", "rows"])
+def test_every_process_learns_what_is_refused_and_what_does_not_fit_together(two, method):
+    (_, first_report), (_, second_report) = results(two, method, ranks=2)
     assert first_report["refused"]
     assert second_report["refused"]  # rank 0's refusal reached it, figures included
     assert first_report["statistics"] == second_report["statistics"]

@@ -67,16 +67,17 @@ def by_bytes(request, monkeypatch):
 
 @pytest.mark.usefixtures("by_bytes")
 def test_the_largest_sums_that_are_allowed_stay_exact():
-    """All records equal and as large as can be: 2^11 of them in float32, their products in int32, 2^36 in int64."""
+    """A block of records, all equal and as large as can be: 2^11 in float32, products in int32, 2^36 in int64."""
     assert {feature_bits(records) for records in (2, 10**8, 2**36)} == {13}
-    ones = np.zeros((4096, 2), dtype=np.float32)
-    ones[:, 0] = 9.0
-    _, features, moments = sums_of(ones, np.zeros(4096, dtype=np.int64))
+    ones = np.zeros((sums._ROWS, 2), dtype=np.float32)
+    ones[:, 0] = -9.0
+    _, features, moments = sums_of(ones, np.zeros(len(ones), dtype=np.int64), rows=len(ones))
     v = int(rounded_features(torch.from_numpy(ones[:1]), None, bits=13)[0, 0])
-    assert v == 2**13
-    assert features.tolist() == [[4096 * v, 0], [0, 0], [0, 0]]
-    assert moments.tolist() == [[4096 * v * v, 0], [0, 0]]
-    assert 2048 * v <= 2**24
+    assert v == -(2**13)
+    assert features.tolist() == [[len(ones) * v, 0], [0, 0], [0, 0]]
+    assert moments.tolist() == [[len(ones) * v * v, 0], [0, 0]]
+    assert len(ones) * 128**2 < 2**31  # of the lowest bytes, wherever they stand
+    assert 2048 * -v <= 2**24
     for records in (2, 60_000, 10**8, 2**40):
         assert records * radius(2, feature_bits(records)) ** 2 < 2**63
 
