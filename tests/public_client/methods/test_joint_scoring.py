@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cut_mock import CutMock, Killed
+from fitted_head import fitted_head
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 from torch import nn
-from torch.nn import functional
 
 from public_client import DomainAdaptation, Federation, Finetune, Hospital, MockCurator, mock_description
 from public_client.data.datasets import Labelled
@@ -34,47 +35,29 @@ def made(count, seed, *, moved):
     return records.astype(np.float32), labels
 
 
-class Mock(MockCurator):
-    """A hospital; `error` comes in the place of the answer to the step of number `at`, the first time."""
+class Mock(CutMock):
+    """A hospital whose connection is cut at a step, or which is down altogether."""
 
     def __init__(self, name, *, at=None, error=CuratorUnavailable):
         count, moved = SITES[name]
         seed = list(SITES).index(name)
         records, labels = made(count, seed, moved=moved)
         told = mock_description(records=count, record_shape=(WIDTH,), epsilon=1.0, delta=1e-5, classes=CLASSES)
-        super().__init__(told, records=records, labels=labels, randomness=np.random.default_rng(seed).bytes)
-        self.at, self.error, self.asked = at, error, []
+        noise = np.random.default_rng(seed).bytes
+        super().__init__(told, records=records, labels=labels, randomness=noise, at=at, error=error)
         self.down = self.down_after_plan = False
 
     def exchange(self, method, request, *, patience=None):
         if self.down:
             raise CuratorUnavailable("nobody answers")
-        answer = super().exchange(method, request, patience=patience)
-        if method == "DrawStep":
-            self.asked.append(request.request_id)
-            if len(self.asked) == self.at:
-                raise self.error("the wire is cut")
-        return answer
-
-
-class Killed(BaseException):
-    """The client's end."""
+        return super().exchange(method, request, patience=patience)
 
 
 @pytest.fixture(scope="module")
 def source():
     """Public records, and a classifier that is right on them."""
     records, labels = map(torch.from_numpy, made(800, 7, moved=0.0))
-    head = nn.Linear(WIDTH, CLASSES)
-    optimizer = torch.optim.LBFGS(head.parameters(), max_iter=100, line_search_fn="strong_wolfe")
-
-    def loss():
-        optimizer.zero_grad()
-        value = functional.cross_entropy(head(records), labels)
-        value.backward()
-        return value
-
-    optimizer.step(loss)
+    head = fitted_head(records, labels, classes=CLASSES)
     return Labelled(records, labels), head
 
 

@@ -10,12 +10,13 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
+from cut_mock import CutMock, Killed
 from made_home import made_home
 from serving_here import serving
 from torch import nn
 
 from private_curator.settings.groups import RecordsSettings
-from public_client import DomainAdaptation, Federation, Finetune, Hospital, MockCurator, mock_description
+from public_client import DomainAdaptation, Federation, Finetune, Hospital, mock_description
 from public_client.data.datasets import Labelled
 from public_client.data.source import source_loader
 from shared.errors import CuratorUnavailable
@@ -48,26 +49,14 @@ def fitted(where, descent, directory, *, epsilon=4.0, loader_seed=0, **arguments
     return model.fit(loader, checkpoint=directory, progress=False, **arguments)
 
 
-class Killed(BaseException):
-    """The client's end."""
-
-
-class Cut(MockCurator):
-    """`Killed`, or another error, comes in the place of the answer to the step of this number, the first time."""
+class Cut(CutMock):
+    """A hospital whose connection is cut at a step."""
 
     def __init__(self, *, at=None, error=Killed, count=1500, seed=3):
         told = mock_description(records=count, record_shape=(WIDTH,), epsilon=10.0, delta=1e-5, classes=CLASSES)
         records, labels = made(count, 1, turned=1)
-        super().__init__(told, records=records, labels=labels, randomness=np.random.default_rng(seed).bytes)
-        self.at, self.error, self.asked = at, error, []
-
-    def exchange(self, method, request, *, patience=None):
-        answer = super().exchange(method, request, patience=patience)
-        if method == "DrawStep":
-            self.asked.append(request.request_id)
-            if len(self.asked) == self.at:
-                raise self.error("the wire is cut")
-        return answer
+        noise = np.random.default_rng(seed).bytes
+        super().__init__(told, records=records, labels=labels, randomness=noise, at=at, error=error)
 
 
 def killed_after(calls):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fitted_head import fitted_head
 from torch import nn
 from torch.nn import functional
 
@@ -27,19 +28,7 @@ def made(count, seed, *, moved=0.0, bias=0.0):
 
 
 def fitted(records, labels):
-    head = nn.Linear(WIDTH, CLASSES)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    optimizer = torch.optim.LBFGS(head.parameters(), max_iter=200, line_search_fn="strong_wolfe")
-
-    def loss():
-        optimizer.zero_grad()
-        value = functional.cross_entropy(head(records), labels)
-        value.backward()
-        return value
-
-    optimizer.step(loss)
-    return head
+    return fitted_head(records, labels, classes=CLASSES)
 
 
 def scored(head, public, records, labels, *, noise, steps=10, clip_norm=CLIP, told=None):
