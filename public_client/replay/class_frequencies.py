@@ -22,12 +22,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from public_client.replay.frequency_posterior import LinearPosterior
-from public_client.replay.residuals import Residuals
+from public_client.replay.residuals import Residuals, in_order
 
 _LINEARISATIONS = 6
 _SETTLED = 1e-3  # of the frequencies' total change, after which there is nothing to linearise anew
@@ -89,15 +90,15 @@ class FrequencyModel:
         self._unit = residuals.unit
         self._targets = [target.double() for target in residuals.targets()]
         projections = [one.double() for one in residuals.projections(features)]
-        self._sorted = [one.sort(dim=0) for one in projections]
+        self._sorted = [in_order(one) for one in projections]
         self._shape = _shape(projections, len(self._targets[0]))
         self.present = self._counts > 0
         self.source = self._counts / self._counts.sum()
 
     def fixed(self) -> Frequencies:
         """The source's own frequencies."""
-        left, slopes = self._linear(self.source)
-        return self._judged(self.source, torch.zeros_like(self.source), left, self._noise(self.source, slopes), 0.0)
+        left, _, noise = self._at_source
+        return self._judged(self.source, torch.zeros_like(self.source), left, noise, 0.0)
 
     def free(self, start: Tensor | None = None) -> Frequencies:
         """The most probable frequencies, absent classes allowed.
@@ -105,31 +106,32 @@ class FrequencyModel:
         Args:
             start: (classes,) frequencies to begin from; the source's by default.
         """
-        begun = self.source if start is None else start
-        found = self._free(begun, None)
+        begun, at = (self.source, self._at_source) if start is None else (start, self._around(start))
+        found = self._free(begun, at, None)
         if self._quick or found.misfit < _NOTHING:
             return found
         # Far from the start the misfit is all the frequencies' own; counting it as v would end at a wrong place.
-        return max(found, self._free(begun, 0.0), key=lambda one: one.log_evidence)
+        return max(found, self._free(begun, at, 0.0), key=lambda one: one.log_evidence)
 
-    def _free(self, w: Tensor, v: float | None) -> Frequencies:
+    def _free(self, w: Tensor, at: tuple[Tensor, Tensor, Noise], v: float | None) -> Frequencies:
         """From frequencies w, with v fixed on the way or as it is most probable at each step."""
         mode = None
         for _ in range(_LINEARISATIONS):
-            left, slopes = self._linear(w)
-            noise = self._noise(w, slopes)
+            left, slopes, noise = at
             own = noise.most_probable(left) if v is None else v
             before, mode = w, self._posterior(w, left, slopes, noise, own).best()
             w = self._spread_out(mode.w)
+            at = self._around(w)
             if float((w - before).abs().sum()) < _SETTLED:
                 break
         assert mode is not None, "there is at least one round"
-        left, slopes = self._linear(w)
         deviations = torch.diagonal(mode.covariance).clamp(min=0.0).sqrt()
-        return self._judged(w, self._spread_out(deviations), left, self._noise(w, slopes), mode.occam)
+        return self._judged(w, self._spread_out(deviations), at[0], at[2], mode.occam)
 
     def draws(self, found: Frequencies) -> Tensor:
-        """Frequencies from their posterior, in which classes may be rare or absent, with the misfit that they leave.
+        """Frequencies over the source's from their posterior, with the misfit that they leave.
+
+        Classes may be rare or absent.
 
         Args:
             found: by `free`.
@@ -139,14 +141,13 @@ class FrequencyModel:
         """
 
         def around(w: Tensor) -> LinearPosterior:
-            left, slopes = self._linear(w)
-            return self._posterior(w, left, slopes, self._noise(w, slopes), found.unexplained)
+            return self._posterior(w, *self._around(w), found.unexplained)
 
         likely = self._spread_out(around(found.frequencies).most_probable())  # under the prior of draws
         drawn = around(likely).draws()
-        every = torch.zeros(len(drawn), len(likely)).to(drawn)
-        every[:, self.present] = drawn
-        return every
+        every = torch.ones(len(drawn), len(likely)).to(drawn)
+        every[:, self.present] = drawn / self.source[self.present]
+        return every.float()
 
     def _posterior(self, w: Tensor, left: Tensor, slopes: Tensor, noise: Noise, v: float) -> LinearPosterior:
         kept = self.present
@@ -158,9 +159,9 @@ class FrequencyModel:
         Args:
             width: deviation of the logarithm of a class's frequency over the source's.
         """
-        _, slopes = self._linear(self.source)
+        _, slopes, influences = self._linear(self.source)
         moved = width * self.source[:, None] * (slopes - self.source @ slopes)  # (c, N)
-        return Noise(self._covariance(self.source, slopes) + moved.T @ moved, self._shape)
+        return Noise(self._covariance(self.source, slopes, influences) + moved.T @ moved, self._shape)
 
     def _spread_out(self, values: Tensor) -> Tensor:
         """Values of the classes that the source has, and 0 for others, (classes,)."""
@@ -168,12 +169,18 @@ class FrequencyModel:
         whole[self.present] = values
         return whole
 
-    def _noise(self, w: Tensor, slopes: Tensor) -> Noise:
-        if self._quick:
-            if self._plain is None:
-                self._plain = Noise(self._unit**2 * torch.eye(slopes.shape[1]).to(slopes), self._shape)
-            return self._plain
-        return Noise(self._covariance(w, slopes), self._shape)
+    @cached_property
+    def _at_source(self) -> tuple[Tensor, Tensor, Noise]:
+        return self._around(self.source)
+
+    def _around(self, w: Tensor) -> tuple[Tensor, Tensor, Noise]:
+        """Released less expected coefficients (N,) at w, their slopes by class (c, N), and the noise."""
+        left, slopes, influences = self._linear(w)
+        if not self._quick:
+            return left, slopes, Noise(self._covariance(w, slopes, influences), self._shape)
+        if self._plain is None:
+            self._plain = Noise(self._unit**2 * torch.eye(slopes.shape[1]).to(slopes), self._shape)
+        return left, slopes, self._plain
 
     def _judged(self, w: Tensor, deviations: Tensor, left: Tensor, noise: Noise, occam: float) -> Frequencies:
         v = noise.most_probable(left)
@@ -191,34 +198,33 @@ class FrequencyModel:
             values=len(left),
         )
 
-    def _linear(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Released less expected coefficients (N,), and the slopes of the expected ones by class, (c, N)."""
-        self._influences = []
-        left, slopes = [], []
+    def _linear(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Released less expected coefficients (N,), slopes of the expected ones by class (c, N), by record (N, m)."""
+        left, slopes, influences = [], [], []
         shares = w / self._counts.clamp(min=1.0)
         for (ordered, order), target in zip(self._sorted, self._targets, strict=True):
-            v = shares[self._labels][order]  # (m, k)
-            levels = v.cumsum(dim=0)
-            gaps = torch.diff(ordered, dim=0)
-            expected, rows = [(ordered * v).sum(dim=0)], [ordered]
+            v = shares[self._labels][order]  # (k, m)
+            levels = v.cumsum(dim=1)
+            gaps = torch.diff(ordered, dim=1)
+            expected, rows = [(ordered * v).sum(dim=1)], [ordered]
             for degree in range(1, len(target)):
-                angle = math.pi * degree * levels[:-1]
-                expected.append(-(math.sqrt(2.0) / (math.pi * degree)) * (torch.sin(angle) * gaps).sum(dim=0))
+                angle = math.pi * degree * levels[:, :-1]
+                expected.append(-(math.sqrt(2.0) / (math.pi * degree)) * (torch.sin(angle) * gaps).sum(dim=1))
                 slope = math.sqrt(2.0) * torch.cos(angle) * gaps
-                above = torch.cat((slope.flip(0).cumsum(dim=0).flip(0), torch.zeros_like(slope[:1])))
+                above = torch.cat((slope.flip(1).cumsum(dim=1).flip(1), torch.zeros_like(slope[:, :1])), dim=1)
                 rows.append(-above)
             left.append((target - torch.stack(expected)).flatten())
-            each = torch.stack([torch.empty_like(row).scatter_(0, order, row) for row in rows], dim=1)  # (m, L, k)
-            self._influences.append(each.flatten(1))
-            slopes.append((self._onehot.T @ each.flatten(1)) / self._counts.clamp(min=1.0)[:, None])
-        return torch.cat(left), torch.cat(slopes, dim=1)
+            each = torch.cat([torch.empty_like(row).scatter_(1, order, row) for row in rows])  # (L k, m)
+            influences.append(each)
+            slopes.append((each @ self._onehot / self._counts.clamp(min=1.0)).T)
+        return torch.cat(left), torch.cat(slopes, dim=1), torch.cat(influences)
 
-    def _covariance(self, w: Tensor, slopes: Tensor) -> Tensor:
+    def _covariance(self, w: Tensor, slopes: Tensor, influences: Tensor) -> Tensor:
         """V (N, N): the noise of the releases, and the chance in the records of either side."""
-        own = torch.cat(self._influences, dim=1) - slopes[self._labels]
+        own = influences - slopes.T[:, self._labels]
         spread = w / self._records + w.square() / self._counts.clamp(min=1.0)
-        rows = own * (spread / self._counts.clamp(min=2.0)).sqrt()[self._labels][:, None]
-        return rows.T @ rows + self._unit**2 * torch.eye(rows.shape[1]).to(rows)
+        rows = own * (spread / self._counts.clamp(min=2.0)).sqrt()[self._labels]
+        return rows @ rows.T + self._unit**2 * torch.eye(len(rows)).to(rows)
 
 
 def _shape(projections: Sequence[Tensor], coefficients: int) -> Tensor:

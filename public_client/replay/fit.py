@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter
 from public_client.data.ranks import Ranks
+from public_client.replay.class_frequencies import FrequencyModel
 from public_client.replay.columns import ColumnView
 from public_client.replay.delivery import laid_out
 from public_client.replay.low_rank import LowRankView
@@ -114,10 +115,11 @@ def find_view(
         features = extractor(source.images[: 4 * SCORED])
     identity = given if given is not None else view_for(source.images, features)
     still = copy.deepcopy(identity)
-    alone = posterior.evidence(identity)
+    model = posterior.model(identity)
+    alone = Evidence(model.free())
     without: Fitted | None = None
     if alone.fits() or not alone.sees_misfit:
-        without = _without_view(still, alone, posterior)
+        without = _without_view(still, model, alone, posterior)
         if not alone.sees_misfit or without.outcome != "kept":
             return without
         views = _low_rank(identity, given, posterior)  # moves a few directions, a small part of the variance
@@ -170,9 +172,9 @@ _THIN = "the release says too little, so the model is kept: more records or a la
 _ALIKE = "the release fits the source as it is, so the model is kept"
 
 
-def _without_view(identity: View, alone: Evidence, posterior: Posterior) -> Fitted:
+def _without_view(identity: View, model: FrequencyModel, alone: Evidence, posterior: Posterior) -> Fitted:
     """Other class frequencies, or nothing."""
-    unchanged = posterior.unchanged(identity)
+    unchanged = Evidence(model.fixed())
     gained = alone.log_evidence - unchanged.log_evidence
     if not alone.fits():
         return _kept(identity, alone, posterior, _THIN)
@@ -181,7 +183,7 @@ def _without_view(identity: View, alone: Evidence, posterior: Posterior) -> Fitt
     if alone.sees_misfit and alone.unexplained > FREQUENCIES_LEAVE * unchanged.unexplained:
         return _kept(identity, alone, posterior, _STRANGE)
     # Accuracy is linear in the frequencies, so the best scores for uncertain ones are those for their mean.
-    draws = posterior.draws(identity, alone)
+    draws = model.draws(alone.frequencies)
     weights = draws.mean(dim=0)
     reason = f"class frequencies alone explain the release, {gained:.0f} nats more probable than the source's: {alone}"
     return Fitted(identity, weights, posterior.left(identity, weights), "priors corrected", reason, draws)

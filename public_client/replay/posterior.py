@@ -110,35 +110,21 @@ class Posterior:
             start: (classes,) frequencies to begin from.
             quick: of fewer records, for a comparison.
         """
-        model, penalty = self._model(view, quick)
-        return Evidence(model.free(start), penalty)
+        return Evidence(self.model(view, quick=quick).free(start), float(view.penalty()))
 
     @torch.no_grad()
-    def unchanged(self, view: View) -> Evidence:
-        """Of the identity with the source's own frequencies."""
-        model, _ = self._model(view, quick=False)
-        return Evidence(model.fixed())
-
-    @torch.no_grad()
-    def draws(self, view: View, evidence: Evidence) -> Tensor:
-        """Of class frequencies over the source's, from the posterior around those of `evidence`, (s, classes)."""
-        model, _ = self._model(view, quick=False)
-        drawn = model.draws(evidence.frequencies) / model.source.clamp(min=1e-12)
-        return torch.where(model.present, drawn, 1.0).float()
+    def model(self, view: View, *, quick: bool = False) -> FrequencyModel:
+        """Of the class frequencies under a view as it is now; from fewer records if it is to be quick."""
+        chosen = self._shuffled[: 4 * SCORED if quick else _JUDGED]
+        parts = [view(self._extractor, self._source.images[part]) for part in torch.split(chosen, _JUDGED // 4)]
+        labels = self._source.labels[chosen]
+        return FrequencyModel(torch.cat(parts), labels, self._residuals, self.classes, quick=quick)
 
     @torch.no_grad()
     def left(self, view: View, weights: Tensor) -> float:
         """Estimated distance F between the release and what the view sees, with these weights of classes."""
         seen = self._seen(view, weights, self._shuffled[: 4 * SCORED])
         return self._residuals.distance(self._residuals.of_all(*seen))
-
-    def _model(self, view: View, quick: bool) -> tuple[FrequencyModel, float]:
-        chosen = self._shuffled[: 4 * SCORED if quick else _JUDGED]
-        features = torch.cat(
-            [view(self._extractor, self._source.images[part]) for part in torch.split(chosen, _JUDGED // 4)]
-        )
-        model = FrequencyModel(features, self._source.labels[chosen], self._residuals, self.classes, quick=quick)
-        return model, float(view.penalty())
 
     def _seen(self, view: View, class_weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Features of source records as the view sees them, (m, d), and their weights, (m,)."""

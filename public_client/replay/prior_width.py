@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _STEPS = 200
 _RATE = 0.05
@@ -58,6 +59,7 @@ class LinearModel:
     def __init__(self, jacobian: Tensor, wanted: Tensor, groups: Sequence[int]) -> None:
         self._jacobian, self._wanted = jacobian.double(), wanted.double()
         self._gram = self._jacobian.T @ self._jacobian
+        self._energy, self._pulled = self._wanted.square().sum(), self._jacobian.T @ self._wanted
         self._of_group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups)).to(jacobian.device)
         self._groups = len(groups)
 
@@ -79,8 +81,10 @@ class LinearModel:
 
         def slope(unit: Tensor) -> Tensor:
             if step is None:
-                with _FORWARD:
-                    return torch.func.jvp(residuals, (origin,), (unit,))[1].detach()  # type: ignore[no-any-return]
+                with _FORWARD, forward_ad.dual_level():  # not torch.func, which hides the numbers that are sorted
+                    dual = forward_ad.make_dual(origin, unit)  # type: ignore[no-untyped-call]
+                    _, moved = forward_ad.unpack_dual(residuals(dual))  # type: ignore[no-untyped-call]
+                    return moved.detach()  # type: ignore[no-any-return]
             return (residuals(step * unit).detach() - at_origin) / step
 
         units = torch.eye(len(origin)).to(origin)
@@ -92,16 +96,15 @@ class LinearModel:
         Args:
             caution: nats that one usual width costs a group; 0 where a wide prior does no harm.
         """
-        energy = self._wanted.square().sum()
         low, high = math.log(_NARROWEST), math.log(_WIDEST)
-        logs = torch.zeros(self._groups + 1, dtype=torch.float64, device=energy.device)
-        logs[-1] = math.log(0.1 * max(float(energy) / len(self._wanted), 1e-6))
+        logs = torch.zeros(self._groups + 1, dtype=torch.float64, device=self._energy.device)
+        logs[-1] = math.log(0.1 * max(float(self._energy) / len(self._wanted), 1e-6))
         logs.requires_grad_(True)
         optimizer = torch.optim.Adam([logs], lr=_RATE)
 
         def log_posterior() -> tuple[Tensor, Tensor, Tensor]:
             each, variance = torch.exp(logs[:-1].clamp(low, high)), 1.0 + torch.exp(logs[-1])
-            return self._log_evidence(self._wanted, each, variance) - caution * each.sum(), each, variance
+            return self._log_evidence(self._energy, self._pulled, each, variance) - caution * each.sum(), each, variance
 
         for _ in range(_STEPS):
             optimizer.zero_grad()
@@ -119,7 +122,8 @@ class LinearModel:
             found: the widths.
         """
         each, variance = torch.tensor(found.factors).to(self._wanted), torch.tensor(found.variance).to(self._wanted)
-        return float(self._log_evidence(-residuals.detach().double(), each, variance))
+        wanted = -residuals.detach().double()
+        return float(self._log_evidence(wanted.square().sum(), self._jacobian.T @ wanted, each, variance))
 
     def mode(self, found: Widths) -> Tensor:
         """The most probable parameters under these widths.
@@ -154,16 +158,17 @@ class LinearModel:
         return torch.tensor(found.factors).to(self._wanted)[self._of_group]
 
     def _under(self, found: Widths) -> tuple[Tensor, Tensor]:
-        return self._precision(self._wanted, self._each(found), torch.tensor(found.variance).to(self._wanted))
+        return self._precision(self._pulled, self._each(found), torch.tensor(found.variance).to(self._wanted))
 
-    def _precision(self, wanted: Tensor, factors: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    def _precision(self, pulled: Tensor, factors: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """The posterior's precision (p, p) in units of the prior's widths, and what its mean solves it for, (p,)."""
         scaled = factors[:, None] * self._gram * factors / variance
-        return torch.eye(len(factors)).to(scaled) + scaled, factors * (self._jacobian.T @ wanted) / variance
+        return torch.eye(len(factors)).to(scaled) + scaled, factors * pulled / variance
 
-    def _log_evidence(self, wanted: Tensor, each: Tensor, variance: Tensor) -> Tensor:
-        precision, pulled = self._precision(wanted, each[self._of_group], variance)
+    def _log_evidence(self, energy: Tensor, pulled: Tensor, each: Tensor, variance: Tensor) -> Tensor:
+        """For what the parameters should do away with, y: energy y^T y, and J^T y (p,)."""
+        precision, turned = self._precision(pulled, each[self._of_group], variance)
         lower = torch.linalg.cholesky(precision)
-        explained = torch.linalg.solve_triangular(lower, pulled[:, None], upper=False)
-        log_determinant = len(wanted) * torch.log(variance) + 2 * torch.log(torch.diagonal(lower)).sum()
-        return torch.as_tensor(-0.5 * (log_determinant + wanted.square().sum() / variance - explained.square().sum()))
+        explained = torch.linalg.solve_triangular(lower, turned[:, None], upper=False)
+        log_determinant = len(self._wanted) * torch.log(variance) + 2 * torch.log(torch.diagonal(lower)).sum()
+        return torch.as_tensor(-0.5 * (log_determinant + energy / variance - explained.square().sum()))
