@@ -113,18 +113,19 @@ def _gaussian(roots: np.ndarray, law: np.ndarray) -> float:
     return _solved(delta)
 
 
+def _normal(x: np.ndarray) -> np.ndarray:
+    return np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+
+
 def _attained(roots: np.ndarray, law: np.ndarray, gamma: float) -> float:
     """Epsilon that a sampled step cannot stay below: the others' releases at 0, the replaced record's at +-root/2."""
     x = np.linspace(-12.0, 12.0 + roots.max(), 6001)
     kept = law > 1e-12
+    halves = roots[kept, None] / 2
+    one, other = ((1 - gamma) * _normal(x) + gamma * _normal(x + side * halves) for side in (-1, 1))
 
     def delta(epsilon: float) -> float:
-        total = 0.0
-        for root, probability in zip(roots[kept], law[kept], strict=True):
-            one = (1 - gamma) * norm.pdf(x) + gamma * norm.pdf(x - root / 2)
-            other = (1 - gamma) * norm.pdf(x) + gamma * norm.pdf(x + root / 2)
-            total += probability * np.trapezoid(np.maximum(one - math.exp(epsilon) * other, 0.0), x)
-        return total
+        return float(law[kept] @ np.trapezoid(np.maximum(one - math.exp(epsilon) * other, 0.0), x, axis=1))
 
     return _solved(delta) if delta(1e-6) > DELTA else 0.0
 
