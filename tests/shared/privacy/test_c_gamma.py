@@ -23,7 +23,8 @@ def exact_log_moment(s: float, gamma: float, alpha: float) -> float:
 
         def integrand(y):
             ratio = 1 + gamma * mpmath.expm1(s * y - s * s / 2)
-            return (ratio**alpha + ratio ** (1 - alpha) - 1 - ratio) * mpmath.npdf(y)
+            power = ratio**alpha
+            return (power + ratio / power - 1 - ratio) * mpmath.npdf(y)
 
         knots = sorted({s / 2 + j for j in (0, 1, 3, 6, 10)} | {max(s / 2, alpha * s + j) for j in (-8, -3, 0, 3, 12)})
         return float(mpmath.log1p(mpmath.quad(integrand, knots)))
