@@ -92,8 +92,12 @@ class Posterior:
         """
         count, releases = len(self._source), len(self._residuals)
         chosen = torch.randint(count, (min(_FIT_BATCH, 2 * count),), generator=generator)
-        halves = chosen.chunk(2)
-        first, second = (self._residuals.of(*self._seen(view, class_weights, half), step % releases) for half in halves)
+        if view.draws_noise:  # the same for either half
+            halves = [self._seen(view, class_weights, half) for half in chosen.chunk(2)]
+        else:  # in one pass: a step takes two thirds of the time
+            features, weights = self._seen(view, class_weights, chosen)
+            halves = list(zip(features.chunk(2), weights.chunk(2), strict=True))
+        first, second = (self._residuals.of(*half, step % releases) for half in halves)
         return (first * second).sum() * releases / (2 * variance) + view.penalty()
 
     @torch.no_grad()

@@ -55,6 +55,11 @@ class View(nn.Module):
     keeps_scores = False
     sure = 2.0
 
+    @property
+    def draws_noise(self) -> bool:
+        """Whether what is seen of records depends on how many there are, by noise that is drawn for all of them."""
+        return False
+
     def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Features (m, d) of records (m, ...); varied a little at random if a generator is given."""
         raise NotImplementedError
@@ -138,7 +143,7 @@ class ImageView(View):
         """Features (m, d) of images (m, c, h, w)."""
         drawn = None if generator is None else draw_variation(self.variation, records, generator)
         seen = self.see((records - self.centre) / self.reach if self._own_scale else records, drawn)
-        if float(self.noise.detach()) != 0.0:
+        if self.draws_noise:
             source = generator or torch.Generator().manual_seed(0)
             grain = self.noise * torch.randn(seen.shape, generator=source).to(seen)
             seen = seen + (seen + grain).clamp(-1.0, 1.0) - seen.clamp(-1.0, 1.0)  # a device's values end somewhere
@@ -146,6 +151,11 @@ class ImageView(View):
             seen = seen * self.reach + self.centre
         features: Tensor = extractor(seen)
         return features
+
+    @property
+    def draws_noise(self) -> bool:
+        """See `View.draws_noise`."""
+        return float(self.noise.detach()) != 0.0
 
     def see(self, x: Tensor, drawn: Drawn | None = None) -> Tensor:
         """(b, c, h, w) in [-1, 1] to the same; the identity at first."""
