@@ -40,7 +40,8 @@ from typing import Any
 
 TESTS = Path(__file__).resolve().parent
 LOADED = (
-    "torch._dynamo", "torch.distributed.run", "scipy.stats", "scipy.optimize", "grpc", "prometheus_client",
+    "torch._dynamo", "torch.distributed.run", "scipy.stats", "scipy.optimize", "scipy.signal",
+    "sklearn.datasets", "grpc", "prometheus_client",
     "private_curator.cli.main", "private_curator.serving.server", "private_curator.worker.loop",
     "public_client.cli.main", "public_client.adaptation.domain_adaptation", "public_client.experiments.run",
 )  # fmt: skip
