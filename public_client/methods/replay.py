@@ -29,6 +29,7 @@ from public_client.replay.residuals import Residuals
 from public_client.replay.twins import MOST_STEPS
 from public_client.replay.verdict import Fitted
 from public_client.replay.views import View, image_view
+from public_client.replay.weighted import most_updates
 from public_client.training.drawing import draw_all
 from public_client.training.loop import Training, status, write_histories
 from public_client.training.sites import Group, Model, Site
@@ -116,6 +117,7 @@ class Replay(SlicedMethod):
         updates = self.tuning_steps * any(fitted.convinced for fitted in found.values())
         title = f"{'tuning on the view' if updates else 'trying other priors'} of {group}"
         updates += MOST_STEPS * any(fitted.outcome != "kept" for fitted in found.values())
+        updates += most_updates(sum(fitted.class_draws is not None for fitted in found.values()))
         with reporting(title, updates, shown=training.progress and updates > 0) as bar:
             delivered = delivery.deliver(  # not the frozen copy: which parameters were trained is asked there
                 training.model.extractor, training.model.classifier, found, group.shares(group.live), source,
