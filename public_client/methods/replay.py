@@ -2,8 +2,8 @@
 
 Nothing comes back through the target branch. The stored releases are replayed (`public_client.replay`): the simplest
 explanation that fits them is found. If that is a small model of how the target sees things, all weights are fine-tuned
-on the source seen through it; if it is other class frequencies, the classifier's priors are corrected; if nothing fits,
-or the source does as it is, the model is kept.
+on the source seen through it; if it is other class frequencies, the classifier's priors are corrected, and weights are
+trained on by them where that gains; if nothing fits, or the source does as it is, the model is kept.
 """
 
 from __future__ import annotations
