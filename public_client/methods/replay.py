@@ -2,8 +2,8 @@
 
 Nothing comes back through the target branch. The stored releases are replayed (`public_client.replay`): the simplest
 explanation that fits them is found. If that is a small model of how the target sees things, all weights are fine-tuned
-on the source seen through it; if it is other class frequencies, the classifier's priors are corrected; if nothing fits,
-or the source does as it is, the model is kept.
+on the source seen through it; if it is other class frequencies, the classifier's priors are corrected, and weights are
+trained on by them where that gains; if nothing fits, or the source does as it is, the model is kept.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from public_client.replay.residuals import Residuals
 from public_client.replay.twins import MOST_STEPS
 from public_client.replay.verdict import Fitted
 from public_client.replay.views import View, image_view
+from public_client.replay.weighted import most_updates
 from public_client.training.drawing import draw_all
 from public_client.training.loop import Training, status, write_histories
 from public_client.training.sites import Group, Model, Site
@@ -116,6 +117,7 @@ class Replay(SlicedMethod):
         updates = self.tuning_steps * any(fitted.convinced for fitted in found.values())
         title = f"{'tuning on the view' if updates else 'trying other priors'} of {group}"
         updates += MOST_STEPS * any(fitted.outcome != "kept" for fitted in found.values())
+        updates += most_updates(sum(fitted.class_draws is not None for fitted in found.values()))
         with reporting(title, updates, shown=training.progress and updates > 0) as bar:
             delivered = delivery.deliver(  # not the frozen copy: which parameters were trained is asked there
                 training.model.extractor, training.model.classifier, found, group.shares(group.live), source,

@@ -4,7 +4,8 @@ A view: the source-trained modules are tuned on source records seen through it, 
 they do better on such records than the source-trained ones do, by more than chance: a shorter trial on a part of the
 source says so, on the records that it left out. A view that can be undone (columns in other units) is undone in front
 of the source-trained extractor, and nothing is tuned. Other class frequencies: log(target's / source's) is added to the
-classifier's scores, or a part of it (`priors`), and no weight changes. Never both:
+classifier's scores, or a part of it (`priors`), and where a trial promises more all that was learned is trained on, on
+source records drawn by these frequencies (`weighted`). Never both:
 under a view, frequencies and pixels are too easily mistaken for each other. Otherwise the source-trained model, to the
 bit.
 """
@@ -24,9 +25,10 @@ from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter, reporting
 from public_client.data.ranks import Ranks
 from public_client.replay.priors import safe_weights, with_priors
-from public_client.replay.twins import Twins
+from public_client.replay.twins import Twins, laid_out
 from public_client.replay.verdict import Fitted, Outcome
 from public_client.replay.views import FeatureView, MixedViews, View
+from public_client.replay.weighted import Onward, Trained
 from shared.extractor.adapters import FeatureAffine
 
 _BATCH = 128
@@ -108,17 +110,14 @@ def deliver(
         not (fitted.view.tunes_extractor or fitted.view.keeps_scores) for fitted in found.values() if fitted.convinced
     ):
         flattered = twins.flattered()
+    crossed = twins.crossed() if any(fitted.class_draws is not None for fitted in found.values()) else None
+    onward = None if crossed is None else Onward(crossed, extractor, steps=steps, seed=seed, ranks=ranks, bar=bar)
     delivered = {}
     kept = (copy.deepcopy(extractor), copy.deepcopy(classifier))
     for name, fitted in found.items():
         outcome, reason, model = fitted.outcome, fitted.reason, kept
         if fitted.class_draws is not None:
-            safe = safe_weights(twins.honest(), source.labels, fitted.class_weights, fitted.class_draws)
-            reason = f"{safe.reason} ({fitted.reason})"
-            if safe.weights is None:
-                delivered[name] = Delivered(*kept, "kept", reason)
-            else:
-                delivered[name] = Delivered(kept[0], with_priors(kept[1], safe.weights), "priors corrected", reason)
+            delivered[name] = _corrected(fitted, fitted.class_draws, kept, twins, onward, source.labels)
             continue
         if fitted.convinced:
             own, of = tuned, trials
@@ -139,6 +138,25 @@ def deliver(
                 )
         delivered[name] = Delivered(*model, outcome, reason)
     return delivered
+
+
+def _corrected(
+    fitted: Fitted,
+    draws: Tensor,
+    kept: tuple[nn.Module, nn.Module],
+    twins: Twins,
+    onward: Onward | None,
+    labels: Tensor,
+) -> Delivered:
+    """Other priors, as far as they are safe; and weights that are trained on by them, where that gains more."""
+    safe = safe_weights(twins.honest(), labels, fitted.class_weights, draws)
+    if safe.weights is None:
+        return Delivered(*kept, "kept", f"{safe.reason} ({fitted.reason})")
+    told = "no weight changes, as models trained anew, on which training on is tried, are not to be had here"
+    trained = onward.by(safe.weights, draws) if onward else Trained(None, told)
+    extractor, classifier = trained.modules or kept
+    reason = f"{safe.reason}; {trained.reason} ({fitted.reason})"
+    return Delivered(extractor, with_priors(classifier, safe.weights), "priors corrected", reason)
 
 
 def _taken(data: Labelled, chosen: Tensor) -> Labelled:
@@ -285,9 +303,3 @@ def tune(
         optimizer.step()
         bar.advance(f"class loss {float(loss.detach()):.3f}")
     return extractor.eval(), classifier.eval()
-
-
-def laid_out(extractor: nn.Module, records: Tensor) -> nn.Module:
-    """A copy; for images its weights are stored channels last, with which a processor computes a third faster."""
-    copied = copy.deepcopy(extractor)
-    return copied.to(memory_format=torch.channels_last) if records.dim() == 4 else copied  # type: ignore[call-overload]

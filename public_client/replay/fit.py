@@ -28,11 +28,11 @@ from public_client.data.progress import Reporter
 from public_client.data.ranks import Ranks
 from public_client.replay.class_frequencies import FrequencyModel
 from public_client.replay.columns import ColumnView
-from public_client.replay.delivery import laid_out
 from public_client.replay.low_rank import LowRankView
 from public_client.replay.missing_columns import TableView, find_gaps
 from public_client.replay.posterior import SCORED, Posterior
 from public_client.replay.residuals import Residuals
+from public_client.replay.twins import laid_out
 from public_client.replay.verdict import (
     CONVINCED,
     FITS,

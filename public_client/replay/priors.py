@@ -71,8 +71,13 @@ def safe_weights(honest: Honest, labels: Tensor, weights: Tensor, draws: Tensor)
 
 def _gains(scores: Tensor, labels: Tensor, weights: Tensor, draws: Tensor) -> Tensor:
     """(s,), in percentage points."""
-    before, after = (one.argmax(dim=1) == labels for one in (scores, scores + torch.log(weights)))
-    return frequency_gains(100.0 * (after.double() - before.double()), labels, draws)
+    return frequency_gains(changes(scores, scores + torch.log(weights), labels), labels, draws)
+
+
+def changes(before: Tensor, after: Tensor, labels: Tensor) -> Tensor:
+    """Of each record, (m,): 100 if only the later scores (m, classes) are right, -100 if only the earlier ones."""
+    first, second = (scores.argmax(dim=1) == labels for scores in (before, after))
+    return 100.0 * (second.double() - first.double())
 
 
 def prior_weights(weights: Tensor, share: float) -> Tensor:
@@ -91,15 +96,26 @@ def frequency_gains(changes: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
     Returns:
         (s,), with the chance in the source's records added, in the unit of `changes`.
     """
+    means, variances, shares = _by_class(changes, labels, draws)
+    chance = torch.randn(len(shares), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(shares)
+    return shares @ means + chance * (shares.square() @ variances).sqrt()
+
+
+def expected_change(changes: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, float]:
+    """The mean change where classes are as frequent as `weights` (classes,) say, and its standard error by chance."""
+    means, variances, shares = _by_class(changes, labels, weights[None])
+    return float(shares @ means), float((shares.square() @ variances).sqrt())
+
+
+def _by_class(changes: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean change (classes,) of each class, the variance of each mean, and the draws as frequencies (s, classes)."""
     onehot = functional.one_hot(labels, draws.shape[1]).double()  # (m, c)
     counts = onehot.sum(dim=0).clamp(min=1.0)
     means = onehot.T @ changes / counts
     # With one record more, which varies as all do: a class of a single record would seem sure.
     variances = (onehot.T @ (changes - means[labels]).square() + changes.var(unbiased=False)) / counts.square()
     shares = draws.double() * onehot.mean(dim=0)
-    shares = shares / shares.sum(dim=1, keepdim=True)
-    chance = torch.randn(len(shares), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(shares)
-    return shares @ means + chance * (shares.square() @ variances).sqrt()
+    return means, variances, shares / shares.sum(dim=1, keepdim=True)
 
 
 def with_priors(classifier: nn.Module, weights: Tensor) -> nn.Module:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,9 +27,9 @@ from public_client.data.datasets import Labelled
 from public_client.data.progress import Reporter
 from public_client.data.ranks import Ranks
 
-_FOLDS = 3
+FOLDS = 3
 _STEPS = 1000  # updates of one twin, at most
-MOST_STEPS = 2 * _FOLDS * _STEPS
+MOST_STEPS = 2 * FOLDS * _STEPS
 """Updates that are told to a bar, at most: of twins of both modules, and of the classifier alone."""
 _EVERY = 50  # updates between two looks at how much it has learned
 _BATCH = 128
@@ -50,6 +52,31 @@ class Honest:
     scores: Tensor
     known: Tensor
     told: str
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """A module, and its twins of parts of the source.
+
+    Attributes:
+        module: what was trained anew: inputs to scores.
+        both: whether it is extractor and classifier in a row, not the classifier alone.
+        inputs: (m, ...), of the source's records.
+        labels: (m,), theirs.
+        parts: (m,), from 0 to `FOLDS` - 1: the part that each record is in.
+        twins: by the part that a twin was trained without; each is held by the process that trained it.
+        scores: (m, classes), of each part by its twin.
+        learned: whether every twin learned as much as the module.
+    """
+
+    module: nn.Module
+    both: bool
+    inputs: Tensor
+    labels: Tensor
+    parts: Tensor
+    twins: dict[int, nn.Module]
+    scores: Tensor
+    learned: bool
 
 
 class Twins:
@@ -81,26 +108,35 @@ class Twins:
 
     @cached_property
     def _features(self) -> Tensor:
-        return _scores(self._extractor, self._source.images)
+        return scores_of(self._extractor, self._source.images)
 
     @cached_property
     def _known(self) -> Tensor:
-        return _scores(self._classifier, self._features)
+        return scores_of(self._classifier, self._features)
 
     @cached_property
-    def _whole(self) -> Tensor | None:
-        """Scores by twins of both modules; None if they cannot be brought to learn as much."""
+    def _whole(self) -> Crossed | None:
+        """Twins of both modules; None if they cannot be brought to learn as much."""
         if not _learns(self._extractor):
             return None
-        scores, learned = self._crossed(nn.Sequential(self._extractor, self._classifier), self._source.images)
-        return scores if learned else None
+        crossed = self._crossed(nn.Sequential(self._extractor, self._classifier), self._source.images)
+        return crossed if crossed.learned else None
 
     @cached_property
-    def _alone(self) -> tuple[Tensor, bool]:
-        """Scores by the classifier's twins, and whether they have learned as much; a fixed one's own."""
+    def _alone(self) -> Crossed:
+        """Twins of the classifier; none of a fixed one, which is asked itself."""
         if not _learns(self._classifier):
-            return self._known, True
+            return self._itself(self._classifier, self._features, learned=True)
         return self._crossed(self._classifier, self._features)
+
+    def crossed(self) -> Crossed | None:
+        """Twins of all that is learned, which know nothing of the records that they are asked of.
+
+        Of both modules, or of the classifier behind a fixed extractor; None if there are none, or they learn less.
+        """
+        if _learns(self._extractor):
+            return self._whole
+        return self._alone if _learns(self._classifier) and self._alone.learned else None
 
     def honest(self) -> Honest:
         """What is said of the source's records by models that were not trained on them, as far as there are any."""
@@ -110,14 +146,15 @@ class Twins:
             return Honest(self._known, self._known, told)
         known = f"right on {right:.1f}% of the source's records, which it was trained on"
         if self._whole is not None:
-            told = f"by models trained without them, {_told(self._whole, self._source)} (the model is {known})"
-            return Honest(self._whole, self._known, told)
-        scores, learned = self._alone
+            scores = self._whole.scores
+            told = f"by models trained without them, {_told(scores, self._source)} (the model is {known})"
+            return Honest(scores, self._known, told)
+        scores = self._alone.scores
         if _learns(self._extractor):
             known += "; what its extractor knows of them by heart is not known, as training it anew takes too long here"
         if not _learns(self._classifier):
             return Honest(scores, self._known, f"of the model, which is {known}")
-        if not learned:
+        if not self._alone.learned:
             known += "; trained anew, the classifier learns less"
         told = f"by classifiers trained without them, {_told(scores, self._source)} (the model is {known})"
         return Honest(scores, self._known, told)
@@ -132,37 +169,50 @@ class Twins:
             return 0.0
         if self._whole is None:
             return None
-        scores, learned = self._alone
-        seen = _right(scores if learned else self._known, self._source)
-        return max(0.0, seen - _right(self._whole, self._source))
+        seen = _right(self._alone.scores if self._alone.learned else self._known, self._source)
+        return max(0.0, seen - _right(self._whole.scores, self._source))
 
-    def _crossed(self, module: nn.Module, inputs: Tensor) -> tuple[Tensor, bool]:
-        """Scores (m, classes) of each part by a twin that was trained without it, and whether all learned enough."""
+    def _itself(self, module: nn.Module, inputs: Tensor, *, learned: bool) -> Crossed:
+        """In the place of twins."""
         labels = self._source.labels
-        if len(labels) < 2 * _FOLDS:
-            return self._known, False
+        both = module is not self._classifier
+        return Crossed(module, both, inputs, labels, torch.zeros_like(labels), {}, self._known, learned)
+
+    def _crossed(self, module: nn.Module, inputs: Tensor) -> Crossed:
+        """Each part's scores by a twin that was trained without it."""
+        labels = self._source.labels
+        if len(labels) < 2 * FOLDS:
+            return self._itself(module, inputs, learned=False)
         wanted = _AS_WELL[0] * float(functional.cross_entropy(self._known, labels)) + _AS_WELL[1]
         generator = torch.Generator().manual_seed(self._seed)
-        numbers = torch.randperm(len(labels), generator=generator).to(labels.device) % _FOLDS
-        seeds = torch.randint(2**31, (_FOLDS,), generator=generator).tolist()
+        parts = torch.randperm(len(labels), generator=generator).to(labels.device) % FOLDS
+        seeds = torch.randint(2**31, (FOLDS,), generator=generator).tolist()
+        twins: dict[int, nn.Module] = {}
 
         def one(number: int) -> tuple[Tensor, bool]:
-            kept, held = (numbers != number).nonzero()[:, 0], (numbers == number).nonzero()[:, 0]
-            # What modules draw for themselves, weights and dropout, is the seed's, and the caller's own state stays.
-            with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
-                torch.default_generator.manual_seed(seeds[number])
-                if inputs.is_cuda:
-                    torch.cuda.manual_seed(seeds[number])
-                twin = _fresh(module)
+            kept, held = (parts != number).nonzero()[:, 0], (parts == number).nonzero()[:, 0]
+            with seeded(seeds[number], inputs.device):
+                twins[number] = twin = laid_out(_fresh(module), inputs)
                 own = Labelled(inputs[kept], labels[kept])
                 learned = _train(twin, own, wanted, seeds[number], self._steps, self._bar)
-            return _scores(twin, inputs[held]).cpu(), learned
+            return scores_of(twin, inputs[held]).cpu(), learned
 
-        found = self._ranks.divided(_FOLDS, one)
+        found = self._ranks.divided(FOLDS, one)
         scores = torch.zeros(len(labels), found[0][0].shape[1], device=labels.device)
         for number, (own, _) in enumerate(found):
-            scores[numbers == number] = own.to(scores)
-        return scores, all(learned for _, learned in found)
+            scores[parts == number] = own.to(scores)
+        both, learned = module is not self._classifier, all(learned for _, learned in found)
+        return Crossed(module, both, inputs, labels, parts, twins, scores, learned)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """What modules draw for themselves, weights and dropout, is the seed's, and the caller's own state stays."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield
 
 
 def _told(scores: Tensor, source: Labelled) -> str:
@@ -198,7 +248,7 @@ def _train(twin: nn.Module, kept: Labelled, wanted: float, seed: int, steps: int
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(learned, lr=_RATE)
     for step in range(1, steps + 1):
-        _trained_mode(twin)
+        trained_mode(twin)
         chosen = torch.randint(len(kept), (min(_BATCH, len(kept)),), generator=generator)
         loss = functional.cross_entropy(twin(kept.images[chosen]), kept.labels[chosen])
         optimizer.zero_grad()
@@ -207,14 +257,14 @@ def _train(twin: nn.Module, kept: Labelled, wanted: float, seed: int, steps: int
         bar.advance(f"class loss {float(loss.detach()):.3f}")
         if step % _EVERY == 0:
             twin.eval()
-            scores = _scores(twin, kept.images[:_LOOKED_AT])
+            scores = scores_of(twin, kept.images[:_LOOKED_AT])
             if float(functional.cross_entropy(scores, kept.labels[:_LOOKED_AT])) <= wanted:
                 return True
     twin.eval()
     return False
 
 
-def _trained_mode(twin: nn.Module) -> None:
+def trained_mode(twin: nn.Module) -> None:
     """What is fixed stays in evaluation mode: a fixed batch norm learns nothing either."""
     twin.train()
     for part in twin.modules():
@@ -228,5 +278,12 @@ def _right(scores: Tensor, data: Labelled) -> float:
 
 
 @torch.no_grad()
-def _scores(module: nn.Module, records: Tensor) -> Tensor:
+def scores_of(module: nn.Module, records: Tensor) -> Tensor:
+    """(m, classes), of records (m, ...)."""
     return torch.cat([module(part) for part in torch.split(records, _AT_ONCE)])
+
+
+def laid_out(extractor: nn.Module, records: Tensor) -> nn.Module:
+    """A copy; for images its weights are stored channels last, with which a processor computes a third faster."""
+    copied = copy.deepcopy(extractor)
+    return copied.to(memory_format=torch.channels_last) if records.dim() == 4 else copied  # type: ignore[call-overload]

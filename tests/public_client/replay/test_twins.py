@@ -146,7 +146,7 @@ def test_no_learned_weight_outlives_the_draw_what_is_fixed_stays_and_the_seed_de
     fresh = twins._fresh(extractor)
     for (name, before), after in zip(extractor.named_parameters(), fresh.parameters(), strict=True):
         assert torch.equal(before, after) != before.requires_grad, name
-    twins._trained_mode(fresh)
+    twins.trained_mode(fresh)
     fresh(source.images)
     assert float(fresh[0][0].running_mean[0]) == 3.0
     assert fresh[4].training

@@ -31,6 +31,8 @@ from public_client.generation.generating import generate, plan_generator
 from public_client.methods.statistics_head import Known
 from public_client.replay import delivery, fit
 from public_client.replay.residuals import Residuals
+from public_client.replay.twins import Twins
+from public_client.replay.weighted import Onward
 from public_client.testing.mock import MockCurator, mock_description
 from public_client.training.distributed import shared_curators
 from shared.errors import BudgetExhausted, CuratorUnavailable, InvalidValue
@@ -185,7 +187,16 @@ def divided(out: Path, ranks: Ranks) -> None:
             extractor, nn.Linear(5, 3), fit.view_for(source.images, seen), source,
             steps=6, generator=torch.Generator().manual_seed(0), bar=bar, ranks=ranks,
         )  # fmt: skip
-    torch.save((found.reason, tuned[0].state_dict(), drawn(ranks)), out / f"divided-{ranks.rank}.pt")
+        crossed = Twins(extractor, nn.Linear(5, 3), source, seed=0, ranks=ranks, bar=bar).crossed()
+        assert crossed is not None
+        absent = torch.tensor([1.5, 1.5, 1e-3])
+        onward = Onward(crossed, extractor, steps=20, seed=0, ranks=ranks, bar=bar)
+        trained = onward.by(absent, absent.repeat(50, 1))
+        assert trained.modules is not None, trained.reason
+    weights = torch.cat([value.detach().flatten() for module in trained.modules for value in module.parameters()])
+    torch.save(
+        (found.reason, tuned[0].state_dict(), drawn(ranks), trained.reason, weights), out / f"divided-{ranks.rank}.pt"
+    )
 
 
 def drawn(ranks: Ranks) -> torch.Tensor:

@@ -114,12 +114,13 @@ def test_two_processes_train_against_two_hospitals_as_one_does(one, two):
 @pytest.mark.end_to_end
 def test_a_replay_is_fitted_by_two_processes_as_by_one(one, two):
     """Each candidate draws for itself, so it is the same whoever fits it; tuning shares batches, and ends alike."""
-    reason, alone, decoder = torch.load(one / "divided-0.pt", weights_only=True)
+    reason, alone, decoder, trained_on, weights = torch.load(one / "divided-0.pt", weights_only=True)
     both = [torch.load(two / f"divided-{rank}.pt", weights_only=True) for rank in (0, 1)]
-    for told, _, drawn in both:
-        assert told == reason
+    for told, _, drawn, told_too, own in both:
+        assert (told, told_too) == (reason, trained_on)
         torch.testing.assert_close(drawn, decoder, rtol=0, atol=0)  # a generator's decoder, fitted together
-    (_, first, _), (_, second, _) = both
+        torch.testing.assert_close(own, weights, rtol=0, atol=0)  # trained on by class frequencies
+    first, second = (each[1] for each in both)
     for name, value in first.items():
         torch.testing.assert_close(value, second[name], rtol=0, atol=0)
         assert not torch.equal(value, alone[name])  # the parts of a batch are varied by each rank for itself
