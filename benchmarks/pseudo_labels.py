@@ -110,35 +110,52 @@ def run(cell: Cell, origin: Origin) -> dict[str, Any]:
     held = Labelled(whole.images[: cell.records], whole.labels[: cell.records])
     fresh = Labelled(whole.images[cell.records :], whole.labels[cell.records :])
     fresh = fresh if len(fresh) >= _FEWEST else held
+    return asdict(cell) | trained(origin, held, fresh, epsilon=cell.epsilon, delta=DELTAS[origin.kind], seed=cell.seed)
+
+
+def trained(
+    origin: Origin, held: Labelled, fresh: Labelled, *, epsilon: float, delta: float, seed: int
+) -> dict[str, Any]:
+    """One training against a mock curator.
+
+    Args:
+        origin: the team's source and model.
+        held: the curator's records.
+        fresh: what accuracies are measured on.
+        epsilon, delta: of the run.
+        seed: of the client's choices.
+
+    Returns:
+        Accuracies in percent of source only, of the trained model and of exact self-training, the outcome, and seconds.
+    """
     extractor, classifier = parted(origin)
     method = PseudoLabels(least_classes=2) if origin.kind == "tables" else PseudoLabels()
-    shape, delta = tuple(held.images.shape[1:]), DELTAS[origin.kind]
-    told = mock_description(records=len(held), record_shape=shape, epsilon=cell.epsilon, delta=delta)
+    told = mock_description(records=len(held), record_shape=tuple(held.images.shape[1:]), epsilon=epsilon, delta=delta)
     with Hospital(MockCurator(told, records=lambda count: held.images[:count])) as hospital:
-        key = (told, cell.source)
+        key = (told, method, tuple(next(classifier.parameters()).shape))
         if key not in _PLANS:  # calibrating the noise takes longer than most of the rest
-            _PLANS[key] = hospital.plan(method, epsilon=cell.epsilon, extractor=extractor, classifier=classifier)
+            _PLANS[key] = hospital.plan(method, epsilon=epsilon, extractor=extractor, classifier=classifier)
         plan = _PLANS[key]
         model = DomainAdaptation(
-            extractor, classifier, hospital=hospital, plan=plan, device="cpu", seed=cell.seed, source_epochs=0
+            extractor, classifier, hospital=hospital, plan=plan, device="cpu", seed=seed, source_epochs=0
         )
         begun = time.monotonic()
         if words := "; ".join(method.worthless(plan)):
             report: dict[str, Any] = {"outcome": "refused", "finding": words}
         else:
-            model.fit(source_loader(origin.source, seed=cell.seed), progress=False)
+            model.fit(source_loader(origin.source, seed=seed), progress=False)
             (report,) = model.reports
         seconds = time.monotonic() - begun
     with torch.no_grad():
         features = [extractor(data.images) for data in (origin.source, held, fresh)]
         scores = classifier(features[2])
-    return asdict(cell) | {
+    return {
         "n": len(held),
         "measured_on": len(fresh),
-        "source_only": _percent(scores, fresh.labels),
+        "source_only": percent(scores, fresh.labels),
         "adapted": round(100.0 * model.score(fresh.images, fresh.labels), 2),
-        "exact": _percent(
-            _self_trained(classifier, features[0], origin.source.labels, features[1])(features[2]), fresh.labels
+        "exact": percent(
+            self_trained(classifier, features[0], origin.source.labels, features[1])(features[2]), fresh.labels
         ),
         "outcome": report["outcome"],
         "finding": report["finding"],
@@ -154,11 +171,12 @@ def parted(origin: Origin) -> tuple[nn.Module, nn.Module]:
     return extractor.eval(), classifier.eval()
 
 
-def _percent(scores: Tensor, labels: Tensor) -> float:
+def percent(scores: Tensor, labels: Tensor) -> float:
+    """Of scores (m, C) that are right."""
     return round(100.0 * float((scores.argmax(dim=1) == labels).double().mean()), 2)
 
 
-def _self_trained(classifier: nn.Module, features: Tensor, labels: Tensor, target: Tensor) -> nn.Module:
+def self_trained(classifier: nn.Module, features: Tensor, labels: Tensor, target: Tensor) -> nn.Module:
     """Each round a classifier learns what the last one said of the target's features, beside some of the source."""
     chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[: len(target)]
     learned, strength = classifier, float(features.norm(dim=1).square().mean()) / 9.0 / len(target)

@@ -38,6 +38,10 @@ _START = {"common": 0.1, "gains": 0.0, "own": 0.05, "misfit": 0.05}
 _FREQUENCIES = 1.0
 _OTHER_FREQUENCIES = (10.0, 0.1)
 """By how much other frequencies must be likelier: nats, and a share of what shifts explain, which look like them."""
+_AGAINST_MISFIT = 3.0
+"""Nats for each released value that a misfit of one deviation is less likely beforehand. Of classes that keep apart
+each move changes sums of its own, just as a misfit would, so that evidence hardly tells them apart; that classes move
+is what is expected."""
 _RIVAL = 20.0  # nats, by which other frequencies may be less likely and still be what happened
 _NEARLY_NOTHING = 1e-6  # a prior deviation of 0, where it is divided by
 _JITTER = 1e-9
@@ -139,6 +143,7 @@ class Shifts:
         mean: (P,), P = r + r + C r + C: what all classes share, gains, each class's own, log-weights of frequencies.
         covariance: of these.
         common, gains, own, frequencies, misfit: t0, tg, t1, tw and kappa.
+        doubt: the misfit of most evidence, were all as likely beforehand; moves of classes may look like it.
         evidence: nats that they gain over the source as it is; 0 where nothing has changed.
         classes: C.
         rival: the posterior with other frequencies, where they explain the release about as well.
@@ -151,6 +156,7 @@ class Shifts:
     own: float
     frequencies: float
     misfit: float
+    doubt: float
     evidence: float
     classes: int
     rival: Shifts | None = None
@@ -160,7 +166,7 @@ class Shifts:
         """Those of a target that is the source's like."""
         C, r = source.classes, source.components
         values = torch.zeros(2 * r + C * r + C, dtype=torch.float64)
-        return cls(values, torch.diag(values), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, C)
+        return cls(values, torch.diag(values), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, C)
 
     @property
     def kinds(self) -> tuple[int, int, int, int]:
@@ -238,7 +244,7 @@ class _Fit:
             offset, slopes = self._linearised(found)
             left = self.observed.values - offset
             kinds = [part @ part.T for part in slopes.split_with_sizes(found.kinds, dim=1)]
-            told, chosen = self._likeliest(kinds, left, chosen, frequencies)
+            told, chosen, doubt = self._likeliest(kinds, left, chosen, frequencies)
             deviations = (chosen["common"], chosen["gains"], chosen["own"], frequencies)
             each = zip(found.kinds, deviations, strict=True)
             prior = torch.cat([torch.full((n,), max(t, _NEARLY_NOTHING) ** 2, dtype=torch.float64) for n, t in each])
@@ -249,15 +255,19 @@ class _Fit:
             if won == 0.0 and found.covariance.any():  # what was linear around the last mean does not lead further
                 break
             covariance = torch.diag(prior) - weighed.T @ gain
-            found = Shifts(mean, covariance, *deviations, chosen["misfit"], told - self.nothing, found.classes)
+            found = Shifts(mean, covariance, *deviations, chosen["misfit"], doubt, told - self.nothing, found.classes)
             if won < _SETTLED:
                 break
         return found
 
     def _likeliest(
         self, kinds: Sequence[Tensor], left: Tensor, chosen: dict[str, float], frequencies: float
-    ) -> tuple[float, dict[str, float]]:
-        """The most evidence of a linear model, and its hyperparameters: one after the other, until none changes."""
+    ) -> tuple[float, dict[str, float], float]:
+        """Evidence of a linear model, and the likeliest hyperparameters: one after the other, until none changes.
+
+        Returns:
+            The evidence, the hyperparameters, and the misfit of the most evidence, whatever misfits are beforehand.
+        """
         shared, gained, own, frequent = kinds
         fixed = self.noise + frequencies**2 * frequent
         seen: dict[tuple[float, ...], float] = {}
@@ -269,12 +279,17 @@ class _Fit:
                 seen[key] = _log_likelihood(fixed + sum(t**2 * part for t, part in more), left)
             return seen[key]
 
-        while True:
-            before = chosen
-            for name, values in _PRIORS.items():
-                chosen = max(({**chosen, name: value} for value in values), key=evidence)
-            if chosen == before:
-                return evidence(chosen), chosen
+        def likeliest(beforehand: float) -> dict[str, float]:
+            best, before = chosen, None
+            while best != before:
+                before = best
+                for name, values in _PRIORS.items():
+                    tried = [{**best, name: value} for value in values]
+                    best = max(tried, key=lambda each: evidence(each) - beforehand * each["misfit"])
+            return best
+
+        best = likeliest(_AGAINST_MISFIT * len(left))
+        return evidence(best), best, likeliest(0.0)["misfit"]
 
     def _stepped(self, found: Shifts, goal: Tensor, noise: Tensor, prior: Tensor) -> tuple[Tensor, float]:
         """As far towards a round's goal (P,) as the model itself becomes likelier, and by how many nats."""

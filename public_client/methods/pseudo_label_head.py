@@ -48,12 +48,16 @@ class Gain:
     mean: float
     error: float
 
+    @property
+    def best(self) -> float:
+        """Accuracy that takes no release, in percent."""
+        return self.before + max(self.retrained, 0.0)
+
     def __str__(self) -> str:
         """In words."""
-        best = self.before + max(self.retrained, 0.0)
         return (
-            f"accuracy goes from {best:.1f} to {best + self.mean:.1f} ± {self.error:.1f} %; without the release, by "
-            f"training the classifier for longer on the source alone, from {self.before:.1f} to "
+            f"accuracy goes from {self.best:.1f} to {self.best + self.mean:.1f} ± {self.error:.1f} %; without the "
+            f"release, by training the classifier for longer on the source alone, from {self.before:.1f} to "
             f"{self.before + self.retrained:.1f} %"
         )
 
@@ -110,7 +114,7 @@ def expected_gain(
         told: after each world.
     """
     before, retrained, gains = [], [], []
-    unit = shifts.misfit * spread(source)
+    unit = max(shifts.misfit, shifts.doubt) * spread(source)
     for _ in range(WORLDS):
         order = torch.randperm(len(source.labels), generator=generator)
         own, other = source.part(order[: len(order) // 2]), source.part(order[len(order) // 2 :])

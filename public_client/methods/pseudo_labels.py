@@ -55,8 +55,10 @@ _LEAST_TOLD = 200.0  # records over the noise's factor, below which shifts of cl
 _EPSILON_POWER = 1.2  # of the noise's fall, within 1.1 to 1.2 from epsilon 1 to 8: what is asked for then is enough
 _LEAST_EVIDENCE = 5.0  # nats
 _MOST_MISFIT = 0.1  # of the spread of what a record adds
+_MOST_DOUBT = 0.2  # of the same, where moves might be preferred to a misfit
 _SURE = 2.0  # standard errors of the gain
 _LEAST_GAIN = 0.5  # points: what real targets differ in besides costs about so much
+_LEAST_SHARE = 0.2  # of the errors, where there are few: a tight source's worlds are too easy, and so are their gains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,11 +253,12 @@ def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> 
         return Delivered(
             None, f"the classes' frequencies have changed ({found}), so the model is kept; replay follows them"
         )
-    if shifts.misfit > _MOST_MISFIT:
+    if shifts.misfit > _MOST_MISFIT or shifts.doubt > _MOST_DOUBT:
         return Delivered(None, f"the release does not fit classes that have moved ({found}), so the model is kept")
     gain = expected_gain(source, observed, shifts, generator, told=lambda: bar.advance("trying"))
     tried = f"in worlds drawn from the fit {gain} ({found})"
-    if gain.mean < max(_LEAST_GAIN, _SURE * gain.error):
+    least = min(_LEAST_GAIN, _LEAST_SHARE * (100.0 - gain.best))
+    if gain.mean < max(least, _SURE * gain.error):
         return Delivered(None, f"{tried}, which is no clear gain, so the model is kept")
     if shifts.rival is not None:
         gain = expected_gain(source, observed, shifts.rival, generator, told=lambda: None)
@@ -272,7 +275,8 @@ def _in_words(shifts: Shifts) -> str:
     return (
         f"classes moved by {shifts.common:g} together and {shifts.own:g} each, in units of a feature's mean norm, with "
         f"gains of {shifts.gains:g}; "
-        f"{shifts.evidence:.0f} nats for it; {shifts.misfit:g} of a record's deviation is unexplained"
+        f"{shifts.evidence:.0f} nats for it; {shifts.misfit:g} of a record's deviation is unexplained, or "
+        f"{shifts.doubt:g} if moves were no likelier beforehand"
     )
 
 
