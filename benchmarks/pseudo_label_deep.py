@@ -37,6 +37,7 @@ from torch.nn import functional
 
 from benchmarks import records
 from benchmarks.pseudo_labels import percent, self_trained, trained
+from benchmarks.shifts.made import blurred, resampled, smooth
 from benchmarks.shifts.sources import Origin
 from public_client.data.datasets import Labelled, load_mnist, load_usps
 from public_client.data.source import source_loader, train_source
@@ -188,8 +189,7 @@ def _warped(images: Tensor, turn: Tensor, size: Tensor, across: Tensor) -> Tenso
     """Each image (n, 1, h, w) turned (n,), made smaller (n,) and moved (n, 2)."""
     cos, sin = turn.cos() / size, turn.sin() / size
     rows = (torch.stack([cos, sin, across[:, 0]], dim=1), torch.stack([-sin, cos, across[:, 1]], dim=1))
-    grid = functional.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
-    return functional.grid_sample(images + 1.0, grid, padding_mode="zeros", align_corners=False) - 1.0
+    return resampled(images, torch.stack(rows, dim=1))
 
 
 def _even(count: int, width: float, generator: torch.Generator) -> Tensor:
@@ -205,12 +205,7 @@ def _turned(by: float, size: float) -> Shift:
 
 
 def _blurred(width: float) -> Shift:
-    def shift(images: Tensor, _: torch.Generator) -> Tensor:
-        taps = torch.exp(-0.5 * (torch.arange(-6.0, 7.0) / width).square())
-        kernel = torch.outer(taps, taps) / taps.sum() ** 2
-        return functional.conv2d(functional.pad(images, (6, 6, 6, 6), mode="replicate"), kernel[None, None])
-
-    return shift
+    return lambda images, _: blurred(images, width, reach=6)
 
 
 def _noisy(width: float) -> Shift:
@@ -218,12 +213,7 @@ def _noisy(width: float) -> Shift:
 
 
 def _texture(height: float) -> Shift:
-    def shift(images: Tensor, generator: torch.Generator) -> Tensor:
-        field = torch.rand(len(images), 1, 6, 6, generator=generator)
-        field = functional.interpolate(field, size=images.shape[-2:], mode="bicubic", align_corners=True)
-        return torch.maximum(images, 2.0 * height * field.clamp(0.0, 1.0) - 1.0)
-
-    return shift
+    return lambda images, generator: torch.maximum(images, 2.0 * height * smooth(6, images, generator) - 1.0)
 
 
 def _occluded(height: int) -> Shift:
@@ -252,10 +242,6 @@ SHIFTS: dict[str, Shift] = {
 """By name, of images 28 x 28."""
 
 
-def _chosen(data: Labelled, order: Tensor) -> Labelled:
-    return Labelled(data.images[order], data.labels[order])
-
-
 @functools.cache
 def _parts(name: str, data_dir: Path) -> tuple[Labelled, Labelled, Labelled]:
     """Images that backbones are trained on, a source, and what targets are drawn from; of digits source and target are
@@ -265,26 +251,23 @@ def _parts(name: str, data_dir: Path) -> tuple[Labelled, Labelled, Labelled]:
         small = torch.from_numpy(few.images).float().unsqueeze(1) / 8.0 - 1.0
         images = functional.interpolate(small, size=(20, 20), mode="bilinear", align_corners=False)
         data = Labelled(functional.pad(images, (4, 4, 4, 4), value=-1.0), torch.from_numpy(few.target).long())
-        return _chosen(data, torch.arange(0)), data, data
+        return data.part(slice(0)), data, data
     if name == "mnist":
         data, seen = load_mnist(data_dir), _TRAINED_ON
     else:
         data, seen = load_usps(data_dir, geometry="framed" if name == "usps-framed" else "stretched"), 0
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
     first, second, last = order[:seen], order[seen : seen + _SOURCE], order[seen + _SOURCE :]
-    return _chosen(data, first), _chosen(data, second), _chosen(data, last)
+    return data.part(first), data.part(second), data.part(last)
 
 
 def hospital(name: str, shift: str, draw: int, data_dir: Path) -> tuple[Labelled, Labelled]:
     """What a hospital holds and fresh records of the same kind."""
     pool = _parts(name, data_dir)[2]
     generator = torch.Generator().manual_seed(1000 + draw)
-    some = _chosen(pool, torch.randperm(len(pool), generator=generator)[: _RECORDS + _FRESH])
-    images = SHIFTS[shift](some.images, generator)
-    return (
-        Labelled(images[:_RECORDS], some.labels[:_RECORDS]),
-        Labelled(images[_RECORDS:], some.labels[_RECORDS:]),
-    )
+    some = pool.part(torch.randperm(len(pool), generator=generator)[: _RECORDS + _FRESH])
+    data = Labelled(SHIFTS[shift](some.images, generator), some.labels)
+    return data.part(slice(_RECORDS)), data.part(slice(_RECORDS, None))
 
 
 @functools.cache
@@ -332,7 +315,7 @@ def team(seed: int, source: str, data_dir: Path, cache: Path) -> Origin:
         return loss
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
-    nothing = _chosen(data, torch.arange(0))
+    nothing = data.part(slice(0))
     return Origin("images", data, nothing, {}, network, classifier.requires_grad_(False))
 
 

@@ -107,8 +107,8 @@ def main() -> None:
 def run(cell: Cell, origin: Origin) -> dict[str, Any]:
     """One training against a mock curator that holds the cell's records."""
     whole = target_of(replace(cell, records=cell.records + _MEASURED_ON), origin)
-    held = Labelled(whole.images[: cell.records], whole.labels[: cell.records])
-    fresh = Labelled(whole.images[cell.records :], whole.labels[cell.records :])
+    held = whole.part(slice(cell.records))
+    fresh = whole.part(slice(cell.records, None))
     fresh = fresh if len(fresh) >= _FEWEST else held
     return asdict(cell) | trained(origin, held, fresh, epsilon=cell.epsilon, delta=DELTAS[origin.kind], seed=cell.seed)
 

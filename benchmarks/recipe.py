@@ -104,11 +104,11 @@ def _compare(name: str, seed: int, arguments: argparse.Namespace) -> None:
     everything = load_task(name, data_dir=arguments.data_dir).source
     order = torch.randperm(len(everything), generator=torch.Generator().manual_seed(0))
     held, kept = order[:_HELD_OUT], order[_HELD_OUT:]
-    source = Labelled(everything.images[kept], everything.labels[kept])
+    source = everything.part(kept)
     training = read_experiment(None, {"device": "cpu", "source.epochs": SOURCE_EPOCHS[name]})
-    task = Task(name, source=source, target=Labelled(everything.images[held], everything.labels[held]))
+    task = Task(name, source=source, target=everything.part(held))
     model = train_source_model(training, task, seed=seed, progress=False)
-    source = Labelled(source.images[: replay.MOST_RECORDS], source.labels[: replay.MOST_RECORDS])
+    source = source.part(slice(replay.MOST_RECORDS))
     for proxy in dict.fromkeys(settings["proxy"] for settings in wanted):
         target = _target(proxy, task.target)
         extractor = copy.deepcopy(model.extractor).requires_grad_(False)

@@ -93,11 +93,9 @@ def target_of(cell: Cell, origin: Origin) -> Labelled:
         data = origin.elsewhere[cell.shift]
     else:  # a shift of thousands of records more than are used would only cost time
         order = torch.randperm(len(origin.pool), generator=generator)[: 3 * cell.records]
-        data = SHIFTS[origin.kind][cell.shift](
-            Labelled(origin.pool.images[order], origin.pool.labels[order]), generator
-        )
+        data = SHIFTS[origin.kind][cell.shift](origin.pool.part(order), generator)
     order = torch.randperm(len(data), generator=generator)[: cell.records]
-    return Labelled(data.images[order], data.labels[order])
+    return data.part(order)
 
 
 def run(cell: Cell, origin: Origin) -> dict[str, Any]:

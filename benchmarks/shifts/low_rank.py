@@ -139,9 +139,9 @@ def run(cell: Cell, origin: Origin) -> dict[str, Any]:
     data = origin.elsewhere.get(cell.shift)
     if data is None:
         order = torch.randperm(len(origin.pool), generator=generator)[: 3 * cell.records]
-        data = MADE[cell.shift](Labelled(origin.pool.images[order], origin.pool.labels[order]), generator)
+        data = MADE[cell.shift](origin.pool.part(order), generator)
     order = torch.randperm(len(data), generator=generator)[: cell.records]
-    target = Labelled(data.images[order], data.labels[order])
+    target = data.part(order)
     with torch.no_grad():
         features, seen = origin.extractor(origin.source.images), origin.extractor(target.images)
     delta = DELTAS[origin.kind] if cell.source in _SMALL else 1e-5

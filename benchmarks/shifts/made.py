@@ -25,14 +25,18 @@ def _rarer(factor: float) -> Shift:
         classes = int(data.labels.max()) + 1
         rare = data.labels >= (classes + 1) // 2
         kept = ~rare | (torch.rand(len(data), generator=generator) < 1.0 / factor)
-        return Labelled(data.images[kept], data.labels[kept])
+        return data.part(kept)
 
     return shift
 
 
 def _warped(images: Tensor, turn: float, size: float, across: float) -> Tensor:
     cos, sin = math.cos(turn) / size, math.sin(turn) / size
-    theta = torch.tensor([[cos, sin, across], [-sin, cos, -across]]).expand(len(images), 2, 3)
+    return resampled(images, torch.tensor([[cos, sin, across], [-sin, cos, -across]]).expand(len(images), 2, 3))
+
+
+def resampled(images: Tensor, theta: Tensor) -> Tensor:
+    """Images (n, 1, h, w) under affine maps (n, 2, 3) of the square; -1 comes in from outside."""
     grid = functional.affine_grid(theta, list(images.shape), align_corners=False)
     return functional.grid_sample(images + 1.0, grid, padding_mode="zeros", align_corners=False) - 1.0
 
@@ -48,29 +52,33 @@ def _inverted(data: Labelled, _: torch.Generator) -> Labelled:
     return Labelled(-data.images, data.labels)
 
 
-def _smooth(count: int, knots: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    field = torch.rand(count, 1, knots, knots, generator=generator)
+def smooth(knots: int, like: Tensor, generator: torch.Generator) -> Tensor:
+    """A random smooth pattern in [0, 1] for each image, (n, 1, h, w), through so many knots a side."""
+    field = torch.rand(len(like), 1, knots, knots, generator=generator)
     return functional.interpolate(field, size=like.shape[-2:], mode="bicubic", align_corners=True).clamp(0.0, 1.0)
 
 
 def _texture(data: Labelled, generator: torch.Generator) -> Labelled:
     """A random smooth pattern behind the object."""
-    behind = 1.4 * _smooth(len(data), 6, data.images, generator) - 1.0
+    behind = 1.4 * smooth(6, data.images, generator) - 1.0
     return Labelled(torch.maximum(data.images, behind), data.labels)
 
 
 def _blended(data: Labelled, generator: torch.Generator) -> Labelled:
     """MNIST-M in grey: |pattern - image|, as its authors blend; one channel instead of three, and made patterns."""
-    pattern = _smooth(len(data), 5, data.images, generator)
+    pattern = smooth(5, data.images, generator)
     return Labelled((pattern - (data.images + 1.0) / 2.0).abs() * 2.0 - 1.0, data.labels)
 
 
 def _blurred(data: Labelled, generator: torch.Generator) -> Labelled:
-    width = _uniform(generator, 0.5, 1.2)  # pixels
-    taps = torch.exp(-0.5 * (torch.arange(-4.0, 5.0) / width).square())
+    return Labelled(blurred(data.images, _uniform(generator, 0.5, 1.2), reach=4), data.labels)
+
+
+def blurred(images: Tensor, width: float, reach: int) -> Tensor:
+    """Images (n, 1, h, w) under a Gaussian of this deviation, that is cut at `reach`, both in pixels."""
+    taps = torch.exp(-0.5 * (torch.arange(-reach, reach + 1.0) / width).square())
     kernel = torch.outer(taps, taps) / taps.sum() ** 2
-    padded = functional.pad(data.images, (4, 4, 4, 4), mode="replicate")
-    return Labelled(functional.conv2d(padded, kernel[None, None]), data.labels)
+    return functional.conv2d(functional.pad(images, 4 * (reach,), mode="replicate"), kernel[None, None])
 
 
 def _noisy(data: Labelled, generator: torch.Generator) -> Labelled:
@@ -128,7 +136,7 @@ def _covariate(data: Labelled, generator: torch.Generator) -> Labelled:
     first = data.images.flatten(1)[:, 0]
     high = first > first.median()
     kept = ~high | (torch.rand(len(data), generator=generator) < 1.0 / 3.0)
-    return Labelled(data.images[kept], data.labels[kept])
+    return data.part(kept)
 
 
 def _gains(data: Labelled, generator: torch.Generator) -> Labelled:

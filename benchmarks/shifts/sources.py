@@ -124,8 +124,7 @@ def _model(name: str, source: Labelled) -> tuple[nn.Module, nn.Module, int]:
 
 def _halves(data: Labelled, count: int) -> tuple[Labelled, Labelled]:
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
-    first, second = order[:count], order[count:]
-    return Labelled(data.images[first], data.labels[first]), Labelled(data.images[second], data.labels[second])
+    return data.part(order[:count]), data.part(order[count:])
 
 
 def _joined(first: Labelled, second: Labelled) -> Labelled:

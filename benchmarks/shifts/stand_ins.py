@@ -23,7 +23,6 @@ from torch import Tensor
 from benchmarks.local import RATE, released
 from benchmarks.shifts.cells import DELTAS
 from benchmarks.shifts.sources import Origin, load
-from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.methods.replay import Replay
 from public_client.replay import fit
@@ -95,7 +94,7 @@ def release(origin: Origin, honest: Honest, row: dict[str, Any]) -> dict[str, An
     kept = torch.ones(classes).index_fill(0, rare, row["rarer"])
     order = torch.randperm(len(pool), generator=generator)
     order = order[torch.rand(len(order), generator=generator) < kept[pool.labels[order]]][: row["records"]]
-    target = Labelled(pool.images[order], pool.labels[order])
+    target = pool.part(order)
     features, seen = origin.extractor(source.images), origin.extractor(target.images)
     residuals = released(seen, features[: Replay().source_records], epsilon=row["epsilon"], delta=DELTAS[origin.kind])
     with torch.enable_grad(), reporting("", fit.VIEW_STEPS, shown=False) as bar:

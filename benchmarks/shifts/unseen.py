@@ -120,8 +120,8 @@ def origin(name: str, seed: int) -> Origin:
     generator = torch.Generator().manual_seed(50 + seed)
     order = torch.randperm(len(data), generator=generator)
     count = min(_SOURCE, len(data) // 2)
-    pool = _taken(data, order[count:])
-    source = _taken(data, order[: min(count, _BY_HEART)] if heart else order[:count])
+    pool = data.part(order[count:])
+    source = data.part(order[: min(count, _BY_HEART)] if heart else order[:count])
     torch.manual_seed(seed)
     extractor, classifier = _network(data_name, source)
     if heart:
@@ -139,17 +139,13 @@ def origin(name: str, seed: int) -> Origin:
     return Origin("tables", source, pool, {}, extractor, classifier)
 
 
-def _taken(data: Labelled, chosen: Tensor) -> Labelled:
-    return Labelled(data.images[chosen], data.labels[chosen])
-
-
 def _uniform(generator: torch.Generator, low: float, high: float) -> float:
     return low + (high - low) * float(torch.rand((), generator=generator))
 
 
 def _thinned(data: Labelled, shares: Tensor, generator: torch.Generator) -> Labelled:
     """Each record stays with a probability of its own, (m,)."""
-    return _taken(data, (torch.rand(len(data), generator=generator) < shares).nonzero()[:, 0])
+    return data.part(torch.rand(len(data), generator=generator) < shares)
 
 
 def _none(data: Labelled, _: torch.Generator) -> Labelled:
@@ -225,7 +221,7 @@ def _rotated(data: Labelled, generator: torch.Generator) -> Labelled:
 def _duplicates(data: Labelled, generator: torch.Generator) -> Labelled:
     """A tenth of the records, each many times."""
     few = torch.randperm(len(data), generator=generator)[: max(20, len(data) // 10)]
-    return _taken(data, few[torch.randint(len(few), (len(data),), generator=generator)])
+    return data.part(few[torch.randint(len(few), (len(data),), generator=generator)])
 
 
 def _subgroup(data: Labelled, generator: torch.Generator) -> Labelled:
@@ -277,8 +273,8 @@ def cells() -> list[Cell]:
 def target_of(cell: Cell, pool: Labelled) -> Labelled:
     """The private records; of a small pool fewer than the cell's number."""
     generator = torch.Generator().manual_seed(2000 + cell.seed)
-    data = SHIFTS[cell.shift](_taken(pool, torch.randperm(len(pool), generator=generator)), generator)
-    return _taken(data, torch.randperm(len(data), generator=generator)[: cell.records])
+    data = SHIFTS[cell.shift](pool.part(torch.randperm(len(pool), generator=generator)), generator)
+    return data.part(torch.randperm(len(data), generator=generator)[: cell.records])
 
 
 def run(cell: Cell) -> dict[str, Any]:

@@ -52,6 +52,10 @@ class Labelled:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def part(self, chosen: Tensor | slice) -> Labelled:
+        """Some of them: by number (m,), by a mask (n,), or a slice."""
+        return Labelled(self.images[chosen], self.labels[chosen])
+
     def to(self, device: torch.device) -> Labelled:
         """The same on another device."""
         return Labelled(self.images.to(device), self.labels.to(device))

@@ -58,9 +58,7 @@ def site_names(wanted: Experiment) -> list[str]:
 def dealt(wanted: Experiment, target: Labelled) -> dict[str, Labelled]:
     """The stand-in's records as the local hospitals hold them, by site."""
     names = site_names(wanted)
-    return {
-        name: Labelled(target.images[i :: len(names)], target.labels[i :: len(names)]) for i, name in enumerate(names)
-    }
+    return {name: target.part(slice(i, None, len(names))) for i, name in enumerate(names)}
 
 
 def _weights(wanted: Experiment) -> dict[str, float]:

@@ -67,7 +67,7 @@ def load_data(wanted: Experiment) -> Task:
         )
     if target is None and wanted.rehearsed:
         raise SettingsError("data.source alone needs curators; for a rehearsal give data.target, a public stand-in")
-    nothing = Labelled(source.images[:0], source.labels[:0])
+    nothing = source.part(slice(0))
     return Task(name=data.source.stem, source=source, target=target or nothing)
 
 

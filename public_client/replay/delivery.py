@@ -5,9 +5,8 @@ they do better on such records than the source-trained ones do, by more than cha
 source says so, on the records that it left out. A view that can be undone (columns in other units) is undone in front
 of the source-trained extractor, and nothing is tuned. Other class frequencies: log(target's / source's) is added to the
 classifier's scores, or a part of it (`priors`), and where a trial promises more all that was learned is trained on, on
-source records drawn by these frequencies (`weighted`). Never both:
-under a view, frequencies and pixels are too easily mistaken for each other. Otherwise the source-trained model, to the
-bit.
+source records drawn by these frequencies (`weighted`). Never both: under a view, frequencies and pixels are too easily
+mistaken for each other. Otherwise the source-trained model, to the bit.
 """
 
 from __future__ import annotations
@@ -159,10 +158,6 @@ def _corrected(
     return Delivered(extractor, with_priors(classifier, safe.weights), "priors corrected", reason)
 
 
-def _taken(data: Labelled, chosen: Tensor) -> Labelled:
-    return Labelled(data.images[chosen], data.labels[chosen])
-
-
 @dataclass(frozen=True)
 class Trial:
     """Two models, extractor and classifier each, and labelled source records that the second was not tuned on."""
@@ -187,7 +182,7 @@ def _held_out(
     """
     order = torch.randperm(len(source), generator=generator).to(source.labels.device)
     count = min(_MOST_HELD_OUT, int(_HELD_OUT * len(source)))
-    kept, held = _taken(source, order[count:]), _taken(source, order[:count])
+    kept, held = source.part(order[count:]), source.part(order[:count])
     with reporting("", steps, shown=False) as bar:
         tuned = tune(extractor, classifier, view, kept, steps=steps, generator=generator, bar=bar, ranks=ranks)
     return [Trial((extractor, classifier), tuned, held)]
@@ -213,10 +208,7 @@ def _folds(
     numbers = torch.randperm(len(data), generator=generator).to(source.labels.device) % _FOLDS
     trials = []
     for number in range(_FOLDS):
-        kept, held = (
-            _taken(data, (numbers != number).nonzero()[:, 0]),
-            _taken(data, (numbers == number).nonzero()[:, 0]),
-        )
+        kept, held = data.part(numbers != number), data.part(numbers == number)
         with reporting("", 2 * steps, shown=False) as bar:
             before, after = (
                 tune(nn.Identity(), classifier, one, kept, steps=steps, generator=generator, bar=bar, ranks=ranks)

@@ -74,7 +74,7 @@ class Posterior:
     def units(self, identity: ColumnView) -> ColumnView:
         """The most probable units of columns."""
         chosen = self._shuffled[: _JUDGED // 2]
-        source = Labelled(self._source.images[chosen], self._source.labels[chosen])
+        source = self._source.part(chosen)
         return find_units(identity, self._extractor, source, self._residuals)
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,8 +61,7 @@ class Crossed:
     Attributes:
         module: what was trained anew: inputs to scores.
         both: whether it is extractor and classifier in a row, not the classifier alone.
-        inputs: (m, ...), of the source's records.
-        labels: (m,), theirs.
+        data: its inputs, of the source's m records, with their labels.
         parts: (m,), from 0 to `FOLDS` - 1: the part that each record is in.
         twins: by the part that a twin was trained without; each is held by the process that trained it.
         scores: (m, classes), of each part by its twin.
@@ -71,8 +70,7 @@ class Crossed:
 
     module: nn.Module
     both: bool
-    inputs: Tensor
-    labels: Tensor
+    data: Labelled
     parts: Tensor
     twins: dict[int, nn.Module]
     scores: Tensor
@@ -175,8 +173,8 @@ class Twins:
     def _itself(self, module: nn.Module, inputs: Tensor, *, learned: bool) -> Crossed:
         """In the place of twins."""
         labels = self._source.labels
-        both = module is not self._classifier
-        return Crossed(module, both, inputs, labels, torch.zeros_like(labels), {}, self._known, learned)
+        both, data = module is not self._classifier, Labelled(inputs, labels)
+        return Crossed(module, both, data, torch.zeros_like(labels), {}, self._known, learned)
 
     def _crossed(self, module: nn.Module, inputs: Tensor) -> Crossed:
         """Each part's scores by a twin that was trained without it."""
@@ -188,21 +186,20 @@ class Twins:
         parts = torch.randperm(len(labels), generator=generator).to(labels.device) % FOLDS
         seeds = torch.randint(2**31, (FOLDS,), generator=generator).tolist()
         twins: dict[int, nn.Module] = {}
+        data = Labelled(inputs, labels)
 
         def one(number: int) -> tuple[Tensor, bool]:
-            kept, held = (parts != number).nonzero()[:, 0], (parts == number).nonzero()[:, 0]
             with seeded(seeds[number], inputs.device):
                 twins[number] = twin = laid_out(_fresh(module), inputs)
-                own = Labelled(inputs[kept], labels[kept])
-                learned = _train(twin, own, wanted, seeds[number], self._steps, self._bar)
-            return scores_of(twin, inputs[held]).cpu(), learned
+                learned = _train(twin, data.part(parts != number), wanted, seeds[number], self._steps, self._bar)
+            return scores_of(twin, inputs[parts == number]).cpu(), learned
 
         found = self._ranks.divided(FOLDS, one)
         scores = torch.zeros(len(labels), found[0][0].shape[1], device=labels.device)
         for number, (own, _) in enumerate(found):
             scores[parts == number] = own.to(scores)
         both, learned = module is not self._classifier, all(learned for _, learned in found)
-        return Crossed(module, both, inputs, labels, parts, twins, scores, learned)
+        return Crossed(module, both, data, parts, twins, scores, learned)
 
 
 @contextmanager
@@ -241,20 +238,10 @@ def _fresh(module: nn.Module) -> nn.Module:
 
 
 def _train(twin: nn.Module, kept: Labelled, wanted: float, seed: int, steps: int, bar: Reporter) -> bool:
-    """In place, with Adam, until its class loss on its records is as low as wanted; whether it came to that."""
-    learned = [parameter for parameter in twin.parameters() if parameter.requires_grad]
-    if not learned:
+    """In place until its class loss on its records is as low as wanted; whether it came to that."""
+    if not _learns(twin):
         return False
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(learned, lr=_RATE)
-    for step in range(1, steps + 1):
-        trained_mode(twin)
-        chosen = torch.randint(len(kept), (min(_BATCH, len(kept)),), generator=generator)
-        loss = functional.cross_entropy(twin(kept.images[chosen]), kept.labels[chosen])
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        bar.advance(f"class loss {float(loss.detach()):.3f}")
+    for step in updates(twin, kept, seed=seed, steps=steps, rate=lambda _: _RATE, bar=bar):
         if step % _EVERY == 0:
             twin.eval()
             scores = scores_of(twin, kept.images[:_LOOKED_AT])
@@ -262,6 +249,48 @@ def _train(twin: nn.Module, kept: Labelled, wanted: float, seed: int, steps: int
                 return True
     twin.eval()
     return False
+
+
+def updates(
+    module: nn.Module,
+    data: Labelled,
+    *,
+    seed: int,
+    steps: int,
+    rate: Callable[[float], float],
+    bar: Reporter,
+    weights: Tensor | None = None,
+) -> Iterator[int]:
+    """Trains a module in place by Adam on its class loss, and yields the number of updates after each.
+
+    Args:
+        module: inputs to scores; what is fixed of it stays. It is left in training mode.
+        data: inputs and labels.
+        seed: of the batches.
+        steps: updates.
+        rate: learning rate where so much, from 0 to 1, is over.
+        bar: told of each update.
+        weights: (classes,), positive: how often a record of each class is drawn, and what corrects its score.
+    """
+    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    generator, count = torch.Generator().manual_seed(seed), min(_BATCH, len(data))
+    bias = None if weights is None else torch.log(weights)
+    drawn = None if weights is None else weights[data.labels].cpu()
+    optimizer = torch.optim.Adam(learned, lr=rate(0.0))
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate(step / steps)
+        trained_mode(module)
+        if drawn is None:
+            chosen = torch.randint(len(data), (count,), generator=generator)
+        else:
+            chosen = torch.multinomial(drawn, count, replacement=True, generator=generator)
+        scores = module(data.images[chosen])
+        loss = functional.cross_entropy(scores if bias is None else scores + bias, data.labels[chosen])
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        bar.advance(f"class loss {float(loss.detach()):.3f}")
+        yield step + 1
 
 
 def trained_mode(twin: nn.Module) -> None:

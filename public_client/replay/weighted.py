@@ -19,17 +19,15 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from public_client.data.progress import Reporter
 from public_client.data.ranks import Ranks
 from public_client.replay.priors import MOST_LOST, UNSURE, changes, expected_change, frequency_gains
-from public_client.replay.twins import FOLDS, Crossed, laid_out, scores_of, seeded, trained_mode
+from public_client.replay.twins import FOLDS, Crossed, laid_out, scores_of, seeded, updates
 
 STEPS = 600
 """Updates at most (docs/ml-team/shifts.md says how they were chosen, and the rate)."""
 _RATE = 3e-3  # of Adam at first; falls to 0
-_BATCH = 128
 _SURE = 2.0  # standard errors by which it must gain over the plain correction
 
 
@@ -80,7 +78,7 @@ class Onward:
             draws: (s, classes), plausible ones.
         """
         crossed, bias, mean = self._crossed, torch.log(weights), draws.mean(dim=0)
-        labels, plain = crossed.labels, crossed.scores + bias
+        labels, plain = crossed.data.labels, crossed.scores + bias
         answers = self._answers(weights)
         tried = answers + bias
         state, before, known = self._ranks.share(lambda: self._whole(weights))  # processors may round differently
@@ -115,7 +113,7 @@ class Onward:
 
         def one(number: int) -> Tensor:
             twin = self._trained_on(crossed.twins[number], crossed.parts != number, weights, self._seeds[number])
-            return scores_of(twin, crossed.inputs[crossed.parts == number]).cpu()
+            return scores_of(twin, crossed.data.images[crossed.parts == number]).cpu()
 
         answers = torch.zeros_like(crossed.scores)
         for number, own in enumerate(self._ranks.divided(FOLDS, one)):  # each by the process that has the twin
@@ -127,24 +125,18 @@ class Onward:
         crossed = self._crossed
         module = self._trained_on(crossed.module, crossed.parts >= 0, weights, self._seeds[-1])
         state = {name: value.cpu() for name, value in module.state_dict().items()}
-        before, after = (scores_of(one, crossed.inputs).cpu() for one in (crossed.module, module))
+        before, after = (scores_of(one, crossed.data.images).cpu() for one in (crossed.module, module))
         return state, before, after
 
     def _trained_on(self, module: nn.Module, kept: Tensor, weights: Tensor, seed: int) -> nn.Module:
         """A copy, trained on the records that are kept (m,); what the team has fixed stays."""
-        inputs, labels, bias = self._crossed.inputs[kept], self._crossed.labels[kept], torch.log(weights)
-        module = laid_out(module, inputs)
-        learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        generator, drawn = torch.Generator().manual_seed(seed), weights[labels].cpu()
-        optimizer = torch.optim.Adam(learned, lr=_RATE)
-        with seeded(seed, inputs.device):
-            for step in range(self._steps):
-                optimizer.param_groups[0]["lr"] = _RATE * (1.0 - step / self._steps)
-                trained_mode(module)
-                chosen = torch.multinomial(drawn, min(_BATCH, len(labels)), replacement=True, generator=generator)
-                loss = functional.cross_entropy(module(inputs[chosen]) + bias, labels[chosen])
-                optimizer.zero_grad()
-                torch.autograd.backward(loss)
-                optimizer.step()
-                self._bar.advance(f"class loss {float(loss.detach()):.3f}")
+        data = self._crossed.data.part(kept)
+        module = laid_out(module, data.images)
+        with seeded(seed, data.images.device):
+            for _ in updates(module, data, seed=seed, steps=self._steps, rate=_falling, bar=self._bar, weights=weights):
+                continue
         return module.eval()
+
+
+def _falling(over: float) -> float:
+    return _RATE * (1.0 - over)

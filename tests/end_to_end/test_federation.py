@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from public_client import Adapter, DomainAdaptation, Federation, Hospital, Replay, Rows
-from public_client.data.datasets import Labelled, load_task
+from public_client.data.datasets import load_task
 from public_client.data.networks import digits_network
 from public_client.data.source import source_loader, train_source
 from public_client.testing.local_hospital import LocalHospital
@@ -143,7 +143,7 @@ def test_ones_own_loop_trains_against_both(hospitals, task, trained):
         plans = federation.plan(Rows(directions=20), epsilon=EPSILON, steps=2, batch_size=100)
         run = federation.open(plans, extractor.eval())
         optimizer = torch.optim.SGD([*extractor.parameters(), *classifier.parameters()], lr=1e-2)
-        part = Labelled(task.source.images[:64], task.source.labels[:64])
+        part = task.source.part(slice(64))
         for _ in range(2):
             features = extractor(part.images)
             features.retain_grad()

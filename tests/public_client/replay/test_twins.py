@@ -163,7 +163,7 @@ def test_a_model_that_was_not_trained_on_the_records_is_asked_itself_and_so_is_o
     honest = twins.Twins(nn.Identity(), classifier, source, seed=0).honest()
     assert torch.equal(honest.scores, honest.known)
     assert "trained on none of them" in honest.told
-    few = Labelled(source.images[:2], source.labels[:2])
+    few = source.part(slice(2))
     learned = nn.Sequential(nn.BatchNorm1d(D), nn.Linear(D, CLASSES)).eval()
     honest = twins.Twins(nn.Identity(), learned, few, seed=0).honest()
     assert torch.equal(honest.scores, honest.known)

@@ -252,7 +252,7 @@ def trained(digits, records: torch.Tensor) -> DomainAdaptation:
 @pytest.mark.long
 def test_half_of_the_classes_does_not_harm_and_gains(digits):
     target = digits[3]
-    half = Labelled(target.images[target.labels < 5], target.labels[target.labels < 5])
+    half = target.part(target.labels < 5)
     model = trained(digits, half.images)
     (report,) = model.reports
     assert report["outcome"] == "priors corrected"

@@ -64,7 +64,7 @@ def test_a_network_that_had_to_choose_chooses_again_for_the_target(lines):
     _, extractor, classifier, _ = lines
     before = copy.deepcopy((extractor.state_dict(), classifier.state_dict()))
     fresh = groups(45_000, 1)
-    fresh = Labelled(fresh.images[fresh.labels < 2], fresh.labels[fresh.labels < 2])
+    fresh = fresh.part(fresh.labels < 2)
     model = given(lines, WITHOUT_LAST.repeat(100, 1))
     assert model.outcome == "priors corrected"
     assert "weights are trained on by source records drawn by these frequencies (+" in model.reason
