@@ -2,6 +2,7 @@
 
     python -m benchmarks.shifts run --data-dir ../shared/data --minutes 60   # in a random order, what is not on file
     python -m benchmarks.shifts repeat --data-dir ../shared/data --shifts half --records 500  # with fresh noise
+    python -m benchmarks.shifts thin --data-dir ../shared/data  # images' releases that say little, other models
     python -m benchmarks.shifts summary --format json
     python -m benchmarks.shifts.unseen run --minutes 30   # other data and shifts: see there
     python -m benchmarks.shifts write                                        # docs/ml-team/shifts.md
@@ -20,7 +21,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
 from multiprocessing import get_context
@@ -29,12 +30,13 @@ from typing import Any
 
 from benchmarks import records
 from benchmarks.shifts import low_rank
-from benchmarks.shifts.cells import Cell, all_cells, run_alone
+from benchmarks.shifts.cells import Cell, all_cells, run_alone, thin_cells
 from benchmarks.shifts.summary import page, summary, table
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts.jsonl"
 REPEATS = RESULTS.with_name("shifts_repeated.jsonl")
 UNSEEN = RESULTS.with_name("shifts_unseen.jsonl")
+THIN = RESULTS.with_name("shifts_thin.jsonl")
 PAGE = Path(__file__).parents[2] / "docs" / "ml-team" / "shifts.md"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"
 
@@ -45,7 +47,8 @@ def main() -> None:
     battery = commands.add_parser("run", help="runs what is not on file yet")
     again = commands.add_parser("repeat", help="runs the same cells again and again, with fresh noise")
     again.add_argument("--times", type=int, default=16, help="that each cell is to be on file")
-    for command in (battery, again):
+    thin = commands.add_parser("thin", help="runs what is not on file yet of releases that say little")
+    for command in (battery, again, thin):
         command.add_argument("--data-dir", type=Path, required=True)
         command.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
         command.add_argument("--minutes", type=float, default=None, help="begin no cell after these")
@@ -57,20 +60,26 @@ def main() -> None:
     written = commands.add_parser("write", help="writes the page from what is on file")
     for command in (battery, told, written):
         command.add_argument("--results", type=Path, default=RESULTS)
+    for command in (thin, written):
+        command.add_argument("--thin", type=Path, default=THIN)
     for command in (again, written):
         command.add_argument("--repeats", type=Path, default=REPEATS)
     arguments = parser.parse_args()
-    if arguments.command == "run":
-        done = {_key(run) for run in read(arguments.results)}
-        left = (cell for cell in _asked(arguments) if _key(asdict(cell)) not in done)
-        _run(left, arguments, arguments.results, {"chosen": any(_wanted(arguments))})
+    if arguments.command in ("run", "thin"):
+        cells, results = (
+            (all_cells(), arguments.results) if arguments.command == "run" else (thin_cells(), arguments.thin)
+        )
+        done = {_key(run) for run in read(results)}
+        left = (cell for cell in _asked(arguments, cells) if _key(asdict(cell)) not in done)
+        _run(left, arguments, results, {"chosen": any(_wanted(arguments))})
     elif arguments.command == "repeat":
         times = Counter(_key(run) for run in read(arguments.repeats))
-        left = (cell for cell in _asked(arguments) for _ in range(arguments.times - times[_key(asdict(cell))]))
+        asked = _asked(arguments, all_cells())
+        left = (cell for cell in asked for _ in range(arguments.times - times[_key(asdict(cell))]))
         _run(left, arguments, arguments.repeats, {})
     elif arguments.command == "write":
         every = read(arguments.results), read(arguments.repeats), read(UNSEEN), records.read(low_rank.RESULTS)
-        PAGE.write_text(page(*every), encoding="utf-8")
+        PAGE.write_text(page(*every, read(arguments.thin)), encoding="utf-8")
     elif arguments.format == "json":
         print(json.dumps(summary(read(arguments.results)), indent=1))
     else:
@@ -95,8 +104,8 @@ def _wanted(arguments: argparse.Namespace) -> tuple[list[Any] | None, ...]:
     return arguments.sources, arguments.shifts, arguments.records, arguments.epsilons, arguments.seeds
 
 
-def _asked(arguments: argparse.Namespace) -> Iterator[Cell]:
-    for cell in all_cells():
+def _asked(arguments: argparse.Namespace, cells: Iterable[Cell]) -> Iterator[Cell]:
+    for cell in cells:
         if all(not own or value in own for own, value in zip(_wanted(arguments), _key(asdict(cell)), strict=True)):
             yield cell
 

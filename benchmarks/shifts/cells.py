@@ -27,6 +27,8 @@ from public_client.replay.verdict import Fitted
 NUMBERS = (150, 500, 1000, 4000, 10_000)
 EPSILONS = (0.3, 1.0, 3.0)
 SEEDS = (0, 1, 2)
+THIN, THIN_SEEDS = ((4000, 0.1), (4000, 0.2), (1000, 0.4), (500, 1.0), (150, 3.0)), (3, 4)
+"""n and epsilon of releases that say little, and seeds of models that the battery does not have."""
 DELTAS = {"images": 1e-5, "vectors": 1e-3, "tables": 1e-5}
 KINDS = {
     "mnist": "images",
@@ -83,6 +85,20 @@ def all_cells() -> list[Cell]:
             for number, epsilon, seed in itertools.product(numbers, EPSILONS, SEEDS):
                 cells.append(Cell(source, shift, number, epsilon, seed))
     random.Random(14).shuffle(cells)
+    return cells
+
+
+def thin_cells() -> list[Cell]:
+    """Releases of images that say little, by models that are not the battery's, in one fixed random order."""
+    shifts = ("occluded", "blended", "texture", "turned", "half-and-turned", "noisy", "blurred")
+    cells = [
+        Cell(source, shift, number, epsilon, seed)
+        for source in ("fashion", "usps", "mnist")
+        for shift in (*shifts, "none", "half", "hundred-to-one", *ELSEWHERE.get(source, ()))
+        for seed in THIN_SEEDS
+        for number, epsilon in THIN
+    ]
+    random.Random(77).shuffle(cells)
     return cells
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shifts import low_rank
-from benchmarks.shifts.cells import KINDS, TUNED_ON, all_cells
+from benchmarks.shifts.cells import KINDS, TUNED_ON, all_cells, thin_cells
 from benchmarks.shifts.made import INSIDE
 from public_client.plans.measured import Battery
 from public_client.replay.priors import MOST_LOST, UNSURE
-from public_client.replay.verdict import FREQUENCIES_LEAVE, VIEW_FITS, VIEW_MOST
+from public_client.replay.verdict import FREQUENCIES_LEAVE, NOTHING_LEFT, VIEW_FITS, VIEW_MOST
 
 _PAGE = Path(__file__).parent / "page.txt"
 
@@ -159,8 +159,28 @@ def repeated(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def thin_table(runs: list[dict[str, Any]]) -> str:
+    """By shift, of images' releases that say little.
+
+    Args:
+        runs: as `cells.run` gives them.
+    """
+    lines = ["| | releases | changed | mean change of these | worst | lost over 1 |", "|---|---|---|---|---|---|"]
+    shifts = sorted({run["shift"] for run in runs})
+    for title, own in (("all", runs), *((shift, [run for run in runs if run["shift"] == shift]) for shift in shifts)):
+        gains = [_gain(run) for run in own if run["outcome"] != "kept"]
+        changes = f"{statistics.mean(gains):+.1f} | {min(gains):+.1f}" if gains else "none | none"
+        lost = sum(gain < -1.0 for gain in gains)
+        lines.append(f"| {title} | {len(own)} | {len(gains)} | {changes} | {lost} |")
+    return "\n".join(lines)
+
+
 def page(
-    runs: list[dict[str, Any]], repeats: list[dict[str, Any]], checks: list[dict[str, Any]], few: list[dict[str, Any]]
+    runs: list[dict[str, Any]],
+    repeats: list[dict[str, Any]],
+    checks: list[dict[str, Any]],
+    few: list[dict[str, Any]],
+    thin: list[dict[str, Any]],
 ) -> str:
     """docs/ml-team/shifts.md.
 
@@ -169,6 +189,7 @@ def page(
         repeats: of single cells, with fresh noise each time.
         checks: of the second list.
         few: of shifts along few directions.
+        thin: of images' releases that say little.
     """
     whole = summary(runs)
     tuned = _figures([run for run in runs if run["source"] in TUNED_ON])
@@ -191,6 +212,10 @@ def page(
         "repeated": repeated(repeats),
         "unseen": unseen(checks),
         "few": low_rank.summary(few),
+        "thin": thin_table(thin),
+        "thin_done": str(len(thin)),
+        "thin_planned": str(len(thin_cells())),
+        "nothing_left": f"{NOTHING_LEFT:g}",
         "few_cells": str(sum(run["source"] != low_rank.STAND_IN for run in few)),
         "unsure": f"{UNSURE:.0%}",
         "most_lost": f"{MOST_LOST:g}",

@@ -15,13 +15,14 @@ from public_client.replay.low_rank import LowRankView, find_low_rank, low_rank_v
 from public_client.replay.prior_width import LinearModel
 from public_client.replay.residuals import Residuals
 from public_client.replay.verdict import Evidence
-from public_client.replay.views import CLASS_WIDTH, FeatureView, View, moved_features
+from public_client.replay.views import CLASS_WIDTH, FeatureView, ImageView, View, moved_features
 
 SCORED = 256
 """Source records that score a candidate at first, four times as many later."""
 _JUDGED = 4096  # source records that an explanation is judged by
 _LEAST_WEIGHT = 1e-3
 _FIT_BATCH = 320  # source records a step, in two halves
+_DIFFERENCE = 0.05  # of a prior's width, on either side
 _CONVINCED = math.log(20.0)  # nats by which a view of features must be more probable than none, or none is used
 
 
@@ -112,9 +113,42 @@ class Posterior:
         Args:
             view: to judge.
             start: (classes,) frequencies to begin from.
-            quick: of fewer records, for a comparison.
+            quick: of fewer records, for a comparison of fits of one kind: the posterior's height, not its mass.
         """
-        return Evidence(self.model(view, quick=quick).free(start), float(view.penalty()))
+        frequencies = self.model(view, quick=quick).free(start)
+        penalty = float(view.penalty())
+        if isinstance(view, ImageView) and not quick:
+            penalty += self._freedom(view, frequencies.weights.to(view.warp.theta))
+        return Evidence(frequencies, penalty)
+
+    def _freedom(self, view: ImageView, class_weights: Tensor) -> float:
+        """Nats that the view's parameters cost by being free to fit: 1/2 log det(I + W J^T J W).
+
+        Laplace's method at the view as it is (MacKay 1992): J are the residuals' derivatives, by differences, and W
+        the priors' widths, by the penalty's curvature, which is the same everywhere. Rather too much: in units of the
+        release's noise alone, without the chance of either side's records, and with a nat or so for noise at 0, which a
+        fit does not move.
+        """
+        parameters = list(view.parameters())
+        middle = nn.utils.parameters_to_vector(parameters).detach()
+        chosen = self._shuffled[: 4 * SCORED]
+
+        def at(values: Tensor) -> Tensor:
+            nn.utils.vector_to_parameters(values, parameters)
+            return self._residuals.of_all(*self._seen(view, class_weights, chosen)).double().flatten()
+
+        def penalty_at(values: Tensor) -> float:
+            nn.utils.vector_to_parameters(values, parameters)
+            return float(view.penalty())
+
+        height, slopes = penalty_at(middle), []
+        for one in torch.eye(len(middle)).to(middle):
+            curvature = penalty_at(middle + one) + penalty_at(middle - one) - 2.0 * height
+            step = _DIFFERENCE * one / math.sqrt(curvature)
+            slopes.append((at(middle + step) - at(middle - step)) / (2.0 * _DIFFERENCE))
+        nn.utils.vector_to_parameters(middle, parameters)
+        J = torch.stack(slopes, dim=1)
+        return 0.5 * float(torch.logdet(torch.eye(J.shape[1]).to(J) + J.T @ J))
 
     @torch.no_grad()
     def model(self, view: View, *, quick: bool = False) -> FrequencyModel:

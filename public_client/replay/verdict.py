@@ -25,6 +25,10 @@ VIEW_FITS = 0.2
 """A view changes more than frequencies do, so it may also leave this part of what it was asked to explain,"""
 VIEW_MOST = 0.06
 """but no more of the variance than this."""
+NOTHING_LEFT = 1.0
+"""Nats of misfit below which nothing points to more being left than the noise. Then a view of images, which can say
+far less than a view of features, may leave `VIEW_MOST` whatever it was asked to explain: of a thin release that is what
+its noise hides, not what is there (docs/ml-team/shifts.md)."""
 FREQUENCIES_LEAVE = 0.2
 """Of what the source's own frequencies leave, others may leave this part where a misfit is still seen: where columns
 are missing or other people came, they imitate some of it, and scores corrected by them do harm."""
@@ -63,6 +67,11 @@ class Evidence:
     def at_most(self) -> float:
         """The largest such part that the release leaves plausible."""
         return self.frequencies.at_most
+
+    @property
+    def leaves_nothing_seen(self) -> bool:
+        """Whether nothing points to more being left than the noise."""
+        return self.frequencies.misfit < NOTHING_LEFT
 
     @property
     def changed(self) -> float:

@@ -11,9 +11,9 @@ import torch
 from benchmarks import records
 from benchmarks.shifts import __main__ as battery
 from benchmarks.shifts import low_rank
-from benchmarks.shifts.cells import EPSILONS, SEEDS, all_cells
+from benchmarks.shifts.cells import EPSILONS, SEEDS, all_cells, thin_cells
 from benchmarks.shifts.made import LOW_RANK, SHIFTS
-from benchmarks.shifts.summary import page, summary, table
+from benchmarks.shifts.summary import page, summary, table, thin_table
 from public_client.data.datasets import Labelled
 
 
@@ -91,12 +91,32 @@ def test_a_summary_counts_what_it_says():
     assert summary([])["gained_where_adapted"] is None
     assert math.isclose(found["mean_gain"], -0.25)
     assert "| usps | half | 1 | 0 | 1 | 0 | 80.0 | 76.0 | -4.0 |" in table(runs)
-    assert "| all | 4 | 50.0% | 75.0% | -4.0 |" in page(runs, [], [], [])
+    assert "| all | 4 | 50.0% | 75.0% | -4.0 |" in page(runs, [], [], [], [])
 
 
 def test_the_page_on_file_is_current():
     runs = battery.read(battery.RESULTS)
     assert runs
     assert battery.PAGE.read_text(encoding="utf-8") == page(
-        runs, battery.read(battery.REPEATS), battery.read(battery.UNSEEN), records.read(low_rank.RESULTS)
+        runs,
+        battery.read(battery.REPEATS),
+        battery.read(battery.UNSEEN),
+        records.read(low_rank.RESULTS),
+        battery.read(battery.THIN),
     )
+
+
+def test_thin_releases_are_told_by_shift_and_by_what_changed():
+    own = {"shift": "turned", "source_only": 80.0}
+    runs = [own | {"outcome": "adapted by a view", "adapted": adapted} for adapted in (90.0, 78.0)]
+    runs += [own | {"outcome": "kept", "adapted": 80.0}, own | {"shift": "none", "outcome": "kept", "adapted": 80.0}]
+    told = thin_table(runs)
+    assert "| all | 4 | 2 | +4.0 | -2.0 | 1 |" in told
+    assert "| none | 1 | 0 | none | none | 0 |" in told
+    assert "| turned | 3 | 2 | +4.0 | -2.0 | 1 |" in told
+
+
+def test_thin_cells_are_none_of_the_battery():
+    cells = thin_cells()
+    assert len(set(cells)) == len(cells)
+    assert not set(cells) & set(all_cells())

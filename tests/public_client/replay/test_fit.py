@@ -239,3 +239,57 @@ def test_widths_of_a_linear_gaussian_model_are_the_known_ones():
     assert found.factors[0] == pytest.approx(2.0, rel=0.35)
     assert found.factors[1] < 0.1
     assert found.variance == pytest.approx(1.0, rel=0.25)
+
+
+def test_what_changes_least_is_fitted_beside_the_best_starts(monkeypatch):
+    """Bright spots that got dark: far warps look better than the identity at first."""
+    torch.manual_seed(0)
+    spots = torch.rand(600, 1, 8, 8) * 2 - 1
+    source = Labelled(spots, (spots[:, 0, 4, 4] > 0).long())
+    residuals = residuals_of((0.6 * spots - 0.4).flatten(1), spots.flatten(1), sigma=0.02)
+    rounds: list[list[torch.Tensor]] = []
+    fit_all = replay._fit_all
+
+    def noted(starts: list[Any], *arguments: Any, **named: Any) -> None:
+        rounds.append([start.view for start in starts])
+        fit_all(starts, *arguments, **named)
+
+    begun: list[Any] = []
+    monkeypatch.setattr(replay, "_HOPELESS", math.inf)
+    monkeypatch.setattr(replay, "_fit_all", noted)
+    monkeypatch.setattr(replay, "_ROUNDS", tuple(replay._Round(kept, 2, 1.0) for kept in (8, 8, 3, 2)))
+    fits = replay.Posterior.square
+
+    def worst(self: Any, view: Any, *arguments: Any) -> float:
+        """The identity is the first that is scored; as if it explained least of all."""
+        begun.append(view)
+        return fits(self, view, *arguments) + 1e3 * (len(begun) == 1)
+
+    monkeypatch.setattr(replay.Posterior, "square", worst)
+    fitted(source, residuals, nn.Flatten())
+    identity = begun[0]
+    assert [len(views) for views in rounds] == [8, 8, 3, 2]
+    assert all(any(view is identity for view in views) for views in rounds[:3])
+
+
+def test_one_start_that_stands_out_stays_alone(monkeypatch):
+    """Ranked as if the eighth had been 100 nats ahead all along: the identity does not come back in its place."""
+    torch.manual_seed(0)
+    spots = torch.rand(400, 1, 8, 8) * 2 - 1
+    source = Labelled(spots, (spots[:, 0, 4, 4] > 0).long())
+    residuals = residuals_of((0.6 * spots - 0.4).flatten(1), spots.flatten(1), sigma=0.02)
+    rounds: list[list[Any]] = []
+
+    def ranked(starts: list[Any], _: Any) -> float:
+        for start in starts:
+            start.score = 0.0
+        best = rounds[0][7]
+        best.score = 100.0
+        starts.sort(key=lambda start: start.score, reverse=True)
+        return 1.0
+
+    monkeypatch.setattr(replay, "_fit_all", lambda starts, *_, **__: rounds.append(list(starts)))
+    monkeypatch.setattr(replay, "_rank", ranked)
+    fitted(source, residuals, nn.Flatten())
+    assert [len(starts) for starts in rounds] == [8, 8, 1, 1]
+    assert rounds[2] == rounds[3] == [rounds[0][7]]

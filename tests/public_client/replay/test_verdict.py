@@ -18,7 +18,8 @@ from public_client.data.networks import digits_network
 from public_client.data.progress import reporting
 from public_client.data.source import source_loader, train_source
 from public_client.replay import delivery, fit, priors
-from public_client.replay.verdict import Fitted
+from public_client.replay.class_frequencies import Frequencies
+from public_client.replay.verdict import Evidence, Fitted
 from public_client.replay.views import FeatureView, ImageView, View
 from public_client.testing.mock import MockCurator, mock_description
 
@@ -142,6 +143,30 @@ def test_thin_evidence_keeps_the_model():
     fitted = found(table(60, 3, (0.7, 0.3, 0.0)).images, epsilon=0.3)
     assert fitted.outcome == "kept"
     assert "says too little" in fitted.reason
+
+
+def explained(*, unexplained: float = 0.0, at_most: float = 0.0, misfit: float = 0.0) -> Evidence:
+    even = torch.full((CLASSES,), 1 / CLASSES)
+    return Evidence(Frequencies(even * CLASSES, even, even, 0 * even, unexplained, at_most, misfit, 0.0, 1.0, 600))
+
+
+@pytest.mark.parametrize(
+    ("view", "at_most", "misfit", "before", "fits"),
+    [
+        ("image", 0.012, 0.0, 0.02, True),
+        ("image", 0.055, 0.0, 0.02, True),  # a thin release: nothing is seen of what it may hide
+        ("image", 0.055, 1.5, 0.02, False),
+        ("image", 0.055, 1.5, 0.30, True),
+        ("image", 0.065, 0.0, 0.50, False),
+        ("features", 0.055, 0.0, 0.02, False),
+        ("features", 0.055, 0.5, 0.30, True),
+        ("features", 0.010, 12.0, 0.30, False),
+    ],
+)
+def test_how_much_a_view_may_leave(view, at_most, misfit, before, fits):
+    tried = ImageView(1) if view == "image" else FeatureView(torch.ones(D))
+    seen, alone = explained(at_most=at_most, misfit=misfit), explained(unexplained=before)
+    assert fit._fits(tried, seen, alone) is fits
 
 
 @pytest.mark.long
