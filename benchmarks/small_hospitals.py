@@ -19,13 +19,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.local import fitted
+from benchmarks.local import DEFAULT, fitted
 from benchmarks.records import append, mean_and_deviation, on_file, read
 from benchmarks.vectors import tuned
 from public_client.data.accuracy import accuracy
 from public_client.data.datasets import load_task
+from public_client.data.progress import reporting
 from public_client.experiments.file import read_experiment
 from public_client.experiments.start import train_source_model
+from public_client.replay.delivery import deliver
 from public_client.replay.views import view_for
 
 RESULTS = Path(__file__).parent / "results" / "small-hospitals.json"
@@ -63,25 +65,32 @@ def _run(releases: int) -> None:
             if on_file(settings, read(RESULTS)):
                 continue
             fit = fitted(extractor, task.source, task.target.images, epsilon=epsilon, delta=DELTA, seed=release)
-            found = accuracy(*tuned(extractor, model.classifier, fit.view, task.source, release), task.target)
-            append(RESULTS, settings | {"accuracy": found})
-            print(settings, f"{found:.1f}", flush=True)
+            generator = torch.Generator().manual_seed(release)
+            with reporting("", DEFAULT.tuning_steps, shown=False) as bar:
+                given = deliver(
+                    extractor, model.classifier, {"target": fit}, {"target": 1.0}, task.source,
+                    steps=DEFAULT.tuning_steps, seed=release, generator=generator, bar=bar,
+                )["target"]  # fmt: skip
+            found = accuracy(given.extractor, given.classifier, task.target)
+            append(RESULTS, settings | {"accuracy": found, "outcome": given.outcome, "reason": given.reason})
+            print(settings, given.outcome, f"{found:.1f}", flush=True)
 
 
 def page(runs: list[dict[str, Any]]) -> str:
     """docs/ml-team/small-hospitals.md."""
     control = next(run for run in runs if run["epsilon"] is None)
-    lines = ["| epsilon | mean and deviation | median | worst tenth | lowest | below no release |", "|---" * 6 + "|"]
-    lines.append(f"| no release | {control['accuracy']:.1f} (one run) | | | | |")
+    lines = ["| epsilon | mean and deviation | median | worst tenth | lowest | below no release | kept |"]
+    lines += ["|---" * 7 + "|", f"| no release | {control['accuracy']:.1f} (one run) | | | | | |"]
     for epsilon in EPSILONS:
-        found = sorted(run["accuracy"] for run in runs if run["epsilon"] == epsilon)
+        own = [run for run in runs if run["epsilon"] == epsilon]
+        found, kept = sorted(run["accuracy"] for run in own), sum(run["outcome"] == "kept" for run in own)
         if not found:
-            lines.append(f"| {epsilon:g} | not run | | | | |")
+            lines.append(f"| {epsilon:g} | not run | | | | | |")
             continue
         worst = statistics.mean(found[: max(1, len(found) // 10)])
         below = sum(value < control["accuracy"] for value in found)
         usual = f"{mean_and_deviation(found)} | {statistics.median(found):.1f}"
-        lines.append(f"| {epsilon:g} | {usual} | {worst:.1f} | {found[0]:.1f} | {below} of {len(found)} |")
+        lines.append(f"| {epsilon:g} | {usual} | {worst:.1f} | {found[0]:.1f} | {below} of {len(found)} | {kept} |")
     text = (Path(__file__).parent / "small_hospitals.txt").read_text(encoding="utf-8")
     return text.format(
         records=control["records"],

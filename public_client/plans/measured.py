@@ -68,15 +68,15 @@ _OWN_MNIST = ("labelled USPS -> own MNIST, principal components", 7291, 784, 10)
 _OWN_OFFICE = ("Office-Caltech10, labelled amazon -> own caltech10, dslr and webcam", 958, 800, 10)
 
 MEASURED = (
-    Measured("replay", "images", *_TO_USPS, 0.1, 80.2, 95.4, 1.8, 89.5),
+    Measured("replay", "images", *_TO_USPS, 0.1, 80.2, 94.0, 7.2, 89.5),
     Measured("replay", "images", *_TO_USPS, 0.2, 80.2, 96.9, 0.4, 89.5),
     Measured("replay", "images", *_TO_USPS, 0.5, 80.2, 97.2, 0.1, 89.5),
-    Measured("replay", "images", *_TO_USPS, 1.0, 80.2, 97.3, 0.2, 89.5),
+    Measured("replay", "images", *_TO_USPS, 1.0, 80.2, 97.4, 0.2, 89.5),
     Measured("replay", "images", *_TO_USPS, 3.0, 80.2, 97.4, 0.2, 89.5),
-    Measured("replay", "images", *_TO_MNIST, 1.0, 62.9, 95.6, 0.2, 82.1),
-    Measured("replay", "images", *_DIGITS, 1.0, 51.4, 90.5, 3.6, 80.0, _SMALL),
-    Measured("replay", "images", *_DIGITS, 2.0, 51.4, 92.4, 1.9, 80.0, _SMALL),
-    Measured("replay", "images", *_DIGITS, 4.0, 51.4, 92.7, 0.8, 80.0, _SMALL),
+    Measured("replay", "images", *_TO_MNIST, 1.0, 62.9, 83.1, 16.8, 82.1),
+    Measured("replay", "images", *_DIGITS, 1.0, 51.4, 89.4, 4.1, 80.0, _SMALL),
+    Measured("replay", "images", *_DIGITS, 2.0, 51.4, 91.7, 2.1, 80.0, _SMALL),
+    Measured("replay", "images", *_DIGITS, 4.0, 51.4, 91.7, 0.9, 80.0, _SMALL),
     Measured("adapter", "images", *_TO_USPS, 0.5, 80.2, 95.3, 0.9),
     Measured("adapter", "images", *_TO_USPS, 1.0, 80.2, 95.3, 1.3),
     Measured("adapter", "images", *_TO_MNIST, 0.5, 62.9, 85.0, 1.5),
@@ -133,7 +133,7 @@ class Battery:
 
 
 BATTERIES = {
-    "images": Battery(cells=265, kept=153, lost=0, worst=0.0, median=0.0, best=93.4),
+    "images": Battery(cells=265, kept=134, lost=0, worst=-0.8, median=0.0, best=93.4),
     "vectors": Battery(cells=158, kept=143, lost=0, worst=0.0, median=0.0, best=7.4),
 }
 """By modality; tables are vectors."""

@@ -4,7 +4,8 @@ Three explanations are compared by the law of the releases' noise, simplest firs
 with other class frequencies (any, absent classes too), the source seen through a view with other class frequencies.
 The first that *fits* is taken. An explanation fits if the largest misfit that the release leaves plausible is a small
 part of the features' own variance (`Evidence.fits`): so a release of few records or little epsilon certifies nothing,
-and the model is kept. A richer explanation must also be more probable than the simpler one, by its marginal likelihood.
+and the model is kept, but for views of images that leave nothing to be seen (`NOTHING_LEFT`). A richer explanation must
+also be more probable than the simpler one, by its marginal likelihood.
 """
 
 from __future__ import annotations
@@ -72,6 +73,15 @@ class Evidence:
     def leaves_nothing_seen(self) -> bool:
         """Whether nothing points to more being left than the noise."""
         return self.frequencies.misfit < NOTHING_LEFT
+
+    def leaves_of(self, other: Evidence) -> float:
+        """The part of the energy above the noise that `other` leaves which this leaves, plausibly.
+
+        With two deviations of a noncentral chi-square, by which what is left differs by chance.
+        """
+        own, asked = self.frequencies.chi_square, other.frequencies.chi_square - 1.0
+        chance = 2.0 * math.sqrt(max(2.0, 4.0 * own - 2.0) / self.frequencies.values)
+        return (own - 1.0 + chance) / asked if asked > 0.0 else math.inf
 
     @property
     def changed(self) -> float:

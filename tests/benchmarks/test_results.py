@@ -67,10 +67,13 @@ def test_the_recipe_page_names_recipes_that_were_not_run():
 
 def test_the_page_of_small_hospitals_shows_the_worst_and_what_no_release_reaches():
     control = {"epsilon": None, "accuracy": 80.0, "source_only": 50.0, "records": 898}
-    runs = [{"epsilon": 1.0, "release": i, "accuracy": value} for i, value in enumerate([92.0, 60.0, 94.0])]
+    runs = [
+        {"epsilon": 1.0, "release": i, "accuracy": value, "outcome": outcome}
+        for i, (value, outcome) in enumerate([(92.0, "adapted by a view"), (60.0, "kept"), (94.0, "adapted by a view")])
+    ]
     page = small_hospitals.page([control, *runs])
     assert "| no release | 80.0 (one run) |" in page
-    assert "| 1 | 82.0 ± 19.1 | 92.0 | 60.0 | 60.0 | 1 of 3 |" in page
+    assert "| 1 | 82.0 ± 19.1 | 92.0 | 60.0 | 60.0 | 1 of 3 | 1 |" in page
     assert "| 4 | not run |" in page
     assert "holds 898 records" in page
     assert "over 3 releases" in page

@@ -68,6 +68,7 @@ def test_gains_and_biases_that_leave_a_misfit_are_not_used():
     fitted = found(2.0 * plain + 0.15 * plain.square(), epsilon=8.0, view=FeatureView(SOURCE.images.std(dim=0)))
     assert fitted.outcome == "kept"
     assert "does not fit what is known of shifts" in fitted.reason
+    assert "; by the best view that was tried squared residuals of" in fitted.reason
 
 
 @pytest.mark.long
@@ -145,9 +146,12 @@ def test_thin_evidence_keeps_the_model():
     assert "says too little" in fitted.reason
 
 
-def explained(*, unexplained: float = 0.0, at_most: float = 0.0, misfit: float = 0.0) -> Evidence:
+def explained(
+    *, unexplained: float = 0.0, at_most: float = 0.0, misfit: float = 0.0, chi_square: float = 1.0
+) -> Evidence:
     even = torch.full((CLASSES,), 1 / CLASSES)
-    return Evidence(Frequencies(even * CLASSES, even, even, 0 * even, unexplained, at_most, misfit, 0.0, 1.0, 600))
+    told = Frequencies(even * CLASSES, even, even, 0 * even, unexplained, at_most, misfit, 0.0, chi_square, 600)
+    return Evidence(told)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +170,23 @@ def explained(*, unexplained: float = 0.0, at_most: float = 0.0, misfit: float =
 def test_how_much_a_view_may_leave(view, at_most, misfit, before, fits):
     tried = ImageView(1) if view == "image" else FeatureView(torch.ones(D))
     seen, alone = explained(at_most=at_most, misfit=misfit), explained(unexplained=before)
+    assert fit._fits(tried, seen, alone) is fits
+
+
+@pytest.mark.parametrize(
+    ("view", "left", "before", "fits"),
+    [
+        ("image", 10.0, 60.0, True),
+        ("image", 12.2, 60.0, True),  # 0.198 with the chance, 2 sqrt(46.8 / 600)
+        ("image", 12.5, 60.0, False),
+        ("image", 1.05, 1.5, False),  # a tenth, but with the chance of 600 values a third
+        ("features", 10.0, 60.0, False),
+    ],
+)
+def test_a_strong_release_sees_more_than_a_view_and_a_fifth_of_the_energy_may_be_left(view, left, before, fits):
+    tried = ImageView(1) if view == "image" else FeatureView(torch.ones(D))
+    seen = explained(unexplained=0.14, at_most=0.16, misfit=2000.0, chi_square=left)
+    alone = explained(unexplained=0.38, at_most=0.43, misfit=9000.0, chi_square=before)
     assert fit._fits(tried, seen, alone) is fits
 
 
