@@ -167,7 +167,13 @@ class PostgresSchema:
             ).fetchone()
             if row is None or not row[0]:
                 raise LedgerUnavailable(f"a curator serves the ledger in {self}: stop every replica first")
-            yield
+            try:
+                yield
+            finally:
+                # The server frees it too, but only once it notices that we left: a curator that starts now would be
+                # told that a restore is under way.
+                with contextlib.suppress(psycopg.Error):  # a session that broke holds nothing
+                    connection.execute("SELECT pg_advisory_unlock(%s, hashtext(%s))", (LOCK_SPACE, self.schema))
 
     def replace(self, backup: Path, log: Callable[[Session], object]) -> None:
         """See `LedgerLocation.replace`. One transaction: the restored ledger is there complete, or nothing changed."""
