@@ -15,6 +15,7 @@ from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.methods.replay import Replay
 from public_client.replay import fit as replay
+from public_client.replay.delivery import Delivered, deliver
 from public_client.replay.residuals import Residuals
 from public_client.replay.verdict import Fitted
 from shared.kernels.directions import directions
@@ -98,3 +99,29 @@ def fitted(
     generator = torch.Generator().manual_seed(seed)
     with reporting("", replay.VIEW_STEPS, shown=False) as bar:
         return replay.find_view(extractor, source, residuals, learning_rate=RATE, generator=generator, bar=bar)
+
+
+def delivered(
+    extractor: nn.Module,
+    classifier: nn.Module,
+    found: Fitted,
+    source: Labelled,
+    *,
+    seed: int,
+    generator: torch.Generator,
+) -> Delivered:
+    """What the default gives a team whose release says so.
+
+    Args:
+        extractor: source-trained.
+        classifier: source-trained.
+        found: by `find_view`.
+        source: labelled public records.
+        seed: of twins.
+        generator: of the batches.
+    """
+    with reporting("", DEFAULT.tuning_steps, shown=False) as bar:
+        return deliver(
+            extractor, classifier, {"target": found}, {"target": 1.0}, source,
+            steps=DEFAULT.tuning_steps, seed=seed, generator=generator, bar=bar,
+        )["target"]  # fmt: skip

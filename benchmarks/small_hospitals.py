@@ -19,15 +19,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.local import DEFAULT, fitted
+from benchmarks.local import delivered, fitted
 from benchmarks.records import append, mean_and_deviation, on_file, read
 from benchmarks.vectors import tuned
 from public_client.data.accuracy import accuracy
 from public_client.data.datasets import load_task
-from public_client.data.progress import reporting
 from public_client.experiments.file import read_experiment
 from public_client.experiments.start import train_source_model
-from public_client.replay.delivery import deliver
 from public_client.replay.views import view_for
 
 RESULTS = Path(__file__).parent / "results" / "small-hospitals.json"
@@ -66,11 +64,7 @@ def _run(releases: int) -> None:
                 continue
             fit = fitted(extractor, task.source, task.target.images, epsilon=epsilon, delta=DELTA, seed=release)
             generator = torch.Generator().manual_seed(release)
-            with reporting("", DEFAULT.tuning_steps, shown=False) as bar:
-                given = deliver(
-                    extractor, model.classifier, {"target": fit}, {"target": 1.0}, task.source,
-                    steps=DEFAULT.tuning_steps, seed=release, generator=generator, bar=bar,
-                )["target"]  # fmt: skip
+            given = delivered(extractor, model.classifier, fit, task.source, seed=release, generator=generator)
             found = accuracy(given.extractor, given.classifier, task.target)
             append(RESULTS, settings | {"accuracy": found, "outcome": given.outcome, "reason": given.reason})
             print(settings, given.outcome, f"{found:.1f}", flush=True)

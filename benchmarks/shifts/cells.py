@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.local import RATE, released
+from benchmarks.local import RATE, delivered, released
 from benchmarks.shifts.made import SHIFTS
 from benchmarks.shifts.sources import Origin, load
 from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
 from public_client.methods.replay import Replay
-from public_client.replay import delivery, fit, priors
+from public_client.replay import fit, priors
 from public_client.replay.twins import Honest
 from public_client.replay.verdict import Fitted
 
@@ -131,16 +131,13 @@ def judged(cell: Cell, origin: Origin, target: Labelled) -> dict[str, Any]:
     residuals = released(seen, features, epsilon=cell.epsilon, delta=DELTAS[origin.kind], seed=noise)
     with reporting("", fit.VIEW_STEPS, shown=False) as bar:
         found = fit.find_view(origin.extractor, source, residuals, learning_rate=RATE, generator=generator, bar=bar)
-        delivered = delivery.deliver(
-            origin.extractor, origin.classifier, {"target": found}, {"target": 1.0}, source,
-            steps=Replay().tuning_steps, seed=cell.seed, generator=generator, bar=bar,
-        )["target"]  # fmt: skip
+    given = delivered(origin.extractor, origin.classifier, found, source, seed=cell.seed, generator=generator)
     before = _accuracy(origin.extractor, origin.classifier, target)
-    after = _accuracy(delivered.extractor, delivered.classifier, target)
+    after = _accuracy(given.extractor, given.classifier, target)
     row = asdict(cell) | {
         "n": len(target),
-        "outcome": delivered.outcome,
-        "reason": delivered.reason,
+        "outcome": given.outcome,
+        "reason": given.reason,
         "source_only": round(before, 2),
         "adapted": round(after, 2),
         "seconds": round(time.monotonic() - begun, 1),

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import records
-from benchmarks.local import RATE, released
+from benchmarks.local import RATE, delivered, released
 from benchmarks.shifts.cells import DELTAS, ELSEWHERE, Cell
 from benchmarks.shifts.made import LOW_RANK, SHIFTS
 from benchmarks.shifts.sources import Origin, load
@@ -154,13 +154,10 @@ def run(cell: Cell, origin: Origin) -> dict[str, Any]:
             found = fit.find_view(
                 origin.extractor, origin.source, residuals, learning_rate=RATE, generator=draws, bar=bar, view=view
             )
-            delivered = delivery.deliver(
-                origin.extractor, origin.classifier, {"target": found}, {"target": 1.0}, origin.source,
-                steps=Replay().tuning_steps, seed=cell.seed, generator=draws, bar=bar,
-            )["target"]  # fmt: skip
+        given = delivered(origin.extractor, origin.classifier, found, origin.source, seed=cell.seed, generator=draws)
         with torch.no_grad():
-            scores = delivered.classifier(delivered.extractor(target.images))
-        return _percent(scores, target.labels), delivered.outcome, delivered.reason
+            scores = given.classifier(given.extractor(target.images))
+        return _percent(scores, target.labels), given.outcome, given.reason
 
     accuracy, outcome, reason = adapted(None)
     low_rank = "few directions" in reason and outcome == "adapted by a view"

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_release import SEED, on_grid, residuals_of
 from torch import nn
 
 from public_client.data.datasets import Labelled
@@ -20,32 +21,8 @@ from public_client.replay.views import FeatureView, ImageView, MixedViews, backg
 from shared.errors import InvalidValue
 from shared.kernels.directions import directions
 from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray, grid_step
 from shared.mechanisms.quantiles.coefficients import cosine_basis
 from shared.mechanisms.sliced import SlicedReply
-
-SEED = bytes(range(32))
-
-
-def on_grid(values: np.ndarray, sigma: float) -> GridArray:
-    """Values as they are released, on the grid of their noise."""
-    step = grid_step(sigma)
-    return GridArray(np.rint(values / step).astype(np.int32), step)
-
-
-def released(target: torch.Tensor, feature_map: FeatureMap, *, sigma: float, k: int = 40, L: int = 3) -> SlicedReply:
-    """What a curator would answer for target features (n, d), with Gaussian noise of a fixed seed."""
-    U = directions(SEED, target.shape[1], k)
-    ordered = (feature_map.clipped(target) @ U).double().sort(dim=0).values
-    noise = np.random.default_rng(3).normal(scale=sigma, size=(L, k))
-    values = (cosine_basis(len(target), L).T @ ordered).numpy() + noise
-    return SlicedReply(SEED, on_grid(values, sigma))
-
-
-def residuals_of(target: torch.Tensor, source: torch.Tensor, *, sigma: float, **wishes: Any) -> Residuals:
-    feature_map = FeatureMap.from_source(source, target_norm=0.25)
-    release = released(target, feature_map, sigma=sigma, **wishes)
-    return Residuals([release], like=source, feature_map=feature_map, batch=len(target), sigma=sigma)
 
 
 def fitted(source: Labelled, residuals: Residuals, extractor: nn.Module | None = None, rate: float = 0.03) -> Fitted:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
+from made_release import residuals_of
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -15,13 +15,6 @@ from public_client.data.ranks import Ranks
 from public_client.replay.posterior import Posterior
 from public_client.replay.residuals import Residuals
 from public_client.replay.views import FeatureView, ImageView
-from shared.kernels.directions import directions
-from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray, grid_step
-from shared.mechanisms.quantiles.coefficients import cosine_basis
-from shared.mechanisms.sliced import SlicedReply
-
-SEED, SIGMA = bytes(range(32)), 0.05
 
 
 def posterior() -> tuple[Posterior, Residuals, Tensor]:
@@ -30,12 +23,7 @@ def posterior() -> tuple[Posterior, Residuals, Tensor]:
     coarse = torch.rand(900, 1, 3, 3, generator=generator) * 1.6 - 0.8
     images = nn.functional.interpolate(coarse, size=(8, 8), mode="bicubic", align_corners=True)
     features = images.flatten(1)
-    feature_map = FeatureMap.from_source(features, target_norm=0.25)
-    U = directions(SEED, features.shape[1], 30)
-    values = (cosine_basis(900, 3).T @ (feature_map.clipped(features) @ U).double().sort(dim=0).values).numpy()
-    step = grid_step(SIGMA)
-    reply = SlicedReply(SEED, GridArray(np.rint(values / step).astype(np.int32), step))
-    residuals = Residuals([reply], like=features, feature_map=feature_map, batch=900, sigma=SIGMA)
+    residuals = residuals_of(features, features, sigma=0.05, k=30)
     source = Labelled(images, torch.zeros(900, dtype=torch.int64))
     return Posterior(nn.Flatten(), source, residuals, generator, Ranks()), residuals, images
 
