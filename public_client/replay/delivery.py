@@ -15,6 +15,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +124,7 @@ def deliver(
             if (first := undone[name]) is not None:
                 own = (nn.Sequential(first, kept[0]), kept[1])
                 of = [Trial(kept, own, source)]
-            gain, error = expected_gain(of, fitted.view)
+            gain, error = ranks.share(partial(expected_gain, of, fitted.view))
             if fitted.view.keeps_scores or gain > fitted.view.sure * error + (flattered or 0.0):
                 model = own
                 if flattered is None:

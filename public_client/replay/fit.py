@@ -43,7 +43,7 @@ from public_client.replay.verdict import (
     Evidence,
     Fitted,
 )
-from public_client.replay.views import FeatureView, ImageView, View, view_for
+from public_client.replay.views import FeatureView, View, view_for
 
 MOST_RECORDS = 20_000  # source records that are kept for fitting and tuning
 CANDIDATES = 80  # random warps that are scored, beside the identity
@@ -62,7 +62,8 @@ class _Round:
 _ROUNDS = (_Round(8, 8, 1.0), _Round(8, 25, 1.0), _Round(3, 50, 0.5), _Round(2, 60, 0.5))
 VIEW_STEPS = sum(part.kept * part.steps for part in _ROUNDS)
 """Steps that `find_view` reports, at most."""
-_HOPELESS = 40.0  # nats behind the best start that a fit of a whole round does not make up for
+_HOPELESS = 40.0
+"""Nats behind the best start that a fit of a whole round does not make up for, with what no view explains as noise."""
 _TRIED_LONG = 3  # rounds that the identity is fitted in, unless it is hopeless
 _AVERAGED = 0.3  # the last part of the fit, over which its parameters are averaged
 
@@ -117,10 +118,10 @@ def find_view(
     identity = given if given is not None else view_for(source.images, features)
     still = copy.deepcopy(identity)
     model = posterior.model(identity)
-    alone = Evidence(model.free())
+    alone = Evidence(posterior.ranks.share(model.free))
     without: Fitted | None = None
-    # A view of images says so little that its evidence alone decides, where more than nothing points to one.
-    doubted = alone.sees_misfit or (isinstance(identity, ImageView) and not alone.leaves_nothing_seen)
+    # Of a view with few parameters evidence alone decides, where more than nothing points to one.
+    doubted = alone.sees_misfit or (identity.few_parameters and not alone.leaves_nothing_seen)
     if alone.fits() or not doubted:
         without = _without_view(still, model, alone, posterior)
         if not alone.sees_misfit or without.outcome != "kept":
@@ -144,11 +145,11 @@ def _fits(view: View, seen: Evidence, alone: Evidence) -> bool:
     if isinstance(view, FeatureView | LowRankView) and seen.sees_misfit:
         return False  # of deep features: free enough to explain a part of anything
     most = min(VIEW_FITS * alone.unexplained, VIEW_MOST)
-    if isinstance(view, ImageView) and seen.leaves_nothing_seen:
+    if view.few_parameters and seen.leaves_nothing_seen:
         most = VIEW_MOST
     # No real shift is quite a view, and a strong release sees that. The part of the variance, v, is then counted in
     # directions in which features hardly vary, so energy is asked as well.
-    mostly = isinstance(view, ImageView) and seen.leaves_of(alone) <= VIEW_FITS
+    mostly = view.few_parameters and seen.leaves_of(alone) <= VIEW_FITS
     return mostly or seen.fits(max(FITS, most))
 
 
@@ -165,7 +166,7 @@ def _families(
     if columns is not None:
         units = posterior.units(columns)
         if bool(units.log_gain.any()):
-            yield units, posterior.evidence(units), f"other units of columns ({units}) explain"
+            yield units, posterior.judged(units), f"other units of columns ({units}) explain"
     if not isinstance(identity, ColumnView | LowRankView) and (
         not isinstance(identity, FeatureView) or posterior.learn_widths(identity)
     ):
@@ -177,7 +178,7 @@ def _low_rank(identity: View, given: View | None, posterior: Posterior) -> Itera
     """The best map of low rank, for features that are seen by a view of themselves."""
     if isinstance(given, LowRankView) or (given is None and isinstance(identity, FeatureView)):
         found = posterior.low_rank(given)
-        yield found, posterior.evidence(found), f"features that moved along few directions ({found}) explain"
+        yield found, posterior.judged(found), f"features that moved along few directions ({found}) explain"
 
 
 _STRANGE = "the release does not fit what is known of shifts, so the model is kept"
@@ -187,7 +188,7 @@ _ALIKE = "the release fits the source as it is, so the model is kept"
 
 def _without_view(identity: View, model: FrequencyModel, alone: Evidence, posterior: Posterior) -> Fitted:
     """Other class frequencies, or nothing."""
-    unchanged = Evidence(model.fixed())
+    unchanged = Evidence(posterior.ranks.share(model.fixed))
     gained = alone.log_evidence - unchanged.log_evidence
     if not alone.fits():
         return _kept(identity, alone, posterior, _THIN)
@@ -238,9 +239,9 @@ def _best_view(
         _fit_all(starts, posterior, variance, part, learning_rate=learning_rate, generator=generator, bar=bar)
         variance = _rank(starts, posterior)
         if number > 0:  # with many records one start stands out soon; with few, none does
-            starts = [start for start in starts if start.score > starts[0].score - _HOPELESS]
+            starts = [start for start in starts if start.score > starts[0].score - _HOPELESS * variance]
     best = starts[0]
-    return best.view, posterior.evidence(best.view, start=best.frequencies)
+    return best.view, posterior.judged(best.view, start=best.frequencies)
 
 
 def _rank(starts: list[_Start], posterior: Posterior) -> float:

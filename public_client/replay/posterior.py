@@ -15,7 +15,7 @@ from public_client.replay.low_rank import LowRankView, find_low_rank, low_rank_v
 from public_client.replay.prior_width import LinearModel
 from public_client.replay.residuals import Residuals
 from public_client.replay.verdict import Evidence
-from public_client.replay.views import CLASS_WIDTH, FeatureView, ImageView, View, moved_features
+from public_client.replay.views import CLASS_WIDTH, FeatureView, View, moved_features
 
 SCORED = 256
 """Source records that score a candidate at first, four times as many later."""
@@ -60,8 +60,12 @@ class Posterior:
         def classes_alone(parameters: Tensor) -> Tensor:
             return moved(torch.cat((torch.zeros(2 * d).to(parameters), parameters)))
 
-        found = LinearModel.at_identity(moved, (d, d, self.classes), features).widths()
-        without = LinearModel.at_identity(classes_alone, (self.classes,), features).widths()
+        found, without = self.ranks.share(
+            lambda: (
+                LinearModel.at_identity(moved, (d, d, self.classes), features).widths(),
+                LinearModel.at_identity(classes_alone, (self.classes,), features).widths(),
+            )
+        )
         view.factors.copy_(torch.tensor(found.factors[:2]))
         return found.log_posterior - without.log_posterior > _CONVINCED
 
@@ -76,7 +80,7 @@ class Posterior:
         """The most probable units of columns."""
         chosen = self._shuffled[: _JUDGED // 2]
         source = self._source.part(chosen)
-        return find_units(identity, self._extractor, source, self._residuals)
+        return self.ranks.share(lambda: find_units(identity, self._extractor, source, self._residuals))
 
     @torch.no_grad()
     def low_rank(self, identity: LowRankView | None) -> LowRankView:
@@ -106,6 +110,10 @@ class Posterior:
         """Mean squared residual, from the same source records for each candidate."""
         return float(self._residuals.of_all(*self._seen(view, class_weights, self._shuffled[:records])).square().mean())
 
+    def judged(self, view: View, *, start: Tensor | None = None) -> Evidence:
+        """Its `evidence`, the first rank's on all: what is decided by it must not depend on how a processor rounds."""
+        return self.ranks.share(lambda: self.evidence(view, start=start))
+
     @torch.no_grad()
     def evidence(self, view: View, *, start: Tensor | None = None, quick: bool = False) -> Evidence:
         """Of one view, with the class frequencies that are most probable under it.
@@ -117,11 +125,11 @@ class Posterior:
         """
         frequencies = self.model(view, quick=quick).free(start)
         penalty = float(view.penalty())
-        if isinstance(view, ImageView) and not quick:
-            penalty += self._freedom(view, frequencies.weights.to(view.warp.theta))
+        if view.few_parameters and not quick:
+            penalty += self._freedom(view, frequencies.weights.to(next(view.parameters())))
         return Evidence(frequencies, penalty)
 
-    def _freedom(self, view: ImageView, class_weights: Tensor) -> float:
+    def _freedom(self, view: View, class_weights: Tensor) -> float:
         """Nats that the view's parameters cost by being free to fit: 1/2 log det(I + W J^T J W).
 
         Laplace's method at the view as it is (MacKay 1992): J are the residuals' derivatives, by differences, and W

@@ -49,11 +49,13 @@ class View(nn.Module):
         keeps_scores: whether the classifier learns the scores that it gave to unchanged records, not labels: then
             tuning changes nothing but what the view asks for.
         sure: standard errors by which tuning on it must be expected to gain, or it is not used.
+        few_parameters: whether it can say so little that its evidence may decide what is too weak to be seen.
     """
 
     tunes_extractor = True
     keeps_scores = False
     sure = 2.0
+    few_parameters = False
 
     @property
     def draws_noise(self) -> bool:
@@ -108,6 +110,7 @@ class ImageView(View):
         sign: 1, or -1 where black is seen as white.
     """
 
+    few_parameters = True
     sign: Tensor
     centre: Tensor
     reach: Tensor
@@ -163,7 +166,9 @@ class ImageView(View):
         x = x + torch.tanh(self.blur) * (functional.avg_pool2d(_padded(x), 3, 1) - x)
         mix = torch.tanh(self.stroke if drawn is None else self.stroke + drawn.stroke)
         thick, thin = functional.max_pool2d(x, 3, 1, 1), -functional.max_pool2d(-x, 3, 1, 1)
-        x = (1 - mix.abs()) * x + functional.relu(mix) * thick + functional.relu(-mix) * thin
+        # The slope at 0, where a fit begins, is the mean of both sides': by relu and abs it is 0, and no fit leaves 0.
+        thicker = 0.5 + 0.5 * mix.detach().sign()
+        x = x + mix * (thicker * (thick - x) + (1 - thicker) * (x - thin))
         bright = ((x + 1) / 2).clamp(1e-3, 1.0)  # the lower end keeps the power's derivative finite
         gamma = self.gamma if drawn is None else self.gamma + drawn.gamma
         bright = self.sign * (bright.pow(torch.exp(gamma)) * 2 - 1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from made_release import SEED, on_grid, residuals_of
-from torch import nn
+from torch import Tensor, nn
 
 from public_client.data.datasets import Labelled
 from public_client.data.progress import reporting
@@ -180,6 +180,26 @@ def test_variation_moves_images_and_is_repeatable():
     still = Variation(warps=Warps(0, 0, 0, 0, 0), elastic=0.0, stroke=0.0, gamma=0.0)
     same = ImageView(1).see(images, draw_variation(still, images, torch.Generator().manual_seed(7))).detach()
     torch.testing.assert_close(same, ImageView(1).see(images).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_fit_leaves_the_identity_by_thicker_and_by_thinner_strokes():
+    """Its slope there is the mean of both sides', not the 0 of relu and abs."""
+    images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def brightness(stroke: float) -> Tensor:
+        view = ImageView(1)
+        with torch.no_grad():
+            view.stroke.fill_(stroke)
+        mean = view.see(images).mean()
+        mean.backward()
+        return torch.stack((mean.detach(), view.stroke.grad))
+
+    below, at, above = (brightness(stroke) for stroke in (-1e-2, 0.0, 1e-2))
+    thinner, thicker = (at[0] - below[0]) / 1e-2, (above[0] - at[0]) / 1e-2
+    assert min(thinner, thicker) > 0.1
+    torch.testing.assert_close(at[1], (thinner + thicker) / 2, rtol=0.02, atol=0.0)
+    torch.testing.assert_close(below[1], thinner, rtol=0.02, atol=0.0)
+    torch.testing.assert_close(above[1], thicker, rtol=0.02, atol=0.0)
 
 
 def test_warps_stay_within_their_bounds_and_include_both_signs():

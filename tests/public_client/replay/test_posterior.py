@@ -35,7 +35,7 @@ def test_what_a_view_costs_by_being_free_is_the_volume_that_the_release_leaves_i
     with torch.no_grad():
         view.warp.theta += torch.tensor([[0.02, 0.05, 0.03], [-0.04, -0.03, 0.02]])
         view.blur.fill_(0.2)
-        view.stroke.fill_(0.1)  # at 0 there is a kink
+        view.stroke.fill_(0.1)  # at 0 differences and derivatives are those of two sides
         view.noise.fill_(0.1)  # at 0 there is none
         view.gamma.fill_(-0.1)
     names, shapes = zip(*((name, value.shape) for name, value in view.named_parameters()), strict=True)
