@@ -2,7 +2,7 @@
 
     python -m benchmarks.shifts run --data-dir ../shared/data --minutes 60   # in a random order, what is not on file
     python -m benchmarks.shifts repeat --data-dir ../shared/data --shifts half --records 500  # with fresh noise
-    python -m benchmarks.shifts thin --data-dir ../shared/data  # images' releases that say little, other models
+    python -m benchmarks.shifts composed --data-dir ../shared/data  # images: random compositions of shifts
     python -m benchmarks.shifts summary --format json
     python -m benchmarks.shifts.unseen run --minutes 30   # other data and shifts: see there
     python -m benchmarks.shifts write                                        # docs/ml-team/shifts.md
@@ -30,13 +30,13 @@ from typing import Any
 
 from benchmarks import records
 from benchmarks.shifts import low_rank
-from benchmarks.shifts.cells import Cell, all_cells, run_alone, thin_cells
+from benchmarks.shifts.cells import Cell, all_cells, composed_cells, run_alone
 from benchmarks.shifts.summary import page, summary, table
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts.jsonl"
 REPEATS = RESULTS.with_name("shifts_repeated.jsonl")
 UNSEEN = RESULTS.with_name("shifts_unseen.jsonl")
-THIN = RESULTS.with_name("shifts_thin.jsonl")
+COMPOSED = RESULTS.with_name("shifts_composed.jsonl")
 PAGE = Path(__file__).parents[2] / "docs" / "ml-team" / "shifts.md"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"
 
@@ -47,8 +47,8 @@ def main() -> None:
     battery = commands.add_parser("run", help="runs what is not on file yet")
     again = commands.add_parser("repeat", help="runs the same cells again and again, with fresh noise")
     again.add_argument("--times", type=int, default=16, help="that each cell is to be on file")
-    thin = commands.add_parser("thin", help="runs what is not on file yet of releases that say little")
-    for command in (battery, again, thin):
+    made = commands.add_parser("composed", help="runs what is not on file yet of random compositions")
+    for command in (battery, again, made):
         command.add_argument("--data-dir", type=Path, required=True)
         command.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
         command.add_argument("--minutes", type=float, default=None, help="begin no cell after these")
@@ -60,14 +60,14 @@ def main() -> None:
     written = commands.add_parser("write", help="writes the page from what is on file")
     for command in (battery, told, written):
         command.add_argument("--results", type=Path, default=RESULTS)
-    for command in (thin, written):
-        command.add_argument("--thin", type=Path, default=THIN)
+    for command in (made, written):
+        command.add_argument("--composed", type=Path, default=COMPOSED)
     for command in (again, written):
         command.add_argument("--repeats", type=Path, default=REPEATS)
     arguments = parser.parse_args()
-    if arguments.command in ("run", "thin"):
+    if arguments.command in ("run", "composed"):
         cells, results = (
-            (all_cells(), arguments.results) if arguments.command == "run" else (thin_cells(), arguments.thin)
+            (all_cells(), arguments.results) if arguments.command == "run" else (composed_cells(), arguments.composed)
         )
         done = {_key(run) for run in read(results)}
         left = (cell for cell in _asked(arguments, cells) if _key(asdict(cell)) not in done)
@@ -79,7 +79,7 @@ def main() -> None:
         _run(left, arguments, arguments.repeats, {})
     elif arguments.command == "write":
         every = read(arguments.results), read(arguments.repeats), read(UNSEEN), records.read(low_rank.RESULTS)
-        PAGE.write_text(page(*every, read(arguments.thin)), encoding="utf-8")
+        PAGE.write_text(page(*every, read(arguments.composed)), encoding="utf-8")
     elif arguments.format == "json":
         print(json.dumps(summary(read(arguments.results)), indent=1))
     else:

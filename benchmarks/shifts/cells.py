@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.local import RATE, delivered, released
+from benchmarks.shifts.composed import PLANNED, Composed
 from benchmarks.shifts.made import SHIFTS
 from benchmarks.shifts.sources import Origin, load
 from public_client.data.datasets import Labelled
@@ -27,8 +28,8 @@ from public_client.replay.verdict import Fitted
 NUMBERS = (150, 500, 1000, 4000, 10_000)
 EPSILONS = (0.3, 1.0, 3.0)
 SEEDS = (0, 1, 2)
-THIN, THIN_SEEDS = ((4000, 0.1), (4000, 0.2), (1000, 0.4), (500, 1.0), (150, 3.0)), (3, 4)
-"""n and epsilon of releases that say little, and seeds of models that the battery does not have."""
+_COMPOSED = "composed "
+"""Names of compositions begin with it, and end with their number."""
 DELTAS = {"images": 1e-5, "vectors": 1e-3, "tables": 1e-5}
 KINDS = {
     "mnist": "images",
@@ -88,18 +89,15 @@ def all_cells() -> list[Cell]:
     return cells
 
 
-def thin_cells() -> list[Cell]:
-    """Releases of images that say little, by models that are not the battery's, in one fixed random order."""
-    shifts = ("occluded", "blended", "texture", "turned", "half-and-turned", "noisy", "blurred")
-    cells = [
-        Cell(source, shift, number, epsilon, seed)
-        for source in ("fashion", "usps", "mnist")
-        for shift in (*shifts, "none", "half", "hundred-to-one", *ELSEWHERE.get(source, ()))
-        for seed in THIN_SEEDS
-        for number, epsilon in THIN
-    ]
-    random.Random(77).shuffle(cells)
-    return cells
+def composed_cells() -> list[Cell]:
+    """Compositions of shifts of images, in the order of their numbers."""
+    every = ((f"{_COMPOSED}{number}", Composed(number)) for number in range(PLANNED))
+    return [Cell(one.source, name, min(one.records, POOLS[one.source]), one.epsilon, one.seed) for name, one in every]
+
+
+def composition(shift: str) -> Composed:
+    """That of this name."""
+    return Composed(int(shift.removeprefix(_COMPOSED)))
 
 
 def target_of(cell: Cell, origin: Origin) -> Labelled:
@@ -109,7 +107,8 @@ def target_of(cell: Cell, origin: Origin) -> Labelled:
         data = origin.elsewhere[cell.shift]
     else:  # a shift of thousands of records more than are used would only cost time
         order = torch.randperm(len(origin.pool), generator=generator)[: 3 * cell.records]
-        data = SHIFTS[origin.kind][cell.shift](origin.pool.part(order), generator)
+        shift = composition(cell.shift) if cell.shift.startswith(_COMPOSED) else SHIFTS[origin.kind][cell.shift]
+        data = shift(origin.pool.part(order), generator)
     order = torch.randperm(len(data), generator=generator)[: cell.records]
     return data.part(order)
 

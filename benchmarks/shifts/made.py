@@ -14,7 +14,8 @@ from public_client.data.datasets import Labelled
 Shift = Callable[[Labelled, torch.Generator], Labelled]
 
 
-def _uniform(generator: torch.Generator, low: float, high: float) -> float:
+def uniform(generator: torch.Generator, low: float, high: float) -> float:
+    """One number between low and high."""
     return low + (high - low) * float(torch.rand((), generator=generator))
 
 
@@ -43,9 +44,9 @@ def resampled(images: Tensor, theta: Tensor) -> Tensor:
 
 def _turned(data: Labelled, generator: torch.Generator) -> Labelled:
     sign = 1.0 if float(torch.rand((), generator=generator)) < 0.5 else -1.0
-    turn = sign * _uniform(generator, 0.25, 0.45)
-    seen = _warped(data.images, turn, _uniform(generator, 0.8, 0.95), _uniform(generator, -0.08, 0.08))
-    return Labelled(seen * _uniform(generator, 0.65, 0.85) + _uniform(generator, -0.05, 0.1), data.labels)
+    turn = sign * uniform(generator, 0.25, 0.45)
+    seen = _warped(data.images, turn, uniform(generator, 0.8, 0.95), uniform(generator, -0.08, 0.08))
+    return Labelled(seen * uniform(generator, 0.65, 0.85) + uniform(generator, -0.05, 0.1), data.labels)
 
 
 def _inverted(data: Labelled, _: torch.Generator) -> Labelled:
@@ -71,7 +72,7 @@ def _blended(data: Labelled, generator: torch.Generator) -> Labelled:
 
 
 def _blurred(data: Labelled, generator: torch.Generator) -> Labelled:
-    return Labelled(blurred(data.images, _uniform(generator, 0.5, 1.2), reach=4), data.labels)
+    return Labelled(blurred(data.images, uniform(generator, 0.5, 1.2), reach=4), data.labels)
 
 
 def blurred(images: Tensor, width: float, reach: int) -> Tensor:
@@ -82,7 +83,7 @@ def blurred(images: Tensor, width: float, reach: int) -> Tensor:
 
 
 def _noisy(data: Labelled, generator: torch.Generator) -> Labelled:
-    width = _uniform(generator, 0.3, 0.6)
+    width = uniform(generator, 0.3, 0.6)
     noise = width * torch.randn(data.images.shape, generator=generator)
     return Labelled((data.images + noise).clamp(-1.0, 1.0), data.labels)
 
@@ -107,9 +108,7 @@ def _units(data: Labelled, generator: torch.Generator) -> Labelled:
     c = data.images.shape[1]
     chosen = torch.randperm(c, generator=generator)[: max(1, c // 3)]
     records = data.images.clone()
-    records[:, chosen] *= torch.exp(
-        _uniform(generator, 0.5, 1.2) * torch.randn(len(chosen), generator=generator).sign()
-    )
+    records[:, chosen] *= torch.exp(uniform(generator, 0.5, 1.2) * torch.randn(len(chosen), generator=generator).sign())
     return Labelled(records, data.labels)
 
 
@@ -167,7 +166,7 @@ def _directions(data: Labelled, count: int, generator: torch.Generator) -> tuple
 def _rotated(data: Labelled, generator: torch.Generator) -> Labelled:
     """A turn within one plane."""
     scaled, spread, plane, _ = _directions(data, 2, generator)
-    turn = _uniform(generator, 0.5, 0.9)
+    turn = uniform(generator, 0.5, 0.9)
     cos, sin = math.cos(turn), math.sin(turn)
     within = (scaled - scaled.mean(dim=0)) @ plane
     turned = within @ torch.tensor([[cos, sin], [-sin, cos]])
@@ -177,14 +176,14 @@ def _rotated(data: Labelled, generator: torch.Generator) -> Labelled:
 def _lines(data: Labelled, generator: torch.Generator) -> Labelled:
     """Noise along two directions, as large as the first component."""
     scaled, spread, lines, first = _directions(data, 2, generator)
-    noise = _uniform(generator, 0.7, 1.2) * first * torch.randn(len(scaled), 2, generator=generator)
+    noise = uniform(generator, 0.7, 1.2) * first * torch.randn(len(scaled), 2, generator=generator)
     return Labelled((scaled + noise @ lines.T) * spread, data.labels)
 
 
 def _moved(data: Labelled, generator: torch.Generator) -> Labelled:
     """The mean moves along one direction."""
     scaled, spread, along, first = _directions(data, 1, generator)
-    return Labelled((scaled + _uniform(generator, 0.5, 1.0) * first * along[:, 0]) * spread, data.labels)
+    return Labelled((scaled + uniform(generator, 0.5, 1.0) * first * along[:, 0]) * spread, data.labels)
 
 
 _CLASSES: dict[str, Shift] = {

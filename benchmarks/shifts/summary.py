@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shifts import low_rank
-from benchmarks.shifts.cells import KINDS, TUNED_ON, all_cells, thin_cells
+from benchmarks.shifts.cells import KINDS, TUNED_ON, all_cells, composed_cells, composition
 from benchmarks.shifts.made import INSIDE
 from public_client.plans.measured import Battery
 from public_client.replay.priors import MOST_LOST, UNSURE
-from public_client.replay.verdict import FREQUENCIES_LEAVE, NOTHING_LEFT, VIEW_FITS, VIEW_MOST
+from public_client.replay.verdict import FREQUENCIES_LEAVE, NOTHING_LEFT, VIEW_FITS, VIEW_LEAVES, VIEW_MOST
 
 _PAGE = Path(__file__).parent / "page.txt"
 
@@ -159,15 +159,27 @@ def repeated(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def thin_table(runs: list[dict[str, Any]]) -> str:
-    """By shift, of images' releases that say little.
+def composed_table(runs: list[dict[str, Any]]) -> str:
+    """By source, by whether a view can express it, and by how much the release says.
 
     Args:
-        runs: as `cells.run` gives them.
+        runs: as `cells.run` gives them, of compositions.
     """
     lines = ["| | releases | changed | mean change of these | worst | lost over 1 |", "|---|---|---|---|---|---|"]
-    shifts = sorted({run["shift"] for run in runs})
-    for title, own in (("all", runs), *((shift, [run for run in runs if run["shift"] == shift]) for shift in shifts)):
+
+    def told(run: dict[str, Any]) -> float:
+        return float(run["n"] * run["epsilon"])
+
+    groups = {
+        "all": runs,
+        **{name: [run for run in runs if run["source"] == name] for name in sorted({run["source"] for run in runs})},
+        "a view can express it": [run for run in runs if not composition(run["shift"]).outside],
+        "no view can": [run for run in runs if composition(run["shift"]).outside],
+        "n x epsilon below 1,000": [run for run in runs if told(run) < 1000],
+        "1,000 to 10,000": [run for run in runs if 1000 <= told(run) < 10_000],
+        "10,000 and more": [run for run in runs if told(run) >= 10_000],
+    }
+    for title, own in groups.items():
         gains = [_gain(run) for run in own if run["outcome"] != "kept"]
         changes = f"{statistics.mean(gains):+.1f} | {min(gains):+.1f}" if gains else "none | none"
         lost = sum(gain < -1.0 for gain in gains)
@@ -180,7 +192,7 @@ def page(
     repeats: list[dict[str, Any]],
     checks: list[dict[str, Any]],
     few: list[dict[str, Any]],
-    thin: list[dict[str, Any]],
+    composed: list[dict[str, Any]],
 ) -> str:
     """docs/ml-team/shifts.md.
 
@@ -189,7 +201,7 @@ def page(
         repeats: of single cells, with fresh noise each time.
         checks: of the second list.
         few: of shifts along few directions.
-        thin: of images' releases that say little.
+        composed: of random compositions of shifts.
     """
     whole = summary(runs)
     tuned = _figures([run for run in runs if run["source"] in TUNED_ON])
@@ -201,6 +213,7 @@ def page(
     ]
     values = {
         "view_fits": f"{VIEW_FITS:.0%}",
+        "view_leaves": f"{VIEW_LEAVES:.0%}",
         "view_most": f"{VIEW_MOST:.0%} of the variance",
         "frequencies_leave": f"{FREQUENCIES_LEAVE:.0%}",
         "tuned_on": ", ".join(sorted(TUNED_ON)),
@@ -212,9 +225,9 @@ def page(
         "repeated": repeated(repeats),
         "unseen": unseen(checks),
         "few": low_rank.summary(few),
-        "thin": thin_table(thin),
-        "thin_done": str(len(thin)),
-        "thin_planned": str(len(thin_cells())),
+        "composed": composed_table(composed),
+        "composed_done": str(len(composed)),
+        "composed_planned": str(len(composed_cells())),
         "nothing_left": f"{NOTHING_LEFT:g}",
         "few_cells": str(sum(run["source"] != low_rank.STAND_IN for run in few)),
         "unsure": f"{UNSURE:.0%}",

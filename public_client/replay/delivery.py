@@ -92,7 +92,7 @@ def deliver(
     """
     ranks = ranks or Ranks()
     undone = {name: fitted.view.undone() for name, fitted in found.items() if fitted.convinced}
-    views = {name: found[name].view for name, first in undone.items() if first is None}
+    views = {name: found[name].tuned_by or found[name].view for name, first in undone.items() if first is None}
     tuned: tuple[nn.Module, nn.Module] = (extractor, classifier)
     trials: list[Trial] = []
     if views:

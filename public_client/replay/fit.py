@@ -8,7 +8,8 @@ spent on it). Everything after that is post-processing of public values, and fre
    posterior: the noise's law gives the likelihood, what is usual between two devices the prior. It has local minima,
    so it begins at many random warps and drops the worse ones as it goes;
 2. what is found is turned into a model (`delivery`): extractor and classifier are fine-tuned, with the source's labels,
-   on source records seen through that view and varied a little; or the classifier's priors are corrected; or nothing.
+   on source records seen through that view, or as they are where it leaves much, and varied a little; or the
+   classifier's priors are corrected; or nothing.
 
 docs/ml-team/recipe.md says how the numbers were chosen.
 """
@@ -39,11 +40,12 @@ from public_client.replay.verdict import (
     FREQUENCIES_LEAVE,
     LEAST_CHANGE,
     VIEW_FITS,
+    VIEW_LEAVES,
     VIEW_MOST,
     Evidence,
     Fitted,
 )
-from public_client.replay.views import FeatureView, View, view_for
+from public_client.replay.views import FeatureView, MixedViews, View, view_for
 
 MOST_RECORDS = 20_000  # source records that are kept for fitting and tuning
 CANDIDATES = 80  # random warps that are scored, beside the identity
@@ -65,6 +67,8 @@ VIEW_STEPS = sum(part.kept * part.steps for part in _ROUNDS)
 _HOPELESS = 40.0
 """Nats behind the best start that a fit of a whole round does not make up for, with what no view explains as noise."""
 _TRIED_LONG = 3  # rounds that the identity is fitted in, unless it is hopeless
+_LIKELY = 0.01  # of the most probable view's probability, from which on models are tuned by a view too
+_MOST_LIKELY = 4  # views that models are tuned by
 _AVERAGED = 0.3  # the last part of the fit, over which its parameters are averaged
 
 
@@ -83,6 +87,23 @@ class _Start:
     weights: Tensor
     frequencies: Tensor | None = None
     score: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """The best view of a family.
+
+    Attributes:
+        view: fitted.
+        seen: its evidence.
+        told: words for it.
+        likely: views that are hardly less probable, itself among them, and their probabilities.
+    """
+
+    view: View
+    seen: Evidence
+    told: str
+    likely: tuple[tuple[View, float], ...] = ()
 
 
 def find_view(
@@ -130,12 +151,22 @@ def find_view(
     else:
         views = _families(identity, given, posterior, generator, learning_rate, bar)
     closest = alone
-    for best, seen, told in views:
+    for best in views:
+        seen = best.seen
         gained = seen.log_evidence - alone.log_evidence - math.log(CANDIDATES)
-        if gained > CONVINCED and _fits(best, seen, alone):
+        if gained > CONVINCED and _fits(best.view, seen, alone):
             weights = seen.frequencies.weights.to(features)
-            reason = f"{told} the release, which is {gained:.0f} nats more probable by it: {seen}; without it {alone}"
-            return Fitted(best, weights, posterior.left(best, weights), "adapted by a view", reason)
+            reason = f"{best.told} the release, {gained:.0f} nats more probable by it: {seen}; without it {alone}"
+            mixed = None
+            if best.likely:
+                share, seed = seen.stays(alone), int(torch.randint(2**31, (), generator=generator))
+                chances = [(1.0 - share) * chance for _, chance in best.likely]
+                mixed = MixedViews([*(view for view, _ in best.likely), still], [*chances, share], seed)
+                reason += f"; {100 * share:.0f}% of the records that models are tuned on stay as they are"
+                if len(chances) > 1:
+                    reason += f", the others are seen by the {len(chances)} most probable views"
+            left = posterior.left(best.view, weights)
+            return Fitted(best.view, weights, left, "adapted by a view", reason, tuned_by=mixed)
         closest = min(closest, seen, key=lambda one: one.at_most)
     return without or _kept(still, alone, posterior, _STRANGE if closest.sees_misfit else _THIN, closest)
 
@@ -149,7 +180,7 @@ def _fits(view: View, seen: Evidence, alone: Evidence) -> bool:
         most = VIEW_MOST
     # No real shift is quite a view, and a strong release sees that. The part of the variance, v, is then counted in
     # directions in which features hardly vary, so energy is asked as well.
-    mostly = view.few_parameters and seen.leaves_of(alone) <= VIEW_FITS
+    mostly = view.few_parameters and seen.leaves_of(alone) <= VIEW_LEAVES
     return mostly or seen.fits(max(FITS, most))
 
 
@@ -160,25 +191,26 @@ def _families(
     generator: torch.Generator,
     learning_rate: float,
     bar: Reporter,
-) -> Iterator[tuple[View, Evidence, str]]:
-    """The best view of each family, its evidence and words for it; the simplest family first."""
+) -> Iterator[_Explained]:
+    """The best view of each family, the simplest first."""
     columns = given if isinstance(given, ColumnView) else posterior.columns() if given is None else None
     if columns is not None:
         units = posterior.units(columns)
         if bool(units.log_gain.any()):
-            yield units, posterior.judged(units), f"other units of columns ({units}) explain"
+            yield _Explained(units, posterior.judged(units), f"other units of columns ({units}) explain")
     if not isinstance(identity, ColumnView | LowRankView) and (
         not isinstance(identity, FeatureView) or posterior.learn_widths(identity)
     ):
-        yield *_best_view(identity, posterior, generator, learning_rate, bar), "a view explains"
+        yield _best_view(identity, posterior, generator, learning_rate, bar)
     yield from _low_rank(identity, given, posterior)
 
 
-def _low_rank(identity: View, given: View | None, posterior: Posterior) -> Iterator[tuple[View, Evidence, str]]:
+def _low_rank(identity: View, given: View | None, posterior: Posterior) -> Iterator[_Explained]:
     """The best map of low rank, for features that are seen by a view of themselves."""
     if isinstance(given, LowRankView) or (given is None and isinstance(identity, FeatureView)):
         found = posterior.low_rank(given)
-        yield found, posterior.judged(found), f"features that moved along few directions ({found}) explain"
+        told = f"features that moved along few directions ({found}) explain"
+        yield _Explained(found, posterior.judged(found), told)
 
 
 _STRANGE = "the release does not fit what is known of shifts, so the model is kept"
@@ -214,7 +246,7 @@ def _kept(
 
 def _best_view(
     identity: View, posterior: Posterior, generator: torch.Generator, learning_rate: float, bar: Reporter
-) -> tuple[View, Evidence]:
+) -> _Explained:
     """The most probable view: its fit and that of the class frequencies alternate."""
     even = torch.ones(posterior.classes).to(next(identity.parameters()))
     starts = [_Start(view, even) for view in (identity, *identity.candidates(CANDIDATES, generator))]
@@ -227,21 +259,32 @@ def _best_view(
             for start, square in zip(starts, squares, strict=True)
         ]
     order = sorted(range(len(starts)), key=costs.__getitem__)
-    least = starts[0]
+    least, dropped = starts[0], list[_Start]()
     starts = [starts[i] for i in order]
     for number, part in enumerate(_ROUNDS):
-        hopeful = least in starts
-        del starts[part.kept :]
-        if number < _TRIED_LONG and hopeful and least not in starts:
+        starts, others = starts[: part.kept], starts[part.kept :]
+        if number < _TRIED_LONG and least in others:
             # What leads to less change is worth more, but its worth shows late: thin releases of a shift that is none
             # of the family's were explained by far warps, 16 nats worse than what the identity comes to.
-            starts[-1] = least
+            others[others.index(least)], starts[-1] = starts[-1], least
+        if number > 0:  # they have been fitted, and ranked
+            dropped += others
         _fit_all(starts, posterior, variance, part, learning_rate=learning_rate, generator=generator, bar=bar)
         variance = _rank(starts, posterior)
         if number > 0:  # with many records one start stands out soon; with few, none does
             starts = [start for start in starts if start.score > starts[0].score - _HOPELESS * variance]
     best = starts[0]
-    return best.view, posterior.judged(best.view, start=best.frequencies)
+    seen = posterior.judged(best.view, start=best.frequencies)
+    likely = _likely([*starts, *dropped]) if best.view.few_parameters else ()
+    return _Explained(best.view, seen, "a view explains", likely)
+
+
+def _likely(starts: list[_Start]) -> tuple[tuple[View, float], ...]:
+    """The views that are hardly less probable than the best, with their probabilities."""
+    most = max(start.score for start in starts)
+    likely = sorted((start for start in starts if start.score > most + math.log(_LIKELY)), key=lambda one: -one.score)
+    chances = [math.exp(start.score - most) for start in likely[:_MOST_LIKELY]]
+    return tuple((start.view, chance / sum(chances)) for start, chance in zip(likely, chances, strict=False))
 
 
 def _rank(starts: list[_Start], posterior: Posterior) -> float:

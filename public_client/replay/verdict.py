@@ -26,6 +26,9 @@ VIEW_FITS = 0.2
 """A view changes more than frequencies do, so it may also leave this part of what it was asked to explain,"""
 VIEW_MOST = 0.06
 """but no more of the variance than this."""
+VIEW_LEAVES = 1 / 3
+"""A view of images may leave this part of the energy above the noise that was there without it, whatever its part of
+the variance: models are not tuned by it alone (`Evidence.stays`)."""
 NOTHING_LEFT = 1.0
 """Nats of misfit below which nothing points to more being left than the noise. Then a view of images, which can say
 far less than a view of features, may leave `VIEW_MOST` whatever it was asked to explain: of a thin release that is what
@@ -83,6 +86,15 @@ class Evidence:
         chance = 2.0 * math.sqrt(max(2.0, 4.0 * own - 2.0) / self.frequencies.values)
         return (own - 1.0 + chance) / asked if asked > 0.0 else math.inf
 
+    def stays(self, other: Evidence) -> float:
+        """Share of the records that models are tuned on as they are, where a view explains what `other` leaves.
+
+        The part of the shift's length that the view leaves: energy is its square. A view may be wrong, most probably
+        where it leaves much. Where it is, the model does not forget what it knew; where it is right, that costs little
+        (docs/ml-team/shifts.md).
+        """
+        return min(1.0, math.sqrt(max(0.0, self.leaves_of(other))))
+
     @property
     def changed(self) -> float:
         """Half the summed change of the class frequencies."""
@@ -115,6 +127,7 @@ class Fitted:
         outcome: what is to be done with the model.
         reason: why, in words, with the misfit beside the noise floor.
         class_draws: (s, classes), plausible values of `class_weights`, whose mean it is, where priors may be corrected.
+        tuned_by: what models are tuned by, if that is more than the view.
     """
 
     view: View
@@ -123,6 +136,7 @@ class Fitted:
     outcome: Outcome
     reason: str
     class_draws: Tensor | None = None
+    tuned_by: View | None = None
 
     @property
     def convinced(self) -> bool:

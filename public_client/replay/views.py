@@ -289,10 +289,10 @@ class FeatureView(View):
 
 
 class MixedViews(View):
-    """Several sites' views of the same records: each batch is seen through one of them.
+    """Several views of the same records: each record is seen through one of them.
 
     Args:
-        views: one for each site, all of one kind.
+        views: all of one kind.
         weights: how often each is drawn.
         seed: of the draws.
     """
@@ -306,10 +306,13 @@ class MixedViews(View):
         self._generator = torch.Generator().manual_seed(seed)
 
     def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Features (m, d) of records (m, ...), as one of the sites sees them."""
-        number = int(torch.multinomial(self._weights, 1, generator=self._generator))
-        seen: Tensor = self.views[number](extractor, records, generator)
-        return seen
+        """Features (m, d) of records (m, ...)."""
+        drawn = torch.multinomial(self._weights, len(records), replacement=True, generator=self._generator)
+        parts = [(drawn == number).nonzero()[:, 0].to(records.device) for number in range(len(self.views))]
+        seen = [
+            view(extractor, records[part], generator) for view, part in zip(self.views, parts, strict=True) if len(part)
+        ]
+        return torch.cat(seen)[torch.cat(parts).argsort()]
 
 
 def moved_features(features: Tensor, log_gain: Tensor, bias: Tensor, spread: Tensor) -> Tensor:

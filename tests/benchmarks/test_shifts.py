@@ -11,9 +11,10 @@ import torch
 from benchmarks import records
 from benchmarks.shifts import __main__ as battery
 from benchmarks.shifts import low_rank
-from benchmarks.shifts.cells import EPSILONS, SEEDS, all_cells, thin_cells
+from benchmarks.shifts.cells import EPSILONS, SEEDS, all_cells, composed_cells
+from benchmarks.shifts.composed import Composed
 from benchmarks.shifts.made import LOW_RANK, SHIFTS
-from benchmarks.shifts.summary import page, summary, table, thin_table
+from benchmarks.shifts.summary import composed_table, page, summary, table
 from public_client.data.datasets import Labelled
 
 
@@ -102,21 +103,44 @@ def test_the_page_on_file_is_current():
         battery.read(battery.REPEATS),
         battery.read(battery.UNSEEN),
         records.read(low_rank.RESULTS),
-        battery.read(battery.THIN),
+        battery.read(battery.COMPOSED),
     )
 
 
-def test_thin_releases_are_told_by_shift_and_by_what_changed():
-    own = {"shift": "turned", "source_only": 80.0}
-    runs = [own | {"outcome": "adapted by a view", "adapted": adapted} for adapted in (90.0, 78.0)]
-    runs += [own | {"outcome": "kept", "adapted": 80.0}, own | {"shift": "none", "outcome": "kept", "adapted": 80.0}]
-    told = thin_table(runs)
-    assert "| all | 4 | 2 | +4.0 | -2.0 | 1 |" in told
-    assert "| none | 1 | 0 | none | none | 0 |" in told
-    assert "| turned | 3 | 2 | +4.0 | -2.0 | 1 |" in told
+def test_compositions_are_told_by_what_they_are_and_by_what_changed():
+    numbers = {outside: next(n for n in range(40) if Composed(n).outside is outside) for outside in (True, False)}
+
+    def of(outside: bool, n: int, outcome: str, adapted: float) -> dict[str, object]:
+        own = {"shift": f"composed {numbers[outside]}", "source": "usps", "n": n, "epsilon": 3.0, "source_only": 80.0}
+        return own | {"outcome": outcome, "adapted": adapted}
+
+    view = "adapted by a view"
+    runs = [of(True, 200, view, 90.0), of(False, 2000, view, 78.0), of(False, 4000, "kept", 80.0)]
+    told = composed_table(runs)
+    assert "| all | 3 | 2 | +4.0 | -2.0 | 1 |" in told
+    assert "| usps | 3 | 2 | +4.0 | -2.0 | 1 |" in told
+    assert "| no view can | 1 | 1 | +10.0 | +10.0 | 0 |" in told
+    assert "| a view can express it | 2 | 1 | -2.0 | -2.0 | 1 |" in told
+    assert "| n x epsilon below 1,000 | 1 | 1 | +10.0 | +10.0 | 0 |" in told
+    assert "| 10,000 and more | 1 | 0 | none | none | 0 |" in told
 
 
-def test_thin_cells_are_none_of_the_battery():
-    cells = thin_cells()
-    assert len(set(cells)) == len(cells)
+def test_compositions_are_many_and_none_of_the_battery():
+    cells = composed_cells()
+    assert len(set(cells)) == len(cells) == 300
     assert not set(cells) & set(all_cells())
+    assert {cell.source for cell in cells} == {"fashion", "mnist", "usps"}
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_a_composition_is_its_number_and_keeps_what_it_does_not_befall(number):
+    before, composed = data("images"), Composed(number)
+    after = composed(before, torch.Generator())
+    again = Composed(number)(before, torch.Generator().manual_seed(5))
+    assert torch.equal(after.images, again.images)
+    assert bool(torch.isfinite(after.images).all())
+    assert -1.0 <= float(after.images.min()) <= float(after.images.max()) <= 1.0
+    assert not torch.equal(after.images, before.images)
+    if len(after) == len(before):
+        same = (after.images == before.images).flatten(1).all(dim=1).double().mean()
+        assert float(same) == pytest.approx(1.0 - composed.part, abs=0.13)

@@ -152,13 +152,16 @@ def test_tuning_a_feature_view_leaves_the_extractor_alone():
 
 
 def test_mixed_views_use_each_by_its_weight():
-    records = torch.zeros(2, 3)
-    views = [FeatureView(torch.ones(3)) for _ in range(2)]
+    records = torch.arange(2000.0)[:, None].expand(2000, 3)
+    views = [FeatureView(torch.ones(3)) for _ in range(3)]
     with torch.no_grad():
-        views[1].bias.fill_(1.0)
-    mixed = MixedViews(views, [1.0, 3.0], seed=0)
-    moved = sum(float(mixed(nn.Identity(), records).detach().sum()) > 0 for _ in range(200))
-    assert 120 < moved < 180  # binomial(200, 3/4): outside with a chance below 1e-5
+        for view, bias in zip(views, (0.0, 0.5, 9.0), strict=True):
+            view.bias.fill_(bias)
+    seen = MixedViews(views, [1.0, 3.0, 0.0], seed=0)(nn.Identity(), records).detach()
+    moved = (seen - records)[:, 0]  # every record stays in its place
+    torch.testing.assert_close(seen, (records + moved[:, None]))
+    assert set(moved.tolist()) == {0.0, float(views[1](nn.Identity(), torch.zeros(1, 3)).detach()[0, 0])}
+    assert 1400 < int((moved > 0).sum()) < 1600  # binomial(2000, 3/4): outside with a chance below 1e-6
 
 
 def test_a_background_is_the_value_of_most_border_pixels():
@@ -267,6 +270,36 @@ def test_what_changes_least_is_fitted_beside_the_best_starts(monkeypatch):
     identity = begun[0]
     assert [len(views) for views in rounds] == [8, 8, 3, 2]
     assert all(any(view is identity for view in views) for views in rounds[:3])
+
+
+def test_models_are_tuned_by_all_views_that_are_hardly_less_probable():
+    scores = {"best": 30.0, "near": 30.0 - math.log(3.0), "far": 30.0 - math.log(90.0), "out": 30.0 - math.log(110.0)}
+    views = {name: FeatureView(torch.ones(1)) for name in scores}
+    starts = [replay._Start(views[name], torch.ones(1), score=score) for name, score in reversed(scores.items())]
+    likely = replay._likely(starts)
+    assert [view for view, _ in likely] == [views["best"], views["near"], views["far"]]
+    total = 1 + 1 / 3 + 1 / 90
+    assert [chance for _, chance in likely] == pytest.approx([1 / total, 1 / 3 / total, 1 / 90 / total])
+    same = [replay._Start(FeatureView(torch.ones(1)), torch.ones(1), score=1.0) for _ in range(6)]
+    assert [chance for _, chance in replay._likely(same)] == pytest.approx([0.25] * 4)
+
+
+def test_a_view_of_images_is_tuned_by_beside_what_it_leaves_as_it_is():
+    """A part of the shift is none of the family's: two rows of pixels are brighter than the rest."""
+    torch.manual_seed(0)
+    spots = torch.rand(600, 1, 8, 8) * 2 - 1
+    source = Labelled(spots, (spots[:, 0, 4, 4] > 0).long())
+    dark = 0.6 * spots - 0.4
+    dark[:, :, 2:4] += 0.06
+    model = fitted(source, residuals_of(dark.flatten(1), spots.flatten(1), sigma=0.05, k=60), nn.Flatten())
+    assert model.outcome == "adapted by a view", model.reason
+    assert isinstance(model.tuned_by, MixedViews)
+    *likely, still = model.tuned_by.views
+    assert any(view is model.view for view in likely)
+    torch.testing.assert_close(still(nn.Flatten(), spots), spots.flatten(1), rtol=0.0, atol=3e-3)
+    weights = model.tuned_by._weights
+    assert float(weights.sum()) == pytest.approx(1.0)
+    assert f"{100 * float(weights[-1]):.0f}% of the records that models are tuned on stay as they are" in model.reason
 
 
 def test_one_start_that_stands_out_stays_alone(monkeypatch):
