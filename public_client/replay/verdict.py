@@ -33,6 +33,8 @@ NOTHING_LEFT = 1.0
 """Nats of misfit below which nothing points to more being left than the noise. Then a view of images, which can say
 far less than a view of features, may leave `VIEW_MOST` whatever it was asked to explain: of a thin release that is what
 its noise hides, not what is there (docs/ml-team/shifts.md)."""
+MOST_STAY = 0.5
+"""Of the records that models are tuned on, as they are: more keep the model from learning the view."""
 FREQUENCIES_LEAVE = 0.2
 """Of what the source's own frequencies leave, others may leave this part where a misfit is still seen: where columns
 are missing or other people came, they imitate some of it, and scores corrected by them do harm."""
@@ -89,11 +91,11 @@ class Evidence:
     def stays(self, other: Evidence) -> float:
         """Share of the records that models are tuned on as they are, where a view explains what `other` leaves.
 
-        The part of the shift's length that the view leaves: energy is its square. A view may be wrong, most probably
-        where it leaves much. Where it is, the model does not forget what it knew; where it is right, that costs little
-        (docs/ml-team/shifts.md).
+        The part of the shift's length that the view leaves, of which energy is the square, but at most `MOST_STAY`. A
+        view may be wrong, most probably where it leaves much. Where it is, the model does not forget what it knew;
+        where it is right, that costs little (docs/ml-team/shifts.md).
         """
-        return min(1.0, math.sqrt(max(0.0, self.leaves_of(other))))
+        return min(MOST_STAY, math.sqrt(max(0.0, self.leaves_of(other))))
 
     @property
     def changed(self) -> float:

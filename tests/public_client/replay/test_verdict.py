@@ -195,10 +195,10 @@ def test_the_more_a_view_leaves_the_more_records_are_tuned_on_as_they_are():
     """The root of the energy's part, with two deviations of a noncentral chi-square of 600 values."""
     alone = explained(chi_square=61.0)
     assert explained(chi_square=1.0).stays(alone) == pytest.approx(math.sqrt(2 * math.sqrt(2 / 600) / 60))
-    assert explained(chi_square=16.0).stays(alone) == pytest.approx(math.sqrt((15 + 2 * math.sqrt(62 / 600)) / 60))
-    assert explained(chi_square=70.0).stays(alone) == 1.0
+    assert explained(chi_square=6.0).stays(alone) == pytest.approx(math.sqrt((5 + 2 * math.sqrt(22 / 600)) / 60))
+    assert explained(chi_square=70.0).stays(alone) == 0.5
     assert explained(chi_square=0.5).stays(alone) == 0.0
-    assert explained(chi_square=2.0).stays(explained(chi_square=0.9)) == 1.0
+    assert explained(chi_square=2.0).stays(explained(chi_square=0.9)) == 0.5
 
 
 def test_frequencies_that_imitate_another_shift_are_not_used():
