@@ -133,7 +133,7 @@ class Battery:
 
 
 BATTERIES = {
-    "images": Battery(cells=265, kept=134, lost=0, worst=-0.8, median=0.0, best=93.4),
+    "images": Battery(cells=265, kept=131, lost=0, worst=0.0, median=0.8, best=93.3),
     "vectors": Battery(cells=158, kept=143, lost=0, worst=0.0, median=0.0, best=7.4),
 }
 """By modality; tables are vectors."""
