@@ -210,8 +210,8 @@ def page(runs: Sequence[dict[str, Any]]) -> str:
         "nothing of images; the methods with a view or an adapter search among warps, prior knowledge that fits this",
         "shift, so they can pass it (*all of it*). Seconds are wall-clock on a busy machine and say little.",
         "Replays of USPS to MNIST at epsilon 1 are by today's rules; those of MNIST to USPS at 1 and 0.1, and two",
-        "seeds of USPS to MNIST at 0.1, from before models were tuned by more than the best view; other replays from before",
-        "views were checked. Those far below the others kept the model.",
+        "seeds of USPS to MNIST at 0.1, from before models were tuned by more than the best view; other",
+        "replays from before views were checked. Those far below the others kept the model.",
         "",
     ]
     groups = sorted({(run["task"], run["geometry"]) for run in runs})
