@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import astuple
 
 import torch
 from torch import Tensor
@@ -29,18 +30,19 @@ _Operation = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 """Images (n, 1, h, w) in [-1, 1] and labels (n,) to images."""
 
 
-def _warps(strength: float, of: Warps) -> Warps:
-    parts = (of.turn, of.scale, of.aspect, of.shear, of.shift)
-    return Warps(*(strength * part for part in parts))
-
-
-_FAR = Warps(turn=0.5, scale=0.35, aspect=0.2, shear=0.2, shift=0.12)
+_FAR = Warps(turn=0.5, scale=0.35, aspect=0.2, shear=0.2, shift=0.12)  # its own: no fit's constants move a check of it
 _NEAR = Warps(turn=0.3, scale=0.25, aspect=0.15, shear=0.2, shift=0.1)
+
+
+def _drawn(count: int, most: Warps, generator: torch.Generator) -> Tensor:
+    """Warps (count, 2, 3) of one random strength."""
+    strength = uniform(generator, 0.3, 1.0)
+    return Warps(*(strength * part for part in astuple(most))).draw(count, generator)
 
 
 def _affine(x: Tensor, _labels: Tensor, generator: torch.Generator) -> Tensor:
     """One warp of all."""
-    return resampled(x, _warps(uniform(generator, 0.3, 1.0), _FAR).draw(1, generator).expand(len(x), 2, 3))
+    return resampled(x, _drawn(1, _FAR, generator).expand(len(x), 2, 3))
 
 
 def _stroke(x: Tensor, _labels: Tensor, generator: torch.Generator) -> Tensor:
@@ -71,12 +73,12 @@ def _inverted(x: Tensor, _labels: Tensor, _generator: torch.Generator) -> Tensor
 
 def _each(x: Tensor, _labels: Tensor, generator: torch.Generator) -> Tensor:
     """A warp for each record."""
-    return resampled(x, _warps(uniform(generator, 0.3, 1.0), _NEAR).draw(len(x), generator))
+    return resampled(x, _drawn(len(x), _NEAR, generator))
 
 
 def _each_class(x: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
     """A warp for each class."""
-    return resampled(x, _warps(uniform(generator, 0.3, 1.0), _NEAR).draw(10, generator)[labels])
+    return resampled(x, _drawn(10, _NEAR, generator)[labels])
 
 
 def _boxed(x: Tensor, _labels: Tensor, generator: torch.Generator) -> Tensor:

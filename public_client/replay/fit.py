@@ -97,7 +97,7 @@ class _Explained:
         view: fitted.
         seen: its evidence.
         told: words for it.
-        likely: views that are hardly less probable, itself among them, and their probabilities.
+        likely: the most probable of all that were fitted, with their probabilities; none where one view is enough.
     """
 
     view: View
@@ -157,18 +157,25 @@ def find_view(
         if gained > CONVINCED and _fits(best.view, seen, alone):
             weights = seen.frequencies.weights.to(features)
             reason = f"{best.told} the release, {gained:.0f} nats more probable by it: {seen}; without it {alone}"
-            mixed = None
-            if best.likely:
-                share, seed = seen.stays(alone), int(torch.randint(2**31, (), generator=generator))
-                chances = [(1.0 - share) * chance for _, chance in best.likely]
-                mixed = MixedViews([*(view for view, _ in best.likely), still], [*chances, share], seed)
-                reason += f"; {100 * share:.0f}% of the records that models are tuned on stay as they are"
-                if len(chances) > 1:
-                    reason += f", the others are seen by the {len(chances)} most probable views"
             left = posterior.left(best.view, weights)
-            return Fitted(best.view, weights, left, "adapted by a view", reason, tuned_by=mixed)
+            if not best.likely:
+                return Fitted(best.view, weights, left, "adapted by a view", reason)
+            mixed, told = _mixed(best.likely, still, seen.stays(alone), generator)
+            return Fitted(best.view, weights, left, "adapted by a view", f"{reason}; {told}", tuned_by=mixed)
         closest = min(closest, seen, key=lambda one: one.at_most)
     return without or _kept(still, alone, posterior, _STRANGE if closest.sees_misfit else _THIN, closest)
+
+
+def _mixed(
+    likely: tuple[tuple[View, float], ...], still: View, share: float, generator: torch.Generator
+) -> tuple[MixedViews, str]:
+    """What models are tuned by where a share of the records stays as it is, and words for it."""
+    views, chances = zip(*likely, strict=True)
+    seed = int(torch.randint(2**31, (), generator=generator))
+    told = f"{100 * share:.0f}% of the records that models are tuned on stay as they are"
+    if len(views) > 1:
+        told += f", the others are seen by the {len(views)} most probable views"
+    return MixedViews([*views, still], [*((1.0 - share) * chance for chance in chances), share], seed), told
 
 
 def _fits(view: View, seen: Evidence, alone: Evidence) -> bool:

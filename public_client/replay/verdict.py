@@ -4,8 +4,8 @@ Three explanations are compared by the law of the releases' noise, simplest firs
 with other class frequencies (any, absent classes too), the source seen through a view with other class frequencies.
 The first that *fits* is taken. An explanation fits if the largest misfit that the release leaves plausible is a small
 part of the features' own variance (`Evidence.fits`): so a release of few records or little epsilon certifies nothing,
-and the model is kept, but for views of images that leave nothing to be seen (`NOTHING_LEFT`). A richer explanation must
-also be more probable than the simpler one, by its marginal likelihood.
+and the model is kept, but for views of images that leave nothing to be seen (`NOTHING_LEFT`) or little of the energy
+(`VIEW_LEAVES`). A richer explanation must also be more probable than the simpler one, by its marginal likelihood.
 """
 
 from __future__ import annotations
