@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -47,19 +48,25 @@ class Ranks:
         return self.rank == 0
 
     def share(self, act: Callable[[], _Answer]) -> _Answer:
-        """Lets rank 0 act; every rank returns its answer or raises its error."""
+        """Lets rank 0 act; every rank returns its answer or raises its error.
+
+        Args:
+            act: its answer can be pickled; a later rank has its tensors on its own device.
+
+        Raises:
+            Exception: what rank 0 raised; on other ranks a `DpswdError` as it was, of others their text.
+        """
         if self.size == 1:
             return act()
-        outcome: list[Any] = [None, None]
-        if self.first:
-            try:
-                outcome[0] = act()
-            except DpswdError as error:
-                outcome[1] = _packed(error)
-        dist.broadcast_object_list(outcome, src=0)
-        if outcome[1] is not None:
-            raise _unpacked(*outcome[1])
-        return cast(_Answer, outcome[0])
+        if not self.first:
+            heard: list[Any] = [None]
+            dist.broadcast_object_list(heard, src=0)
+            return cast(_Answer, _heard(heard[0]))
+        answer, error = _tried(act)
+        dist.broadcast_object_list([_told(answer, error)], src=0)
+        if error is not None:
+            raise error
+        return cast(_Answer, answer)
 
     def parallel(self, module: nn.Module) -> nn.Module:
         """The module with gradients averaged over ranks at each backward pass."""
@@ -103,13 +110,18 @@ class Ranks:
         Args:
             count: the same on all ranks.
             act: its answer can be pickled.
+
+        Raises:
+            Exception: of any rank's part, on every rank, as `share` does.
         """
         if self.size == 1:
             return [act(number) for number in range(count)]
-        own = {number: act(number) for number in range(self.rank, count, self.size)}
+        own, error = _tried(lambda: {number: act(number) for number in range(self.rank, count, self.size)})
         parts: list[Any] = [None] * self.size
-        dist.all_gather_object(parts, own)
-        together = {number: answer for part in parts for number, answer in part.items()}
+        dist.all_gather_object(parts, _told(own, error))
+        if error is not None:
+            raise error
+        together = {number: answer for part in parts for number, answer in _heard(part).items()}
         return [together[number] for number in range(count)]
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -146,13 +158,47 @@ class _Gather(torch.autograd.Function):
         return gradients[0][ctx.own] * ctx.size, None
 
 
-def _packed(error: DpswdError) -> tuple[type[DpswdError], dict[str, Any], str]:
+def _tried(act: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """An act's answer, or its error: nobody may wait for a rank that failed."""
+    try:
+        return act(), None
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others must hear of it
+        return None, error
+
+
+def _told(answer: Any, error: Exception | None) -> bytes:
+    """The same for other ranks; see `_heard`."""
+    packed = io.BytesIO()
+    torch.save((answer, None if error is None else _packed(error)), packed)
+    return packed.getvalue()
+
+
+def _heard(told: bytes) -> Any:
+    """What another rank's act came to.
+
+    Raises:
+        Exception: its error.
+    """
+    answer, error = torch.load(io.BytesIO(told), map_location=_own_device, weights_only=False)
+    if error is not None:
+        raise _unpacked(*error)
+    return answer
+
+
+def _own_device(storage: Any, place: str) -> Any:
+    """Where a tensor of another rank comes to lie: what was on its GPU on this rank's, in the place of the same one."""
+    return storage.cuda() if place.startswith("cuda") and torch.cuda.is_available() else storage
+
+
+def _packed(error: Exception) -> tuple[type[Exception], dict[str, Any], str]:
     """An error as values that pickle: errors that are dataclasses are rebuilt from their fields."""
+    if not isinstance(error, DpswdError):
+        return RuntimeError, {}, f"another process of this job failed: {error!r}"
     fields: dict[str, Any] = {}
     if dataclasses.is_dataclass(error):
         fields = {f.name: getattr(error, f.name) for f in dataclasses.fields(error)}
     return type(error), fields, str(error)
 
 
-def _unpacked(kind: type[DpswdError], fields: dict[str, Any], text: str) -> DpswdError:
+def _unpacked(kind: type[Exception], fields: dict[str, Any], text: str) -> Exception:
     return kind(**fields) if fields else kind(text)

@@ -112,6 +112,23 @@ def uneven(model: DomainAdaptation, ranks: Ranks) -> str:
     return ""
 
 
+def failed(ranks: Ranks) -> list[str]:
+    """What this rank hears of a fault that befalls rank 0 alone, and of one in rank 1's part of shared work."""
+
+    def act(number: int) -> torch.Tensor:
+        if number == 1:
+            raise ValueError("of number 1")
+        return torch.full((3,), float(number))
+
+    heard = []
+    for job in (lambda: ranks.share(lambda: act(1)), lambda: ranks.divided(4, act)):
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            job()
+        heard.append(repr(caught.value))
+    torch.testing.assert_close(ranks.share(lambda: act(2)), act(2))  # and they go on together
+    return heard
+
+
 def mock_of(name: str, records: int = 300) -> MockCurator:
     """Both runs see the same noise."""
     counter = itertools.count()
@@ -264,6 +281,7 @@ def main(out: Path, names: list[str]) -> None:
     divided(out, ranks)
     generators(out, ranks)
     if ranks.size > 1:
+        (out / f"failed-{ranks.rank}.json").write_text(json.dumps(failed(ranks)))
         dist.barrier()
         threads = [gloo_threads()]
         dist.destroy_process_group()

@@ -141,6 +141,15 @@ def test_generators_that_learn_by_steps_share_each_batch_and_end_where_one_proce
 
 
 @pytest.mark.end_to_end
+def test_no_rank_waits_for_one_that_failed(two):
+    """The rank with the fault raises it as it is, the other one is told of it."""
+    own = "ValueError('of number 1')"
+    told = repr(RuntimeError(f"another process of this job failed: {own}"))
+    assert json.loads((two / "failed-0.json").read_text()) == [own, told]
+    assert json.loads((two / "failed-1.json").read_text()) == [told, own]
+
+
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("rank", [0, 1])
 def test_no_thread_of_gloo_outlives_the_process_group(two, rank):
     """Python aborts if it ends while a late thread of gloo still drops its tensors."""
