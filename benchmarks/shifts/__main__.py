@@ -1,7 +1,8 @@
 """The battery of shifts.
 
     python -m benchmarks.shifts run --data-dir ../shared/data --minutes 60   # in a random order, what is not on file
-    python -m benchmarks.shifts repeat --data-dir ../shared/data --shifts half --records 500  # with fresh noise
+    python -m benchmarks.shifts repeat --data-dir ../shared/data --shifts half --records 500  # with fresh noise; and
+    python -m benchmarks.shifts repeat --data-dir ../shared/data --shifts "composed 41" --times 5  # a composition
     python -m benchmarks.shifts composed --data-dir ../shared/data  # images: random compositions of shifts
     python -m benchmarks.shifts summary --format json
     python -m benchmarks.shifts.unseen run --minutes 30   # other data and shifts: see there
@@ -31,7 +32,7 @@ from typing import Any
 from benchmarks import records
 from benchmarks.shifts import low_rank
 from benchmarks.shifts.cells import Cell, all_cells, composed_cells, run_alone
-from benchmarks.shifts.summary import page, summary, table
+from benchmarks.shifts.summary import figures_of, page, summary, table
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts.jsonl"
 REPEATS = RESULTS.with_name("shifts_repeated.jsonl")
@@ -74,14 +75,15 @@ def main() -> None:
         _run(left, arguments, results, {"chosen": any(_wanted(arguments))})
     elif arguments.command == "repeat":
         times = Counter(_key(run) for run in read(arguments.repeats))
-        asked = _asked(arguments, all_cells())
+        asked = _asked(arguments, [*all_cells(), *composed_cells()])
         left = (cell for cell in asked for _ in range(arguments.times - times[_key(asdict(cell))]))
         _run(left, arguments, arguments.repeats, {})
     elif arguments.command == "write":
         every = read(arguments.results), read(arguments.repeats), read(UNSEEN), records.read(low_rank.RESULTS)
         PAGE.write_text(page(*every, read(arguments.composed)), encoding="utf-8")
     elif arguments.format == "json":
-        print(json.dumps(summary(read(arguments.results)), indent=1))
+        others = {"composed": figures_of(read(COMPOSED)), "second_list": figures_of(read(UNSEEN))}
+        print(json.dumps(summary(read(arguments.results)) | others, indent=1))
     else:
         print(table(read(arguments.results)))
 

@@ -28,7 +28,7 @@ from public_client.replay.verdict import Fitted
 NUMBERS = (150, 500, 1000, 4000, 10_000)
 EPSILONS = (0.3, 1.0, 3.0)
 SEEDS = (0, 1, 2)
-_COMPOSED = "composed "
+COMPOSED = "composed "
 """Names of compositions begin with it, and end with their number."""
 DELTAS = {"images": 1e-5, "vectors": 1e-3, "tables": 1e-5}
 KINDS = {
@@ -91,13 +91,13 @@ def all_cells() -> list[Cell]:
 
 def composed_cells() -> list[Cell]:
     """Compositions of shifts of images, in the order of their numbers."""
-    every = ((f"{_COMPOSED}{number}", Composed(number)) for number in range(PLANNED))
+    every = ((f"{COMPOSED}{number}", Composed(number)) for number in range(PLANNED))
     return [Cell(one.source, name, min(one.records, POOLS[one.source]), one.epsilon, one.seed) for name, one in every]
 
 
 def composition(shift: str) -> Composed:
     """That of this name."""
-    return Composed(int(shift.removeprefix(_COMPOSED)))
+    return Composed(int(shift.removeprefix(COMPOSED)))
 
 
 def target_of(cell: Cell, origin: Origin) -> Labelled:
@@ -107,7 +107,7 @@ def target_of(cell: Cell, origin: Origin) -> Labelled:
         data = origin.elsewhere[cell.shift]
     else:  # a shift of thousands of records more than are used would only cost time
         order = torch.randperm(len(origin.pool), generator=generator)[: 3 * cell.records]
-        shift = composition(cell.shift) if cell.shift.startswith(_COMPOSED) else SHIFTS[origin.kind][cell.shift]
+        shift = composition(cell.shift) if cell.shift.startswith(COMPOSED) else SHIFTS[origin.kind][cell.shift]
         data = shift(origin.pool.part(order), generator)
     order = torch.randperm(len(data), generator=generator)[: cell.records]
     return data.part(order)

@@ -133,10 +133,11 @@ class Battery:
 
 
 BATTERIES = {
-    "images": Battery(cells=265, kept=131, lost=0, worst=0.0, median=0.8, best=93.3),
-    "vectors": Battery(cells=158, kept=143, lost=0, worst=0.0, median=0.0, best=7.4),
+    "images": Battery(cells=397, kept=196, lost=2, worst=-5.4, median=0.0, best=93.5),
+    "sequences": Battery(cells=15, kept=13, lost=0, worst=0.0, median=0.0, best=9.6),
+    "vectors": Battery(cells=218, kept=198, lost=0, worst=-0.6, median=0.0, best=9.9),
 }
-"""By modality; tables are vectors."""
+"""By modality; tables are vectors. Of the battery, of random compositions of shifts and of the second list."""
 
 _MODALITIES = {3: "images", 2: "sequences", 1: "vectors"}
 
