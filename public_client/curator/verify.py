@@ -28,6 +28,11 @@ from shared.protocol.publications import Publication
 
 _OWN = (RUN_OPENED, STEP_CONSUMED, STEP_ANSWERED)
 
+_ANOTHERS = (
+    "your receipts are signed by the key that you gave and no entry of the ledger's file is: it is another curator's "
+    "ledger, or forged as a whole; ask the operator who issued these receipts for `dpswd-curator ledger export`"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
@@ -82,6 +87,9 @@ def verify(
     length: int | None = None
     if ledger is not None:
         view, found = _read_ledger(ledger, public_key, own, client=str(min(names, default="", key=str)))
+        if names and view.shown and not any(entry.signed_by(public_key) for entry in view.shown.values()):
+            # One cause, and one finding: all that follows from it says nothing more.
+            return _report(own, [*findings, Finding(tampering=Tampering.FORGED, seq=0, text=_ANOTHERS)], view.entries)
         findings += found
         findings += hold_receipts(own, view.hashes, view.entries, public_key)
         if names and view.client not in names:
@@ -98,6 +106,10 @@ def verify(
         length = view.entries
     elif complete:
         findings += _gaps(own)
+    return _report(own, findings, length)
+
+
+def _report(own: Sequence[SignedEntry], findings: Sequence[Finding], length: int | None) -> VerifyReport:
     return VerifyReport(
         receipts=len(own),
         runs=sum(entry.kind == RUN_OPENED for entry in own),

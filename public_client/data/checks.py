@@ -36,7 +36,7 @@ class CheckedBatches:
 
     Raises:
         DataInvalid: the first batch is not what it should be, or the modules do not take its records.
-        InvalidValue: there are no batches, or they can be iterated once only.
+        InvalidValue: there are no batches, or they can be iterated once only; a weight is not finite.
     """
 
     def __init__(
@@ -57,6 +57,8 @@ class CheckedBatches:
         if first is None:
             raise InvalidValue(NO_BATCHES)
         _refuse(1, _wrong_parts(first) or _wrong_records(first[0]))
+        _require_finite(extractor, "extractor")
+        _require_finite(classifier, "classifier")
         self.record_shape = tuple(first[0].shape[1:])
         self.classes = _classes(extractor, classifier, first[0][:1].to(device))
         self._check(first, 1)
@@ -177,6 +179,15 @@ def require_features(features: Tensor) -> None:
             "nn.Hardtanh(5, 6)), dead ReLUs, or records on another scale than the extractor was trained for. "
             "Nothing was spent"
         )
+
+
+def _require_finite(module: nn.Module, called: str) -> None:
+    for name, weights in module.named_parameters():
+        if not bool(torch.isfinite(weights).all()):
+            raise InvalidValue(
+                f"the {called}'s {name} holds NaN or infinity; load other weights, or train with a smaller learning "
+                "rate. Nothing was spent"
+            )
 
 
 def _refuse(number: int, wrong: str) -> None:

@@ -2,8 +2,9 @@
 
 How much a release tells grows with records times epsilon (its noise falls with both), so a plan is put beside the
 measured run of its method that has the most of it, but not more than the plan, if that was on data of its kind: the
-same modality, about as many records and numbers in each, as many classes. Otherwise nothing is known. The figures are
-those of docs/ml-team/results.md and docs/ml-team/small-hospitals.md; a test holds them to the files of results.
+same modality and channels, about as many records and as large ones, as many classes. Otherwise nothing is known. The
+figures are those of docs/ml-team/results.md and docs/ml-team/small-hospitals.md; a test holds them to the files of
+results.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Measured:
         modality: "images" or "vectors".
         task: source and target.
         records: n of the target.
-        values: numbers in a record.
+        shape: of one record.
         classes: of the labels.
         epsilon: of the whole run.
         before: of the source-trained model, in percent; of "dpda" of one that the hospital could train and hand over.
@@ -37,7 +38,7 @@ class Measured:
     modality: str
     task: str
     records: int
-    values: int
+    shape: tuple[int, ...]
     classes: int
     epsilon: float
     before: float
@@ -56,16 +57,16 @@ class Measured:
         )
 
 
-_TO_USPS, _TO_MNIST = ("MNIST -> USPS", 7291, 784, 10), ("USPS -> MNIST", 60000, 784, 10)
-_DIGITS = ("digits behind a turn", 898, 64, 10)
-_HEARTS = ("heart disease, four hospitals together", 486, 10, 2)
-_OFFICE = ("Office-Caltech10, mean of six pairs", 958, 800, 10)
+_TO_USPS, _TO_MNIST = ("MNIST -> USPS", 7291, (1, 28, 28), 10), ("USPS -> MNIST", 60000, (1, 28, 28), 10)
+_DIGITS = ("digits behind a turn", 898, (1, 8, 8), 10)
+_HEARTS = ("heart disease, four hospitals together", 486, (10,), 2)
+_OFFICE = ("Office-Caltech10, mean of six pairs", 958, (800,), 10)
 _SMALL, _LABELLED = "docs/ml-team/small-hospitals.md", "docs/ml-team/labelled.md"
-_LABELLED_DIGITS = ("USPS -> labelled MNIST, scattering features", 60000, 784, 10)
+_LABELLED_DIGITS = ("USPS -> labelled MNIST, scattering features", 60000, (1, 28, 28), 10)
 _SOURCES = "docs/ml-team/labelled-sources.md"
-_OWN_USPS = ("labelled MNIST -> own USPS, principal components", 60000, 784, 10)
-_OWN_MNIST = ("labelled USPS -> own MNIST, principal components", 7291, 784, 10)
-_OWN_OFFICE = ("Office-Caltech10, labelled amazon -> own caltech10, dslr and webcam", 958, 800, 10)
+_OWN_USPS = ("labelled MNIST -> own USPS, principal components", 60000, (1, 28, 28), 10)
+_OWN_MNIST = ("labelled USPS -> own MNIST, principal components", 7291, (1, 28, 28), 10)
+_OWN_OFFICE = ("Office-Caltech10, labelled amazon -> own caltech10, dslr and webcam", 958, (800,), 10)
 
 MEASURED = (
     Measured("replay", "images", *_TO_USPS, 0.1, 80.2, 94.0, 7.2, 89.5),
@@ -163,7 +164,7 @@ def measured_text(plan: Plan) -> list[str]:
     modality = modality_of(plan.record_shape)
     lines = []
     if found := measured_alike(plan):
-        lines.append(f"{found};")
+        lines.append(f"{found};" if plan.classes else f"{found}, if yours are of {found.classes} classes too;")
     else:
         classes = f" of {plan.classes} classes" if plan.classes else ""
         kind = f"{plan.records:,} {modality} of {math.prod(plan.record_shape):,} numbers{classes}"
@@ -176,13 +177,14 @@ def measured_text(plan: Plan) -> list[str]:
 
 def _alike(plan: Plan) -> list[Measured]:
     """What was measured of the method on data of the plan's kind, whatever the epsilon."""
-    modality, values = modality_of(plan.record_shape), math.prod(plan.record_shape)
+    modality, shape = modality_of(plan.record_shape), plan.record_shape
     return [
         m
         for m in MEASURED
         if (m.method, m.modality) == (plan.method.name, modality)
         and _near(plan.records, m.records)
-        and _near(values, m.values)
+        and (len(m.shape) < 3 or m.shape[0] == shape[0])  # channels
+        and all(map(_near, shape, m.shape))
         and plan.classes in (0, m.classes)  # 0: the hospital does not say
     ]
 

@@ -139,7 +139,7 @@ class Site:
             "state": self.state,
             "steps": self.steps,
             "planned_steps": self.plan.steps,
-            "outcome": self.outcome,
+            "outcome": self.outcome if self.lost is None else "",
             "finding": self.finding,
             "charged_epsilon": charged if self.opened is None else self.opened.run.quote.epsilon,
             "reason": None if self.lost is None else f"{type(self.lost).__name__}: {self.lost}",

@@ -245,6 +245,10 @@ class TestViews:
         foreign = Ed25519PrivateKey.generate()
         view = list(write_view(story.entries, client="alice", time=TIME, sign=foreign.sign))
         assert Tampering.FORGED in _found(story.receipts, view)
+        others = [SignedEntry.parse(entry.statement, foreign.sign(entry.statement)) for entry in story.entries]
+        view = list(write_view(others, client="alice", time=TIME, sign=foreign.sign))
+        (finding,) = verify(story.receipts, public_key=PUBLIC, ledger=view).findings
+        assert "it is another curator's ledger, or forged as a whole" in finding.text
         bobs = list(write_view(story.entries, client="bob", time=TIME, sign=KEY.sign))
         assert Tampering.INCONSISTENT in _found(story.receipts, bobs, complete=False)
 

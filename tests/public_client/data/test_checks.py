@@ -120,6 +120,19 @@ def test_a_source_of_another_shape_than_the_hospitals_is_refused(shape):
     assert len(curator.charges) == 1
 
 
+@pytest.mark.parametrize("which", ["extractor", "classifier"])
+def test_a_weight_that_is_not_finite_is_refused_and_nothing_is_charged(which):
+    mock = MockCurator(mock_description(records=60, record_shape=(D,), epsilon=9.0, delta=1e-5))
+    modules = dict(zip(("extractor", "classifier"), network(), strict=True))
+    with torch.no_grad():
+        next(modules[which].parameters())[0, 0] = math.nan
+    hospital = Hospital(mock)
+    plan = hospital.plan(epsilon=1.0)
+    with pytest.raises(InvalidValue, match=rf"the {which}'s (0\.)?weight holds NaN or infinity.*Nothing was spent"):
+        DomainAdaptation(*modules.values(), hospital=hospital, plan=plan, source_epochs=0, device="cpu").fit(good())
+    assert not mock.charges
+
+
 def test_a_classifier_that_gives_no_scores_is_named():
     with pytest.raises(DataInvalid, match=r"the classifier gives \(1,\) for one record; needed is \(1, C\)"):
         train_source(nn.Linear(D, 5), nn.Sequential(nn.Linear(5, 1), nn.Flatten(0)), good(), epochs=1)

@@ -162,6 +162,7 @@ def test_too_few_records_are_refused_before_anything_is_charged(source, tmp_path
         with Federation({"small": small, "large": large}) as sites:
             model = trained(source, sites, sites.plan(PseudoLabels(), epsilon=1.0))
         assert [report["state"] for report in model.reports] == ["refused", "finished"]
+        assert model.reports[0]["outcome"] == ""  # nothing was done with its model
         assert (len(small.curator.charges), len(large.curator.charges)) == (0, 1)
 
 

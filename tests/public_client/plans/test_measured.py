@@ -169,6 +169,7 @@ def test_a_plan_is_put_beside_what_had_no_more_to_go_by(shape, records, wishes, 
     assert f"reaches   {task}, {alike.records:,} records, epsilon {epsilon:g}: accuracy {alike.before:.1f} ->" in str(
         one
     )
+    assert "if yours are of 10 classes too" in str(one)  # this hospital does not say
     assert json.loads(plan_json(one))["measured_alike"]["after"] == alike.after
 
 
@@ -177,6 +178,8 @@ def test_a_plan_is_put_beside_what_had_no_more_to_go_by(shape, records, wishes, 
     [
         ((1, 8, 8), 500, {"epsilon": 1.0}, "500 images of 64 numbers with so few records times epsilon replay was not"),
         ((3, 32, 32), 7291, {"epsilon": 1.0}, "7,291 images of 3,072 numbers replay was not measured"),
+        ((3, 16, 16), 7291, {"epsilon": 1.0}, "7,291 images of 768 numbers replay was not measured"),  # colours
+        ((1, 8, 98), 7291, {"epsilon": 1.0}, "7,291 images of 784 numbers replay was not measured"),
         ((1, 28, 28), 10_000_000, {"epsilon": 8.0}, "10,000,000 images of 784 numbers replay was not measured"),
         ((50,), 100_000, {"epsilon": 1.0, "method": Adapter()}, "of 50 numbers adapter was not measured"),
         ((2, 50), 100_000, {"epsilon": 1.0}, "100,000 sequences of 100 numbers replay was not measured"),
