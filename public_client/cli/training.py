@@ -224,7 +224,7 @@ def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_
 
 def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> None:
     last = results[-1]
-    _accuracies(results, baselines)
+    _accuracies(results, baselines, of="control" if wanted.method.name == "control" else "adapted")
     for report in last.trained.reports:
         if report["state"] != "finished":
             click.echo(
@@ -251,14 +251,14 @@ def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> 
         click.echo(f"wrote        {path}")
 
 
-def _accuracies(results: list[Result], baselines: list[float]) -> None:
-    """Where they are known: before, of the control, after."""
+def _accuracies(results: list[Result], baselines: list[float], *, of: str) -> None:
+    """Where they are known: before, of the control, after; `of` is what the last is called at one site."""
     sites = results[-1].accuracies
     for name in sites:
         known = {
             "source-only": ([result.source_only for result in results], ""),
             "control": ([result.control for result in results], " (the default's tuning without a release)"),
-            "adapted" if len(sites) == 1 else name: ([result.accuracies[name] for result in results], ""),
+            of if len(sites) == 1 else name: ([result.accuracies[name] for result in results], ""),
         }
         for label, (own, note) in known.items():
             if not math.isnan(own[0]) and not math.isnan(results[-1].accuracies[name]):

@@ -140,7 +140,8 @@ def calibrate_sigma(
         except InvalidValue:  # this bound never reaches the target
             continue
     if not solutions:
-        raise _unreachable(epsilon)
+        least = min(_price(make_run(MAX_SIGMA), delta, single) for single in (Bound.HYB, Bound.PLD, Bound.C_GAMMA))
+        raise _unreachable(epsilon, least)
     return min(solutions)
 
 
@@ -174,15 +175,15 @@ def _solve(price: Callable[[float], float], target: float, guess: float) -> floa
         if (value > 0.0) != upwards:
             break
         if upwards and at >= most:
-            raise _unreachable(target)
+            raise _unreachable(target, target * math.exp(value))
         if not upwards and at <= least:  # affordable even with the least noise that can be described
             return math.exp(at)
     left, right = sorted((before, (at, value)))
     return math.exp(affordable_end(gap, left, right, absolute=_TOLERANCE))
 
 
-def _unreachable(target: float) -> InvalidValue:
+def _unreachable(target: float, least: float) -> InvalidValue:
     return InvalidValue(
-        f"no sigma up to {MAX_SIGMA:g} reaches epsilon {target:g} under this bound; allow a larger epsilon or delta, "
-        "use fewer steps or a smaller batch, or choose bound auto"
+        f"no sigma up to {MAX_SIGMA:g} reaches epsilon {target:g}: with that much noise the run costs {least:.4g}; ask "
+        "for more than that or for a larger delta, or, of many steps, for fewer or for a smaller batch"
     )
