@@ -15,6 +15,14 @@ from public_client.replay.priors import MOST_LOST, UNSURE
 from public_client.replay.verdict import FREQUENCIES_LEAVE, NOTHING_LEFT, VIEW_FITS, VIEW_LEAVES, VIEW_MOST
 
 _PAGE = Path(__file__).parent / "page.txt"
+_KINDS = (
+    "images turned, or of another real device",
+    "images inverted",
+    "images blurred, noisy, occluded, textured, blended",
+    "half of the classes, or ten or a hundred times rarer ones",
+    "vectors and tables, all other shifts",
+    "no shift, or of the labels alone",
+)
 _MODALITIES = {name: "images" if kind == "images" else "vectors" for name, kind in KINDS.items()}
 _MODALITIES |= {"digits": "images", "series": "sequences"}  # of the second list, whose others are vectors
 
@@ -46,7 +54,7 @@ def battery(runs: list[dict[str, Any]], modality: str) -> Battery:
         runs: as `cells.judged` gives them: the battery's, the compositions' and the second list's.
         modality: "images", "sequences" or "vectors"; tables are vectors.
     """
-    own = [run for run in runs if _MODALITIES.get(run["source"].removesuffix(" by heart"), "vectors") == modality]
+    own = [run for run in runs if _modality(run) == modality]
     gains = [run["adapted"] - run["source_only"] for run in own]
     return Battery(
         cells=len(own),
@@ -56,6 +64,10 @@ def battery(runs: list[dict[str, Any]], modality: str) -> Battery:
         median=round(statistics.median(gains), 1),
         best=round(max(gains), 1),
     )
+
+
+def _modality(run: dict[str, Any]) -> str:
+    return _MODALITIES.get(run["source"].removesuffix(" by heart"), "vectors")
 
 
 def figures_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -196,6 +208,38 @@ def composed_table(runs: list[dict[str, Any]]) -> str:
         lost = sum(gain < -1.0 for gain in gains)
         lines.append(f"| {title} | {len(own)} | {len(gains)} | {changes} | {lost} |")
     return "\n".join(lines)
+
+
+def kinds(runs: list[dict[str, Any]], composed: list[dict[str, Any]], checks: list[dict[str, Any]]) -> str:
+    """The README's rows: where it gains, where it keeps, where it is wrong.
+
+    Args:
+        runs: the battery's.
+        composed: of random compositions of shifts.
+        checks: of the second list.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _KINDS}
+    for run in runs:
+        groups[_kind(run["shift"], _modality(run))].append(run)
+    groups |= {"random compositions of shifts of images": composed, "a second list of other data and shifts": checks}
+    return "\n".join(_of_kind(title, own) for title, own in groups.items())
+
+
+def _of_kind(title: str, own: list[dict[str, Any]]) -> str:
+    gains = [_gain(run) for run in own if run["outcome"] != "kept"]
+    before, after = (statistics.mean(run[name] for run in own) for name in ("source_only", "adapted"))
+    changed = f"{len(gains)} | {sum(gain > 0.0 for gain in gains)} | {min(gains):+.1f}" if gains else "0 | | "
+    return f"| {title} | {len(own)} | {before:.1f} | {after:.1f} | {changed} |"
+
+
+def _kind(shift: str, modality: str) -> str:
+    if shift in ("none", "concept"):  # the latter changes labels alone, which no release can show
+        return _KINDS[5]
+    if shift in ("half", "ten-to-one", "hundred-to-one"):
+        return _KINDS[3]
+    if modality == "vectors":
+        return _KINDS[4]
+    return _KINDS[0] if shift in INSIDE else _KINDS[1] if shift == "inverted" else _KINDS[2]
 
 
 def page(

@@ -14,7 +14,7 @@ from benchmarks.shifts import low_rank
 from benchmarks.shifts.cells import EPSILONS, SEEDS, all_cells, composed_cells
 from benchmarks.shifts.composed import Composed
 from benchmarks.shifts.made import LOW_RANK, SHIFTS
-from benchmarks.shifts.summary import composed_table, page, summary, table
+from benchmarks.shifts.summary import composed_table, kinds, page, summary, table
 from public_client.data.datasets import Labelled
 
 
@@ -105,6 +105,12 @@ def test_the_page_on_file_is_current():
         records.read(low_rank.RESULTS),
         battery.read(battery.COMPOSED),
     )
+
+
+def test_the_readmes_rows_are_those_on_file():
+    rows = kinds(*(battery.read(path) for path in (battery.RESULTS, battery.COMPOSED, battery.UNSEEN)))
+    assert rows.count("\n") == 7
+    assert rows in (battery.PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 def test_compositions_are_told_by_what_they_are_and_by_what_changed():
