@@ -17,7 +17,7 @@ from private_curator.cli.console import console
 from private_curator.cli.history import history, report
 from private_curator.cli.ledgers import extractor, incidents, ledger, run
 from private_curator.cli.publishing import describe, publish
-from private_curator.cli.records import reading, reading_options, records, scaling_options
+from private_curator.cli.records import contract_options, reading, reading_options, records, scaling_options
 from private_curator.cli.requests import request
 from private_curator.cli.serving import parse_address, preflight, serve, settings
 from private_curator.ledger.statements import LedgerStatus
@@ -65,6 +65,7 @@ def main() -> None:
 @common.field_option(RecordsSettings, "labelled")
 @reading_options
 @scaling_options
+@contract_options
 @common.san_option
 @click.option("--address", default=None, help="host:port to listen on.  [default: 127.0.0.1:50051]")
 @common.device_option

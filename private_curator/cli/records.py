@@ -69,6 +69,11 @@ def scaling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return common.field_option(RecordsSettings, "record_shape", note="Written 1,28,28.")(command)
 
 
+def contract_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What the operator declares of the values; the option arrives under the name of the setting in [records]."""
+    return common.field_option(RecordsSettings, "value_range", note="Written 0,1.")(command)
+
+
 def reading(path: Path, *, name: str | None = None, **chosen: Any) -> RecordsSettings:
     """The settings of [records] from a command's options.
 
@@ -82,6 +87,7 @@ def reading(path: Path, *, name: str | None = None, **chosen: Any) -> RecordsSet
         "columns": _listed(chosen.get("columns")),
         "classes": _classes(chosen.get("classes")),
         "record_shape": _shape(chosen.get("record_shape")),
+        "value_range": _listed(chosen.get("value_range")),
     }
     return RecordsSettings.checked("records", fields)
 

@@ -93,11 +93,11 @@ def preflight(context: click.Context, home: HomeDirectory, assignments: tuple[st
         findings = check(home, _assigned(assignments), progress=progress)
     wrong = [finding.check for finding in findings if not finding.ok]
     if common.chosen_format() == "json":
-        common.show([{"check": f.check, "ok": f.ok, "finding": f.text} for f in findings])
+        common.show([{"check": f.check, "ok": f.ok, "mind": f.mind, "finding": f.text} for f in findings])
     else:
         click.echo(f"Preflight of {home.path}")
         for finding in findings:
-            lead = f"  {'well ' if finding.ok else 'WRONG'}  {finding.check:<18} "
+            lead = f"  {'mind ' if finding.mind else 'well ' if finding.ok else 'WRONG'}  {finding.check:<18} "
             # As wide as a terminal's window, wherever it goes.
             click.echo(textwrap.fill(finding.text, 100, initial_indent=lead, subsequent_indent=" " * len(lead)))
         mend = f"mend {', '.join(wrong)} before serving" if wrong else "this curator can serve"

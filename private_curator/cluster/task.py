@@ -125,9 +125,8 @@ def from_bytes(task: bytes, mechanisms: Mapping[str, AnyMechanism]) -> tuple[Lin
         mechanism = mechanisms[told["mechanism"]]
         if not isinstance(mechanism, LinearMechanism):
             raise InvalidValue(f"{told['mechanism']!r} is no sum over every record")
-        lists = {name: tuple(told["data"][name]) for name in ("record_shape", "class_names")}
         facts = Facts(
-            DataSetFacts(**told["data"] | lists),
+            DataSetFacts(**told["data"] | {"record_shape": tuple(told["data"]["record_shape"])}),
             ModelFacts(tuple(told["input_shape"]), int(told["features"]), {}),
         )
         start, stop = told["shard"]

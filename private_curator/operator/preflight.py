@@ -27,7 +27,7 @@ from private_curator.observability.requests import tracing_of
 from private_curator.operator.machine import check_free, clock_is_synchronised
 from private_curator.operator.telling import Told
 from private_curator.records import target
-from private_curator.records.contract import check_contract
+from private_curator.records.contract import NO_RANGE, check_contract
 from private_curator.records.labels import class_count, load_labels
 from private_curator.records.opening import open_source
 from private_curator.records.problems import RecordsRefused
@@ -57,11 +57,13 @@ class CheckOutcome:
         check: its name.
         ok: whether serving can go on.
         text: what was found, and what to do if it is not well.
+        mind: serving can go on, but the operator should look at it.
     """
 
     check: str
     ok: bool
     text: str
+    mind: bool = False
 
 
 def check(
@@ -111,7 +113,8 @@ _NEEDED_TO_SERVE = ("permissions", "keys", "key files", "certificates", "clock",
 
 def _found(name: str, site: _Site) -> CheckOutcome:
     try:
-        return CheckOutcome(check=name, ok=True, text=CHECKS[name](site))
+        text = CHECKS[name](site)
+        return CheckOutcome(check=name, ok=True, text=text, mind=NO_RANGE in text)
     except (DpswdError, OSError, ValueError) as error:
         return CheckOutcome(check=name, ok=False, text=_explained(error))
 

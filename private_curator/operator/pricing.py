@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from private_curator.ledger.budget import Books
 from private_curator.operator.publishing import Preview
-from private_curator.records.labels import class_count, class_names
+from private_curator.records.labels import class_count
 from private_curator.serving.service import limits_of
 from private_curator.settings.permissions import require_permitted
 from private_curator.settings.tree import CuratorSettings
@@ -57,7 +57,6 @@ def priced(proposal: Proposal, *, client: str, books: Books, settings: CuratorSe
             records=records,
             record_shape=model.input_shape,
             classes=class_count(settings.records),
-            class_names=class_names(settings.records),
             partly_labelled=settings.records.unlabelled is not None,
             labelled=settings.records.labelled or 0,
         ),

@@ -36,6 +36,7 @@ class Fingerprint:
         reading: the settings that say how the file is read.
         checked: when, UTC, ISO 8601.
         reason: why other records were accepted than before, or "".
+        contract: digest of the declaration that the values were found to keep, or "".
     """
 
     digest: str
@@ -44,6 +45,7 @@ class Fingerprint:
     reading: dict[str, Any]
     checked: str
     reason: str = ""
+    contract: str = ""
 
     @classmethod
     def of(cls, settings: RecordsSettings, path: Path, *, digest: str, records: int, reason: str = "") -> Fingerprint:

@@ -26,8 +26,8 @@ from private_curator.observability import logs
 from private_curator.observability.metrics import Metrics, MetricsServer
 from private_curator.observability.requests import OK, RequestWatch, tracing_of
 from private_curator.records import target
-from private_curator.records.contract import contract_of
-from private_curator.records.labels import class_count, class_names, load_labels
+from private_curator.records.contract import require_kept
+from private_curator.records.labels import class_count, load_labels
 from private_curator.serving.asking import AskLog
 from private_curator.serving.pacing import Pacer
 from private_curator.serving.service import CuratorService
@@ -93,7 +93,7 @@ class CuratorServer:
             torch.set_num_threads(settings.compute.torch_threads)
         data = target.load(settings.records, home=home.path)
         # A wrong one is refused now, in words for the operator, and not at each client's Describe.
-        contract = contract_of(settings.records, record_shape=data.record_shape, home=home.path)
+        contract = require_kept(settings.records, data, home=home.path)
         self._home = home
         self._settings = settings
         with contextlib.ExitStack() as opened:  # closes what is open already if something below fails
@@ -146,7 +146,6 @@ class CuratorServer:
                     records=data.count,
                     record_shape=data.record_shape,
                     classes=class_count(settings.records),
-                    class_names=class_names(settings.records),
                     partly_labelled=settings.records.unlabelled is not None,
                     labelled=settings.records.labelled or 0,
                 ),

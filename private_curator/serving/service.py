@@ -280,7 +280,6 @@ class CuratorService:
             client_name=client.name,
             software_version=metadata.version("dpswd"),
             classes=self.data_set.classes,
-            class_names=self.data_set.class_names,
             partly_labelled=self.data_set.partly_labelled,
             labelled=self.data_set.labelled,
             records_per_person=self.ledger.records_per_person,

@@ -108,6 +108,9 @@ class RecordsSettings(SettingsGroup):
         "Public: a name for each number of a table's row, in order; the file's own where it names its columns.",
     )
     units: tuple[str, ...] | None = setting(None, "Public: the unit of each column, in their order, such as mg/dl.")
+    class_names: tuple[str, ...] | None = setting(
+        None, "Public: where records.classes is a number, the names of the classes 0, 1, ..., in order."
+    )
 
     @field_validator("classes")
     @classmethod

@@ -14,6 +14,7 @@ fails is set aside and reported (`reports`); `fit` raises only when none is left
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from public_client.adaptation.federation import Federation
 from public_client.adaptation.hospital import Hospital
 from public_client.curator.stub import Curator
 from public_client.data import accuracy as evaluation
-from public_client.data.checks import CheckedBatches, checked, require_features
+from public_client.data.checks import CheckedBatches, checked, require_contract, require_features
 from public_client.data.datasets import Batches
 from public_client.data.ranks import Ranks
 from public_client.data.source import collect, train_source, usual_epochs
@@ -46,6 +47,7 @@ from shared.errors import InvalidValue, SettingsError
 from shared.models.source_statistics import SourceStatistics
 from shared.protocol.contract import DataContract
 
+_log = logging.getLogger(__name__)
 _SUMMED_UP = 2048  # source records in the saved model's statistics
 
 
@@ -64,8 +66,8 @@ class DomainAdaptation:
             the place of the method's own adapter.
         view: what the replay fits, in the place of the ready view for the kind of record: the
             identity of a `tables.TableView` for tables with gaps.
-        contract: what the team declares of its source (range, column names, units), compared with each hospital's
-            before anything is charged; by default the source's values are compared alone.
+        contract: what the team declares of its source (range, names of columns and classes, units), compared with
+            each hospital's before anything is charged; by default the source's values are compared alone.
         device: "auto", "cpu" or "cuda".
         seed: of every random choice on the client's side.
         source_epochs: passes of source-only training before the alignment; by default about 900 updates, and 0 for
@@ -186,7 +188,7 @@ class DomainAdaptation:
         ask_first(
             list(self.sites.values()),
             lambda shape: self._declarable(batches, shape),
-            lambda told: batches.require_contract(told.contract, self.contract),
+            lambda told: self._compare(batches, told.contract),
             straggler_s=None if several is None else several.straggler_s,
             all_or_none=several is not None and several.absent == "refuse",
         )
@@ -360,6 +362,12 @@ class DomainAdaptation:
         batches.require_shape(record_shape)
         extractor = copy.deepcopy(self.extractor).eval()
         return self.method.declarable(extractor, record_shape, self.adapter, copy.deepcopy(self.classifier))
+
+    def _compare(self, batches: CheckedBatches, contract: DataContract) -> None:
+        """Holds the source to what a hospital declares, and says what could not be held to it."""
+        require_contract(batches, contract, self.contract, batches.record_shape)
+        for text in contract.uncompared(self.contract) if Ranks.current().first else ():
+            _log.warning("%s", text)
 
     def _train_source(self, batches: CheckedBatches, *, progress: bool) -> None:
         epochs = usual_epochs(len(batches)) if self.source_epochs is None else self.source_epochs

@@ -20,10 +20,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from public_client.curator.description import Description
 from public_client.curator.stub import Curator
+from public_client.data.accuracy import features
+from public_client.data.checks import require_contract, require_features
 from public_client.generation import GenerationMethod, Generator, Replayed
 from public_client.generation.generating import generate, plan_generator
 from public_client.methods.comparison import Comparison, compare
@@ -172,23 +175,32 @@ class Hospital(AbstractContextManager["Hospital"]):
             return plan
         return quoted(self.curator, chosen.declarable(extractor, plan.record_shape, None, classifier), plan)[0]
 
-    def open(self, plan: Plan, extractor: nn.Module) -> ChargedRun:
+    def open(self, plan: Plan, extractor: nn.Module, *, source: Tensor | None = None) -> ChargedRun:
         """Opens a run for a training loop of one's own: **this charges all its steps**.
 
         Args:
             plan: from `plan`.
             extractor: the module that the hospital's records go through, in evaluation mode; what the method adapts are
                 its own parameters (for `Adapter` those of `public_client.training.adapters.with_adapters`).
+            source: (m, ...) public source records, by which what `DomainAdaptation.fit` refuses is refused here too:
+                another scale than the hospital declares, and features that are the same for every record. Without
+                them nothing of this can be known, and such a run is charged.
 
         Returns:
             The run; `run.loss(features)` draws one step.
 
         Raises:
+            DataInvalid, InvalidValue: the source is refused; nothing was spent.
             BudgetExhausted: the plan does not fit; nothing was spent.
             ExtractorUnsupported: the module cannot travel as data; the message names the layer.
         """
         if not isinstance(plan.method, Method):
             raise InvalidValue(f"a plan of {plan.method.name} has no steps to train with; see `evaluate`")
+        if source is not None:
+            unlabelled = source.new_zeros(len(source), dtype=torch.int64)
+            require_contract([(source, unlabelled)], self.describe().contract, None, tuple(source.shape[1:]))
+            with torch.no_grad():
+                require_features(features(extractor, source))
         return plan.method.open(self.curator, plan, extractor)
 
     def plan_generator(

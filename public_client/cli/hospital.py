@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from public_client.cli.options import DIRECTORY, FILE, connect, curator_options, format_option, key_values, tell
 from shared.errors import rounded
+
+if TYPE_CHECKING:
+    from public_client.curator.description import Description
 
 EXIT_DOES_NOT_FIT = 8  # as of a training that the accountant refuses
 
@@ -20,6 +24,7 @@ def describe(address: str, credentials: Path, output: str) -> None:
     with connect(address, credentials) as hospital:
         description = hospital.describe()
     tell(output, description.to_json(), description)
+    _uncompared(description, output)
 
 
 @click.command()
@@ -95,6 +100,7 @@ def plan(
         if ask:
             description = hospital.describe()
             extractor, classifier = ready_network(description.record_shape, max(1, description.classes))
+        _uncompared(hospital.describe(), output)
         made = hospital.plan(
             chosen, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor, classifier=classifier
         )
@@ -113,6 +119,12 @@ def plan(
         click.echo(f"together: at most epsilon {rounded(together, up=True)} of the {left} that is left now")
     if made.fits is False or (compared is not None and together > made.remaining * (1 + 1e-9)):
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _uncompared(description: Description, output: str) -> None:
+    """What of a team's source is not held to the hospital's, where an experiment declares nothing."""
+    for text in description.contract.uncompared() if output == "text" else ():
+        click.echo(f"note: {text}", err=True)
 
 
 @click.command()

@@ -63,7 +63,6 @@ class Description:
         client_name: how the operator knows the caller.
         software_version: of the curator.
         classes: number of classes of the labels; 0 where nothing can be evaluated.
-        class_names: in order, where the operator declares them.
         partly_labelled: whether some records may have no label.
         labelled: how many of the records have one, by the operator's word; 0: all, or their number is private.
         records_per_person: k, how many of the records one person has at most.
@@ -83,7 +82,6 @@ class Description:
     client_name: str
     software_version: str
     classes: int = 0
-    class_names: tuple[str, ...] = ()
     partly_labelled: bool = False
     labelled: int = 0
     records_per_person: int = 1
@@ -106,9 +104,14 @@ class Description:
     @classmethod
     def _of(cls, values: Mapping[str, Any], *, budget: Callable[[Any], Budget], limits: Limits) -> Description:
         """From the fields as a message or JSON spells them, which have lists for tuples."""
-        lists = {name: tuple(values.get(name, ())) for name in ("record_shape", "mechanisms", "class_names")}
+        lists = {name: tuple(values.get(name, ())) for name in ("record_shape", "mechanisms")}
         budgets = {name: budget(values[name]) for name in ("data_set_budget", "client_budget")}
         return cls(**{**values, **lists, **budgets, "limits": limits})
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of the classes in order, where the operator declares them."""
+        return self.contract.class_names
 
     @property
     def remaining(self) -> float:

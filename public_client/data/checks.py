@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
@@ -102,27 +101,6 @@ class CheckedBatches:
                 "source to the hospital's shape. Nothing was spent"
             )
 
-    def require_contract(self, contract: DataContract, own: DataContract | None = None) -> None:
-        """Refuses a source that is not on the scale that a hospital declares, or whose columns are others.
-
-        Args:
-            contract: the hospital's.
-            own: the team's, of its source; what it leaves out is not compared.
-
-        Raises:
-            DataInvalid: they differ; with both in words.
-        """
-        wrong = contract.disagreements(own) if own is not None else []
-        if contract.value_range:
-            low, high, outside = math.inf, -math.inf, False
-            with undisturbed(self._batches):
-                for records, _ in self._batches:
-                    low, high = min(low, float(records.min())), max(high, float(records.max()))
-                    outside = outside or contract.outside(records.cpu().numpy())
-            wrong += filter(None, [contract.differences(low, high, outside=outside)])
-        if wrong:
-            raise DataInvalid(f"{'; '.join(wrong)}. Bring the source to the hospital's scale. Nothing was spent")
-
     def _check(self, batch: Any, number: int) -> tuple[Tensor, Tensor]:
         wrong = _wrong_parts(batch) or _wrong_records(batch[0], self.record_shape)
         _refuse(number, wrong or _wrong_labels(batch[1], len(batch[0]), self.classes, self._least))
@@ -141,6 +119,35 @@ def checked(
     if isinstance(batches, CheckedBatches):
         return batches
     return CheckedBatches(batches, extractor, classifier, device=device, unlabelled=unlabelled)
+
+
+def require_contract(
+    batches: Batches, contract: DataContract, own: DataContract | None, record_shape: tuple[int, ...]
+) -> None:
+    """Refuses a source that is not on the scale that a hospital declares, or whose columns or classes are others.
+
+    Args:
+        batches: of records of the hospital's shape.
+        contract: the hospital's.
+        own: the team's, of its source; what it leaves out is not compared.
+        record_shape: of a record.
+
+    Raises:
+        DataInvalid: they differ; with both in words.
+    """
+    own = own or DataContract()
+    wrong = contract.disagreements(own)
+    if contract.value_range:
+        ends = []
+        with undisturbed(batches):
+            for records, _ in batches:
+                by_channel = records.flatten(2) if records.dim() > 2 else records.reshape(len(records), 1, -1)
+                ends.append((by_channel.amin(dim=(0, 2)), by_channel.amax(dim=(0, 2))))
+        lows, highs = (torch.stack(end) for end in zip(*ends, strict=True))
+        least, most = (end.double().cpu().numpy() for end in (lows.amin(dim=0), highs.amax(dim=0)))
+        wrong += filter(None, [contract.differences(least, most, record_shape, own)])
+    if wrong:
+        raise DataInvalid(f"{'; '.join(wrong)}. Bring the source to the hospital's scale. Nothing was spent")
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from public_client.training.loop import Evaluate
 from public_client.training.sites import Model
 from shared.devices import resolve_device
 from shared.errors import InvalidValue, SettingsError
+from shared.protocol.contract import DataContract
 
 SOURCE_ONLY, CONTROL = "source-only", "control"
 Needs = Literal["nothing", "hospital", "target"]
@@ -64,6 +65,7 @@ class Problem:
         control_steps: updates of the control.
         evaluate_epsilon: what a private evaluation may cost that finds the best of source-only, control and adapted
             model; None delivers the adapted one.
+        contract: what the team declares of the source.
         seed: of the client's random choices.
         device: "auto", "cpu" or "cuda".
         evaluate: for curves, where labels of the target are at hand; by site where there are several.
@@ -83,6 +85,7 @@ class Problem:
     steps: int = 2000
     control_steps: int = Replay().tuning_steps
     evaluate_epsilon: float | None = None
+    contract: DataContract | None = None
     seed: int = 0
     device: str = "auto"
     evaluate: Evaluate | Mapping[str, Evaluate] | None = None
@@ -164,6 +167,7 @@ def _private(own: Approach, problem: Problem) -> Trained:
         hospital=problem.hospital,
         plan=plan,
         shared=problem.shared,
+        contract=problem.contract,
         device=problem.device,
         seed=problem.seed,
         source_epochs=0,

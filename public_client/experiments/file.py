@@ -11,13 +11,16 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from shared.configuration import SettingsGroup, setting
 from shared.errors import SettingsError
 from shared.protocol.limits import MAX_PURPOSE_LENGTH
+
+if TYPE_CHECKING:
+    from shared.protocol.contract import DataContract
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -54,6 +57,31 @@ class Data(SettingsGroup):
     target: RelativePath | None = setting(
         None, "Beside source: an .npz like it, a public stand-in for rehearsals and local baselines."
     )
+
+
+class Contract(SettingsGroup):
+    """What the team declares of its source's values, compared with what each hospital declares of its records'."""
+
+    value_range: tuple[float, float] | None = setting(None, "Smallest and largest value, before the normalisation.")
+    channel_mean: list[float] = setting([], "A value is (value - mean) / std; one for each channel, or one for all.")
+    channel_std: list[float] = setting([], "The same.")
+    column_names: list[str] = setting([], "Of the numbers of a table's row, in order.")
+    units: list[str] = setting([], "Of the columns, in order.")
+    class_names: list[str] = setting([], "Of the labels 0, 1, ..., in order.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Contract:
+        # The contract's module loads torch; small commands that declare nothing go without.
+        if self.model_fields_set and (broken := self.declared.broken_structure()):
+            raise ValueError("; ".join(f"{name} {text}" for name, text in broken))
+        return self
+
+    @property
+    def declared(self) -> DataContract:
+        """As it is compared."""
+        from shared.protocol.contract import DataContract
+
+        return DataContract(**{name: tuple(value or ()) for name, value in self.model_dump().items()})
 
 
 class Network(SettingsGroup):
@@ -172,6 +200,7 @@ class Experiment(SettingsGroup):
     seeds: list[int] = setting([0], "One training for each.", min_length=1)
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "Where to compute.")
     data: Data = Data()
+    contract: Contract = Contract()
     network: Network = Network()
     source: Source = Source()
     method: MethodGroup = MethodGroup()

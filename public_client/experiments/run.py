@@ -25,6 +25,7 @@ from typing import Any
 
 from public_client.adaptation.federation import Federation
 from public_client.data.accuracy import accuracy
+from public_client.data.checks import require_contract
 from public_client.data.datasets import Labelled, Task
 from public_client.experiments import plots
 from public_client.experiments.approaches import CONTROL, LOCAL, Problem, Trained, approach, method_of
@@ -104,6 +105,8 @@ def run(*experiments: Experiment, progress: bool = True) -> list[list[Result]]:
     for wanted in experiments:
         check(wanted)
     task = load_data(first)
+    for wanted in experiments:
+        compare(wanted, task)
     results: list[list[Result]] = [[] for _ in experiments]
     prepared = next(iter(published(first).values())).load_extractor if first.releases else None
     for seed in first.seeds:
@@ -113,6 +116,25 @@ def run(*experiments: Experiment, progress: bool = True) -> list[list[Result]]:
             with connected_hospitals(wanted, task) as hospitals:
                 found.append(adapt(wanted, task, source, hospitals, seed=seed, control=control, progress=progress))
     return results
+
+
+def compare(wanted: Experiment, task: Task) -> None:
+    """Holds the source to what the hospitals declare of their records, before anything is trained; free.
+
+    Sites that do not answer, or are of another shape, have their say when they are asked for the run.
+
+    Raises:
+        DataInvalid: the source is on another scale, or has other columns or classes.
+        ProtocolError: no hospital can be used.
+    """
+    if wanted.rehearsed or wanted.output.resume:
+        return
+    with connected_hospitals(wanted, task) as hospitals:
+        told = {} if hospitals is None else hospitals.describe()
+    own, shape = wanted.contract.declared, tuple(task.source.images.shape[1:])
+    for description in told.values():
+        if description.record_shape == shape:
+            require_contract([(task.source.images, task.source.labels)], description.contract, own, shape)
 
 
 def check(wanted: Experiment) -> None:
@@ -199,6 +221,7 @@ def adapt(
             steps=wanted.method.steps,
             control_steps=_control_steps(wanted) or Replay().tuning_steps,
             evaluate_epsilon=wanted.privacy.evaluate_epsilon,
+            contract=wanted.contract.declared,
             seed=seed,
             device=wanted.device,
             evaluate=evaluate or None,

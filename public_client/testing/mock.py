@@ -181,9 +181,8 @@ class MockCurator(Curator):
             description.records,
             description.record_shape,
             description.classes,
-            description.class_names,
-            description.partly_labelled,
-            description.labelled,
+            partly_labelled=description.partly_labelled,
+            labelled=description.labelled,
         )
         self._mechanisms = {
             name: mechanism

@@ -67,7 +67,6 @@ class DataSetFacts:
         records: n.
         record_shape: the shape of one record.
         classes: C of the labels, declared by the operator; 0 where there are none.
-        class_names: of the classes, where the operator declares them.
         partly_labelled: whether some records may have no label.
         labelled: how many have one, where the operator says it; 0: all, or it is private.
     """
@@ -75,7 +74,6 @@ class DataSetFacts:
     records: int
     record_shape: tuple[int, ...]
     classes: int = 0
-    class_names: tuple[str, ...] = ()
     partly_labelled: bool = False
     labelled: int = 0
 

@@ -25,7 +25,12 @@ _ROUNDING = 1e-4
 """Of the range's width: float32, and a normalisation to four digits, may leave it by so much."""
 _NARROW = 0.1
 """Of the range's width: a source whose values all lie in less is on another scale."""
+_AT_AN_END = 0.02
+"""Of a scale's width: values that come so near to its end reach it."""
+_SCALES_OF_IMAGES = ((0.0, 1.0), (-1.0, 1.0))
 _MOST_NAMES, _LONGEST_NAME = 65_536, 200
+_SHOWN = 12
+"""Of the names, in a notice."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
         channel_std: the same.
         column_names: of the numbers of a table's row, in order.
         units: of the columns, in order.
+        class_names: of the labels 0, 1, ..., in order.
     """
 
     value_range: tuple[float, ...] = ()
@@ -45,6 +51,7 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
     channel_std: tuple[float, ...] = ()
     column_names: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     def broken_structure(self) -> list[Violation]:
         """See `MessagePayload`."""
@@ -58,13 +65,12 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
             broken.append(("channel_mean", "must be finite"))
         if not all(math.isfinite(std) and std > 0 for std in self.channel_std):
             broken.append(("channel_std", "must be positive and finite"))
-        for name in ("column_names", "units"):
+        for name in ("column_names", "units", "class_names"):
             words = getattr(self, name)
             if len(words) > _MOST_NAMES or any(not w or len(w) > _LONGEST_NAME or not w.isprintable() for w in words):
                 broken.append((name, f"must be printable words of at most {_LONGEST_NAME} characters"))
-        if len(set(self.column_names)) != len(self.column_names):
-            broken.append(("column_names", "must differ"))
-        return broken
+        named = {name: getattr(self, name) for name in ("column_names", "class_names")}
+        return broken + [(name, "must differ") for name, words in named.items() if len(set(words)) != len(words)]
 
     def problems(self, record_shape: Sequence[int]) -> list[str]:
         """Why records of this shape cannot be described so, in words; empty where they can."""
@@ -97,25 +103,55 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
         slack = _ROUNDING * (high - low)
         return bool(((records < low - slack) | (records > high + slack)).any())
 
-    def differences(self, low: float, high: float, *, outside: bool) -> str:
+    def differences(self, lows: Floats, highs: Floats, record_shape: Sequence[int], own: DataContract) -> str:
         """How a public source departs from the declared scale, in words; empty where it does not.
 
+        Refused are values outside of what is declared. Inside, a source is taken to be on another scale where each
+        channel fills less than a tenth of the declared width, or lies within another usual scale and reaches an end of
+        that, and no channel reaches an end of the declared one (`_other_scales`). Images whose darkest or lightest
+        values are rare are thus left alone. A team that declares the same scale of its source is believed about the
+        inside.
+
         Args:
-            low: its smallest value.
-            high: its largest.
-            outside: what `outside` says of its records.
+            lows: (channels,) its smallest value in each; of tables one.
+            highs: (channels,) its largest.
+            record_shape: of one record.
+            own: the team's declaration.
         """
-        if not self.value_range:
-            return ""
         bounds = self.bounds((1,))
-        assert bounds is not None, "there is a range"
-        least, most = float(bounds[0].min()), float(bounds[1].max())
-        declared = f"the hospital declares {least:.4g} to {most:.4g}{self._normalised()}"
-        if outside:
-            return f"the source's values reach from {low:.4g} to {high:.4g}, {declared}"
-        if high - low < _NARROW * (most - least):
-            return f"the source's values lie between {low:.4g} and {high:.4g} only, {declared}"
+        if bounds is None:
+            return ""
+        low, high = (np.broadcast_to(bound, lows.shape) for bound in bounds)
+        width = high - low
+        declared = (
+            f"the hospital declares {low.min():.4g} to {high.max():.4g}{', normalised by channel' * self._normalised}"
+        )
+        shown = f"{lows.min():.4g} and {highs.max():.4g}"
+        if ((lows < low - _ROUNDING * width) | (highs > high + _ROUNDING * width)).any():
+            return f"the source's values reach from {shown.replace('and', 'to')}, {declared}"
+        if own.value_range and self._scale == own._scale:
+            return ""
+        sure = "; if yours are on that scale, declare the same value_range, channel_mean and channel_std of your source"
+        if (highs - lows < _NARROW * width).all():
+            return f"the source's values lie between {shown} only, {declared}{sure}"
+        for least, most in self._other_scales(record_shape):
+            near = _AT_AN_END * (most - least)
+            within = (lows >= least - _ROUNDING * (most - least)) & (highs <= most + _ROUNDING * (most - least))
+            # An end that both scales have tells nothing.
+            below, above = np.abs(low - least) > near, np.abs(high - most) > near
+            reached = (below & (lows <= least + near)) | (above & (highs >= most - near))
+            known = (below & (lows <= low + _AT_AN_END * width)) | (above & (highs >= high - _AT_AN_END * width))
+            if (within & reached).all() and not known.any():
+                return (
+                    f"the source's values fill the scale from {least:g} to {most:g} in each channel, {declared}{sure}"
+                )
         return ""
+
+    def _other_scales(self, record_shape: Sequence[int]) -> list[tuple[float, float]]:
+        """On which a source may be by mistake: not normalised, and of images those that are usual."""
+        low_high = (self.value_range[0], self.value_range[1])
+        usual = _SCALES_OF_IMAGES if len(record_shape) == 3 else ()
+        return list(dict.fromkeys([*([low_high] * self._normalised), *usual]))
 
     def disagreements(self, own: DataContract) -> list[str]:
         """Where a team's own declaration of its source says otherwise, in words; what either leaves out agrees."""
@@ -126,6 +162,25 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
                 place = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), None)
                 first = "" if place is None else f", first {ours[place]!r} for {theirs[place]!r} (number {place})"
                 found.append(f"{field.name} differ: {len(ours)} of the source, {len(theirs)} of the hospital{first}")
+        return found
+
+    def uncompared(self, own: DataContract | None = None) -> list[str]:
+        """What a team's source is not held to because one of the two declares nothing, in words.
+
+        Args:
+            own: the team's declaration; by default none.
+        """
+        own = own or DataContract()
+        found = [] if self.value_range else [
+            "the hospital declares no range of values, so the scale of your source was not compared with its records'"
+        ]  # fmt: skip
+        for name, of_whom in (("column_names", "columns"), ("units", "units"), ("class_names", "classes")):
+            if (theirs := getattr(self, name)) and not getattr(own, name):
+                shown = ", ".join(theirs[:_SHOWN]) + ", ..." * (len(theirs) > _SHOWN)
+                found.append(
+                    f"the hospital declares {of_whom} {shown}; you declared none (contract.{name}), so yours and their "
+                    "order were not compared"
+                )
         return found
 
     @classmethod
@@ -143,8 +198,13 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
             raise InvalidValue("; ".join(f"contract: {name} {text}" for name, text in broken))
         return made
 
-    def _normalised(self) -> str:
-        return ", normalised by channel" if self.channel_mean else ""
+    @property
+    def _normalised(self) -> bool:
+        return bool(self.channel_mean)
+
+    @property
+    def _scale(self) -> tuple[tuple[float, ...], ...]:
+        return self.value_range, self.channel_mean, self.channel_std
 
     def __str__(self) -> str:
         """One line."""
@@ -159,4 +219,6 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
             told.append(", ".join(f"{c} ({u})" if u else c for c, u in zip(self.column_names, units, strict=True)))
         elif self.units:
             told.append(f"in {', '.join(self.units)}")
+        if self.class_names:
+            told.append(f"classes {', '.join(self.class_names)}")
         return "; ".join(told) or "no range, names or units are declared"

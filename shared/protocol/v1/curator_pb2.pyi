@@ -283,7 +283,6 @@ class DescribeResponse(_message.Message):
     CLIENT_NAME_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
-    CLASS_NAMES_FIELD_NUMBER: _builtins.int
     RECORDS_PER_PERSON_FIELD_NUMBER: _builtins.int
     CONTRACT_FIELD_NUMBER: _builtins.int
     PARTLY_LABELLED_FIELD_NUMBER: _builtins.int
@@ -326,10 +325,6 @@ class DescribeResponse(_message.Message):
     @_builtins.property
     def limits(self) -> Global___Limits: ...
     @_builtins.property
-    def class_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the classes in order, where the operator declares them."""
-
-    @_builtins.property
     def contract(self) -> Global___DataContract:
         """What the operator declares of the records' values; absent where nothing."""
 
@@ -349,7 +344,6 @@ class DescribeResponse(_message.Message):
         client_name: _builtins.str = ...,
         software_version: _builtins.str = ...,
         classes: _builtins.int = ...,
-        class_names: _abc.Iterable[_builtins.str] | None = ...,
         records_per_person: _builtins.int = ...,
         contract: Global___DataContract | None = ...,
         partly_labelled: _builtins.bool = ...,
@@ -357,7 +351,7 @@ class DescribeResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "contract", b"contract", "data_set_budget", b"data_set_budget", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_names", b"class_names", "classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "contract", b"contract", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "labelled", b"labelled", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "partly_labelled", b"partly_labelled", "record_shape", b"record_shape", "records", b"records", "records_per_person", b"records_per_person", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "contract", b"contract", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "labelled", b"labelled", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "partly_labelled", b"partly_labelled", "record_shape", b"record_shape", "records", b"records", "records_per_person", b"records_per_person", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -374,6 +368,7 @@ class DataContract(_message.Message):
     CHANNEL_STD_FIELD_NUMBER: _builtins.int
     COLUMN_NAMES_FIELD_NUMBER: _builtins.int
     UNITS_FIELD_NUMBER: _builtins.int
+    CLASS_NAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def value_range(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Smallest and largest value (2), before `channel_mean` and `channel_std` where these are declared."""
@@ -392,6 +387,10 @@ class DataContract(_message.Message):
     def units(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Their units, in the same order."""
 
+    @_builtins.property
+    def class_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the classes 0, 1, ... of the labels, in order."""
+
     def __init__(
         self,
         *,
@@ -400,10 +399,11 @@ class DataContract(_message.Message):
         channel_std: _abc.Iterable[_builtins.float] | None = ...,
         column_names: _abc.Iterable[_builtins.str] | None = ...,
         units: _abc.Iterable[_builtins.str] | None = ...,
+        class_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_mean", b"channel_mean", "channel_std", b"channel_std", "column_names", b"column_names", "units", b"units", "value_range", b"value_range"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_mean", b"channel_mean", "channel_std", b"channel_std", "class_names", b"class_names", "column_names", b"column_names", "units", b"units", "value_range", b"value_range"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

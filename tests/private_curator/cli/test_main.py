@@ -54,6 +54,20 @@ def operator(bare):
     return bare
 
 
+def test_init_declares_the_range_and_preflight_minds_where_there_is_none(bare, tmp_path):
+    bare.init("--value-range", "-9,9")
+    (found,) = (row for row in bare.json("preflight") if row["check"] == "data contract")
+    assert (found["ok"], found["mind"], found["finding"]) == (True, False, "-9 to 9")
+    assert "value_range = [" in (bare.home.path / "curator.toml").read_text()
+    (tmp_path / "other").mkdir()
+    other = Operator(tmp_path / "other")
+    assert "must be two finite numbers" in other.init("--value-range", "9,-9", status=3)
+    other.init()
+    (found,) = (row for row in other.json("preflight") if row["check"] == "data contract")
+    assert (found["ok"], found["mind"]) == (True, True)
+    assert "  mind   data contract" in other.run("preflight")
+
+
 def test_init_makes_a_curator_that_passes_preflight(operator):
     shown = operator.json("budget", "show")
     assert (shown["records"], shown["epsilon"], shown["delta"], shown["epsilon_spent"]) == (40, 2.0, 1e-5, 0.0)

@@ -22,6 +22,7 @@ from torch import nn
 
 from private_curator.ledger.sqlite import file_lock
 from private_curator.operator import preflight
+from private_curator.records import contract
 from private_curator.serving import server
 from private_curator.settings import tree as settings
 from private_curator.storage import home_directory as home
@@ -467,3 +468,20 @@ def test_a_run_whose_steps_would_exceed_the_workers_limits_is_refused_before_it_
     name, declaration = QUANTILES
     modest = client.open_run(dataclasses.replace(hungry, mechanism=name, declaration=declaration.to_bytes())).run_id
     assert client.step(modest).step == 1
+
+
+def test_records_that_do_not_keep_the_contract_are_not_served_and_the_pass_is_made_once(directory, serve, monkeypatch):
+    declared = {"records.value_range": "[-10.0, 10.0]"}
+    assert list(serve(**declared).describe().contract.value_range) == [-10.0, 10.0]
+    monkeypatch.setattr(contract, "_first_outside", lambda *_: pytest.fail("they were looked at before"))
+    serve(**declared)
+    monkeypatch.undo()
+    with pytest.raises(errors.SettingsError) as refused:
+        serve(**{"records.value_range": "[-0.5, 0.5]"})
+    assert str(refused.value) == "the records do not keep the declared contract; run `dpswd-curator preflight`"
+    with pytest.raises(errors.SettingsError):  # a failure is not taken as known
+        serve(**{"records.value_range": "[-0.5, 0.5]"})
+    # Other values on the disk, and accepted: the pass is made again.
+    np.save(directory / "records.npy", RECORDS * 100)
+    with pytest.raises(errors.SettingsError, match="records accept"):
+        serve(**declared)

@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from public_client.cli.main import main
+from public_client.experiments import run
 from public_client.testing.mock import mock_description
 from public_client.training.saved_model import load_adapted
 from shared import errors
+from shared.protocol.contract import DataContract
 
 SHORT = ["--source-epochs", "1", "--steps", "3", "--batch", "40", "--device", "cpu",
          "--set", "method.settings.directions=8"]  # fmt: skip
@@ -160,3 +162,25 @@ def test_methods_are_listed():
     listed = invoke("train", "--list-methods").stdout
     assert "replay" in listed
     assert "coral" in listed
+
+
+def test_another_scale_or_order_is_refused_before_the_source_is_trained(tables, tmp_path, monkeypatch):
+    told = tmp_path / "hospital.json"
+    contract = DataContract(value_range=(0.0, 1.0), column_names=tuple("abcdef"), class_names=("x", "y", "z"))
+    description = mock_description(
+        records=500, record_shape=(6,), epsilon=3.0, delta=1e-6, classes=3, contract=contract
+    )  # fmt: skip
+    told.write_text(json.dumps(description.to_json()))
+    monkeypatch.setattr(run, "train_source_model", lambda *_, **__: pytest.fail("the source was trained"))
+    words = ["train", "--dry-run", *tables, *SHORT, "--description", told]
+    found = invoke(*words)
+    assert found.exit_code == 4, found.output
+    assert "the hospital declares 0 to 1" in found.output
+    own = tmp_path / "own.toml"
+    own.write_text('contract.column_names = ["b", "a", "c", "d", "e", "f"]\ncontract.class_names = ["y", "x", "z"]\n')
+    found = invoke(*words, "--experiment", own)
+    assert "first 'b' for 'a' (number 0)" in found.output
+    assert "first 'y' for 'x' (number 0)" in found.output
+    own.write_text("contract.value_range = [1.0, 0.0]\n")
+    found = invoke(*words, "--experiment", own)
+    assert (found.exit_code, "value_range must be two finite numbers" in found.output) == (3, True), found.output
