@@ -18,6 +18,7 @@ from public_client.data.accuracy import accuracy
 from public_client.data.datasets import Labelled
 from public_client.data.source import collect, source_loader, train_source
 from public_client.experiments import approaches, best
+from public_client.experiments import run as running
 from public_client.experiments.approaches import LOCAL, Problem, approach
 from public_client.experiments.file import read_experiment
 from public_client.experiments.run import check
@@ -300,3 +301,11 @@ def test_a_comparison_that_is_refused_is_told(trained, monkeypatch):
     )
     assert "would cost epsilon 0.1" in made.reports[0]["not_compared"]
     assert isinstance(made.adaptation.sites[ALONE].not_compared, BudgetExhausted)
+
+
+def test_a_rehearsal_without_room_for_both_is_refused_before_any_training(monkeypatch):
+    keys = {"output.keep_best": True, "privacy.evaluate_epsilon": 0.1, "privacy.epsilon": 1.01, "privacy.budget": 1.02}
+    wanted = read_experiment(None, keys | {"data.task": "digits"})
+    monkeypatch.setattr(running, "train_source_model", None)
+    with pytest.raises(PrivacyError, match=r"no room for a run of epsilon 1\.01"):
+        running.run(wanted, progress=False)
