@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from public_client.cli.options import DIRECTORY, connect, curator_options, format_option, tell
+from public_client.cli.options import DIRECTORY, EXIT_DOES_NOT_FIT, connect, curator_options, format_option, tell
 from shared.errors import SettingsError, rounded
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def evaluate(
             known = {"accuracy_error": accuracy_error(plan), "quote": {"epsilon": quote.epsilon, "fits": quote.fits}}
             counted = f"  {'ledger':<9} counts epsilon {rounded(quote.epsilon, up=True)} for it alone"
             tell(output, plan.to_json() | known, f"{plan}\n{counted}")
+            if not quote.fits:
+                raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
             return
         begun = None if directory is None else _begun(directory, plan)
         if begun is None:

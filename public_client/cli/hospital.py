@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from public_client.cli.options import DIRECTORY, FILE, connect, curator_options, format_option, key_values, tell
-from shared.errors import rounded
+from public_client.cli.options import (
+    DIRECTORY,
+    EXIT_DOES_NOT_FIT,
+    FILE,
+    connect,
+    curator_options,
+    format_option,
+    key_values,
+    tell,
+)
 
 if TYPE_CHECKING:
     from public_client.curator.description import Description
-
-EXIT_DOES_NOT_FIT = 8  # as of a training that the accountant refuses
 
 
 @click.command()
@@ -72,6 +78,7 @@ def plan(
     from public_client.experiments.best import COMPARED
     from public_client.methods.choosing import choices, choices_text
     from public_client.methods.comparison import plan_comparison
+    from public_client.plans.together import both, foreseen
     from public_client.training.method import plan_json
 
     chosen = method_of(name, key_values("--setting", settings))
@@ -104,20 +111,21 @@ def plan(
         made = hospital.plan(
             chosen, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor, classifier=classifier
         )
-        compared = None
+        compared = together = None
         if evaluate_epsilon is not None:
             compared = plan_comparison(hospital.curator, COMPARED, epsilon=evaluate_epsilon)
+            ready = None if extractor is None else chosen.declarable(extractor, made.record_shape, None, classifier)
+            together = foreseen(hospital.describe(), made, compared)
+            together = together if ready is None else both(hospital.curator, ready, made, compared)
     if features is not None and made.noise is None:
         made = made.for_model(feature_dimension=features, gradient_parameters=adapted)
     if output == "json":
-        click.echo(plan_json(made, compared))
+        click.echo(plan_json(made, compared, together))
+    elif compared is None or together is None:
+        click.echo(made)
     else:
-        click.echo(made if compared is None else f"{made}\n{compared}")
-    together = made.epsilon + (0.0 if compared is None else compared.epsilon)
-    if compared is not None and output == "text":
-        left = rounded(made.remaining, up=False)
-        click.echo(f"together: at most epsilon {rounded(together, up=True)} of the {left} that is left now")
-    if made.fits is False or (compared is not None and together > made.remaining * (1 + 1e-9)):
+        click.echo(f"{made}\n{compared}\n{together.told(made, compared)}")
+    if made.fits is False or (together is not None and together.fits is False):
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
 
 

@@ -18,6 +18,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 DIRECTORY, FILE = click.Path(path_type=Path, file_okay=False), click.Path(path_type=Path, dir_okay=False)
 """What an option for a path takes."""
+EXIT_DOES_NOT_FIT = 8
+"""As of a training that the accountant refuses."""
 CREDENTIALS_HELP = "Directory with ca.crt, client.crt, client.key."
 
 format_option = click.option(

@@ -173,6 +173,16 @@ def train(
     results, *rest = run(*experiments, progress=output == "text")
     baselines = [accuracy for others in rest for result in others for accuracy in result.accuracies.values()]
     echo_json(_json(wanted, results, baselines)) if output == "json" else _text(wanted, results, baselines)
+    _require_compared(results)
+
+
+def _require_compared(results: list[Result]) -> None:
+    """Ends with an error, once all is written and told, where models were not compared although it was asked for."""
+    for result in results:
+        for site in result.trained.adaptation.sites.values() if result.trained.adaptation is not None else ():
+            if site.not_compared is not None:
+                site.not_compared.add_note(f"{site.name}: the models were not compared, the adapted one is delivered")
+                raise site.not_compared
 
 
 def given_keys(options: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from public_client.data.datasets import Batches
 from public_client.data.progress import reporting
 from public_client.data.source import collect
 from public_client.experiments.baselines import PENALTIES, train_local
-from public_client.experiments.best import check_comparable, deliver_best, refuse_own_target
+from public_client.experiments.best import check_comparable, check_room, deliver_best, refuse_own_target
 from public_client.methods import METHODS, Method, Replay
 from public_client.plans.plan import Plan
 from public_client.replay.control import control
@@ -174,8 +174,11 @@ def _private(own: Approach, problem: Problem) -> Trained:
     )
     others: dict[str, Model] = {}
     if problem.evaluate_epsilon is not None:  # all that may fail and is not paid for comes before the charge
+        new = problem.checkpoint is None or not begun_in(problem.checkpoint)
+        if new:
+            check_room(adaptation, epsilon=problem.evaluate_epsilon)
         others = {SOURCE_ONLY: Model(problem.extractor, problem.classifier), CONTROL: _controlled(problem)}
-        if problem.checkpoint is None or not begun_in(problem.checkpoint):
+        if new:
             check_comparable(adaptation, others, epsilon=problem.evaluate_epsilon)
     adaptation.fit(
         problem.source,

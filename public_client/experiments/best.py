@@ -1,11 +1,12 @@
-"""`train --keep-best`: a private evaluation of source-only, control and adapted model; the best is delivered."""
+"""`train --keep-best`: source-only, control and adapted model compared privately; a clearly better one is delivered."""
 
 from __future__ import annotations
 
 import copy
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from torch import nn
 
@@ -13,10 +14,13 @@ from public_client.adaptation.domain_adaptation import DomainAdaptation
 from public_client.data.ranks import Ranks
 from public_client.methods import METHODS
 from public_client.methods.comparison import Asked, Comparison, declarable, plan_comparison
+from public_client.plans.declarable import Declarable, quoted
+from public_client.plans.together import both
 from public_client.training.asking import ask_each
 from public_client.training.sites import ADAPTED, Model, Site
-from shared.errors import DpswdError, InvalidValue, ProtocolError, SettingsError
+from shared.errors import DpswdError, ProtocolError, SettingsError
 
+_Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
 COMPARED = 3
 """Models: source-only, control and adapted."""
@@ -40,8 +44,37 @@ def refuse_own_target(name: str) -> None:
         )
 
 
+def check_room(adaptation: DomainAdaptation, *, epsilon: float) -> None:
+    """Whether every hospital has room for the run and the evaluation after it; trains and spends nothing.
+
+    A site that does not answer is left to the training, which sets it aside.
+
+    Args:
+        adaptation: not trained yet.
+        epsilon: of each site's evaluation.
+
+    Raises:
+        PrivacyError: one has too little left for both.
+        InvalidValue: one evaluates nothing, or a price cannot be reached.
+    """
+    model, ready = adaptation.model(), {}
+    for site in adaptation.sites.values():  # traced before any thread runs a module
+        shape = site.plan.record_shape
+        if shape not in ready:
+            extractor, classifier = copy.deepcopy(model.extractor).eval(), copy.deepcopy(model.classifier)
+            ready[shape] = adaptation.method.declarable(extractor, shape, adaptation.adapter, classifier)
+
+    def ask(site: Site) -> None:
+        evaluation = plan_comparison(site.curator, COMPARED, epsilon=epsilon)
+        declared = ready[site.plan.record_shape]
+        run = quoted(site.curator, declared, site.plan)[0]
+        both(site.curator, declared, run, evaluation).require(site.name, run, evaluation)
+
+    _asked(adaptation, ask)
+
+
 def check_comparable(adaptation: DomainAdaptation, others: Mapping[str, Model], *, epsilon: float) -> None:
-    """Whether every hospital evaluates such models, and has room for the run and the evaluation; spends nothing.
+    """Whether every hospital evaluates such models; spends nothing.
 
     A site that does not answer is left to the training, which sets it aside.
 
@@ -51,31 +84,32 @@ def check_comparable(adaptation: DomainAdaptation, others: Mapping[str, Model], 
         epsilon: of each site's evaluation.
 
     Raises:
-        InvalidValue: one evaluates nothing, or has too little left for both.
+        InvalidValue: one evaluates nothing, or a model does not fit its records.
         ExtractorUnsupported: a model cannot travel as data.
     """
     models = _whole(dict(others) | {ADAPTED: adaptation.model()})
+    plans = _asked(adaptation, lambda site: plan_comparison(site.curator, COMPARED, epsilon=epsilon))
+    for plan in plans.values():
+        declarable(models, plan)
+
+
+def _asked(adaptation: DomainAdaptation, act: Callable[[Site], _Answer]) -> dict[str, _Answer]:
+    """The answers of the sites that give one.
+
+    Raises:
+        DpswdError: a site refuses.
+    """
     sites = adaptation.sites
     alone = Ranks.current().size == 1  # ranks ask together, in one order
-    plans, lost = ask_each(
-        list(sites), lambda name: plan_comparison(sites[name].curator, COMPARED, epsilon=epsilon), parallel=alone
-    )
+    answers, lost = ask_each(list(sites), lambda name: act(sites[name]), parallel=alone)
     for error in lost.values():
         if not isinstance(error, ProtocolError):
             raise error
-    for name, plan in plans.items():
-        site = sites[name]
-        declarable(models, plan)
-        both = site.plan.epsilon + epsilon
-        if both > plan.remaining * (1 + 1e-9):
-            raise InvalidValue(
-                f"{site.name} has epsilon {plan.remaining:.4g} left; the run and the evaluation that finds the best "
-                f"model may cost {both:.4g} together. Lower either, or ask for more; nothing was spent"
-            )
+    return answers
 
 
 def deliver_best(adaptation: DomainAdaptation, others: Mapping[str, Model], *, epsilon: float) -> None:
-    """Compares at every site that was trained for, and gives it the winner.
+    """Compares at every site that was trained for, and gives it another model where that is clearly better.
 
     A site that does not answer keeps the adapted model, and its report says so.
 
@@ -90,16 +124,38 @@ def deliver_best(adaptation: DomainAdaptation, others: Mapping[str, Model], *, e
 
 
 def _deliver(site: Site, models: Mapping[str, Model], epsilon: float) -> None:
-    try:
-        told = _compared(site, models, epsilon)
-    except DpswdError as error:
-        site.finding = f"the models were not compared ({error}), so the adapted one is delivered; {site.finding}"
-        _log.warning("%s: %s", site.name, site.finding)
-        return
-    site.model = models[told.winner]
-    site.outcome = site.outcome if told.winner == ADAPTED else f"{told.winner} delivered"
-    site.finding = f"{told}: {told.winner} is delivered" + (f"; {site.finding}" if site.finding else "")
+    distinct, same = _distinct(models, site.plan.record_shape)
+    also = "".join(f"; {one} is the same model as {other}" for one, other in same.items())
+    if len(distinct) == 1:
+        told, chosen = "there is one model and nothing to compare", ADAPTED
+    else:
+        try:
+            found = _compared(site, distinct, epsilon)
+        except DpswdError as error:
+            site.not_compared = error
+            site.finding = f"the models were not compared ({error}), so the adapted one is delivered; {site.finding}"
+            _log.warning("%s: %s", site.name, site.finding)
+            return
+        chosen = found.instead_of(ADAPTED)
+        told = f"{found}: {chosen} is delivered"
+        if not found.clear(chosen):
+            told += f", no clear difference: it takes {found.difference:.1f} points to deliver another model"
+    site.model = models[chosen]
+    site.outcome = site.outcome if chosen == ADAPTED else f"{chosen} delivered"
+    site.finding = told + also + (f"; {site.finding}" if site.finding else "")
     _log.info("%s: %s", site.name, site.finding)
+
+
+def _distinct(models: Mapping[str, Model], shape: tuple[int, ...]) -> tuple[dict[str, Model], dict[str, str]]:
+    """Models that compute differently, and which of the others is the same as which; the adapted one stays."""
+    kept: dict[tuple[bytes, bytes], str] = {}
+    same: dict[str, str] = {}
+    for name in sorted(models, key=lambda name: name != ADAPTED):
+        ready = Declarable.of(_whole({name: models[name]})[name], shape)
+        other = kept.setdefault((ready.graph.to_bytes(), ready.weights), name)
+        if other != name:
+            same[name] = other
+    return {name: model for name, model in models.items() if name not in same}, same
 
 
 def _compared(site: Site, models: Mapping[str, Model], epsilon: float) -> Comparison:

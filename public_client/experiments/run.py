@@ -30,11 +30,14 @@ from public_client.data.datasets import Labelled, Task
 from public_client.experiments import plots
 from public_client.experiments.approaches import CONTROL, LOCAL, Problem, Trained, approach, method_of
 from public_client.experiments.best import refuse_own_target
-from public_client.experiments.connect import connected_hospitals, dealt, published, site_names
+from public_client.experiments.connect import connected_hospitals, dealt, descriptions, published, site_names
 from public_client.experiments.file import Experiment
 from public_client.experiments.start import SourceModel, load_data, own_target, train_source_model
 from public_client.methods.aligned_run import AlignedRun
+from public_client.methods.comparison import Compare
 from public_client.methods.replay import Replay
+from public_client.plans.plan import make_plan
+from public_client.plans.together import foreseen
 from public_client.testing.mock import MockCurator
 from public_client.training.checkpoint import begun_in
 from public_client.training.logs import TrainingLog
@@ -107,6 +110,7 @@ def run(*experiments: Experiment, progress: bool = True) -> list[list[Result]]:
     task = load_data(first)
     for wanted in experiments:
         compare(wanted, task)
+        _check_room(wanted, task)
     results: list[list[Result]] = [[] for _ in experiments]
     prepared = next(iter(published(first).values())).load_extractor if first.releases else None
     for seed in first.seeds:
@@ -180,6 +184,27 @@ def _check_compared(wanted: Experiment) -> None:
             "output.keep_best compares the adapted model with the control, and method.control_steps is 0; give at "
             "least 1, or leave it out"
         )
+
+
+def _check_room(wanted: Experiment, task: Task) -> None:
+    """Refuses a comparison that a rehearsal's budget has no room for before anything is trained.
+
+    Raises:
+        PrivacyError: it has none for the run and the evaluation after it.
+    """
+    epsilon, wishes = wanted.privacy.evaluate_epsilon, _wishes(wanted)
+    if (
+        epsilon is None
+        or not (wanted.rehearsed or wanted.dry_run.enabled)
+        or not isinstance(wishes.get("epsilon"), float)
+    ):
+        return
+    method = method_of(wanted.method.name, wanted.method.settings)
+    for name, told in descriptions(wanted, task).items():
+        run = make_plan(told, method, epsilon=wishes["epsilon"])
+        compared = make_plan(told, Compare(), epsilon=epsilon)
+        compared = compared.for_model(feature_dimension=3 * told.classes, gradient_parameters=0)
+        foreseen(told, run, compared).require(name, run, compared)
 
 
 def adapt(

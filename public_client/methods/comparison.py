@@ -24,7 +24,7 @@ from public_client.curator.stub import Curator
 from public_client.curator.values import PendingStep
 from public_client.methods.evaluation import EvaluationIds, accuracy_error
 from public_client.methods.evaluation_ratio import FEWEST
-from public_client.plans.declarable import Declarable, quoted
+from public_client.plans.declarable import Declarable, quoted_evaluation
 from public_client.plans.plan import Plan, make_plan
 from public_client.plans.recipe import Recipe, RunTerms, refuse
 from shared.errors import InvalidValue
@@ -91,6 +91,24 @@ class Comparison:
     winner: str
     epsilon: float
 
+    @property
+    def difference(self) -> float:
+        """Two standard errors of a difference between two of the figures, in percentage points."""
+        return 2.0 * math.sqrt(2.0) * self.error / 1.96
+
+    def instead_of(self, chosen: str) -> str:
+        """The best one where it exceeds the chosen one by two standard errors of their difference, else the chosen.
+
+        Args:
+            chosen: name of the model that is delivered unless another is clearly better.
+        """
+        return self.winner if self.accuracies[self.winner] - self.accuracies[chosen] > self.difference else chosen
+
+    def clear(self, name: str) -> bool:
+        """Whether a model exceeds each of the others by two standard errors of their difference."""
+        others = [value for other, value in self.accuracies.items() if other != name]
+        return all(self.accuracies[name] - value > self.difference for value in others)
+
     def __str__(self) -> str:
         """In words."""
         if any(math.isnan(value) for value in self.accuracies.values()):
@@ -140,7 +158,7 @@ class Asked:
             InvalidValue: a model does not fit the data set.
         """
         ready = declarable(models, plan)
-        plan = quoted(curator, ready, plan)[0]
+        plan = quoted_evaluation(curator, ready, plan)[0]
         return cls(tuple(models), ready.graph.to_bytes(), ready.weights, plan, EvaluationIds())
 
     def to_json(self) -> dict[str, Any]:

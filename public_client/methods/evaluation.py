@@ -17,7 +17,7 @@ from torch import nn
 from public_client.curator.stub import Curator
 from public_client.curator.values import PendingStep, Quote, new_request_id
 from public_client.methods.evaluation_report import Report, correct_variance
-from public_client.plans.declarable import Declarable, quoted
+from public_client.plans.declarable import Declarable, quoted_evaluation
 from public_client.plans.plan import Plan
 from public_client.plans.recipe import Recipe, RunTerms, not_positive, refuse
 from public_client.training.saved_model import load_adapted
@@ -138,11 +138,11 @@ def evaluate(curator: Curator, model: Any, plan: Plan, *, request_ids: Evaluatio
 
 
 def quoted_for(curator: Curator, model: Any, plan: Plan) -> tuple[Plan, Quote]:
-    """The plan as this curator would open it for this model now, and its answer; see `declarable.quoted`.
+    """The plan as this curator would open it for this model now, and its answer; see `quoted_evaluation`.
 
     Keep the plan where the evaluation may have to be repeated: after its own charge the curator's answer is another.
     """
-    return quoted(curator, submitted(model, plan), plan)
+    return quoted_evaluation(curator, submitted(model, plan), plan)
 
 
 def submitted(model: Any, plan: Plan) -> Declarable:

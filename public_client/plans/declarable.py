@@ -72,13 +72,14 @@ class Declarable:
         return curator.upload_extractor(self.graph.to_bytes(), self.weights)
 
 
-def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> tuple[Plan, Quote]:
+def quoted(curator: Curator, declarable: Declarable, plan: Plan, *, keep_noise: bool = False) -> tuple[Plan, Quote]:
     """The plan as this curator would open it for this model now, and its answer; spends nothing.
 
     Args:
         curator: a connection.
         declarable: what the records go through; its weights do not enter the price, its sizes do.
         plan: to be asked about.
+        keep_noise: the planned noise, whatever the ledger counts.
 
     Returns:
         The plan with its noise and with `admitted` set by the curator's own answer, and that answer.
@@ -91,9 +92,25 @@ def quoted(curator: Curator, declarable: Declarable, plan: Plan) -> tuple[Plan, 
     def ask(asked: Plan) -> Quote:
         return curator.price_run(asked.parameters(uploaded, declarable.names))
 
-    noisy = within_quote(declarable.sized(plan), lambda asked: ask(asked).epsilon)
+    sized = declarable.sized(plan)
+    noisy = sized if keep_noise else within_quote(sized, lambda asked: ask(asked).epsilon)
     answer = ask(noisy)
     return replace(noisy, admitted=answer.fits, steps_that_fit=answer.steps_that_fit), answer
+
+
+def quoted_evaluation(curator: Curator, declarable: Declarable, plan: Plan) -> tuple[Plan, Quote]:
+    """The same of an evaluation, with the planned noise where something was spent already.
+
+    There the ledger's filter is fixed, and what it counts for so small a release *alone* has a floor that more noise
+    does not lower; what the release adds to what is spent is less. The planned noise gives the asked epsilon alone, and
+    the ledger decides whether its budget bears it.
+
+    Args:
+        curator: a connection.
+        declarable: what the records go through.
+        plan: of the evaluation.
+    """
+    return quoted(curator, declarable, plan, keep_noise=curator.describe().spent > 0.0)
 
 
 def within_quote(plan: Plan, price_of: Callable[[Plan], float]) -> Plan:

@@ -14,6 +14,7 @@ from public_client.plans.declarable import Declarable
 from public_client.plans.measured import measured_alike, measured_text
 from public_client.plans.plan import Plan
 from public_client.plans.recipe import Recipe, not_between, not_counts, not_positive, refuse
+from public_client.plans.together import Together
 from public_client.training.loop import Training
 from public_client.training.run import ChargedRun
 from public_client.training.sites import Group
@@ -121,10 +122,18 @@ class Method(Recipe):
         return [("reaches", first), *(("", line) for line in rest), *suits]
 
 
-def plan_json(plan: Plan, compared: Plan | None = None) -> str:
-    """A method's plan as one JSON document for ``--format json``, with that of the evaluation that follows it."""
+def plan_json(plan: Plan, compared: Plan | None = None, together: Together | None = None) -> str:
+    """A method's plan as one JSON document for ``--format json``, with that of the evaluation that follows it.
+
+    Args:
+        plan: of the run.
+        compared: of the evaluation.
+        together: what both are to the budget; `fits` is then of both.
+    """
     alike = measured_alike(plan)
     known: dict[str, Any] = {"fits": plan.fits, "measured_alike": None if alike is None else asdict(alike)}
     if compared is not None:
         known["evaluation"] = compared.to_json()
+    if together is not None:
+        known |= {"fits": together.fits, "together": asdict(together)}
     return json.dumps(plan.to_json() | known, indent=1, sort_keys=True)

@@ -89,6 +89,7 @@ class Site:
         outcome: what was done with its model: `ADAPTED`; of a replay, which of `public_client.replay.verdict.Outcome`;
             of pseudo-labels "kept" where it is not adapted.
         finding: why, in words, where the releases were found to say something.
+        not_compared: why the models were not compared although that was asked for; None otherwise.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Site:
     contract: DataContract | None = None
     outcome: str = ADAPTED
     finding: str = ""
+    not_compared: DpswdError | None = None
 
     @property
     def run(self) -> ChargedRun:
@@ -141,6 +143,7 @@ class Site:
             "planned_steps": self.plan.steps,
             "outcome": self.outcome if self.lost is None else "",
             "finding": self.finding,
+            "not_compared": None if self.not_compared is None else str(self.not_compared),
             "charged_epsilon": charged if self.opened is None else self.opened.run.quote.epsilon,
             "reason": None if self.lost is None else f"{type(self.lost).__name__}: {self.lost}",
         }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,14 +18,15 @@ from public_client.data.accuracy import accuracy
 from public_client.data.datasets import Labelled
 from public_client.data.source import collect, source_loader, train_source
 from public_client.experiments import approaches, best
+from public_client.experiments import run as running
 from public_client.experiments.approaches import LOCAL, Problem, approach
 from public_client.experiments.file import read_experiment
 from public_client.experiments.run import check
-from public_client.methods.comparison import Compare, plan_comparison
+from public_client.methods.comparison import Compare, Comparison, plan_comparison
 from public_client.testing.mock import MockCurator, mock_description
 from public_client.training.saved_model import load_adapted
 from public_client.training.sites import ALONE, Model
-from shared.errors import CuratorUnavailable, InvalidValue, SettingsError
+from shared.errors import BudgetExhausted, CuratorUnavailable, InvalidValue, PrivacyError, SettingsError
 
 D, CLASSES, N = 4, 3, 3000
 CENTRES = 2.0 * torch.eye(CLASSES, D)
@@ -68,10 +71,16 @@ def test_the_winner_of_one_release_is_delivered_and_a_repeat_is_free(trained, tm
     (report,) = made.reports
     training, evaluation = hospital.curator.charges
     assert training.run.mechanism.name == "quantiles"
-    assert (evaluation.run.mechanism.name, evaluation.run.declared.models) == ("evaluation", 3)
-    assert evaluation.epsilon == pytest.approx(0.5, rel=0.05)
-    assert re.match(r"a private evaluation says source-only (9\d|100)\.\d, control .*, adapted ", report["finding"])
-    assert "is delivered" in report["finding"]
+    # The replay keeps the model: two are distinct, and share no figure.
+    assert report["outcome"] == "kept"
+    assert (evaluation.run.mechanism.name, evaluation.run.declared.models) == ("evaluation", 2)
+    sigma = evaluation.run.declared.correct_sigma  # the planned noise: epsilon 0.5 alone
+    assert gaussian_delta(2.0**0.5 / sigma, epsilon=0.5) == pytest.approx(1e-5, rel=0.3)
+    assert training.epsilon < hospital.describe().spent <= 1.5
+    assert re.match(r"a private evaluation says control (9\d|100)\.\d, adapted ", report["finding"])
+    assert "adapted is delivered, no clear difference" in report["finding"]
+    assert "source-only is the same model as adapted" in report["finding"]
+    assert report["not_compared"] is None
     model = made.models[ALONE]
     assert accuracy(model.extractor, model.classifier, target) > 90.0
     again = approach("replay").train(Problem(extractor, classifier, loader, **common))
@@ -98,7 +107,7 @@ def test_accuracies_are_right_up_to_the_noise_that_was_paid_for(trained):
 
 
 @pytest.mark.long
-def test_what_cannot_be_compared_is_refused_before_anything_is_charged(trained):
+def test_what_cannot_be_compared_is_refused_before_anything_is_charged(trained, monkeypatch):
     extractor, classifier, loader = trained
     good, data = nn.Sequential(extractor, classifier), records(3, 300)
     hospital = hospital_of(data)
@@ -116,8 +125,10 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_charged(trained):
         extractor, classifier, loader, hospital=hospital, wishes={"epsilon": 1.9}, evaluate_epsilon=0.2,
         device="cpu", progress=False,
     )  # fmt: skip
-    with pytest.raises(InvalidValue, match=r"may cost 2\.1 together"):
-        approach("replay").train(problem)
+    monkeypatch.setattr(approaches, "control", None)  # refused before the control is trained
+    with pytest.raises(PrivacyError, match=r"no room for a run of epsilon 1\.99.* an evaluation of 0\.2"):
+        approach("replay").train(replace(problem, wishes={"epsilon": 1.99}))
+    monkeypatch.undo()
     assert hospital.curator.charges == []
     partly = hospital_of(data, partly_labelled=True)
     assert "sinkhorn" in hospital.describe().mechanisms
@@ -207,9 +218,10 @@ def test_a_site_that_is_down_does_not_end_the_others_comparison(trained):
     )
     down.silent = True
     start = Model(extractor, classifier)
-    best.check_comparable(training, {"source-only": start, "control": start}, epsilon=0.1)  # the fit sets it aside
-    with pytest.raises(InvalidValue, match=r"here has epsilon 2 left; .* may cost 2\.5 together"):
-        best.check_comparable(training, {"source-only": start, "control": start}, epsilon=1.5)
+    best.check_room(training, epsilon=0.1)  # the fit sets it aside
+    best.check_comparable(training, {"source-only": start, "control": start}, epsilon=0.1)
+    with pytest.raises(PrivacyError, match=r"here: the budget has no room .*an evaluation of 1\.95"):
+        best.check_room(training, epsilon=1.95)
 
 
 @pytest.mark.long
@@ -232,3 +244,68 @@ def test_the_saved_statistics_are_of_the_model_that_was_delivered(trained, tmp_p
         seen, start = control.extractor(source.images), extractor(source.images)
         torch.testing.assert_close(told.feature_mean, seen.mean(dim=0), rtol=1e-3, atol=1e-4)
         assert not torch.allclose(told.feature_mean, start.mean(dim=0), rtol=1e-3, atol=1e-4)
+
+
+def test_a_small_evaluation_after_a_run_keeps_its_noise_and_is_compared(trained):
+    """The ledger's price of so small a release alone has a floor above what it adds to a used budget."""
+    extractor, classifier, loader = trained
+    settings = small("replay").to_json()
+    del settings["name"]
+    common = {"settings": settings, "wishes": {"epsilon": 1.0}, "control_steps": 2, "evaluate_epsilon": 0.1}
+    hospital = hospital_of(records(8), epsilon=9.0)
+    approach("replay").train(Problem(extractor, classifier, loader, hospital, device="cpu", progress=False, **common))
+    assert [charge.run.mechanism.name for charge in hospital.curator.charges] == ["quantiles", "evaluation"]
+    assert hospital.describe().spent <= 1.1
+    used = Problem(extractor, classifier, loader, hospital, device="cpu", progress=False, **common)
+    (report,) = approach("replay").train(used).reports  # the curator is asked, for its filter is not public
+    assert len(hospital.curator.charges) == 4
+    assert report["not_compared"] is None
+    with pytest.raises(PrivacyError, match=r"no room for a run of epsilon 8\.9"):
+        approach("replay").train(replace(used, wishes={"epsilon": 8.95}, evaluate_epsilon=3.0))
+    assert len(hospital.curator.charges) == 4
+
+
+def test_another_model_is_delivered_only_where_it_is_clearly_better():
+    """Two standard errors of the difference of two figures: 2 sqrt(2) / 1.96 of their half-width."""
+    told = Comparison({"source-only": 50.0, "control": 60.0, "adapted": 53.0}, 4.9, "control", 0.1)
+    assert told.difference == pytest.approx(7.07, abs=0.01)
+    assert told.instead_of("adapted") == "adapted"
+    assert told.instead_of("source-only") == "control"
+    assert not told.clear("control")
+    assert replace(told, error=4.0).instead_of("adapted") == "control"
+
+
+def test_models_that_compute_the_same_share_one_figure(trained):
+    extractor, classifier, _ = trained
+    start, moved = Model(extractor, classifier), copy.deepcopy(Model(extractor, classifier))
+    with torch.no_grad():
+        moved.classifier.bias.add_(1e-3)
+    distinct, same = best._distinct({"source-only": start, "control": moved, "adapted": copy.deepcopy(start)}, (D,))
+    assert list(distinct) == ["control", "adapted"]
+    assert same == {"source-only": "adapted"}
+
+
+def test_a_comparison_that_is_refused_is_told(trained, monkeypatch):
+    extractor, classifier, loader = trained
+    settings = small("replay").to_json()
+    del settings["name"]
+
+    def refused(*_, **__):
+        raise BudgetExhausted(0.1, 1.9, 0.1)
+
+    monkeypatch.setattr(best, "_compared", refused)
+    common = {"settings": settings, "wishes": {"epsilon": 1.0}, "control_steps": 1, "evaluate_epsilon": 0.1}
+    hospital = hospital_of(records(9, 300))
+    made = approach("replay").train(
+        Problem(extractor, classifier, loader, hospital, device="cpu", progress=False, **common)
+    )
+    assert "would cost epsilon 0.1" in made.reports[0]["not_compared"]
+    assert isinstance(made.adaptation.sites[ALONE].not_compared, BudgetExhausted)
+
+
+def test_a_rehearsal_without_room_for_both_is_refused_before_any_training(monkeypatch):
+    keys = {"output.keep_best": True, "privacy.evaluate_epsilon": 0.1, "privacy.epsilon": 1.01, "privacy.budget": 1.02}
+    wanted = read_experiment(None, keys | {"data.task": "digits"})
+    monkeypatch.setattr(running, "train_source_model", None)
+    with pytest.raises(PrivacyError, match=r"no room for a run of epsilon 1\.01"):
+        running.run(wanted, progress=False)
