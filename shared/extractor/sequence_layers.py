@@ -75,7 +75,7 @@ def multihead(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
         part = builder.emit("slice", whole, axis=1, begin=i * d, end=(i + 1) * d)
         by_head = builder.reshape(part, (t, heads, d // heads))
         parts.append(builder.emit("permute", by_head, order=(1, 0, 2)))
-    seen = builder.emit("permute", attend(builder, *parts), order=(1, 0, 2))
+    seen = builder.emit("permute", attend(builder, parts[0], parts[1], parts[2]), order=(1, 0, 2))
     return _linear(builder, layer.out_proj, f"{path}.out_proj" if path else "out_proj", builder.reshape(seen, (t, d)))
 
 

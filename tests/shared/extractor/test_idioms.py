@@ -1,4 +1,4 @@
-"""What teams write around recurrent layers, attention and buffers is accepted as it is, or refused with what to write."""
+"""What teams write around recurrent layers, attention and buffers travels, or is refused with what to write."""
 
 from __future__ import annotations
 
