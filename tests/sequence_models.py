@@ -12,7 +12,7 @@ T, D, WORDS = 6, 8, 20
 
 
 class Vit(nn.Module):
-    """Patches of 8 x 8 pixels, a class token, positions, two blocks."""
+    """Patches of 4 x 4 pixels, a class token, positions, two blocks."""
 
     def __init__(self):
         super().__init__()
@@ -63,3 +63,37 @@ class Recurrent(nn.Module):
             return torch.cat([out[:, -1], state[-1], state[0], out[:, 1:3].flatten(1)], dim=1)
         h, _ = state
         return torch.cat([out.mean(dim=1), h[-2]], dim=1)
+
+
+class Block(nn.Module):
+    """Attention as timm writes it: queries, keys and values as one view with five dimensions."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.norm1, self.norm2 = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        b, n, c = x.shape
+        parts = self.qkv(self.norm1(x)).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = parts.unbind(0)
+        seen = ((q @ k.transpose(-2, -1)) * (c // self.heads) ** -0.5).softmax(dim=-1)
+        x = x + self.out((seen @ v).transpose(1, 2).reshape(b, n, c))
+        return x + self.mlp(self.norm2(x))
+
+
+class VitTiny(nn.Module):
+    """A ViT-tiny's width and heads, patches of 4 x 4 pixels, two blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(1, 192, 4, stride=4), nn.LayerNorm(192)
+        self.token = nn.Parameter(0.1 * torch.randn(1, 1, 192))
+        self.positions = nn.Parameter(0.1 * torch.randn(1, 50, 192))
+        self.blocks = nn.Sequential(Block(192, 3), Block(192, 3))
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
+        return self.norm(self.blocks(x))[:, 0]

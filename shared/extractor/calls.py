@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -10,9 +11,10 @@ from torch.nn import functional
 
 from shared.extractor import functions as f
 from shared.extractor import sequence_layers, views
+from shared.extractor.unlowered import moved
 
 _PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid", "cos")
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "matmul")
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "pow", "matmul")
 
 FUNCTIONS: dict[Any, f.Function] = {
     # Names from this table, never from outside.
@@ -52,6 +54,8 @@ FUNCTIONS: dict[Any, f.Function] = {
     torch.transpose: views.transpose,
     torch.split: views.split,
     torch.chunk: views.chunk,
+    torch.unbind: views.unbind,
+    math.sqrt: f.root,
     operator.iadd: f.binary("add"),
     operator.imul: f.binary("mul"),
     **dict.fromkeys((operator.neg, torch.neg), f.negative),
@@ -73,6 +77,8 @@ METHODS: dict[str, f.Function] = {
     "transpose": views.transpose,
     "split": views.split,
     "chunk": views.chunk,
+    "unbind": views.unbind,
+    **dict.fromkeys(("to", "type_as"), moved),
     "softmax": views.over_last("softmax"),
     **dict.fromkeys(("matmul", "bmm"), f.binary("matmul")),
     **dict.fromkeys(("expand", "repeat"), sequence_layers.expanded),

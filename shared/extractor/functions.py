@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
 from shared.extractor.lowering import UNKNOWN, Builder, Refused, Traced
-from shared.extractor.sequence_layers import Held
+from shared.extractor.unlowered import Held
 
 Function = Callable[..., Any]
 
@@ -126,6 +127,8 @@ def binary(name: str) -> Function:
     def lower(builder: Builder, input: Any, other: Any, alpha: Any = 1, inplace: bool = False) -> Any:
         if alpha != 1:
             raise Refused("alpha is not in the vocabulary", "multiply first")
+        if input is UNKNOWN or other is UNKNOWN:
+            return UNKNOWN
         if isinstance(input, Traced) and isinstance(other, Held) and input.shape is not None:
             return _of_tensors(builder, name, input, other.beside(builder, len(input.shape)))
         if isinstance(other, Traced) and isinstance(input, Held) and other.shape is not None:
@@ -139,11 +142,24 @@ def binary(name: str) -> Function:
                 return _with_constant(builder, name, other, float(input))
             if name == "sub":
                 return builder.emit("scale_shift", other, gain=-1.0, shift=input)
-        if type(input) is int and type(other) is int and name in ("add", "sub", "mul", "floordiv"):
-            return getattr(operator, name)(input, other)  # sizes in shape arithmetic; name is one of four
+        if type(input) in (int, float) and type(other) in (int, float) and name in _OF_SIZES:
+            return _OF_SIZES[name](input, other)
         raise Refused(f"{name} of these operands is not in the vocabulary", "use +, - and * of tensors and constants")
 
     return lower
+
+
+_OF_SIZES = {name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "truediv", "pow")}
+"""Shape arithmetic: of numbers that are no one's."""
+
+
+def root(builder: Builder, input: Any) -> Any:
+    """math.sqrt of a size."""
+    if input is UNKNOWN:
+        return UNKNOWN
+    if type(input) not in (int, float):
+        raise Refused("math.sqrt of what depends on the record or the batch", "take it of a size, as x.size(-1)")
+    return math.sqrt(input)
 
 
 def _of_tensors(builder: Builder, name: str, a: Traced, b: Traced) -> Traced:

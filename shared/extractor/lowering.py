@@ -25,6 +25,11 @@ class Problem:
     reason: str
     instead: str
 
+    @property
+    def outside(self) -> bool:
+        """Whether an operation has no word, so that the records' features could be computed at the hospital."""
+        return "not in the vocabulary" in self.reason
+
     def __str__(self) -> str:
         """One line for a person."""
         return f"{self.path or '(the module itself)'}: {self.reason}; {self.instead}"

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from shared.extractor import adapters, functions, sequence_layers, views
+from shared.extractor.graph import tensor_name
 from shared.extractor.lowering import Builder, Refused, Traced
+from shared.extractor.unlowered import Unlowered, Whole
 from shared.extractor.vocabulary import VOCABULARY
 
 Lower = Callable[[Builder, Any, str, Traced], Traced]
@@ -167,6 +169,11 @@ def lower_module(builder: Builder, layer: nn.Module, path: str, arguments: tuple
     lower = MODULES.get(type(layer))
     if lower is None:
         raise Refused(f"{type(layer).__name__} is not in the vocabulary", instead_of(layer))
+    if isinstance(layer, nn.Embedding) and layer.max_norm is None and isinstance(arguments[0], Whole):
+        table = (layer.num_embeddings, layer.embedding_dim)
+        return arguments[0].rows_of(builder, tensor_name(path, "weight"), table)
+    if own := next((argument for argument in arguments if isinstance(argument, Unlowered)), None):
+        raise own.refused(type(layer).__name__)
     if isinstance(layer, nn.MultiheadAttention):
         return sequence_layers.self_attention(builder, layer, path, arguments)
     if len(arguments) != 1 or not isinstance(arguments[0], Traced):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,47 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from shared.extractor.lowering import BATCH, UNKNOWN, Builder, Refused, Traced
-from shared.extractor.operations import Shape
+from shared.extractor.unlowered import Held, Last, place
 
 _FIRST = "make it with batch_first=True: a record is (t, d), the batch stands before it"
-
-
-@dataclass(frozen=True)
-class Held:
-    """A parameter or buffer that forward reads itself; no value of a record yet.
-
-    Attributes:
-        path: its name in the module.
-        shape: as it is stored; a leading 1 stands for the batch.
-        trained: whether it is a parameter.
-    """
-
-    path: str
-    shape: Shape
-    trained: bool
-
-    def beside(self, builder: Builder, rank: int) -> Traced:
-        """As a value of one record of so many sides, as broadcasting against a batch of them would take it.
-
-        Raises:
-            Refused: it has a side for the batch.
-        """
-        shape = self.shape
-        if not 1 <= len(shape) <= rank + 1 or (len(shape) == rank + 1 and shape[0] != 1):
-            raise Refused(
-                f"the tensor {self.path!r} of shape {shape} does not go with records of {rank} sides",
-                "give it the shape of one record, or a leading 1",
-            )
-        own = shape[1:] if len(shape) == rank + 1 else (1,) * (rank - len(shape)) + shape
-        value = builder.emit("parameter" if self.trained else "buffer", path=self.path, shape=shape)
-        return builder.reshape(value, own)
-
-
-@dataclass(frozen=True)
-class Last:
-    """What a recurrent layer returns beside its outputs: the last state of each layer and direction."""
-
-    states: tuple[Traced, ...]
 
 
 def expanded(builder: Builder, own: Any, *sizes: Any) -> Any:
@@ -68,14 +29,14 @@ def expanded(builder: Builder, own: Any, *sizes: Any) -> Any:
     return own.beside(builder, len(rest))
 
 
-def attend(builder: Builder, q: Traced, k: Traced, v: Traced) -> Traced:
+def attend(builder: Builder, q: Traced, k: Traced, v: Traced, scale: float | None = None) -> Traced:
     """Scaled dot products of (..., t, d): each place of q looks at every place of k."""
     if q.shape is None or k.shape is None or v.shape is None:
         return UNKNOWN
     sides = list(range(len(k.shape)))
     turned = builder.emit("permute", k, order=(*sides[:-2], sides[-1], sides[-2]))
     scores = builder.emit("matmul", q, turned)
-    scores = builder.emit("scale_shift", scores, gain=1.0 / math.sqrt(q.shape[-1]), shift=0.0)
+    scores = builder.emit("scale_shift", scores, gain=scale or 1.0 / math.sqrt(q.shape[-1]), shift=0.0)
     return builder.emit("matmul", builder.emit("softmax", scores), v)
 
 
@@ -87,13 +48,14 @@ def scaled_dot_product_attention(
     attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    scale: float | None = None,
 ) -> Traced:
     """F.scaled_dot_product_attention without a mask."""
     if attn_mask is not None or is_causal:
         raise Refused("a mask is not in the vocabulary", "let every place see every other")
     if dropout_p:
         raise Refused("dropout in evaluation mode makes features random", "pass dropout_p=0.0 where not training")
-    return attend(builder, query, key, value)
+    return attend(builder, query, key, value, scale)
 
 
 def multihead(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
@@ -113,7 +75,7 @@ def multihead(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
         part = builder.emit("slice", whole, axis=1, begin=i * d, end=(i + 1) * d)
         by_head = builder.reshape(part, (t, heads, d // heads))
         parts.append(builder.emit("permute", by_head, order=(1, 0, 2)))
-    seen = builder.emit("permute", attend(builder, *parts), order=(1, 0, 2))
+    seen = builder.emit("permute", attend(builder, parts[0], parts[1], parts[2]), order=(1, 0, 2))
     return _linear(builder, layer.out_proj, f"{path}.out_proj" if path else "out_proj", builder.reshape(seen, (t, d)))
 
 
@@ -180,16 +142,8 @@ def recurrent(builder: Builder, layer: Any, path: str, x: Traced) -> Any:
             outputs.append(out)
             states.append(place(builder, out, 0, 0 if reverse else x.shape[0] - 1 if x.shape is not None else 0))
         x = outputs[0] if len(outputs) == 1 else _joined(builder, outputs)
-    last = Last(tuple(states))
-    return x, (last if name == "gru" else (last, Last((UNKNOWN,) * len(states))))
-
-
-def place(builder: Builder, x: Traced, axis: int, number: int) -> Traced:
-    """One place of a side, which is dropped."""
-    if x.shape is None:
-        return UNKNOWN
-    one = builder.emit("slice", x, axis=axis, begin=number, end=number + 1)
-    return builder.reshape(one, (*x.shape[:axis], *x.shape[axis + 1 :]))
+    last = Last(path, tuple(states))
+    return x, (last if name == "gru" else (last, Last(path, ())))
 
 
 def _joined(builder: Builder, outputs: list[Traced]) -> Traced:

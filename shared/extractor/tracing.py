@@ -19,11 +19,13 @@ from torch import fx, nn
 from shared.errors import ExtractorUnsupported, InvalidValue
 from shared.extractor.building import Extractor
 from shared.extractor.calls import FUNCTIONS, INSTEAD, METHODS
+from shared.extractor.functions import Function
 from shared.extractor.graph import ExtractorGraph, operation_of, tensor_name
 from shared.extractor.lowering import UNKNOWN, Builder, Problem, Refused, Traced
 from shared.extractor.modules import ELSE, MODULES, lower_module
 from shared.extractor.operations import Shape
-from shared.extractor.sequence_layers import Held
+from shared.extractor.unlowered import Held, Unlowered, Whole
+from shared.extractor.views import concatenate, item
 from shared.extractor.weights import module_weights
 
 AGREEMENT = 1e-3
@@ -86,7 +88,8 @@ def trace(module: nn.Module, input_shape: Sequence[int]) -> ExtractorGraph:
     graph, problems = _attempt(module, tuple(input_shape))
     if graph is None:
         listed = "\n".join(f"  - {problem}" for problem in problems)
-        raise ExtractorUnsupported(f"the extractor cannot travel as data:\n{listed}\n{_EMBEDDED}")
+        hint = f"\n{_EMBEDDED}" if any(problem.outside for problem in problems) else ""
+        raise ExtractorUnsupported(f"the extractor cannot travel as data:\n{listed}{hint}")
     return graph
 
 
@@ -114,16 +117,19 @@ def _attempt(module: nn.Module, input_shape: Shape) -> tuple[ExtractorGraph | No
 
 
 def _trace(module: nn.Module) -> fx.Graph | Problem:
-    tracer = VocabularyTracer()
     if is_leaf(module):  # a single layer: its own forward must not be traced into
         graph = fx.Graph()
         graph.output(graph.call_module("", (graph.placeholder("input"),)))
         return graph
-    try:
-        return tracer.trace(module)
-    except Exception as error:  # noqa: BLE001 - the module's own code ran, and may fail in any way
-        reason = f"tracing failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        return Problem(tracer.failed_at or "", reason[:300], _CONTROL_FLOW)
+    for proxied in (True, False):  # a forward that branches on a buffer needs its values
+        tracer = VocabularyTracer()
+        tracer.proxy_buffer_attributes = proxied
+        try:
+            return tracer.trace(module)
+        except Exception as error:  # noqa: BLE001 - the module's own code ran, and may fail in any way
+            reason = f"tracing failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            problem = Problem(tracer.failed_at or "", reason[:300], _CONTROL_FLOW)
+    return problem
 
 
 def _scan(module: nn.Module) -> list[Problem]:
@@ -161,6 +167,10 @@ class _Lowering:
                 self._values[node] = self._lower(node)
         if isinstance(output, Traced):
             return output
+        if isinstance(output, Unlowered):
+            own = output.refused("returning")
+            self.problems.append(Problem("", own.reason, own.instead))
+            return None
         self.problems.append(
             Problem("", f"forward returns {type(output).__name__}, not one tensor", "return one tensor (b, features)")
         )
@@ -193,7 +203,7 @@ class _Lowering:
             return self._dispatch(node)
         except Refused as refusal:
             self.problems.append(Problem(path, refusal.reason, refusal.instead))
-        except (TypeError, IndexError, ValueError) as error:
+        except (TypeError, IndexError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
             what = f"{_name(node)} is called in a way that is not in the vocabulary ({error})"
             self.problems.append(Problem(path, what[:300], "use the plain form in docs/ml-team/extractors.md"))
         return UNKNOWN
@@ -217,17 +227,35 @@ class _Lowering:
         if lower is None:
             plain_name = _name(node).strip(".()").rstrip("_")
             raise Refused(f"{_name(node)} is not in the vocabulary", INSTEAD.get(plain_name, ELSE))
+        return self._call(lower, _name(node).strip(".()"), *arguments, **options)
+
+    def _call(self, lower: Function, name: str, *arguments: Any, **options: Any) -> Any:
+        """Lowers a function or method; what is no value of a record yet decides itself what it can be taken to."""
+        first, others = arguments[0], (*arguments[1:], *options.values())
+        if isinstance(first, Unlowered):
+            return first.called(self._builder, name, lower, *arguments[1:], **options)
+        among = tuple(first) if isinstance(first, (tuple, list)) else ()
+        if lower not in (concatenate, item) and any(isinstance(entry, (Traced, Unlowered)) for entry in among):
+            raise Refused(
+                f"{name} of several tensors at once", "unpack them, as _, (h, c) = lstm(x) and then h[-1], and take one"
+            )
+        for entry in (*(among if lower is concatenate else ()), *others):
+            if isinstance(entry, Unlowered) and not isinstance(entry, Held):
+                raise entry.refused(name)
         return lower(self._builder, *arguments, **options)
 
-    def _held(self, target: str) -> Held:
+    def _held(self, target: str) -> Unlowered:
         """A tensor that forward reads itself."""
         trained = dict(self._module.named_parameters(remove_duplicate=False)).get(target)
         found = trained if trained is not None else dict(self._module.named_buffers(remove_duplicate=False)).get(target)
         if found is None:
             raise Refused(f"forward reads {target!r}, which is no parameter or buffer", "register it with the module")
+        if found.dtype in (torch.int64, torch.int32) and trained is None:
+            return Whole(target, found.detach().cpu())
         if found.dtype != torch.float32:
             raise Refused(f"{target} is {found.dtype}; only float32 travels", "call .float()")
-        return Held(target, tuple(found.shape), trained is not None)
+        shape = tuple(found.shape)
+        return Held(target, shape, trained is not None, shape)
 
     def _refuse_in_place(self, node: fx.Node) -> None:
         """An in-place operation changes a value that others may still read; the graph would not."""

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from shared.extractor.functions import Function, adaptive_pool
 from shared.extractor.lowering import BATCH, UNKNOWN, Batch, Builder, Refused, Traced
-from shared.extractor.sequence_layers import Held, Last, place
+from shared.extractor.unlowered import PLACE, Held, View, indexed, place, viewed
 
 
 def side_reduction(form: str) -> Function:
@@ -47,7 +47,7 @@ def reshaping(function: Callable[..., Tensor], instead: str) -> Function:
         instead: what to use where the batch dimension does not stay apart.
     """
 
-    def lower(builder: Builder, input: Traced, *arguments: Any, **options: Any) -> Traced:
+    def lower(builder: Builder, input: Traced, *arguments: Any, **options: Any) -> Traced | View:
         if input.shape is None or any(value is UNKNOWN for value in arguments):
             return UNKNOWN
         shapes = set()
@@ -62,7 +62,7 @@ def reshaping(function: Callable[..., Tensor], instead: str) -> Function:
         if shapes or shape is None:
             reason = f"{function.__name__} of records of shape {input.shape} as {_shown(arguments)}"
             raise Refused(f"{reason} mixes the records of a batch, or does not keep the batch dimension apart", instead)
-        return builder.reshape(input, shape)
+        return viewed(builder, input, shape)
 
     return lower
 
@@ -123,10 +123,14 @@ def size(builder: Builder, input: Traced, dim: int | None = None) -> Any:
 
 
 def attribute(builder: Builder, input: Any, name: str) -> Any:
-    """Getattr in the traced program: only the shape of a tensor."""
+    """Getattr in the traced program: what does not depend on a tensor's values."""
+    if input is UNKNOWN:
+        return UNKNOWN
     if name == "shape" and isinstance(input, Traced):
         return size(builder, input)
-    raise Refused(f"attribute {name[:40]!r} is not in the vocabulary", "only .shape can be read")
+    if name == "device" and isinstance(input, Traced):
+        return PLACE
+    raise Refused(f"attribute {name[:40]!r} is not in the vocabulary", "only .shape and .device can be read")
 
 
 def item(builder: Builder, input: Any, index: Any) -> Any:
@@ -135,35 +139,9 @@ def item(builder: Builder, input: Any, index: Any) -> Any:
         return UNKNOWN
     if isinstance(input, tuple) and isinstance(index, (int, slice)):
         return input[index]
-    if isinstance(input, Last) and isinstance(index, int):
-        return input.states[index]
     if isinstance(input, Traced) and isinstance(index, tuple) and input.shape is not None:
-        return _indexed(builder, input, index)
+        return indexed(builder, input, index)
     raise Refused("indexing a tensor so is not in the vocabulary", "use x[:, 0], x[:, a:b] with constants")
-
-
-def _indexed(builder: Builder, x: Traced, index: tuple[Any, ...]) -> Traced:
-    if Ellipsis in index:
-        missing = len(x.shape or ()) + 2 - len(index)
-        at = index.index(Ellipsis)
-        index = (*index[:at], *(slice(None),) * missing, *index[at + 1 :])
-    batch, *sides = index
-    if batch != slice(None) or len(sides) > len(x.shape or ()):
-        raise Refused("indexing must leave the batch alone", "begin with x[:, ...]")
-    axis = 0
-    for one in sides:
-        assert x.shape is not None, "a refusal ends this"
-        length = x.shape[axis]
-        if type(one) is int and -length <= one < length:
-            x = place(builder, x, axis, one % length)
-            continue
-        if not isinstance(one, slice) or one.step not in (None, 1):
-            raise Refused("indexing by anything but constants and slices without a step", "use x[:, a:b]")
-        begin, end, _ = one.indices(length)
-        if (begin, end) != (0, length):
-            x = builder.emit("slice", x, axis=axis, begin=begin, end=end)
-        axis += 1
-    return x
 
 
 def permute(builder: Builder, input: Traced, *dims: Any) -> Traced:
@@ -212,6 +190,16 @@ def chunk(builder: Builder, input: Traced, chunks: int, dim: int = 0) -> Any:
         return UNKNOWN
     length = (0, *input.shape)[dim % (len(input.shape) + 1)]
     return split(builder, input, max(1, -(-length // chunks)), dim)
+
+
+def unbind(builder: Builder, input: Traced, dim: int = 0) -> Any:
+    """q, k, v = x.unbind(2): the places of a side, which is dropped."""
+    if input.shape is None:
+        return UNKNOWN
+    axis = dim % (len(input.shape) + 1) - 1
+    if axis < 0:
+        raise Refused("unbind of the batch mixes records", "name another dimension")
+    return tuple(place(builder, input, axis, number) for number in range(input.shape[axis]))
 
 
 def over_last(name: str) -> Function:

@@ -1,0 +1,115 @@
+"""What teams write around recurrent layers, attention and buffers travels, or is refused with what to write."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sequence_models import VitTiny
+from torch import nn
+from torch.nn import functional
+
+from shared.errors import ExtractorUnsupported
+from shared.extractor.building import Extractor
+from shared.extractor.tracing import trace, validate
+from shared.extractor.weights import module_weights
+
+
+class Net(nn.Module):
+    def __init__(self, after, layer=None):
+        super().__init__()
+        self.after = after
+        self.layer = layer or nn.Linear(8, 24)
+        self.places = nn.Embedding(9, 8)
+        self.register_buffer("ids", torch.arange(5))
+        self.register_buffer("odd", torch.tensor([0, 2, 4, 6, 8]))
+        self.register_buffer("mean", torch.linspace(0.1, 0.8, 8))
+
+    def forward(self, x):
+        return self.after(self, x)
+
+
+def heads(m, x):
+    b, n, c = x.shape
+    return m.layer(x).reshape(b, n, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
+
+
+def fused(m, x):
+    q, k, v = heads(m, x)
+    return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.size(0), -1)
+
+
+def by_root(m, x):
+    q, k, v = heads(m, x).contiguous().unbind(0)
+    return (torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)), dim=-1) @ v).transpose(1, 2).flatten(1)
+
+
+def cell(kind=nn.GRU, **options):
+    return kind(8, 4, batch_first=True, **options)
+
+
+def agrees(module, shape):
+    graph = trace(module.eval(), shape)
+    records = torch.randn(3, *shape)
+    seen = Extractor.from_graph(graph, module_weights(module, graph)).features(records)
+    with torch.no_grad():
+        torch.testing.assert_close(seen, module(records), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("after", "layer"),
+    [
+        (lambda m, x: m.layer(x)[1].squeeze(0), cell()),
+        (lambda m, x: m.layer(x)[1][0], cell()),
+        (lambda m, x: m.layer(x)[1][0].squeeze(0), cell(nn.LSTM)),
+        (lambda m, x: torch.cat([m.layer(x)[1][-2], m.layer(x)[1][-1]], 1), cell(bidirectional=True)),
+        (fused, None),
+        (by_root, None),
+        (lambda m, x: (x + m.places(m.ids)).flatten(1), None),
+        (lambda m, x: (x + m.places(m.ids[None, : x.size(1)].expand(x.size(0), -1))).flatten(1), None),
+        (lambda m, x: (x - m.mean[None, None]).flatten(1), None),
+        (lambda m, x: (x - m.mean.to(x.device).type_as(x).view(1, 1, 8)).to(x).flatten(1), None),
+    ],
+)
+def test_an_idiom_is_accepted_and_computes_the_same(after, layer):
+    agrees(Net(after, layer), (5, 8))
+
+
+@pytest.mark.parametrize(
+    ("after", "layer", "words"),
+    [
+        *(
+            (after, cell(), "'layer': h is (layers, batch, features)")
+            for after in (
+                lambda m, x: m.layer(x)[1].squeeze(),
+                lambda m, x: m.layer(x)[1].transpose(0, 1).flatten(1),
+                lambda m, x: m.layer(x)[1].permute(1, 0, 2),
+                lambda m, x: m.layer(x)[1].mean(0),
+                lambda m, x: torch.relu(m.layer(x)[1])[-1],
+                lambda m, x: m.layer(x)[1].view(-1, 4),
+                lambda m, x: m.layer(x)[1],
+            )
+        ),
+        (lambda m, x: m.layer(x)[1].squeeze(0), cell(num_layers=2), "write h[-1]"),
+        (lambda m, x: torch.cat([m.layer(x)[1][0][-1], m.layer(x)[1][1][-1]], 1), cell(nn.LSTM), "the cell state c"),
+        (lambda m, x: m.layer(x)[1].squeeze(0), cell(nn.LSTM), "(h, c)"),
+        (lambda m, x: torch.relu(heads(m, x)), None, "qkv.unbind(0)"),
+        (lambda m, x: (x + m.places(m.odd)).flatten(1), None, "consecutive rows"),
+        (lambda m, x: (x + m.ids[:, None]).flatten(1), None, "register the buffer as float32"),
+    ],
+)
+def test_what_has_no_word_is_refused_in_words_that_help(after, layer, words):
+    problems = validate(Net(after, layer).eval(), (5, 8))
+    assert words in "\n".join(map(str, problems))
+
+
+def test_the_hint_of_a_frozen_backbone_stands_only_where_an_operation_has_no_word():
+    with pytest.raises(ExtractorUnsupported) as refusal:
+        trace(nn.Sequential(nn.BatchNorm1d(4)).train(), (4,))
+    assert "records embed" not in str(refusal.value)
+
+
+def test_a_vision_transformer_of_usual_width_computes_the_same():
+    torch.manual_seed(0)
+    agrees(VitTiny(), (1, 28, 28))
