@@ -98,16 +98,14 @@ def plan(
     if epsilon is None:
         raise click.UsageError("Missing option '--epsilon'.")
     with connect(address, credentials) as hospital:
+        description = hospital.describe()
         if compare:
-            described = hospital.describe()
-            found = choices(described, epsilon=epsilon)
-            tell(output, [one.to_json() for one in found], choices_text(described, found, epsilon=epsilon))
+            found = choices(description, epsilon=epsilon)
+            tell(output, [one.to_json() for one in found], choices_text(description, found, epsilon=epsilon))
             return
         extractor = classifier = None
         if ask:
-            description = hospital.describe()
             extractor, classifier = ready_network(description.record_shape, max(1, description.classes))
-        _uncompared(hospital.describe(), output)
         made = hospital.plan(
             chosen, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor, classifier=classifier
         )
@@ -115,7 +113,7 @@ def plan(
         if evaluate_epsilon is not None:
             compared = plan_comparison(hospital.curator, COMPARED, epsilon=evaluate_epsilon)
             ready = None if extractor is None else chosen.declarable(extractor, made.record_shape, None, classifier)
-            together = foreseen(hospital.describe(), made, compared)
+            together = foreseen(description, made, compared)
             together = together if ready is None else both(hospital.curator, ready, made, compared)
     if features is not None and made.noise is None:
         made = made.for_model(feature_dimension=features, gradient_parameters=adapted)
@@ -125,6 +123,7 @@ def plan(
         click.echo(made)
     else:
         click.echo(f"{made}\n{compared}\n{together.told(made, compared)}")
+    _uncompared(description, output)
     if made.fits is False or (together is not None and together.fits is False):
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
 

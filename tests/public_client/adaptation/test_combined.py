@@ -47,10 +47,10 @@ def test_what_each_part_was_worth_is_told_and_the_best_is_kept():
     """A quarter of the hospital's records has a label; its classes are far from even, as the labels' counts say."""
     with hospital(labelled=N // 4) as where:
         model = fitted(where)
-        charges = [(charge.run.mechanism.name, charge.epsilon) for charge in where.curator.charges]
+        charges, spent = [charge.run.mechanism.name for charge in where.curator.charges], where.describe().spent
     assert model.refused == ""
-    assert [name for name, _ in charges] == ["quantiles", "class_statistics", "evaluation"]
-    assert sum(epsilon for _, epsilon in charges) <= 6.0 + 1e-6
+    assert charges == ["quantiles", "class_statistics", "evaluation"]
+    assert spent <= 6.0 + 1e-6
     assert [one.name for one in model.candidates] == ["source", "records", "records and labels"]
     records, labels = made(4000, 2, SHARES)
     before = (nn.Sequential(model.candidates[0].model.extractor, model.candidates[0].model.classifier))(
