@@ -30,6 +30,8 @@ Fetch = Callable[[int, str], tuple[npt.NDArray[np.float32], npt.NDArray[np.int64
 Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
 """Anything that can be iterated again and again for (records, labels), such as a DataLoader."""
 TASKS = ("digits", "mnist-usps", "usps-mnist")
+SCALE = (-1.0, 1.0)
+"""Of the values of all of their images."""
 
 _USPS_TRAIN = 7291  # rows of zip.train, the standard split, which come first in OpenML's copy
 _MNIST_TRAIN = 60_000

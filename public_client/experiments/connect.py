@@ -12,13 +12,14 @@ from public_client.adaptation.federation import Federation
 from public_client.adaptation.hospital import Hospital
 from public_client.adaptation.published import PublishedHospital
 from public_client.curator.description import Description
-from public_client.data.datasets import Labelled, Task
+from public_client.data.datasets import SCALE, Labelled, Task
 from public_client.experiments.approaches import approach, method_of
 from public_client.experiments.file import Experiment, name_of
 from public_client.testing.local_hospital import LocalHospital
 from public_client.testing.mock import MockCurator, mock_description
 from public_client.training.sites import ALONE
 from shared.errors import SettingsError
+from shared.protocol.contract import DataContract
 
 
 @contextmanager
@@ -119,6 +120,7 @@ def _local(wanted: Experiment, task: Task, stack: ExitStack) -> Mapping[str, Hos
                 directory=None if store is None else store / "hospital",
                 labels=part.labels.numpy() if classes else None,
                 classes=classes or None,
+                value_range=_value_range(wanted),
             )
         )
         found[name] = hospital.connect(run_directory=store, purpose=wanted.purpose)
@@ -169,8 +171,14 @@ def descriptions(wanted: Experiment, task: Task) -> dict[str, Description]:
                 delta=delta,
                 name=name,
                 classes=_classes(wanted, task),
+                contract=DataContract(value_range=_value_range(wanted) or ()),
             )
     return found
+
+
+def _value_range(wanted: Experiment) -> tuple[float, float] | None:
+    """What an operator of such records would declare; None of a team's own file, of which nobody says it."""
+    return SCALE if wanted.data.source is None else None
 
 
 def _mocks(wanted: Experiment, task: Task) -> Mapping[str, Hospital]:

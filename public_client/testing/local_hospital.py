@@ -44,6 +44,7 @@ class LocalHospital:
             removed at the end.
         labels: (n,) classes of the records, 0 to C - 1; the hospital then evaluates models.
         classes: C, declared as the public fact that it is; needed with labels.
+        value_range: that the records' values may have, declared likewise.
 
     Attributes:
         home: the curator's home directory.
@@ -61,6 +62,7 @@ class LocalHospital:
         directory: Path | None = None,
         labels: npt.NDArray[np.int64] | None = None,
         classes: int | None = None,
+        value_range: tuple[float, float] | None = None,
     ) -> None:
         if (labels is None) != (classes is None):
             raise SettingsError("labels and classes belong together; give both, or neither")
@@ -70,6 +72,8 @@ class LocalHospital:
         if labels is not None:
             self._arrays["labels"] = labels
             self._wanted += ["--labels-array", "labels", "--classes", str(classes)]
+        if value_range is not None:
+            self._wanted.append(f"--value-range={','.join(map(repr, value_range))}")
         self._device = device
         self._temporary = directory is None
         self._root = directory or Path(tempfile.mkdtemp(prefix="dpswd-hospital-"))
