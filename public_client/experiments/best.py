@@ -1,4 +1,4 @@
-"""`train --keep-best`: source-only, control and adapted model compared privately; a clearly better one is delivered."""
+"""`train --keep-best`: source-only, control and adapted model compared privately; the best is delivered."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _asked(adaptation: DomainAdaptation, act: Callable[[Site], _Answer]) -> dict
 
 
 def deliver_best(adaptation: DomainAdaptation, others: Mapping[str, Model], *, epsilon: float) -> None:
-    """Compares at every site that was trained for, and gives it another model where that is clearly better.
+    """Compares at every site that was trained for, and gives it the winner.
 
     A site that does not answer keeps the adapted model, and its report says so.
 
@@ -136,10 +136,10 @@ def _deliver(site: Site, models: Mapping[str, Model], epsilon: float) -> None:
             site.finding = f"the models were not compared ({error}), so the adapted one is delivered; {site.finding}"
             _log.warning("%s: %s", site.name, site.finding)
             return
-        chosen = found.instead_of(ADAPTED)
+        chosen = found.winner
         told = f"{found}: {chosen} is delivered"
-        if not found.clear(chosen):
-            told += f", no clear difference: it takes {found.difference:.1f} points to deliver another model"
+        if not found.clear:
+            told += f", no clear difference: two standard errors are {found.difference:.1f} points"
     site.model = models[chosen]
     site.outcome = site.outcome if chosen == ADAPTED else f"{chosen} delivered"
     site.finding = told + also + (f"; {site.finding}" if site.finding else "")

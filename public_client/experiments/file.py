@@ -179,7 +179,7 @@ class Output(SettingsGroup):
     keep_best: bool = setting(
         False,
         "Compares source-only, control and adapted model on the hospital's labelled records by one private evaluation, "
-        "and delivers another than the adapted one where it is clearly better.",
+        "and delivers the winner.",
     )
     save: RelativePath | None = setting(None, "The adapted model; for several sites or seeds, their names are added.")
     checkpoint: RelativePath | None = setting(None, "Directory that survives a killed client; holds one training.")

@@ -96,18 +96,11 @@ class Comparison:
         """Two standard errors of a difference between two of the figures, in percentage points."""
         return 2.0 * math.sqrt(2.0) * self.error / 1.96
 
-    def instead_of(self, chosen: str) -> str:
-        """The best one where it exceeds the chosen one by two standard errors of their difference, else the chosen.
-
-        Args:
-            chosen: name of the model that is delivered unless another is clearly better.
-        """
-        return self.winner if self.accuracies[self.winner] - self.accuracies[chosen] > self.difference else chosen
-
-    def clear(self, name: str) -> bool:
-        """Whether a model exceeds each of the others by two standard errors of their difference."""
-        others = [value for other, value in self.accuracies.items() if other != name]
-        return all(self.accuracies[name] - value > self.difference for value in others)
+    @property
+    def clear(self) -> bool:
+        """Whether the winner exceeds each of the others by two standard errors of their difference."""
+        others = [value for other, value in self.accuracies.items() if other != self.winner]
+        return all(self.accuracies[self.winner] - value > self.difference for value in others)
 
     def __str__(self) -> str:
         """In words."""

@@ -78,7 +78,7 @@ def test_the_winner_of_one_release_is_delivered_and_a_repeat_is_free(trained, tm
     assert gaussian_delta(2.0**0.5 / sigma, epsilon=0.5) == pytest.approx(1e-5, rel=0.3)
     assert training.epsilon < hospital.describe().spent <= 1.5
     assert re.match(r"a private evaluation says control (9\d|100)\.\d, adapted ", report["finding"])
-    assert "adapted is delivered, no clear difference" in report["finding"]
+    assert re.search("(adapted|control) is delivered, no clear difference", report["finding"])
     assert "source-only is the same model as adapted" in report["finding"]
     assert report["not_compared"] is None
     model = made.models[ALONE]
@@ -265,14 +265,12 @@ def test_a_small_evaluation_after_a_run_keeps_its_noise_and_is_compared(trained)
     assert len(hospital.curator.charges) == 4
 
 
-def test_another_model_is_delivered_only_where_it_is_clearly_better():
+def test_a_winner_is_clear_by_two_standard_errors():
     """Two standard errors of the difference of two figures: 2 sqrt(2) / 1.96 of their half-width."""
     told = Comparison({"source-only": 50.0, "control": 60.0, "adapted": 53.0}, 4.9, "control", 0.1)
     assert told.difference == pytest.approx(7.07, abs=0.01)
-    assert told.instead_of("adapted") == "adapted"
-    assert told.instead_of("source-only") == "control"
-    assert not told.clear("control")
-    assert replace(told, error=4.0).instead_of("adapted") == "control"
+    assert not told.clear
+    assert replace(told, error=4.0).clear
 
 
 def test_models_that_compute_the_same_share_one_figure(trained):
