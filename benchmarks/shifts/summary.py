@@ -15,14 +15,15 @@ from public_client.replay.priors import MOST_LOST, UNSURE
 from public_client.replay.verdict import FREQUENCIES_LEAVE, NOTHING_LEFT, VIEW_FITS, VIEW_LEAVES, VIEW_MOST
 
 _PAGE = Path(__file__).parent / "page.txt"
-_KINDS = (
-    "images turned, or of another real device",
-    "images inverted",
-    "images blurred, noisy, occluded, textured, blended",
-    "half of the classes, or ten or a hundred times rarer ones",
-    "vectors and tables, all other shifts",
-    "no shift, or of the labels alone",
-)
+_KINDS = {
+    "inside": "images turned, or of another real device",
+    "inverted": "images inverted",
+    "outside": "images blurred, noisy, occluded, textured, blended",
+    "frequencies": "half of the classes, or ten or a hundred times rarer ones",
+    "vectors": "vectors and tables, all other shifts",
+    "nothing": "no shift, or of the labels alone",
+}
+"""The README's rows of the battery, by `_kind`."""
 _MODALITIES = {name: "images" if kind == "images" else "vectors" for name, kind in KINDS.items()}
 _MODALITIES |= {"digits": "images", "series": "sequences"}  # of the second list, whose others are vectors
 
@@ -218,9 +219,9 @@ def kinds(runs: list[dict[str, Any]], composed: list[dict[str, Any]], checks: li
         composed: of random compositions of shifts.
         checks: of the second list.
     """
-    groups: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _KINDS}
+    groups: dict[str, list[dict[str, Any]]] = {title: [] for title in _KINDS.values()}
     for run in runs:
-        groups[_kind(run["shift"], _modality(run))].append(run)
+        groups[_KINDS[_kind(run["shift"], _modality(run))]].append(run)
     groups |= {"random compositions of shifts of images": composed, "a second list of other data and shifts": checks}
     return "\n".join(_of_kind(title, own) for title, own in groups.items())
 
@@ -234,12 +235,12 @@ def _of_kind(title: str, own: list[dict[str, Any]]) -> str:
 
 def _kind(shift: str, modality: str) -> str:
     if shift in ("none", "concept"):  # the latter changes labels alone, which no release can show
-        return _KINDS[5]
+        return "nothing"
     if shift in ("half", "ten-to-one", "hundred-to-one"):
-        return _KINDS[3]
+        return "frequencies"
     if modality == "vectors":
-        return _KINDS[4]
-    return _KINDS[0] if shift in INSIDE else _KINDS[1] if shift == "inverted" else _KINDS[2]
+        return "vectors"
+    return "inside" if shift in INSIDE else "inverted" if shift == "inverted" else "outside"
 
 
 def page(

@@ -111,7 +111,7 @@ def plan(
         )
         compared = together = None
         if evaluate_epsilon is not None:
-            compared = plan_comparison(hospital.curator, COMPARED, epsilon=evaluate_epsilon)
+            compared = plan_comparison(description, COMPARED, epsilon=evaluate_epsilon)
             ready = None if extractor is None else chosen.declarable(extractor, made.record_shape, None, classifier)
             together = foreseen(description, made, compared)
             together = together if ready is None else both(hospital.curator, ready, made, compared)

@@ -65,7 +65,7 @@ def check_room(adaptation: DomainAdaptation, *, epsilon: float) -> None:
             ready[shape] = adaptation.method.declarable(extractor, shape, adaptation.adapter, classifier)
 
     def ask(site: Site) -> None:
-        evaluation = plan_comparison(site.curator, COMPARED, epsilon=epsilon)
+        evaluation = plan_comparison(site.curator.describe(), COMPARED, epsilon=epsilon)
         declared = ready[site.plan.record_shape]
         run = quoted(site.curator, declared, site.plan)[0]
         both(site.curator, declared, run, evaluation).require(site.name, run, evaluation)
@@ -88,7 +88,7 @@ def check_comparable(adaptation: DomainAdaptation, others: Mapping[str, Model], 
         ExtractorUnsupported: a model cannot travel as data.
     """
     models = _whole(dict(others) | {ADAPTED: adaptation.model()})
-    plans = _asked(adaptation, lambda site: plan_comparison(site.curator, COMPARED, epsilon=epsilon))
+    plans = _asked(adaptation, lambda site: plan_comparison(site.curator.describe(), COMPARED, epsilon=epsilon))
     for plan in plans.values():
         declarable(models, plan)
 
@@ -164,7 +164,8 @@ def _compared(site: Site, models: Mapping[str, Model], epsilon: float) -> Compar
     if kept is not None:
         return Asked.from_json(json.loads(kept["asked"])).answered(site.curator)
     whole = _whole(models)
-    asked = Asked.of(site.curator, whole, plan_comparison(site.curator, len(whole), epsilon=epsilon))
+    plan = plan_comparison(site.curator.describe(), len(whole), epsilon=epsilon)
+    asked = Asked.of(site.curator, whole, plan)
     if site.store is not None:
         site.store.write(_KEPT, {"asked": json.dumps(asked.to_json())})
     return asked.answered(site.curator)

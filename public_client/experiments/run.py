@@ -29,12 +29,12 @@ from public_client.data.checks import require_contract
 from public_client.data.datasets import Labelled, Task
 from public_client.experiments import plots
 from public_client.experiments.approaches import CONTROL, LOCAL, Problem, Trained, approach, method_of
-from public_client.experiments.best import refuse_own_target
+from public_client.experiments.best import COMPARED, refuse_own_target
 from public_client.experiments.connect import connected_hospitals, dealt, descriptions, published, site_names
 from public_client.experiments.file import Experiment
 from public_client.experiments.start import SourceModel, load_data, own_target, train_source_model
 from public_client.methods.aligned_run import AlignedRun
-from public_client.methods.comparison import Compare
+from public_client.methods.comparison import plan_comparison
 from public_client.methods.replay import Replay
 from public_client.plans.plan import make_plan
 from public_client.plans.together import foreseen
@@ -109,7 +109,7 @@ def run(*experiments: Experiment, progress: bool = True) -> list[list[Result]]:
         check(wanted)
     task = load_data(first)
     for wanted in experiments:
-        compare(wanted, task)
+        _compare_source(wanted, task)
         _check_room(wanted, task)
     results: list[list[Result]] = [[] for _ in experiments]
     prepared = next(iter(published(first).values())).load_extractor if first.releases else None
@@ -122,7 +122,7 @@ def run(*experiments: Experiment, progress: bool = True) -> list[list[Result]]:
     return results
 
 
-def compare(wanted: Experiment, task: Task) -> None:
+def _compare_source(wanted: Experiment, task: Task) -> None:
     """Holds the source to what the hospitals declare of their records, before anything is trained; free.
 
     Sites that do not answer, or are of another shape, have their say when they are asked for the run.
@@ -202,8 +202,7 @@ def _check_room(wanted: Experiment, task: Task) -> None:
     method = method_of(wanted.method.name, wanted.method.settings)
     for name, told in descriptions(wanted, task).items():
         run = make_plan(told, method, epsilon=wishes["epsilon"])
-        compared = make_plan(told, Compare(), epsilon=epsilon)
-        compared = compared.for_model(feature_dimension=3 * told.classes, gradient_parameters=0)
+        compared = plan_comparison(told, COMPARED, epsilon=epsilon)
         foreseen(told, run, compared).require(name, run, compared)
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from public_client.curator.description import Description
 from public_client.curator.stub import Curator
 from public_client.curator.values import PendingStep
 from public_client.methods.evaluation import EvaluationIds, accuracy_error
@@ -110,13 +111,13 @@ class Comparison:
         return f"a private evaluation says {told} % (each ± {self.error:.1f}, epsilon {self.epsilon:g})"
 
 
-def plan_comparison(curator: Curator, models: int, *, epsilon: float) -> Plan:
+def plan_comparison(told: Description, models: int, *, epsilon: float) -> Plan:
     """What comparing so many models would release and cost; nothing is spent.
 
     Raises:
         InvalidValue: the curator evaluates nothing, or a number is out of range.
     """
-    plan = make_plan(curator.describe(), Compare(models=models), epsilon=epsilon)
+    plan = make_plan(told, Compare(models=models), epsilon=epsilon)
     return plan.for_model(feature_dimension=models * plan.classes, gradient_parameters=0)
 
 
@@ -203,7 +204,8 @@ class Asked:
 
 def compare(curator: Curator, models: Mapping[str, nn.Module], *, epsilon: float) -> Comparison:
     """See `Hospital.compare`."""
-    return Asked.of(curator, models, plan_comparison(curator, len(models), epsilon=epsilon)).answered(curator)
+    plan = plan_comparison(curator.describe(), len(models), epsilon=epsilon)
+    return Asked.of(curator, models, plan).answered(curator)
 
 
 def declarable(models: Mapping[str, nn.Module], plan: Plan) -> Declarable:

@@ -120,7 +120,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_charged(trained, 
     with pytest.raises(InvalidValue, match="nan gives scores that are not finite"):
         hospital.compare({"good": good, "nan": nan}, epsilon=0.1)
     with pytest.raises(InvalidValue, match="does not offer 'evaluation'"):
-        plan_comparison(hospital_of(data, classes=0).curator, 3, epsilon=0.1)
+        plan_comparison(hospital_of(data, classes=0).curator.describe(), 3, epsilon=0.1)
     problem = Problem(
         extractor, classifier, loader, hospital=hospital, wishes={"epsilon": 1.9}, evaluate_epsilon=0.2,
         device="cpu", progress=False,
