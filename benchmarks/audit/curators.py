@@ -40,7 +40,7 @@ _OVERRIDES = {
     "limits.reply_quantum_ms": "0",
     "limits.min_batch_size": "1",  # attacks know the sample best where it is one record
 }
-_crosscheck = functools.cache(check_with_autodp)  # each curator of this process would do it anew
+_crosscheck = functools.cache(lambda event, _ask: check_with_autodp(event))  # once for all curators of this process
 
 
 class LiveCurator:
@@ -110,7 +110,9 @@ class LiveCurator:
 
     def _start_here(self) -> str:
         self._stack.enter_context(fault(self._fault))
-        self._stack.enter_context(mock.patch("private_curator.serving.server.check_with_autodp", _crosscheck))
+        self._stack.enter_context(
+            mock.patch("private_curator.serving.second_accountant.check_with_autodp", _crosscheck)
+        )
         running = server.CuratorServer(self._home, settings.load(self._home.path, _OVERRIDES))
         self._stack.enter_context(running)
         return running.start()

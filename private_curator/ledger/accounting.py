@@ -39,6 +39,17 @@ class Accounting:
         """The filter that an entry holds."""
         return PrivacyFilter.from_json(text)
 
+    def price(self, filter_: PrivacyFilter, event: RunEvent) -> Price:
+        """What a filter charges for a run, held from below and from above by code of its own.
+
+        Raises:
+            AccountantsDisagree: the price is less than two neighbours lose by the run, or implausibly high.
+            RelationMismatch: see `PrivacyFilter.price`.
+        """
+        price = filter_.price(event)
+        _hold(filter_, event, price)
+        return price
+
     def price_from_json(self, text: str) -> Price:
         """The price that an entry holds."""
         return _known_price(text)
@@ -53,6 +64,13 @@ class Accounting:
 
 
 RENYI = Accounting()
+
+
+@functools.lru_cache(maxsize=1024)
+def _hold(filter_: PrivacyFilter, event: RunEvent, price: Price) -> None:
+    """A price that held is remembered; one that did not raises each time."""
+    filter_.hold(event, price)
+
 
 # Each step of a run reads the run's event several times, and runs of one plan have one price; a text never changes.
 _known_price = functools.lru_cache(maxsize=256)(Price.from_json)

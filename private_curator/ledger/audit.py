@@ -174,7 +174,7 @@ def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
     for scope, account in books.accounts(entry.payload["client"]).items():
         filter_ = account.fixed_filter
         stored = filter_.alone(books.accounting.price_from_json(prices[scope]))
-        anew = filter_.alone(filter_.price(event))
+        anew = filter_.alone(books.accounting.price(filter_, event))
         if stored < anew * (1 - PRICE_TOLERANCE):
             text = f"it charges the {scope} epsilon {stored:.6g} for a run that costs {anew:.6g}"
             findings.append(finding_at(Tampering.UNLAWFUL, entry, text))

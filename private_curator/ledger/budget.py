@@ -213,7 +213,7 @@ class Books:
     def _charge(self, scope: str, account: Account, event: RunEvent) -> Charge:
         fresh = account.filter is None
         filter_ = self.accounting.filter_for(account.budget, event) if account.filter is None else account.filter
-        return Charge(scope=scope, filter=filter_, fresh=fresh, price=filter_.price(event))
+        return Charge(scope=scope, filter=filter_, fresh=fresh, price=self.accounting.price(filter_, event))
 
     def _ready(self, client: str, charge: Charge) -> Account:
         """The charge's account, with the filter that the charge would fix."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import resource
@@ -30,6 +29,7 @@ from private_curator.records.contract import require_kept
 from private_curator.records.labels import class_count, load_labels
 from private_curator.serving.asking import AskLog
 from private_curator.serving.pacing import Pacer
+from private_curator.serving.second_accountant import SecondAccountant
 from private_curator.serving.service import CuratorService
 from private_curator.serving.turns import Turns
 from private_curator.settings.permissions import check_permissions
@@ -48,13 +48,11 @@ from shared.errors import SettingsError
 from shared.files import write_public
 from shared.mechanisms import MECHANISMS
 from shared.mechanisms.interface import AnyMechanism, DataSetFacts
-from shared.privacy.crosscheck import check_with_autodp
 from shared.protocol.v1 import curator_pb2 as pb
 from shared.steps.computing import Laboratory
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["CuratorService"].full_name
 
-_CACHED_CHECKS = 256  # events whose cross-check is remembered; a disagreement is never remembered
 _QUEUED_PER_THREAD = 4  # requests that may wait for a thread before gRPC refuses more with RESOURCE_EXHAUSTED
 
 _log = logging.getLogger(__name__)
@@ -138,6 +136,8 @@ class CuratorServer:
                 pass_speedup=settings.compute.pass_speedup,
                 shards=shards,
             )
+            second_accountant = SecondAccountant()
+            opened.callback(second_accountant.close)
             self._service = CuratorService(
                 settings=settings,
                 ledger=self._ledger,
@@ -164,8 +164,7 @@ class CuratorServer:
                     most_in_all=limits.message_bytes,
                 ),
                 asks=AskLog((home.asks.record, notice), odd=notices.odd),
-                # A client that prices many plans repeats events; autodp takes about half a second for each.
-                crosscheck=functools.lru_cache(maxsize=_CACHED_CHECKS)(check_with_autodp),
+                crosscheck=second_accountant,
             )
             opened.callback(home.asks.close)
             tracing = tracing_of(settings.tracing)

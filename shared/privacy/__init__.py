@@ -9,5 +9,6 @@ Everything here is pure: no file, no socket, no database, no secret. The modules
 * ``published``: the papers' own recipes, as labelled baselines that admit nothing.
 * ``calibration``: epsilon of a run, and the noise that a target epsilon needs.
 * ``filter``: the Renyi filter that admits or refuses adaptively chosen runs.
+* ``bracket``: a charge held from below by a pair of neighbours, from above by Theorem 9.
 * ``crosscheck``: a run's price derived again through autodp.
 """

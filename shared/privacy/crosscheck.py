@@ -1,7 +1,9 @@
 """A run's Renyi price derived again through autodp (Wang, Balle, Kasiviswanathan 2019, Theorem 27).
 
-dpswd's own accountant decides; this is an independent check of its sums, binomials and forward differences, made when
-a run is opened. Both start from the exact full-batch curve (``curves``, itself checked against mpmath by the tests).
+dpswd's own accountant decides, and `bracket` holds its charge; this is an independent check of its sums, binomials and
+forward differences, made when a run is opened. Both start from the exact full-batch curve (``curves``, checked against
+mpmath by the tests). autodp is imported by `figures` alone, which a curator runs in a process without its secrets
+(`private_curator.serving.second_accountant`).
 
 The known order of the figures at integer orders alpha, on which the check insists:
 
@@ -24,7 +26,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from autodp.rdp_acct import anaRDPacct
 from numpy.typing import NDArray
 
 from shared.errors import AccountantsDisagree
@@ -74,11 +75,25 @@ class CrossCheck:
         return float(np.max(apart[counts], initial=0.0))
 
 
-def check_with_autodp(event: RunEvent) -> CrossCheck:
+@dataclass(frozen=True)
+class Figures:
+    """What autodp says of one step at `ORDERS`: Theorem 27 and Theorem 9."""
+
+    theorem_27: tuple[float, ...]
+    theorem_9: tuple[float, ...]
+
+
+def figures(step: StepEvent) -> Figures:
+    """Asks autodp. Takes about half a second for a step of its own, and imports the library."""
+    return Figures(tuple(_autodp(step, improved=True)), tuple(_autodp(step, improved=False)))
+
+
+def check_with_autodp(event: RunEvent, ask: Callable[[StepEvent], Figures] = figures) -> CrossCheck:
     """Derive a run's per-step Renyi price again through autodp.
 
     Args:
         event: the run; every step costs the same, so one step is compared.
+        ask: gives autodp's figures, in this process or by another one.
 
     Returns:
         The figures, for the operator's log.
@@ -87,13 +102,14 @@ def check_with_autodp(event: RunEvent) -> CrossCheck:
         AccountantsDisagree: the figures are not in their known order, or autodp gave no finite figure.
     """
     step = event.step
+    theirs = ask(step)
     said = np.array(
         [
             ORDERS,
             step_costs(step, ORDERS, committed=True),
             _theorem_27(step),
-            _autodp(step, improved=True),
-            _autodp(step, improved=False),
+            theirs.theorem_27,
+            theirs.theorem_9,
         ]
     )
     said = said[:, np.isfinite(said[3:]).all(axis=0)]
@@ -127,6 +143,8 @@ def _autodp(step: StepEvent, *, improved: bool) -> list[float]:
     full = _curve(step)
     if step.batch == step.records:
         return [full(order) for order in ORDERS]
+    from autodp.rdp_acct import anaRDPacct  # here alone: the curator's own process never loads it
+
     accountant = anaRDPacct(m=_LARGEST)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # autodp takes logarithms of zero on its way

@@ -24,7 +24,7 @@ import operator
 from dataclasses import dataclass, field, replace
 
 from shared.errors import BudgetExhausted, InvalidValue, RelationMismatch
-from shared.privacy import lanes
+from shared.privacy import bracket, lanes
 from shared.privacy.budget import Price, PrivacyBudget, Spent
 from shared.privacy.calibration import WORTHLESS_EPSILON, pld_epsilon
 from shared.privacy.costs import best_order, step_costs
@@ -179,6 +179,25 @@ class PrivacyFilter:
         infinity = pld_epsilon(event, self.run_delta) if priced else math.inf  # inf: the other lanes decide
         run_delta = self.run_delta if math.isfinite(infinity) else 0.0
         return Price(renyi=renyi, infinity=infinity, run_delta=run_delta)
+
+    def hold(self, event: RunEvent, price: Price) -> None:
+        """Checks a price against an independent bracket (``bracket``), before it is admitted.
+
+        Raises:
+            AccountantsDisagree: it is less than two neighbours lose, or more than a plain theorem allows.
+        """
+
+        def probe(orders: tuple[float, ...]) -> tuple[float, ...]:
+            return replace(self, orders=orders, shares=(0.0,) * len(orders), run_delta=0.0)._price(event).renyi
+
+        bracket.hold(
+            event,
+            orders=self.orders,
+            charged=price.renyi,
+            infinity=price.infinity,
+            run_delta=price.run_delta,
+            probe=probe,
+        )
 
     def zero(self) -> Spent:
         """Nothing spent."""

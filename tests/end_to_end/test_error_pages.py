@@ -123,10 +123,8 @@ class Incidents:
         self.desk.serve("extractors.approval=listed")
 
     def the_two_accountants_differ(self) -> None:
-        theirs = crosscheck._autodp
-        self.patch.setattr(
-            crosscheck, "_autodp", lambda step, *, improved: [2 * cost for cost in theirs(step, improved=improved)]
-        )
+        theirs = crosscheck._theorem_27
+        self.patch.setattr(crosscheck, "_theorem_27", lambda step: tuple(cost / 2 for cost in theirs(step)))
 
     def the_first_attempt_is_still_being_computed(self) -> None:
         self._waiting(times=1)

@@ -94,6 +94,9 @@ class ToyAccounting:
             raise InvalidValue("epsilon is positive")
         return ToyBudget(epsilon, delta, Relation(relation))
 
+    def price(self, filter_: ToyFilter, event: ToyRun):
+        return filter_.price(event)
+
     def filter_for(self, budget: ToyBudget, plan: ToyRun) -> ToyFilter:
         return ToyFilter(budget, plan.step.cost)
 
