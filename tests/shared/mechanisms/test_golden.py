@@ -1,0 +1,83 @@
+"""Every mechanism's replies and costs are those of the golden file.
+
+After a change that is meant, ``python tests/shared/mechanisms/test_golden.py`` writes it anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[up]) for up in (0, 2, 3)]
+
+from conformance_attack import Bench, Labelled
+from conformance_cases import CASES, CLASSES, INPUTS, RECORDS, Case
+
+from shared.kernels.noise import SeededNoise
+from shared.mechanisms import MECHANISMS
+from shared.privacy.costs import step_costs
+from shared.privacy.events import StepEvent
+
+GOLDEN = Path(__file__).with_name("golden.json")
+ORDERS = (1.5, 4.0, 32.0)
+SEEDS = 3
+EVENTS = 40
+"""For each case: about 500 in all."""
+
+
+def replies(case: Case) -> list[str]:
+    """SHA-256 of replies on seeded records with seeded noise."""
+    bench = Bench(MECHANISMS[case.declared[0]], case, records=RECORDS)
+    found = []
+    for seed in range(SEEDS):
+        rng = np.random.default_rng([seed, 17])
+        sample = Labelled(rng.normal(size=(RECORDS, INPUTS)).astype(np.float32), rng.permutation(RECORDS) % CLASSES)
+        reply = bench.reply(sample, SeededNoise(bytes([seed] * 32)), seed=bytes([seed + 1] * 32))
+        found.append(hashlib.sha256(reply.to_bytes()).hexdigest())
+    return found
+
+
+def costs(case: Case) -> list[float]:
+    """Of events with this case's parts: full batches, samples, committed runs and single steps, all sizes of noise."""
+    rng = np.random.default_rng(len(case.name))
+    bench = Bench(MECHANISMS[case.declared[0]], case, records=RECORDS)
+    found: list[float] = []
+    for number in range(EVENTS):
+        records = int(rng.integers(20, 5000))
+        batch = records if number % 3 == 0 or case.batch == RECORDS else max(1, records // int(rng.integers(2, 50)))
+        factor = float(2.0 ** rng.integers(-1, 8))
+        parts = tuple(
+            replace(part, sigma=part.sigma * factor, grid_step=part.grid_step * factor) for part in bench.parts(batch)
+        )
+        found += step_costs(StepEvent(records, batch, parts), ORDERS, committed=number % 2 == 0)
+    return found
+
+
+by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@by_case
+def test_replies_are_the_same_bytes(case):
+    assert replies(case) == json.loads(GOLDEN.read_text())[case.name]["replies"]
+
+
+@by_case
+@pytest.mark.long
+def test_events_cost_the_same(case):
+    """To 1e-12: what another processor's vector unit may change."""
+    wanted = [float(cost) for cost in json.loads(GOLDEN.read_text())[case.name]["costs"]]
+    for cost, golden in zip(costs(case), wanted, strict=True):
+        assert math.isclose(cost, golden, rel_tol=1e-12), (cost, golden)
+
+
+if __name__ == "__main__":
+    told = {case.name: {"replies": replies(case), "costs": [str(cost) for cost in costs(case)]} for case in CASES}
+    GOLDEN.write_text(json.dumps(told, indent=1) + "\n")
