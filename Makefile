@@ -28,7 +28,7 @@ help:
 	@echo "make docs              build the documentation site into .build/site"
 	@echo "make accountant-table  write docs/privacy/accountant.md"
 	@echo "make settings-page     write docs/reference/settings.md from both parties' settings"
-	@echo "make proto             regenerate shared/protocol/v1 after a change to proto/"
+	@echo "make proto             regenerate shared/core/wire/v1 after a change to proto/"
 	@echo "make lock              resolve requirements.lock anew after a change to pyproject.toml"
 	@echo "make clean             remove .venv and caches"
 

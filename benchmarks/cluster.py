@@ -23,28 +23,28 @@ import torch
 from torch import nn
 
 from benchmarks.large_records import make_sparse
-from private_curator.cluster.shards import ClusterShards
-from private_curator.cluster.task import Meant
-from private_curator.records import target
-from private_curator.records.labels import load_labels
-from private_curator.settings import tree as configuration
-from private_curator.steps.shards import LocalShards, Shards
-from private_curator.storage.certificates import make_cluster_members
-from private_curator.worker.choice import make_engine
-from private_curator.worker.sessions import ExtractorSource
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from shared.mechanisms.linear import ShardSum, added
-from shared.steps.computing import LinearRun
+from dpswd.private_curator.cluster.shards import ClusterShards
+from dpswd.private_curator.cluster.task import Meant
+from dpswd.private_curator.records import target
+from dpswd.private_curator.records.labels import load_labels
+from dpswd.private_curator.sandbox.choice import make_engine
+from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.steps.shards import LocalShards, Shards
+from dpswd.private_curator.storage.certificates import make_cluster_members
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
+from dpswd.shared.core.mechanisms.linear import ShardSum, added
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.steps.computing import LinearRun
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CLASSES, FEATURES = 10, 256
 
 
 def started(*arguments: str, ready: str) -> tuple[subprocess.Popen[str], str]:
-    command = (sys.executable, "-m", "private_curator.cli", "cluster", *arguments)
+    command = (sys.executable, "-m", "dpswd.private_curator.cli", "cluster", *arguments)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:

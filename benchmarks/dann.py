@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from public_client.adaptation.hospital import Hospital
-from public_client.data.accuracy import accuracy
-from public_client.data.datasets import load_task
-from public_client.experiments.approaches import Problem, approach
-from public_client.experiments.file import read_experiment
-from public_client.experiments.start import train_source_model
-from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.sites import ALONE
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.datasets import load_task
+from dpswd.public_client.experiments.approaches import Problem, approach
+from dpswd.public_client.experiments.file import read_experiment
+from dpswd.public_client.experiments.start import train_source_model
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.public_client.training.sites import ALONE
 
 DELTA = 1e-5
 _SOURCE_EPOCHS = {"digits": 40, "mnist-usps": 2, "usps-mnist": 16}

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.operation_times import Case, weights_of
-from shared.extractor.graph import ExtractorGraph, Node
-from shared.extractor.vocabulary import VOCABULARY
+from dpswd.shared.sandbox.graph import ExtractorGraph, Node
+from dpswd.shared.sandbox.vocabulary import VOCABULARY
 
 INPUTS = 8
 """Numbers of a record."""

@@ -31,19 +31,19 @@ import torch
 from benchmarks.device_cases import CLASSES, CPU, Case, Ready, features, in_turn
 from benchmarks.device_sizes import size_lines
 from benchmarks.worker import lenet
-from private_curator.steps.randomness import DeviceNoise, SystemNoise
-from private_curator.worker.local import LocalEngine
-from private_curator.worker.pool import WorkerPool
-from private_curator.worker.process import WorkerSettings
-from shared.devices import compute_in_full_float32, resolve_device
-from shared.kernels.device_noise import DeviceSampler
-from shared.kernels.grid_gaussian import grid_gaussian_table
-from shared.kernels.keystream import KEY_BYTES, Keystream
-from shared.kernels.noise import GridArray
-from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.gradient.mechanism import GradientDeclaration
-from shared.mechanisms.sliced import SlicedDeclaration
+from dpswd.private_curator.core.steps.randomness import DeviceNoise, SystemNoise
+from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.sandbox.pool import WorkerPool
+from dpswd.private_curator.sandbox.process import WorkerSettings
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
+from dpswd.shared.core.noise.grid_gaussian import grid_gaussian_table
+from dpswd.shared.core.noise.keystream import KEY_BYTES, Keystream
+from dpswd.shared.core.noise.noise import GridArray
+from dpswd.shared.device_noise.noise import DeviceSampler
+from dpswd.shared.devices import compute_in_full_float32, resolve_device
 
 NOISE_VALUES = (1 << 14, 1 << 18, 1 << 22, 1 << 24)
 _WORKER_BYTES = 16 << 30

@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from private_curator.steps.randomness import SystemNoise
-from private_curator.worker.denormals import flushed_denormals
-from private_curator.worker.sessions import Engine, ExtractorSource
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.kernels.keystream import KEY_BYTES
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.gradient.mechanism import GradientRequest
-from shared.mechanisms.interface import DataSetFacts, Limits, ModelFacts, Payload
-from shared.protocol.messages import RunParameters
-from shared.steps.admission import AdmittedRun, admit_run
-from shared.steps.computing import Laboratory, computed
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.private_curator.sandbox.sessions import Engine, ExtractorSource
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts, Payload
+from dpswd.shared.core.noise.keystream import KEY_BYTES
+from dpswd.shared.core.steps.admission import AdmittedRun, admit_run
+from dpswd.shared.core.steps.computing import Laboratory, computed
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CLASSES = 10
 _FEWEST, _MOST = 3, 50  # times that each thing is measured

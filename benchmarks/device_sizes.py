@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 
 from benchmarks.device_cases import CLASSES, Case, Ready, features, in_turn
-from private_curator.steps.randomness import noise_for
-from private_curator.worker.local import LocalEngine
-from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from shared.mechanisms.sliced import SlicedDeclaration
+from dpswd.private_curator.core.steps.randomness import noise_for
+from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 
 _FARTHEST = 10**8  # records to which linear releases are extrapolated
 _LINEAR = {64: (10**5, 10**6), 784: (10**4, 10**5), 8192: (2000, 10_000)}  # measured n, by d

@@ -25,19 +25,19 @@ from typing import Any
 import torch
 
 from benchmarks.records import append, mean_and_deviation, on_file, read
-from public_client.adaptation.domain_adaptation import DomainAdaptation
-from public_client.data.accuracy import accuracy
-from public_client.data.datasets import Task, load_task
-from public_client.data.networks import digits_network
-from public_client.data.source import source_loader
-from public_client.experiments.approaches import LOCAL as STAND_IN
-from public_client.experiments.approaches import Problem, approach, method_of
-from public_client.experiments.file import read_experiment
-from public_client.experiments.start import SourceModel, train_source_model
-from public_client.methods.replay import Replay
-from public_client.replay.control import control
-from public_client.testing.local_hospital import LocalHospital
-from shared.devices import resolve_device
+from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.datasets import Task, load_task
+from dpswd.public_client.data.networks import digits_network
+from dpswd.public_client.data.source import source_loader
+from dpswd.public_client.experiments.approaches import LOCAL as STAND_IN
+from dpswd.public_client.experiments.approaches import Problem, approach, method_of
+from dpswd.public_client.experiments.file import read_experiment
+from dpswd.public_client.experiments.start import SourceModel, train_source_model
+from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.replay.control import control
+from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.shared.devices import resolve_device
 
 DELTA = 1e-5
 RESULTS = Path(__file__).parent / "results" / "digits.json"

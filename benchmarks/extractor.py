@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.extractor.adapters import adapter_parameter_names
-from shared.extractor.adapting import adapt_for_target
-from shared.extractor.building import Extractor
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights
+from dpswd.public_client.extractor.adapting import adapt_for_target
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.sandbox.adapters import adapter_parameter_names
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.weights import module_weights
 
 SHAPE = (1, 28, 28)
 

@@ -32,14 +32,14 @@ from torch import Tensor, nn
 
 from benchmarks import records
 from benchmarks.labelled import HeldRecords, Site
-from public_client.cli.options import key_values
-from public_client.generation.generating import generate, plan_generator
-from public_client.generation.generator import Generator
-from public_client.generation.method import Fitting
-from public_client.generation.replayed import Replayed
-from public_client.generation.scattering import computed
-from public_client.training.run import ChargedRun
-from shared.devices import resolve_device
+from dpswd.public_client.cli.options import key_values
+from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.replayed import Replayed
+from dpswd.public_client.generation.scattering import computed
+from dpswd.public_client.training.run import ChargedRun
+from dpswd.shared.devices import resolve_device
 
 RESULTS = Path(__file__).parent / "results" / "generate.json"
 HELD_OUT_RESULTS = RESULTS.with_name("generate-held-out.json")

@@ -22,11 +22,11 @@ import torch
 
 from benchmarks.audit.bounds import Evidence, evidence
 from benchmarks.labelled import HeldRecords, Site
-from public_client.generation.generating import generate, plan_generator
-from public_client.generation.generator import Generator
-from public_client.generation.schema import Column, Schema
-from public_client.generation.tabular import Tabular
-from shared.mechanisms.class_statistics import mechanism as class_statistics
+from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.schema import Column, Schema
+from dpswd.public_client.generation.tabular import Tabular
+from dpswd.shared.core.mechanisms.class_statistics import mechanism as class_statistics
 
 RECORDS, ROWS, DELTA, ALPHA = 40, 2000, 1e-3, 0.05
 ODD = 2.0

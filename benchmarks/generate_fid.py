@@ -28,9 +28,9 @@ from benchmarks import records
 from benchmarks.generate import CACHE, Cached, data, projected
 from benchmarks.generate_published import BATCH, DELTA, EPOCHS, SHORT, cnn, fitted
 from benchmarks.labelled import HeldRecords, Site
-from public_client.generation import GENERATION_METHODS
-from public_client.generation.generating import generate, plan_generator
-from public_client.generation.replayed import Replayed
+from dpswd.public_client.generation import GENERATION_METHODS
+from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.generation.replayed import Replayed
 
 RESULTS = Path(__file__).parent / "results" / "generate-fid.json"
 IMAGES, EPSILONS = 10_000, (10.0, 1.0, 0.2)

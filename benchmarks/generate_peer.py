@@ -29,7 +29,7 @@ import torch
 
 from benchmarks import generate_tables, records
 from benchmarks.generate_tables import DELTA, SEEDS, Array, Labels, adult, scores, split
-from public_client.generation.schema import Schema
+from dpswd.public_client.generation.schema import Schema
 
 RESULTS = Path(__file__).parent / "results" / "generate-peer.json"
 EPSILON = 1.0

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 
 from benchmarks import records
 from benchmarks.generate import data
-from public_client import MockCurator, mock_description
-from public_client.cli.options import key_values
-from public_client.generation import GENERATION_METHODS, GenerationMethod, Generator
-from public_client.generation.generating import generate, plan_generator
-from shared.kernels.noise import grid_step
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.calibration import epsilon as epsilon_of
-from shared.privacy.events import ClippedVector, RowProjections, RunEvent, StepEvent
+from dpswd import MockCurator, mock_description
+from dpswd.public_client.cli.options import key_values
+from dpswd.public_client.generation import GENERATION_METHODS, GenerationMethod, Generator
+from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.accounting.calibration import epsilon as epsilon_of
+from dpswd.shared.core.noise.noise import grid_step
+from dpswd.shared.core.privacy.events import ClippedVector, RowProjections, RunEvent, StepEvent
 
 RESULTS = Path(__file__).parent / "results" / "generate-published.json"
 DELTA = 1e-5

@@ -24,18 +24,18 @@ from torch import nn
 from benchmarks import records
 from benchmarks.generate import data
 from benchmarks.generate_published import accuracy, fitted
-from public_client.curator.description import Description
-from public_client.data.progress import reporting
-from public_client.generation.generator import Generator
-from public_client.generation.method import Fitting
-from public_client.generation.sliced import DpSwd
-from public_client.methods.aligned_run import AlignedRun
-from public_client.replay.fit import cosine
-from public_client.training.run import ChargedRun
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import RunSize
-from shared.mechanisms.rows.cotangents import row_distance
-from shared.mechanisms.sliced import labelled
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.sliced import DpSwd
+from dpswd.public_client.methods.aligned_run import AlignedRun
+from dpswd.public_client.replay.fit import cosine
+from dpswd.public_client.training.run import ChargedRun
+from dpswd.shared.core.mechanisms.interface import RunSize
+from dpswd.shared.core.mechanisms.rows.cotangents import row_distance
+from dpswd.shared.core.mechanisms.sliced import labelled
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 RESULTS = Path(__file__).parent / "results" / "generate-slicing.json"
 EPSILONS = (10.0, 1.0)

@@ -25,9 +25,9 @@ import torch
 
 from benchmarks import records
 from benchmarks.labelled import HeldRecords, Site
-from public_client.generation.generating import generate, plan_generator
-from public_client.generation.schema import Column, Schema
-from public_client.generation.tabular import Bins, Tabular
+from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.generation.schema import Column, Schema
+from dpswd.public_client.generation.tabular import Bins, Tabular
 
 RESULTS = Path(__file__).parent / "results" / "generate-tables.json"
 DELTA = 1e-5

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from benchmarks import records
 from benchmarks.vectors import source_trained, standardised_table, tuned
-from public_client.data.datasets import Labelled
-from public_client.replay.missing_columns import TableView
-from public_client.replay.views import FeatureView, View
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.replay.missing_columns import TableView
+from dpswd.public_client.replay.views import FeatureView, View
 
 if TYPE_CHECKING:
     from benchmarks.heart import Hospital

@@ -19,11 +19,11 @@ import torch
 from benchmarks import records
 from benchmarks.local import released
 from benchmarks.vectors import RATE, source_trained, standardised_table, tuned
-from public_client.data.progress import reporting
-from public_client.replay import fit as replay
-from public_client.replay.missing_columns import TableView
-from public_client.replay.verdict import Fitted
-from public_client.replay.views import View
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.replay import fit as replay
+from dpswd.public_client.replay.missing_columns import TableView
+from dpswd.public_client.replay.verdict import Fitted
+from dpswd.public_client.replay.views import View
 
 if TYPE_CHECKING:
     from benchmarks.heart import Hospital

@@ -15,18 +15,22 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from public_client.curator.values import PendingStep, new_request_id
-from public_client.methods.statistics import Statistics
-from public_client.methods.statistics_head import Known
-from public_client.plans.declarable import Declarable
-from public_client.testing.mock import MockCurator, mock_description
-from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration, StatisticsRequest
-from shared.mechanisms.interface import DataSetFacts, Facts, FloatArray, ModelFacts, RunSize
-from shared.privacy.budget import MAX_EPSILON
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.calibration import epsilon as epsilon_of
-from shared.privacy.events import BoundedSum, RunEvent, StepEvent
-from shared.protocol.messages import RunParameters
+from dpswd.public_client.curator.values import PendingStep, new_request_id
+from dpswd.public_client.methods.statistics import Statistics
+from dpswd.public_client.methods.statistics_head import Known
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.accounting.calibration import epsilon as epsilon_of
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
+    CLASS_STATISTICS,
+    StatisticsDeclaration,
+    StatisticsRequest,
+)
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, FloatArray, ModelFacts, RunSize
+from dpswd.shared.core.privacy.budget import MAX_EPSILON
+from dpswd.shared.core.privacy.events import BoundedSum, RunEvent, StepEvent
+from dpswd.shared.core.wire.messages import RunParameters
 
 REPLACE, ADD = "replace-one", "add-or-remove"
 WITHOUT = 0.05

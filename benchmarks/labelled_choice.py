@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from benchmarks.labelled import ADD, REPLACE, Site, released
-from public_client.methods.statistics import Statistics
-from public_client.methods.statistics_head import Head, Known, discriminant, shares_of
-from shared.mechanisms.class_statistics.geometry import Weights, free_moment_weight
+from dpswd.public_client.methods.statistics import Statistics
+from dpswd.public_client.methods.statistics_head import Head, Known, discriminant, shares_of
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights, free_moment_weight
 
 SIZES, SHARES = ((199, 104), (172, 89), (30, 16), (85, 45)), (0.46, 0.37, 0.97, 0.78)
 DELTA = 1e-4

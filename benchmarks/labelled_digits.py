@@ -26,9 +26,17 @@ from torch.nn import functional
 
 from benchmarks import records
 from benchmarks.labelled import REPLACE, Site, SizeFacts, declaration_of, released
-from public_client.generation.wavelets import TURNS, both_signs, fixed, gaussian, morlet, real_and_imaginary, summing
-from public_client.methods.statistics import Statistics
-from public_client.methods.statistics_head import Head, Prior, discriminant
+from dpswd.public_client.generation.wavelets import (
+    TURNS,
+    both_signs,
+    fixed,
+    gaussian,
+    morlet,
+    real_and_imaginary,
+    summing,
+)
+from dpswd.public_client.methods.statistics import Statistics
+from dpswd.public_client.methods.statistics_head import Head, Prior, discriminant
 
 RESULTS = Path(__file__).parent / "results" / "labelled-digits.json"
 CACHE = Path.home() / ".cache" / "dpswd-benchmarks"

@@ -33,17 +33,17 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks import records
 from benchmarks.labelled import ADD, REPLACE, HeldRecords, Site
 from benchmarks.labelled_digits import CACHE, DELTA, Images, axes, framed, scattered
-from public_client.adaptation.domain_adaptation import DomainAdaptation
-from public_client.adaptation.hospital import Hospital
-from public_client.methods.finetune import Finetune
-from public_client.methods.newton import Newton, less_sure
-from public_client.methods.public_view import parted, viewed_head
-from public_client.replay.augmentation import draw_variation
-from public_client.replay.views import ImageView
-from shared.mechanisms.labelled_gradient.mechanism import entropy_cotangents
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.calibration import epsilon as epsilon_of
-from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
+from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.methods.finetune import Finetune
+from dpswd.public_client.methods.newton import Newton, less_sure
+from dpswd.public_client.methods.public_view import parted, viewed_head
+from dpswd.public_client.replay.augmentation import draw_variation
+from dpswd.public_client.replay.views import ImageView
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.accounting.calibration import epsilon as epsilon_of
+from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import entropy_cotangents
+from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEvent
 
 RESULTS = Path(__file__).parent / "results" / "labelled-gradients.json"
 EPSILONS, SEEDS, AXES, _MOST_AXES = (1.0, 0.2), (0, 1, 2), 300, 400

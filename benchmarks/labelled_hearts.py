@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from benchmarks import records
 from benchmarks.labelled import ADD, REPLACE, Site, released
-from public_client.methods.statistics import Statistics
-from public_client.methods.statistics_head import LEAST_SEPARATION, Head, Known, Prior, discriminant, shares_of
+from dpswd.public_client.methods.statistics import Statistics
+from dpswd.public_client.methods.statistics_head import LEAST_SEPARATION, Head, Known, Prior, discriminant, shares_of
 
 RESULTS = Path(__file__).parent / "results" / "labelled-hearts.json"
 DELTA = 1e-4

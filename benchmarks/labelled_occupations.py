@@ -31,12 +31,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import records
 from benchmarks.labelled import HeldRecords, Site
-from public_client.adaptation.domain_adaptation import DomainAdaptation
-from public_client.adaptation.federation import Federation
-from public_client.adaptation.hospital import Hospital
-from public_client.methods import Finetune, Statistics
-from public_client.plans.plan import Plan
-from public_client.training.method import Method
+from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
+from dpswd.public_client.adaptation.federation import Federation
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.methods import Finetune, Statistics
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.training.method import Method
 
 RESULTS = Path(__file__).parent / "results" / "labelled-occupations.json"
 DELTA = 1e-5

@@ -25,13 +25,13 @@ from torch.nn import functional
 
 from benchmarks.labelled_gradients import clipped_sum, set_gradient
 from benchmarks.labelled_occupations import DELTA, OTHERS, Dealing, Task, fitted, tasks
-from public_client.methods.joint_scoring import JointScoring
-from public_client.methods.newton import Newton
-from public_client.methods.public_view import parted, viewed_head
-from public_client.methods.scoring import Scoring
-from shared.mechanisms.labelled_gradient.mechanism import entropy_cotangents
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
+from dpswd.public_client.methods.joint_scoring import JointScoring
+from dpswd.public_client.methods.newton import Newton
+from dpswd.public_client.methods.public_view import parted, viewed_head
+from dpswd.public_client.methods.scoring import Scoring
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import entropy_cotangents
+from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEvent
 
 EPSILONS = (1.0, 0.2)
 DEALT = (*OTHERS, Dealing("workclass", 1, 1400), Dealing("marital-status", 2, 1400), Dealing("race", 0, 1400))

@@ -37,15 +37,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import office, records
 from benchmarks.labelled import HeldRecords, Site
-from public_client.adaptation.domain_adaptation import DomainAdaptation
-from public_client.adaptation.hospital import Hospital
-from public_client.data.datasets import load_mnist, load_task, load_usps
-from public_client.methods.dpda import Dpda, principal_components, target_network
-from public_client.methods.labelled_transport import Matching, Points, moved
-from public_client.methods.statistics import Statistics
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.events import BoundedSum, RunEvent, StepEvent
-from shared.protocol.limits import UNLABELLED
+from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.data.datasets import load_mnist, load_task, load_usps
+from dpswd.public_client.methods.dpda import Dpda, principal_components, target_network
+from dpswd.public_client.methods.labelled_transport import Matching, Points, moved
+from dpswd.public_client.methods.statistics import Statistics
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.core.privacy.events import BoundedSum, RunEvent, StepEvent
+from dpswd.shared.core.wire.limits import UNLABELLED
 
 RESULTS = Path(__file__).parent / "results" / "labelled-sources.json"
 EPSILONS, SEEDS = (20.0, 8.0, 1.0), (0, 1, 2, 3, 4)

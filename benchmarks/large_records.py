@@ -24,16 +24,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from public_client.curator.stub import Curator
-from public_client.curator.values import PendingStep, new_request_id
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
-from shared.mechanisms.sliced import SlicedDeclaration, SlicedRequest
-from shared.protocol.messages import RunParameters
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import PendingStep, new_request_id
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
-COMMAND = (sys.executable, "-m", "private_curator.cli")
+COMMAND = (sys.executable, "-m", "dpswd.private_curator.cli")
 WRITTEN = 64  # records with values of their own, spread over the file
 
 

@@ -33,14 +33,14 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from private_curator.ledger.database import LedgerLocation
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import Kind, Request, StepGranted
-from private_curator.ledger.store import utc_now
-from shared.ledger.receipts import SignedEntry, canonical_json, sha256
-from shared.privacy.budget import PrivacyBudget
-from shared.privacy.events import RowProjections, RunEvent, StepEvent
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.database import LedgerLocation
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.core.ledger.statements import Kind, Request, StepGranted
+from dpswd.private_curator.core.ledger.store import utc_now
+from dpswd.shared.core.ledger.receipts import SignedEntry, canonical_json, sha256
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.events import RowProjections, RunEvent, StepEvent
 
 RECORDS = 7438
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
@@ -219,7 +219,7 @@ def restored(files: Sequence[SqliteFile]) -> Iterator[list[LedgerLocation]]:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     from postgres_server import PostgresServer
 
-    from private_curator.ledger.postgres_schema import PostgresSchema
+    from dpswd.private_curator.postgres.schema import PostgresSchema
 
     server = PostgresServer()
     try:

@@ -11,20 +11,20 @@ import secrets
 import torch
 from torch import Tensor, nn
 
-from public_client.data.datasets import Labelled
-from public_client.data.progress import reporting
-from public_client.methods.replay import Replay
-from public_client.replay import fit as replay
-from public_client.replay.delivery import Delivered, deliver
-from public_client.replay.residuals import Residuals
-from public_client.replay.verdict import Fitted
-from shared.kernels.directions import directions
-from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import SeededNoise
-from shared.mechanisms.quantiles.coefficients import release_coefficients
-from shared.mechanisms.sliced import SlicedReply
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.events import QuantileCoefficients, RunEvent, StepEvent
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.replay import fit as replay
+from dpswd.public_client.replay.delivery import Delivered, deliver
+from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.verdict import Fitted
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.core.mechanisms.quantiles.coefficients import release_coefficients
+from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.noise.noise import SeededNoise
+from dpswd.shared.core.privacy.events import QuantileCoefficients, RunEvent, StepEvent
 
 DEFAULT = Replay()
 RATE = DEFAULT.learning_rate

@@ -19,8 +19,8 @@ from collections.abc import Callable
 import numpy as np
 import randomgen
 
-from private_curator.steps.randomness import SystemNoise
-from shared.kernels.noise import grid_step
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.shared.core.noise.noise import grid_step
 
 SIGMA = 1.0
 ALLOWED_SLOWDOWN = 2.0  # against plain numpy

@@ -27,12 +27,12 @@ import torch
 
 from benchmarks.detectors import FEATURES, detector_for
 from benchmarks.operation_times import CASES, Case
-from private_curator.serving.pacing import QUANTUM_OVER_TRIAL as ROOM
-from private_curator.steps.trial_run import KINDS
-from private_curator.worker.denormals import flushed_denormals
-from shared.extractor.building import Extractor
-from shared.extractor.steady import LARGEST_RATIO
-from shared.protocol.limits import MIN_BATCH_SIZE
+from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.private_curator.serving.pacing import QUANTUM_OVER_TRIAL as ROOM
+from dpswd.private_curator.steps.trial_run import KINDS
+from dpswd.shared.core.wire.limits import MIN_BATCH_SIZE
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.steady import LARGEST_RATIO
 
 OPERATIONS = 6  # of one graph
 PATTERNS = 6  # of operations that meet their own trouble, beside none and all

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from private_curator.worker.denormals import flushed_denormals
-from shared.extractor.attributes import Attributes
-from shared.extractor.operations import Operation, Shape
-from shared.extractor.steady import LARGEST_RATIO
-from shared.extractor.vocabulary import VOCABULARY
+from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.shared.sandbox.attributes import Attributes
+from dpswd.shared.sandbox.operations import Operation, Shape
+from dpswd.shared.sandbox.steady import LARGEST_RATIO
+from dpswd.shared.sandbox.vocabulary import VOCABULARY
 
 RECORDS = 4
 _PAIRS = 20  # of each kind at first, and added at a time

@@ -26,13 +26,13 @@ import numpy as np
 import torch
 
 from benchmarks import records
-from public_client.methods.transport import Transport, solve
-from shared.errors import InvalidValue
-from shared.kernels.directions import directions
-from shared.kernels.feature_map import FeatureMap
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.calibration import epsilon as epsilon_of
-from shared.privacy.events import RowProjections, RunEvent, StepEvent
+from dpswd.public_client.methods.transport import Transport, solve
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.accounting.calibration import epsilon as epsilon_of
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.privacy.events import RowProjections, RunEvent, StepEvent
 
 RESULTS = Path(__file__).parent / "results" / "optimal-transport.json"
 N, D, K, DELTA, APART, SPREAD = 500, 20, 40, 1e-5, 2.0, 0.5

@@ -26,24 +26,24 @@ import torch
 from torch import nn
 
 from benchmarks.large_records import Peak, make_sparse
-from private_curator.records.labels import LabelsInFile
-from private_curator.records.mapped import MappedRecords
-from private_curator.records.target import Target
-from private_curator.steps.randomness import SystemNoise
-from private_curator.steps.shards import LocalShards
-from private_curator.worker.local import LocalEngine
-from private_curator.worker.pool import WorkerPool
-from private_curator.worker.process import WorkerSettings
-from private_curator.worker.sessions import ExtractorSource
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
-from shared.mechanisms.class_statistics.sums import feature_bits
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from shared.mechanisms.linear import Shard, ShardSum, block_records, shards
-from shared.mechanisms.rounded_features import rounded_features
-from shared.steps.computing import Laboratory, LinearRun, completed
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.private_curator.records.labels import LabelsInFile
+from dpswd.private_curator.records.mapped import MappedRecords
+from dpswd.private_curator.records.target import Target
+from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.sandbox.pool import WorkerPool
+from dpswd.private_curator.sandbox.process import WorkerSettings
+from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.private_curator.steps.shards import LocalShards
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from dpswd.shared.core.mechanisms.class_statistics.sums import feature_bits
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
+from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, block_records, shards
+from dpswd.shared.core.mechanisms.rounded_features import rounded_features
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.steps.computing import Laboratory, LinearRun, completed
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CPU = torch.device("cpu")
 CLASSES, FEATURES = 10, 64

@@ -39,8 +39,8 @@ from benchmarks import records
 from benchmarks.pseudo_labels import percent, self_trained, trained
 from benchmarks.shifts.made import blurred, resampled, smooth
 from benchmarks.shifts.sources import Origin
-from public_client.data.datasets import Labelled, load_mnist, load_usps
-from public_client.data.source import source_loader, train_source
+from dpswd.public_client.data.datasets import Labelled, load_mnist, load_usps
+from dpswd.public_client.data.source import source_loader, train_source
 
 RESULTS = Path(__file__).parent / "results" / "pseudo-labels-deep.json"
 CHOSEN = Path(__file__).parent / "results" / "pseudo-labels-deep-pairs.json"

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from benchmarks.pseudo_labels import CACHE, TUNED_ON, parted
 from benchmarks.shifts.cells import DELTAS, Cell, target_of
 from benchmarks.shifts.sources import load
-from public_client import PseudoLabels, mock_description
-from public_client.methods.pseudo_label_fit import Observed, Shifts, Source
-from public_client.methods.pseudo_label_head import learned, moved_fit
-from public_client.methods.pseudo_label_sums import component_axes, components_of, whole
-from public_client.plans.plan import make_plan
-from shared.kernels.feature_map import FeatureMap
+from dpswd import PseudoLabels, mock_description
+from dpswd.public_client.methods.pseudo_label_fit import Observed, Shifts, Source
+from dpswd.public_client.methods.pseudo_label_head import learned, moved_fit
+from dpswd.public_client.methods.pseudo_label_sums import component_axes, components_of, whole
+from dpswd.public_client.plans.plan import make_plan
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 SHIFTS = ("texture", "blurred", "noisy", "occluded", "turned", "mnist")
 _RECORDS, _FRESH = 1000, 4000

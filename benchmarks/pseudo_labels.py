@@ -39,9 +39,9 @@ from benchmarks import records
 from benchmarks.shifts.cells import DELTAS, ELSEWHERE, KINDS, Cell, target_of
 from benchmarks.shifts.made import SHIFTS
 from benchmarks.shifts.sources import Origin, load
-from public_client import DomainAdaptation, Hospital, MockCurator, Plan, PseudoLabels, mock_description
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader
+from dpswd import DomainAdaptation, Hospital, MockCurator, Plan, PseudoLabels, mock_description
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader
 
 RESULTS = Path(__file__).parent / "results" / "pseudo-labels.json"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"

@@ -25,16 +25,16 @@ from torch.nn import functional
 from benchmarks import local
 from benchmarks.digits import DELTA, SOURCE_EPOCHS
 from benchmarks.records import append, on_file, read
-from public_client.data.accuracy import accuracy
-from public_client.data.datasets import Labelled, Task, load_task
-from public_client.data.progress import reporting
-from public_client.experiments.file import read_experiment
-from public_client.experiments.start import train_source_model
-from public_client.replay import fit as replay
-from public_client.replay.augmentation import Variation, Warps, draw_variation
-from public_client.replay.delivery import tune
-from public_client.replay.verdict import Fitted
-from public_client.replay.views import SEARCH, VARIATION, ImageView, view_for
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.datasets import Labelled, Task, load_task
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.experiments.file import read_experiment
+from dpswd.public_client.experiments.start import train_source_model
+from dpswd.public_client.replay import fit as replay
+from dpswd.public_client.replay.augmentation import Variation, Warps, draw_variation
+from dpswd.public_client.replay.delivery import tune
+from dpswd.public_client.replay.verdict import Fitted
+from dpswd.public_client.replay.views import SEARCH, VARIATION, ImageView, view_for
 
 RESULTS = Path(__file__).parent / "results" / "recipe.json"
 PAGE = Path(__file__).parents[1] / "docs" / "ml-team" / "recipe.md"

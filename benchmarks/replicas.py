@@ -22,13 +22,13 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from private_curator.ledger.database import LedgerLocation
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.postgres_schema import PostgresSchema
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import Request, StepGranted
-from shared.privacy.budget import PrivacyBudget
-from shared.privacy.events import RowProjections, RunEvent, StepEvent
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.database import LedgerLocation
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.core.ledger.statements import Request, StepGranted
+from dpswd.private_curator.postgres.schema import PostgresSchema
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.events import RowProjections, RunEvent, StepEvent
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))

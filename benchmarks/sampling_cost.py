@@ -30,28 +30,28 @@ import numpy as np
 import torch
 from torch import nn
 
-from private_curator.records.target import Target
-from private_curator.steps.randomness import SystemNoise, fresh_seed
-from shared.extractor.building import Extractor
-from shared.extractor.session import DirectSession
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights
-from shared.kernels.clipping import RECORD_NORM
-from shared.kernels.directions import directions
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, Sums
-from shared.mechanisms.distributions.encoding import THRESHOLDS
-from shared.mechanisms.distributions.histograms import public_directions
-from shared.mechanisms.distributions.mechanism import DistributionsDeclaration, DistributionsReply, Released
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
-from shared.mechanisms.quantiles.coefficients import cosine_basis
-from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply
-from shared.privacy.calibration import calibrate_sigma
-from shared.protocol.limits import MAX_BATCH_SIZE
-from shared.protocol.messages import RunParameters
-from shared.steps.admission import AdmittedRun, run_event
-from shared.steps.computing import Laboratory, computed
+from dpswd.private_curator.core.steps.randomness import SystemNoise, fresh_seed
+from dpswd.private_curator.records.target import Target
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, Sums
+from dpswd.shared.core.mechanisms.distributions.encoding import THRESHOLDS
+from dpswd.shared.core.mechanisms.distributions.histograms import public_directions
+from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration, DistributionsReply, Released
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
+from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
+from dpswd.shared.core.noise.clipping import RECORD_NORM
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.steps.admission import AdmittedRun, run_event
+from dpswd.shared.core.steps.computing import Laboratory, computed
+from dpswd.shared.core.wire.limits import MAX_BATCH_SIZE
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.session import DirectSession
+from dpswd.shared.sandbox.weights import module_weights
 
 D, CLASSES, DIRECTIONS, DELTA = 64, 10, 200, 1e-9
 GROUPS, WINDOW = 4, 4.0  # of orthogonal directions, and the window's width times the root of d

@@ -28,28 +28,28 @@ import numpy as np
 import torch
 from torch import nn
 
-from private_curator.steps.randomness import SystemNoise
-from private_curator.steps.trial_run import MadeRecords
-from private_curator.worker.denormals import flushed_denormals
-from private_curator.worker.local import LocalEngine
-from private_curator.worker.sessions import ExtractorSource
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CriticDeclaration
-from shared.mechanisms.distributions.mechanism import DistributionsDeclaration
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from shared.mechanisms.gradient.mechanism import GradientDeclaration
-from shared.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts
-from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
-from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
-from shared.mechanisms.sliced import SlicedDeclaration
-from shared.protocol.limits import MAX_RELEASE_VALUES
-from shared.protocol.messages import RunParameters
-from shared.steps.admission import AdmittedRun, run_event
-from shared.steps.computing import Laboratory, computed
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.private_curator.steps.trial_run import MadeRecords
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts
+from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
+from dpswd.shared.core.steps.admission import AdmittedRun, run_event
+from dpswd.shared.core.steps.computing import Laboratory, computed
+from dpswd.shared.core.wire.limits import MAX_RELEASE_VALUES
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 MARK = ("<!-- written by python -m benchmarks.scale -->", "<!-- end -->")

@@ -22,11 +22,11 @@ import torch
 from benchmarks.local import delivered, fitted
 from benchmarks.records import append, mean_and_deviation, on_file, read
 from benchmarks.vectors import tuned
-from public_client.data.accuracy import accuracy
-from public_client.data.datasets import load_task
-from public_client.experiments.file import read_experiment
-from public_client.experiments.start import train_source_model
-from public_client.replay.views import view_for
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.datasets import load_task
+from dpswd.public_client.experiments.file import read_experiment
+from dpswd.public_client.experiments.start import train_source_model
+from dpswd.public_client.replay.views import view_for
 
 RESULTS = Path(__file__).parent / "results" / "small-hospitals.json"
 PAGE = Path(__file__).parents[1] / "docs" / "ml-team" / "small-hospitals.md"

@@ -30,21 +30,21 @@ from torch import nn
 
 from benchmarks.wire import CountingProxy
 from benchmarks.worker import DIRECTIONS, Case, Running, lenet, prepared
-from private_curator.steps.randomness import SystemNoise
-from private_curator.steps.trial_run import MadeRecords
-from private_curator.worker.denormals import flushed_denormals
-from private_curator.worker.local import LocalEngine
-from private_curator.worker.sessions import ExtractorSource
-from public_client.curator.stub import Curator
-from public_client.curator.values import Run
-from public_client.testing.local_hospital import LocalHospital
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.interface import DataSetFacts, Limits, ModelFacts
-from shared.protocol.messages import StepRelease
-from shared.steps.admission import AdmittedRun, admit_run, admit_step
-from shared.steps.computing import Laboratory, computed
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.private_curator.steps.trial_run import MadeRecords
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import Run
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts
+from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step
+from dpswd.shared.core.steps.computing import Laboratory, computed
+from dpswd.shared.core.wire.messages import StepRelease
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 _SHAPE = (1, 28, 28)
 _RECORDS = 2048

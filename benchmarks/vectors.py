@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.local import RATE, released
-from public_client.adaptation.domain_adaptation import DomainAdaptation
-from public_client.data.datasets import Batches, Labelled
-from public_client.data.progress import reporting
-from public_client.data.source import source_loader, train_source
-from public_client.methods.replay import Replay
-from public_client.replay import fit as replay
-from public_client.replay.delivery import tune
-from public_client.replay.missing_columns import TableView
-from public_client.replay.views import FeatureView, View
-from public_client.testing.local_hospital import LocalHospital
+from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
+from dpswd.public_client.data.datasets import Batches, Labelled
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.replay import fit as replay
+from dpswd.public_client.replay.delivery import tune
+from dpswd.public_client.replay.missing_columns import TableView
+from dpswd.public_client.replay.views import FeatureView, View
+from dpswd.public_client.testing.local_hospital import LocalHospital
 
 UPDATES = 1500  # of source-only training and, again, of tuning
 _BATCH = 64

@@ -22,16 +22,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from public_client.curator.stub import Curator
-from public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
-from public_client.testing.local_hospital import LocalHospital
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
-from shared.mechanisms.interface import FloatArray, Payload
-from shared.mechanisms.sliced import SlicedDeclaration, SlicedRequest
-from shared.protocol.messages import RunParameters
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
+from dpswd.shared.core.mechanisms.interface import FloatArray, Payload
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 DIRECTIONS = 200
 _SHAPE = (1, 28, 28)

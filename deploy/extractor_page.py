@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from shared.extractor import calls, graph, modules
-from shared.extractor.attributes import MAX_EXTENT, MAX_WINDOW
-from shared.extractor.vocabulary import VOCABULARY
-from shared.extractor.weights import MAX_HEADER_BYTES
+from dpswd.public_client.extractor import calls, modules
+from dpswd.shared.sandbox import graph
+from dpswd.shared.sandbox.attributes import MAX_EXTENT, MAX_WINDOW
+from dpswd.shared.sandbox.vocabulary import VOCABULARY
+from dpswd.shared.sandbox.weights import MAX_HEADER_BYTES
 
 
 def vocabulary_table() -> str:

@@ -1,4 +1,4 @@
-"""Generates shared/protocol/v1 from proto/; run as ``python -m deploy.protocol [output directory]``.
+"""Generates shared/core/wire/v1 from proto/; run as ``python -m deploy.protocol [output directory]``.
 
 The generated files are checked in, so that a hospital needs no compiler; a test regenerates them and compares.
 """
@@ -14,14 +14,14 @@ _PROTO = "proto/dpswd/curator/v1"
 
 
 def generate(output: Path) -> None:
-    """Writes ``shared/protocol/v1/*_pb2*.py[i]`` under ``output``.
+    """Writes ``shared/core/wire/v1/*_pb2*.py[i]`` under ``output``.
 
     Raises:
         subprocess.CalledProcessError: protoc refused the contract; its message is on standard error.
     """
-    (output / "shared" / "protocol" / "v1").mkdir(parents=True, exist_ok=True)
+    (output / "dpswd" / "shared" / "core" / "wire" / "v1").mkdir(parents=True, exist_ok=True)
     command = [
-        sys.executable, "-m", "grpc_tools.protoc", f"-Ishared/protocol/v1={_PROTO}",
+        sys.executable, "-m", "grpc_tools.protoc", f"-Idpswd/shared/core/wire/v1={_PROTO}",
         f"--python_out={output}", f"--grpc_python_out={output}",
         f"--mypy_out=quiet:{output}", f"--mypy_grpc_out=quiet:{output}",
         f"{_PROTO}/curator.proto",

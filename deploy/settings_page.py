@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from private_curator.settings.tree import CuratorSettings
-from public_client.settings import ClientSettings
-from shared.configuration import markdown
+from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.public_client.settings import ClientSettings
+from dpswd.shared.configuration import markdown
 
 INTRODUCTION = Path(__file__).with_name("settings_page.md")
 CURATOR_MARK, CLIENT_MARK = "<!-- curator -->\n", "<!-- client -->\n"

@@ -15,8 +15,8 @@ from typing import Literal
 
 from pydantic_settings import SettingsConfigDict
 
-from shared.configuration import SettingsGroup, SettingsTree, setting
-from shared.errors import SettingsError
+from dpswd.shared.configuration import SettingsGroup, SettingsTree, setting
+from dpswd.shared.core.errors import SettingsError
 
 SETTINGS_FILE = "dpswd-client.toml"
 SETTINGS_VARIABLE = "DPSWD_CLIENT_SETTINGS"

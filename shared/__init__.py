@@ -1,0 +1,1 @@
+"""What both parties share: the core, the sandbox, the accounting."""

@@ -1,7 +1,7 @@
 """Trees of settings: groups of typed fields from a TOML file, the environment and the command line; later wins.
 
-Each party has one tree (`private_curator.settings.tree`, `public_client.settings`). This module reads its sources,
-turns what is wrong into one error that names every setting, and explains a tree for ``--help`` and
+Each party has one tree (`dpswd.private_curator.settings.tree`, `dpswd.public_client.settings`). This module reads its
+sources, turns what is wrong into one error that names every setting, and explains a tree for ``--help`` and
 docs/reference/settings.md.
 
 A group is a section of the file. A variable is named PREFIX + GROUP + two underscores + FIELD; with ``_FILE`` behind
@@ -32,7 +32,7 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as SourceError
 
-from shared.errors import SettingsError
+from dpswd.shared.core.errors import SettingsError
 
 _BETWEEN = "__"
 _FROM_FILE = "_file"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shared.errors import SettingsError
+from dpswd.shared.core.errors import SettingsError
 
 DEVICES = ("auto", "cpu", "cuda")
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from shared.errors import InvalidValue
+from dpswd.shared.core.errors import InvalidValue
 
 FORMAT: Literal["dpswd-renewal-1"] = "dpswd-renewal-1"
 MAX_BYTES = 256 * 1024  # a request and a certificate have about 500 bytes each

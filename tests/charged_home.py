@@ -6,12 +6,12 @@ import uuid
 
 from declarations import Declared
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import Request, Run
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
-from shared.privacy.events import RunEvent, StepEvent
-from shared.protocol.messages import RunParameters, run_digest
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.statements import Request, Run
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
+from dpswd.shared.core.privacy.events import RunEvent, StepEvent
+from dpswd.shared.core.wire.messages import RunParameters, run_digest
 
 
 def charged(

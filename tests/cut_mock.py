@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from public_client import MockCurator
+from dpswd import MockCurator
 
 
 class Killed(BaseException):

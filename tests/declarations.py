@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CriticDeclaration
-from shared.mechanisms.distributions.mechanism import DistributionsDeclaration
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from shared.mechanisms.gradient.mechanism import GradientDeclaration
-from shared.mechanisms.interface import Payload
-from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
-from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
-from shared.mechanisms.sliced import SlicedDeclaration
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration
+from dpswd.shared.core.mechanisms.interface import Payload
+from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 Declared = tuple[str, Payload]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from declarations import Declared
 
-from public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.gradient.mechanism import GradientRequest
-from shared.mechanisms.interface import FloatArray
-from shared.protocol.messages import RunParameters, StepRelease
+from dpswd.public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.core.mechanisms.interface import FloatArray
+from dpswd.shared.core.wire.messages import RunParameters, StepRelease
 
 
 def parameters(uploaded: UploadedExtractor, declared: Declared, *, batch_size: int, steps: int) -> RunParameters:

@@ -42,15 +42,16 @@ TESTS = Path(__file__).resolve().parent
 LOADED = (
     "torch._dynamo", "torch.distributed.run", "scipy.stats", "scipy.optimize", "scipy.signal",
     "sklearn.datasets", "grpc", "prometheus_client", "autodp.rdp_acct",
-    "private_curator.cli.main", "private_curator.serving.server", "private_curator.worker.loop",
-    "public_client.cli.main", "public_client.adaptation.domain_adaptation", "public_client.experiments.run",
+    "dpswd.private_curator.cli.main", "dpswd.private_curator.serving.server", "dpswd.private_curator.sandbox.loop",
+    "dpswd.public_client.cli.main", "dpswd.public_client.adaptation.domain_adaptation",
+    "dpswd.public_client.experiments.run",
 )  # fmt: skip
 """What a nursery imports."""
 
-PROGRAMS = ("private_curator.", "public_client.", "benchmarks.", "torch.distributed.run")
+PROGRAMS = ("dpswd.", "benchmarks.", "torch.distributed.run")
 """Modules that are forked when they are started by ``-m``; so are the tests' own scripts."""
 
-LEAVES = ("private_curator.worker", "private_curator.serving.second_accountant")
+LEAVES = ("dpswd.private_curator.sandbox", "dpswd.private_curator.serving.second_accountant")
 """Programs that start no others, and need no nursery."""
 
 AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "CUDA_", "TZ")

@@ -12,28 +12,28 @@ import torch
 from declarations import Declared
 from torch import nn
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import Request, Run, StoredReply
-from private_curator.records import target
-from private_curator.settings.groups import RecordsSettings
-from private_curator.steps.extraction import ExtractorCatalogue
-from private_curator.steps.randomness import fresh_seed
-from private_curator.steps.release import ReleasePipeline, no_checkpoint
-from private_curator.steps.shards import Shards
-from private_curator.storage import home_directory as home
-from private_curator.storage.home_directory import HomeDirectory
-from private_curator.storage.uploads import Kind, UploadStore
-from private_curator.worker.local import LocalEngine
-from private_curator.worker.sessions import Engine, ExtractorSource
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.kernels.noise import NoiseSource, SeededNoise
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.interface import AnyMechanism, DataSetFacts, Limits, Payload
-from shared.protocol.checks import invalid
-from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
-from shared.steps.admission import AdmittedRun, admit_run, admit_step
-from shared.steps.computing import Laboratory
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.statements import Request, Run, StoredReply
+from dpswd.private_curator.core.steps.randomness import fresh_seed
+from dpswd.private_curator.core.steps.release import ReleasePipeline, no_checkpoint
+from dpswd.private_curator.records import target
+from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.sandbox.sessions import Engine, ExtractorSource
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.steps.extraction import ExtractorCatalogue
+from dpswd.private_curator.steps.shards import Shards
+from dpswd.private_curator.storage import home_directory as home
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.private_curator.storage.uploads import Kind, UploadStore
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, Limits, Payload
+from dpswd.shared.core.noise.noise import NoiseSource, SeededNoise
+from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step
+from dpswd.shared.core.steps.computing import Laboratory
+from dpswd.shared.core.wire.checks import invalid
+from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CLIENT = "ml-team"
 LIMITS = Limits(min_batch_size=1)  # tests count on few records

@@ -9,9 +9,9 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory
-from private_curator.storage.home_directory import HomeDirectory
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.storage import home_directory
+from dpswd.private_curator.storage.home_directory import HomeDirectory
 
 ML_TEAM = MappingProxyType({"ml-team": "credentials"})
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from public_client.replay.residuals import Residuals
-from shared.kernels.directions import directions
-from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray, grid_step
-from shared.mechanisms.quantiles.coefficients import cosine_basis
-from shared.mechanisms.sliced import SlicedReply
+from dpswd.public_client.replay.residuals import Residuals
+from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
+from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.noise.noise import GridArray, grid_step
 
 SEED = bytes(range(32))
 

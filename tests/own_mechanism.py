@@ -10,14 +10,14 @@ import math
 import struct
 from dataclasses import dataclass
 
-from shared.kernels.noise import GridArray
-from shared.kernels.sanitized import gradient_step, release_gradient
-from shared.mechanisms.interface import Facts, Limits, Mechanism, RunSize, Step
-from shared.privacy.events import BoundedSum, Part
-from shared.protocol import arrays
-from shared.protocol.checks import Violation, invalid, positive
-from shared.protocol.payloads import parsed, written
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.mechanisms.interface import Facts, Limits, Mechanism, RunSize, Step
+from dpswd.shared.core.noise.noise import GridArray
+from dpswd.shared.core.noise.sanitized import gradient_step, release_gradient
+from dpswd.shared.core.privacy.events import BoundedSum, Part
+from dpswd.shared.core.wire import arrays
+from dpswd.shared.core.wire.checks import Violation, invalid, positive
+from dpswd.shared.core.wire.payloads import parsed, written
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 MAX_FEATURES = 1000
 

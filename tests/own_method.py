@@ -11,12 +11,12 @@ import torch
 from own_mechanism import CLIPPED_MEAN, MeanDeclaration, MeanRequest
 from torch import Tensor, nn
 
-from public_client import Method
-from public_client.plans.recipe import not_positive
-from public_client.training.loop import PublicStep, align
-from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
-from public_client.training.sites import Model
-from shared.mechanisms.interface import RunSize
+from dpswd import Method
+from dpswd.public_client.plans.recipe import not_positive
+from dpswd.public_client.training.loop import PublicStep, align
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.sites import Model
+from dpswd.shared.core.mechanisms.interface import RunSize
 
 BATCH, STEPS = 50, 5
 TAG = 7

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from private_curator.operator.publishing import Publishing, check_out, description_json, write_out
-from private_curator.serving.server import CuratorServer
-from private_curator.settings import tree as settings
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory as homes
-from private_curator.storage.home_directory import HomeDirectory
-from public_client.curator.description import Description
-from public_client.experiments.preparing import prepare
-from public_client.methods import Method, Replay
-from shared.protocol.publications import Proposal, Publication
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.private_curator.operator.publishing import Publishing, check_out, description_json, write_out
+from dpswd.private_curator.serving.server import CuratorServer
+from dpswd.private_curator.settings import tree as settings
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.storage import home_directory as homes
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.experiments.preparing import prepare
+from dpswd.public_client.methods import Method, Replay
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol.publications import Proposal, Publication
 
 CLIENT, PURPOSE = "spring", "the spring study"
 SHAPE, RECORDS, CLASSES = (6,), 120, 3

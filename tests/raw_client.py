@@ -15,14 +15,14 @@ import numpy as np
 from google.protobuf.message import Message
 from torch import nn
 
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.mechanisms.interface import Payload
-from shared.protocol import arrays
-from shared.protocol.messages import RunParameters, StepRelease
-from shared.protocol.status import from_rpc_error
-from shared.protocol.v1 import curator_pb2 as pb
-from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.mechanisms.interface import Payload
+from dpswd.shared.core.wire import arrays
+from dpswd.shared.core.wire.messages import RunParameters, StepRelease
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.core.wire.v1 import curator_pb2_grpc as pb_grpc
+from dpswd.shared.protocol.status import from_rpc_error
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 DEADLINE_S = 120.0
 

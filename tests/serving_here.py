@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from private_curator.serving import server
-from private_curator.settings import tree as settings
+from dpswd.private_curator.serving import server
+from dpswd.private_curator.settings import tree as settings
 
 
 @contextlib.contextmanager

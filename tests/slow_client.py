@@ -10,7 +10,7 @@ import ssl
 import struct
 from pathlib import Path
 
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["CuratorService"].full_name
 _DATA, _HEADERS, _SETTINGS = 0, 1, 4

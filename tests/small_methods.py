@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import fields
 
-from public_client.methods import METHODS, pseudo_labels
+from dpswd.public_client.methods import METHODS, pseudo_labels
 
 _SMALL = {"directions": 8, "source_records": 64, "tuning_steps": 20, "points": 20, "updates": 100}
 

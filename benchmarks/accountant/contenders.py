@@ -15,7 +15,7 @@ from autodp.mechanism_zoo import ExactGaussianMechanism
 from autodp.transformer_zoo import AmplificationBySampling, Composition
 from dp_accounting import pld, rdp
 
-from shared.privacy.events import RunEvent
+from dpswd.shared.core.privacy.events import RunEvent
 
 _TABLE = 512
 

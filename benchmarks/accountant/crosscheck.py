@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks.accountant.contenders import autodp_step
 from benchmarks.accountant.settings import SETTINGS, Setting, markdown_table
-from shared.privacy.amplification import log_moments
-from shared.privacy.bounds import Bound
-from shared.privacy.costs import step_costs
-from shared.privacy.crosscheck import ORDERS, TOLERANCE
+from dpswd.shared.accounting.amplification import log_moments
+from dpswd.shared.accounting.crosscheck import ORDERS, TOLERANCE
+from dpswd.shared.core.privacy.bounds import Bound
+from dpswd.shared.core.privacy.costs import step_costs
 
 SHOWN = (2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 DIGITS = 400
@@ -130,7 +130,7 @@ below the truth anywhere; but where a law has few directions its moments are bou
 its Theorem 27 is then looser than autodp's, up to a factor in the thousands. What is *charged* is the smaller of HYB
 and C_gamma at each order; the column "charge" has its largest part of the true Theorem 27 over the orders shown.
 
-So the check that the curator makes of every run (`shared/privacy/crosscheck.py`) compares at orders
+So the check that the curator makes of every run (`shared/accounting/crosscheck.py`) compares at orders
 {", ".join(f"{order:g}" for order in ORDERS)}, demands equality at order 2 and, at the others, that dpswd's
 Theorem 27 is not below autodp's by more than {TOLERANCE:g}.
 """

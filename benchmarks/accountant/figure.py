@@ -11,9 +11,9 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.accountant.settings import PUBLISHED, Setting
-from shared.privacy.bounds import Bound
-from shared.privacy.calibration import calibrate_sigma, epsilon
-from shared.privacy.events import RunEvent
+from dpswd.shared.accounting.calibration import calibrate_sigma, epsilon
+from dpswd.shared.core.privacy.bounds import Bound
+from dpswd.shared.core.privacy.events import RunEvent
 
 STEPS = np.unique(np.geomspace(1, 1e6, 37).round().astype(int))
 HIGHEST = 100.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.accountant.settings import SETTINGS, TARGETS
-from shared.privacy.budget import PrivacyBudget
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.filter import PrivacyFilter
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 MEASURED = "all of the table's `auto` calibrations and their admissions"
 

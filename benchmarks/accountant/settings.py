@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.privacy.events import Part, QuantileCoefficients, RowProjections, RunEvent, StepEvent
+from dpswd.shared.core.privacy.events import Part, QuantileCoefficients, RowProjections, RunEvent, StepEvent
 
 TARGETS = (10.0, 3.0, 1.0)
 

@@ -22,16 +22,16 @@ import numpy as np
 from benchmarks.accountant import contenders
 from benchmarks.accountant.memory import MEASURED
 from benchmarks.accountant.settings import SETTINGS, Setting, markdown_table
-from shared.privacy import profile
-from shared.privacy.amplification import renyi_curve
-from shared.privacy.bounds import Bound
-from shared.privacy.budget import PrivacyBudget
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.conversion import epsilon_of
-from shared.privacy.crosscheck import check_with_autodp
-from shared.privacy.curves import ShiftLaw
-from shared.privacy.events import RunEvent
-from shared.privacy.filter import PrivacyFilter
+from dpswd.shared.accounting import profile
+from dpswd.shared.accounting.amplification import renyi_curve
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.accounting.crosscheck import check_with_autodp
+from dpswd.shared.core.privacy.bounds import Bound
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.conversion import epsilon_of
+from dpswd.shared.core.privacy.curves import ShiftLaw
+from dpswd.shared.core.privacy.events import RunEvent
+from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 EPSILON = 3.0
 MNIST_USPS = SETTINGS[1]
@@ -93,7 +93,7 @@ def write(path: Path) -> None:
 def forget() -> None:
     """Empty every cache of the accountant."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("shared.privacy"):
+        if name.startswith("dpswd.shared.core.privacy"):
             for value in vars(module).values():
                 if isinstance(value, functools._lru_cache_wrapper):
                     value.cache_clear()

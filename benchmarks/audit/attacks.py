@@ -23,20 +23,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.audit.faults import KNOWN_SEED
-from public_client.curator.values import UploadedExtractor
-from shared.kernels.clipping import RECORD_NORM, clip_records
-from shared.kernels.directions import directions
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
-from shared.mechanisms.quantiles.coefficients import cosine_basis
-from shared.mechanisms.quantiles.cotangents import QuantileCotangent
-from shared.mechanisms.sliced import SlicedDeclaration, SlicedRequest
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.events import RunEvent
-from shared.protocol.messages import RunParameters, StepRelease
-from shared.steps.admission import run_event
+from dpswd.public_client.curator.values import UploadedExtractor
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
+from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
+from dpswd.shared.core.mechanisms.quantiles.cotangents import QuantileCotangent
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
+from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_records
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.privacy.events import RunEvent
+from dpswd.shared.core.steps.admission import run_event
+from dpswd.shared.core.wire.messages import RunParameters, StepRelease
 
 OUTLIER = -1e4
 GAIN = 4.0  # norm of the features of a record of value 1: eight times the clip norm

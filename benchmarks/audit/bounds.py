@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from scipy.stats import beta, norm
 
 from benchmarks.audit.delta import run_delta
-from shared.privacy import pld
-from shared.privacy.events import RunEvent
+from dpswd.shared.accounting import pld
+from dpswd.shared.core.privacy.events import RunEvent
 
 SELECTION = 0.25  # part of the trials on which the threshold and the direction are chosen
 _LARGEST_FACTOR = 64.0

@@ -15,16 +15,16 @@ import numpy as np
 from torch import nn
 
 from benchmarks.audit.faults import fault
-from private_curator.serving import server
-from private_curator.settings import tree as settings
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory as homes
-from private_curator.storage.home_directory import HomeDirectory
-from public_client.curator.stub import Curator
-from public_client.curator.values import UploadedExtractor
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.privacy.crosscheck import check_with_autodp
+from dpswd.private_curator.serving import server
+from dpswd.private_curator.settings import tree as settings
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.storage import home_directory as homes
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import UploadedExtractor
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.accounting.crosscheck import check_with_autodp
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = "auditor"
@@ -111,7 +111,7 @@ class LiveCurator:
     def _start_here(self) -> str:
         self._stack.enter_context(fault(self._fault))
         self._stack.enter_context(
-            mock.patch("private_curator.serving.second_accountant.check_with_autodp", _crosscheck)
+            mock.patch("dpswd.private_curator.serving.second_accountant.check_with_autodp", _crosscheck)
         )
         running = server.CuratorServer(self._home, settings.load(self._home.path, _OVERRIDES))
         self._stack.enter_context(running)

@@ -1,7 +1,8 @@
 """Delta of a committed run at a given epsilon: the other way to read the profile that the accountant inverts.
 
-The product asks for epsilon at a delta only (`shared.privacy.pld`, `shared.privacy.profile`); the audit's bounds on the
-noise, and the accountant's tests, ask for delta. Rounded up at each approximation, like what it reads.
+The product asks for epsilon at a delta only (`dpswd.shared.accounting.pld`, `dpswd.shared.accounting.profile`); the
+audit's bounds on the noise, and the accountant's tests, ask for delta. Rounded up at each approximation, like what it
+reads.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from shared.errors import InvalidValue
-from shared.privacy import pld, profile
-from shared.privacy.convolution import TiltedPower
-from shared.privacy.curves import ShiftLaw
-from shared.privacy.events import StepEvent
+from dpswd.shared.accounting import pld, profile
+from dpswd.shared.accounting.convolution import TiltedPower
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.privacy.curves import ShiftLaw
+from dpswd.shared.core.privacy.events import StepEvent
 
 _PASSES = 8
 """Most guesses of delta's order of magnitude; two or three are usual, and each gives a valid bound."""

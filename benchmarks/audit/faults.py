@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from private_curator.steps import release
-from private_curator.steps.randomness import SystemNoise
-from shared.kernels.clipping import RECORD_NORM, clip_factors, clip_records, neutralise
-from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray, NoiseSource, SeededNoise, grid_step, release_finely
-from shared.mechanisms import clipped_sum, rounded_features
-from shared.mechanisms.interface import Step
-from shared.mechanisms.sinkhorn import mechanism as sinkhorn
-from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
-from shared.steps import computing
-from shared.steps.sampling import sample_without_replacement
+from dpswd.private_curator.core.steps import release
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.shared.core.mechanisms import clipped_sum, rounded_features
+from dpswd.shared.core.mechanisms.interface import Step
+from dpswd.shared.core.mechanisms.sinkhorn import mechanism as sinkhorn
+from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
+from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_factors, clip_records, neutralise
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.noise.noise import GridArray, NoiseSource, SeededNoise, grid_step, release_finely
+from dpswd.shared.core.steps import computing
+from dpswd.shared.core.steps.sampling import sample_without_replacement
 
 HONEST = "honest"
 KNOWN_SEED = hashlib.sha256(b"directions that the client asked for").digest()
@@ -68,8 +68,8 @@ def plain_gradient(per_record: Tensor, *, clip_norm: float, sigma: float, noise:
 @contextmanager
 def _noise_halved() -> Iterator[None]:
     with (
-        mock.patch("private_curator.serving.server.noise_for", return_value=HalvedNoise()),
-        mock.patch("public_client.testing.mock.SeededNoise", HalvedSeededNoise),
+        mock.patch("dpswd.private_curator.serving.server.noise_for", return_value=HalvedNoise()),
+        mock.patch("dpswd.public_client.testing.mock.SeededNoise", HalvedSeededNoise),
     ):
         yield
 
@@ -132,7 +132,7 @@ def _points_clipped_one_by_one() -> Iterator[None]:
 
 @contextmanager
 def _directions_of_the_client() -> Iterator[None]:
-    with mock.patch("private_curator.serving.server.fresh_seed", return_value=KNOWN_SEED):
+    with mock.patch("dpswd.private_curator.serving.server.fresh_seed", return_value=KNOWN_SEED):
         yield
 
 

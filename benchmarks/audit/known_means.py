@@ -17,33 +17,37 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.audit.attacks import GAIN, SLICED_ATTACKS, Attack, Released
-from shared.kernels.clipping import RECORD_NORM, clip_records
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.class_statistics.geometry import Weights, free_moment_weight
-from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration, StatisticsRequest
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CRITIC, CriticDeclaration
-from shared.mechanisms.distributions.encoding import THRESHOLDS, cell_table
-from shared.mechanisms.distributions.histograms import public_directions
-from shared.mechanisms.distributions.mechanism import (
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights, free_moment_weight
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
+    CLASS_STATISTICS,
+    StatisticsDeclaration,
+    StatisticsRequest,
+)
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.critic.mechanism import CRITIC, CriticDeclaration
+from dpswd.shared.core.mechanisms.distributions.encoding import THRESHOLDS, cell_table
+from dpswd.shared.core.mechanisms.distributions.histograms import public_directions
+from dpswd.shared.core.mechanisms.distributions.mechanism import (
     DISTRIBUTIONS,
     LABELLED_DISTRIBUTIONS,
     DistributionsDeclaration,
     DistributionsRequest,
 )
-from shared.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT
-from shared.mechanisms.evaluation.mechanism import (
+from dpswd.shared.core.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT
+from dpswd.shared.core.mechanisms.evaluation.mechanism import (
     CALIBRATION_SENSITIVITY,
     CONFUSION_SENSITIVITY,
     EVALUATION,
     EvaluationDeclaration,
     EvaluationRequest,
 )
-from shared.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
-from shared.mechanisms.loss_gradient import LossGradientRequest
-from shared.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
-from shared.optimal_transport.semi_debiased import labelled_points, semi_debiased
-from shared.protocol.messages import StepRelease
+from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
+from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_records
+from dpswd.shared.core.optimal_transport.semi_debiased import labelled_points, semi_debiased
+from dpswd.shared.core.wire.messages import StepRelease
 
 
 @dataclass(frozen=True)
@@ -320,4 +324,4 @@ ATTACKS: tuple[Attack, ...] = (
         records=16, batch=16, features=1, scores=_SCORES, clip_norm=0.25,
     ),
 )  # fmt: skip
-"""Every mechanism of `shared.mechanisms` is attacked by at least one."""
+"""Every mechanism of `dpswd.shared.core.mechanisms` is attacked by at least one."""

@@ -18,12 +18,12 @@ from benchmarks.audit.bounds import Evidence, dependence, divided, evidence, noi
 from benchmarks.audit.curators import LiveCurator, upload
 from benchmarks.audit.faults import HONEST, fault
 from benchmarks.labelled import HeldRecords, Site
-from private_curator.ledger.ledger import Ledger
-from public_client.curator.stub import Curator
-from public_client.curator.values import PendingStep, new_request_id
-from shared.privacy import calibration
-from shared.privacy.budget import PrivacyBudget
-from shared.privacy.events import RunEvent
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import PendingStep, new_request_id
+from dpswd.shared.accounting import calibration
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.events import RunEvent
 
 _ROOMY = 1.25  # the ledger that is asked for the claim has a budget of this much more than a trial costs
 _STEPS_OF_A_RUN = 100_000

@@ -19,7 +19,7 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 _INTEGERS = (0, 1, 2, 3, 7, 64, 127, 128, 255, 256, 1000, 65535, 65536, 2**20, 2**24, 2**31 - 1)
 _UNSIGNED = (2**31, 2**32 - 1)

@@ -11,20 +11,20 @@ from google.protobuf.message import Message
 from torch import nn
 
 from benchmarks.fuzz.site import CLASSES, RECORD_SHAPE, RECORDS, Site
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsRequest
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CriticDeclaration
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
-from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
-from shared.mechanisms.interface import Payload
-from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
-from shared.mechanisms.loss_gradient import LossGradientRequest
-from shared.mechanisms.sliced import SlicedDeclaration, SlicedRequest
-from shared.protocol import arrays
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsRequest
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
+from dpswd.shared.core.mechanisms.interface import Payload
+from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.wire import arrays
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 Seeds = dict[str, list[Message]]
 

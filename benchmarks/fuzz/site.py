@@ -12,13 +12,13 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from private_curator.serving.authentication import PEER_CERTIFICATE
-from private_curator.serving.server import CuratorServer
-from private_curator.settings import tree as settings
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory as homes
-from shared.protocol.status import REASONS
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.private_curator.serving.authentication import PEER_CERTIFICATE
+from dpswd.private_curator.serving.server import CuratorServer
+from dpswd.private_curator.settings import tree as settings
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.storage import home_directory as homes
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol.status import REASONS
 
 SERVICE = pb.DESCRIPTOR.services_by_name["CuratorService"]
 METHODS = tuple(method.name for method in SERVICE.methods)

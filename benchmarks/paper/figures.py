@@ -21,11 +21,11 @@ from scipy.stats import norm
 
 from benchmarks.digits import PUBLISHED, RESULTS
 from benchmarks.records import read
-from shared.mechanisms.quantiles.coefficients import cosine_basis, distance, source_coefficients
-from shared.optimal_transport.sliced import sliced_wasserstein
-from shared.privacy.bounds import Bound
-from shared.privacy.published import sensitivity_bound
-from shared.privacy.slice_law import slice_law
+from dpswd.public_client.experiments.sliced_distance import sliced_wasserstein
+from dpswd.shared.accounting.published import sensitivity_bound
+from dpswd.shared.accounting.slice_law import slice_law
+from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, distance, source_coefficients
+from dpswd.shared.core.privacy.bounds import Bound
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -18,12 +18,12 @@ from benchmarks.local import RATE, delivered, released
 from benchmarks.shifts.composed import PLANNED, Composed
 from benchmarks.shifts.made import SHIFTS
 from benchmarks.shifts.sources import Origin, load
-from public_client.data.datasets import Labelled
-from public_client.data.progress import reporting
-from public_client.methods.replay import Replay
-from public_client.replay import fit, priors
-from public_client.replay.twins import Honest
-from public_client.replay.verdict import Fitted
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.replay import fit, priors
+from dpswd.public_client.replay.twins import Honest
+from dpswd.public_client.replay.verdict import Fitted
 
 NUMBERS = (150, 500, 1000, 4000, 10_000)
 EPSILONS = (0.3, 1.0, 3.0)
@@ -53,7 +53,8 @@ POOLS = {"mnist": 50_000, "usps": 4298, "fashion": 50_000, "amazon": 479, "calte
 POOLS |= {"adult": 38_842, "dslr": 157, "webcam": 295, "hungarian": 294, "switzerland": 123, "va": 200}
 """Records that targets are drawn from; real targets of vectors and tables are taken whole."""
 TUNED_ON = frozenset({"mnist", "amazon", "adult", "caltech10"})
-"""Sources whose cells the thresholds of `public_client.replay.verdict` were looked at on; the others are held out."""
+"""Sources whose cells the thresholds of `dpswd.public_client.replay.verdict` were looked at on; the others are held
+out."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.shifts.made import blurred, resampled, smooth, uniform
-from public_client.data.datasets import Labelled
-from public_client.replay.augmentation import Warps
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.replay.augmentation import Warps
 
 _SOURCES = ("fashion", "mnist", "usps")
 _RECORDS = (150, 10_000)  # wanted, log-uniform

@@ -36,11 +36,11 @@ from benchmarks.shifts.cells import DELTAS, ELSEWHERE, Cell
 from benchmarks.shifts.made import LOW_RANK, SHIFTS
 from benchmarks.shifts.sources import Origin, load
 from benchmarks.vectors import Domain, source_trained
-from public_client.data.datasets import Labelled
-from public_client.data.progress import reporting
-from public_client.methods.replay import Replay
-from public_client.replay import delivery, fit
-from public_client.replay.views import FeatureView, View, view_for
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.replay import delivery, fit
+from dpswd.public_client.replay.views import FeatureView, View, view_for
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts_low_rank.json"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"

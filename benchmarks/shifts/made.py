@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from public_client.data.datasets import Labelled
+from dpswd.public_client.data.datasets import Labelled
 
 Shift = Callable[[Labelled, torch.Generator], Labelled]
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from benchmarks import heart, office
 from benchmarks.vectors import Domain, principal_components, standardised
-from public_client.data.datasets import Labelled, load_mnist, load_usps, resize_usps
-from public_client.data.source import source_loader, train_source
+from dpswd.public_client.data.datasets import Labelled, load_mnist, load_usps, resize_usps
+from dpswd.public_client.data.source import source_loader, train_source
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist puts the idx files."""

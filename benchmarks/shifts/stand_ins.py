@@ -23,11 +23,11 @@ from torch import Tensor
 from benchmarks.local import RATE, released
 from benchmarks.shifts.cells import DELTAS
 from benchmarks.shifts.sources import Origin, load
-from public_client.data.progress import reporting
-from public_client.methods.replay import Replay
-from public_client.replay import fit
-from public_client.replay.priors import SHARES, frequency_gains, prior_weights
-from public_client.replay.twins import Honest, Twins
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.replay import fit
+from dpswd.public_client.replay.priors import SHARES, frequency_gains, prior_weights
+from dpswd.public_client.replay.twins import Honest, Twins
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts_stand_ins.jsonl"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"

@@ -10,9 +10,9 @@ from typing import Any
 from benchmarks.shifts import low_rank
 from benchmarks.shifts.cells import COMPOSED, KINDS, TUNED_ON, all_cells, composed_cells, composition
 from benchmarks.shifts.made import INSIDE
-from public_client.plans.measured import Battery
-from public_client.replay.priors import MOST_LOST, UNSURE
-from public_client.replay.verdict import FREQUENCIES_LEAVE, NOTHING_LEFT, VIEW_FITS, VIEW_LEAVES, VIEW_MOST
+from dpswd.public_client.plans.measured import Battery
+from dpswd.public_client.replay.priors import MOST_LOST, UNSURE
+from dpswd.public_client.replay.verdict import FREQUENCIES_LEAVE, NOTHING_LEFT, VIEW_FITS, VIEW_LEAVES, VIEW_MOST
 
 _PAGE = Path(__file__).parent / "page.txt"
 _KINDS = {
@@ -49,7 +49,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def battery(runs: list[dict[str, Any]], modality: str) -> Battery:
-    """What a plan says of such data (`public_client.plans.measured.BATTERIES`).
+    """What a plan says of such data (`dpswd.public_client.plans.measured.BATTERIES`).
 
     Args:
         runs: as `cells.judged` gives them: the battery's, the compositions' and the second list's.

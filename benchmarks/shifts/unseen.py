@@ -30,8 +30,8 @@ from benchmarks.shifts.made import Shift
 from benchmarks.shifts.sources import Origin
 from benchmarks.shifts.summary import unseen
 from benchmarks.vectors import Domain, standardised
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader, train_source
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader, train_source
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts_unseen.jsonl"
 NUMBERS = (200, 500, 1000, 2000, 5000)

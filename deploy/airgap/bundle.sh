@@ -33,7 +33,7 @@ say "saving the images"
 docker save --output "$stage/images.tar" "$base" dpswd-curator:latest dpswd-client:latest
 mkdir "$stage/wheels" "$stage/sources"
 cp deploy/wheelhouse/*.whl "$stage/wheels/"
-cp -r docker-compose.yml deploy shared private_curator public_client pyproject.toml README.md LICENSE docs \
+cp -r docker-compose.yml deploy dpswd shared private_curator public_client pyproject.toml README.md LICENSE docs \
   "$stage/sources/"
 rm -rf "$stage/sources/deploy/wheelhouse"/*.whl
 find "$stage/sources" -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -14,9 +14,9 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-# Not private_curator.storage.home_directory, which brings torch: the check runs every few seconds.
-from private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, CertificateAuthority
-from shared.errors import DpswdError
+# Not dpswd.private_curator.storage.home_directory, which brings torch: the check runs every few seconds.
+from dpswd.private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, CertificateAuthority
+from dpswd.shared.core.errors import DpswdError
 
 SERVICE = "dpswd.curator.v1.CuratorService"
 VALID_DAYS = 10 / (24 * 60)

@@ -100,7 +100,7 @@ case $1 in
       --wheel-dir built .
     touch mark
     pip --no-index --no-deps built/*.whl
-    "$venv/bin/python" -m compileall -q "$venv"/lib/python3*/site-packages/{shared,private_curator,public_client}
+    "$venv/bin/python" -m compileall -q "$venv"/lib/python3*/site-packages/dpswd
     stage mark
     ;;
   extras)

@@ -1,6 +1,6 @@
-"""``python -m private_curator.cli``: the same as ``dpswd-curator``."""
+"""``python -m dpswd.private_curator.cli``: the same as ``dpswd-curator``."""
 
-from private_curator.cli.main import main
+from dpswd.private_curator.cli.main import main
 
 if __name__ == "__main__":
     main(prog_name="dpswd-curator")

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from private_curator.cli.common import FILE, chosen_format, device_option, format_option, optional_home_option, show
-from private_curator.cli.records import reading, reading_options, scaling_options
-from private_curator.settings import tree as configuration
-from private_curator.settings.groups import RecordsSettings
-from shared.errors import SettingsError
+from dpswd.private_curator.cli.common import (
+    FILE,
+    chosen_format,
+    device_option,
+    format_option,
+    optional_home_option,
+    show,
+)
+from dpswd.private_curator.cli.records import reading, reading_options, scaling_options
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.core.errors import SettingsError
 
 if TYPE_CHECKING:
-    from private_curator.operator.application import Application
+    from dpswd.private_curator.operator.application import Application
 
 SHOWN_VALUES = 8
 """Drifted values that are shown as text; --report has all."""
@@ -39,12 +46,12 @@ def apply(
     No network is used and no budget is spent: nothing leaves this machine. Predictions and the drift report are
     computed without noise and are NOT private; keep them as you keep the records.
     """
-    from private_curator.operator.application import apply_model, open_private, write_predictions
-    from private_curator.records import target
-    from private_curator.records.labels import class_names, load_labels
-    from private_curator.records.opening import open_source
-    from shared.devices import resolve_device
-    from shared.models.adapted import read_adapted
+    from dpswd.private_curator.operator.application import apply_model, open_private, write_predictions
+    from dpswd.private_curator.records import target
+    from dpswd.private_curator.records.labels import class_names, load_labels
+    from dpswd.private_curator.records.opening import open_source
+    from dpswd.shared.devices import resolve_device
+    from dpswd.shared.models.adapted import read_adapted
 
     records, base = _records(file, home, chosen)
     for path in (out, report):

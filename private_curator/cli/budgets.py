@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from private_curator.cli.common import (
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.cli.common import (
     chosen_format,
     confirm_option,
     confirmed,
@@ -18,12 +19,11 @@ from private_curator.cli.common import (
     record_command,
     show,
 )
-from private_curator.ledger.ledger import Ledger
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import SettingsError
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import SettingsError
 
 if TYPE_CHECKING:
-    from private_curator.operator.record import Record
+    from dpswd.private_curator.operator.record import Record
 
 epsilon_option = click.option("--epsilon", type=float, required=True)
 delta_option = click.option("--delta", type=float, default=None, help="[default: as it is]")
@@ -61,7 +61,7 @@ def show_budget(record: Record) -> None:
 @ledger_command(budget, "lower", epsilon_option, delta_option, reason_option)
 def lower(books: Ledger, epsilon: float, delta: float | None, reason: str) -> None:
     """Sets a smaller budget; below what is spent, nothing is admitted any more."""
-    from private_curator.operator import acts
+    from dpswd.private_curator.operator import acts
 
     status = books.status()
     wanted = acts.stated_budget(status.data_set, epsilon, delta, records_per_person=status.records_per_person)
@@ -80,7 +80,7 @@ def extend(home: HomeDirectory, epsilon: float, delta: float | None, reason: str
 
     Shows what changes. More than double, an epsilon above 10 or a delta of 1/n and more have to be typed out.
     """
-    from private_curator.operator import acts
+    from dpswd.private_curator.operator import acts
 
     typed = confirmed(acts.extension(home, epsilon=epsilon, delta=delta), typed)
     acts.extend_budget(home, epsilon=epsilon, delta=delta, reason=reason, typed=typed)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from private_curator.cli.clients import credentials_options, hand_out, share_options
-from private_curator.cli.common import (
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.cli.clients import credentials_options, hand_out, share_options
+from dpswd.private_curator.cli.common import (
     FILE,
     fingerprint_option,
     format_option,
@@ -19,11 +20,10 @@ from private_curator.cli.common import (
     san_option,
     show,
 )
-from private_curator.ledger.ledger import Ledger
-from private_curator.operator import acts
-from private_curator.settings import tree as configuration
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import SettingsError
+from dpswd.private_curator.operator import acts
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import SettingsError
 
 
 @click.group()

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from private_curator.cli.budgets import budget_of, share_of
-from private_curator.cli.common import (
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.cli.budgets import budget_of, share_of
+from dpswd.private_curator.cli.common import (
     FILE,
     explain,
     fingerprint_option,
@@ -20,16 +21,15 @@ from private_curator.cli.common import (
     record_command,
     show,
 )
-from private_curator.ledger.ledger import Ledger
-from private_curator.operator.acts import check_told
-from private_curator.operator.facts import WHY_COUNTS_DIFFER
-from private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import SettingsError
-from shared.files import write_public
+from dpswd.private_curator.operator.acts import check_told
+from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
+from dpswd.private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.files import write_public
 
 if TYPE_CHECKING:
-    from private_curator.operator.record import Record
+    from dpswd.private_curator.operator.record import Record
 
 LEDGER_KEY_FILE = "ledger.pub"
 """The ledger's public key, 64 hexadecimal digits: the client holds receipts and the curator against it."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from private_curator.cli.common import FILE, san_option
-from private_curator.observability import logs
-from private_curator.settings import tree as configuration
-from private_curator.storage.certificates import make_cluster_members
+from dpswd.private_curator.cli.common import FILE, san_option
+from dpswd.private_curator.observability import logs
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.storage.certificates import make_cluster_members
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _certificates = click.option(
@@ -40,7 +40,7 @@ def certificates(out: Path, nodes: tuple[str, ...], names: tuple[str, ...]) -> N
 @_certificates
 def scheduler(address: str, certificates: Path) -> None:
     """Gives shards to nodes until SIGTERM; holds neither records nor keys."""
-    from private_curator.cluster import scheduler as serving
+    from dpswd.private_curator.cluster import scheduler as serving
 
     serving.serve(address, certificates)
 
@@ -55,7 +55,7 @@ def node(file: Path, address: str, host: str | None, certificates: Path) -> None
 
     Reads all records once to know that they are the curator's. Needs no ledger and no key of the curator's.
     """
-    from private_curator.cluster import node as serving
+    from dpswd.private_curator.cluster import node as serving
 
     chosen = configuration.load(file.resolve().parent)
     logs.configure(chosen.log)

@@ -18,18 +18,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from private_curator.operator.telling import Told
-from private_curator.records.problems import RecordsRefused
-from private_curator.settings.groups import ComputeSettings
-from private_curator.storage.certificates import DEFAULT_NAMES
-from private_curator.storage.home_directory import HomeDirectory, checked_operator
-from shared import errors
-from shared.configuration import SettingsGroup
+from dpswd.private_curator.operator.telling import Told
+from dpswd.private_curator.records.problems import RecordsRefused
+from dpswd.private_curator.settings.groups import ComputeSettings
+from dpswd.private_curator.storage.certificates import DEFAULT_NAMES
+from dpswd.private_curator.storage.home_directory import HomeDirectory, checked_operator
+from dpswd.shared.configuration import SettingsGroup
+from dpswd.shared.core import errors
 
 if TYPE_CHECKING:
-    from private_curator.ledger.audit import Progress as VerificationProgress
-    from private_curator.operator.guards import Effect
-    from private_curator.operator.record import Record
+    from dpswd.private_curator.books.audit import Progress as VerificationProgress
+    from dpswd.private_curator.operator.guards import Effect
+    from dpswd.private_curator.operator.record import Record
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -168,7 +168,7 @@ def record_command(
         @home_option
         @functools.wraps(command)
         def with_record(home: HomeDirectory, **given: Any) -> None:
-            from private_curator.operator.record import Record
+            from dpswd.private_curator.operator.record import Record
 
             record = Record(home)
             _warn(record)

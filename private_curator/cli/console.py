@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from private_curator.cli.common import FILE, home_option
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import SettingsError
+from dpswd.private_curator.cli.common import FILE, home_option
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import SettingsError
 
 DEFAULT_ADDRESS = "127.0.0.1:8466"
 
@@ -36,9 +36,9 @@ def console(home: HomeDirectory, address: str, socket: Path | None, further: tup
     beyond this machine's loopback.
     """
     try:
-        from private_curator.console.application import console as made
-        from private_curator.console.door import origins_of
-        from private_curator.console.server import greeting, listen_on_loopback, listen_on_socket, serve
+        from dpswd.private_curator.console.application import console as made
+        from dpswd.private_curator.console.door import origins_of
+        from dpswd.private_curator.console.server import greeting, listen_on_loopback, listen_on_socket, serve
     except ImportError as error:
         raise SettingsError(
             f"the console needs {error.name}, which is not installed; install dpswd[curator]"

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from private_curator.cli.common import FILE, chosen_format, explain, format_option, home_option, show
-from private_curator.operator.facts import WHY_COUNTS_DIFFER
-from private_curator.operator.record import Record
-from private_curator.operator.report import check_report, print_pdf, report_page, signed_page
-from private_curator.operator.timeline import Category, selected
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import SettingsError
-from shared.files import write_private
+from dpswd.private_curator.cli.common import FILE, chosen_format, explain, format_option, home_option, show
+from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
+from dpswd.private_curator.operator.record import Record
+from dpswd.private_curator.operator.report import check_report, print_pdf, report_page, signed_page
+from dpswd.private_curator.operator.timeline import Category, selected
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.files import write_private
 
 _since_option = click.option("--since", metavar="YYYY-MM-DD", help="The first day, UTC.")
 _until_option = click.option("--until", metavar="YYYY-MM-DD", help="The last day, UTC.")

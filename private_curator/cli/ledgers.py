@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from private_curator.cli.common import (
+from dpswd.private_curator.books.audit import verify_file
+from dpswd.private_curator.books.backup import move as move_ledger
+from dpswd.private_curator.books.backup import restore as restore_backup
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.books.witness import Witness
+from dpswd.private_curator.cli.common import (
     FILE,
     explain,
     format_option,
@@ -21,24 +26,19 @@ from private_curator.cli.common import (
     show,
     verifying,
 )
-from private_curator.ledger.audit import verify_file
-from private_curator.ledger.backup import move as move_ledger
-from private_curator.ledger.backup import restore as restore_backup
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.witness import Witness
-from private_curator.operator.acts import verify_ledger
-from private_curator.operator.facts import WHY_COUNTS_DIFFER
-from private_curator.operator.seconding import seconded
-from private_curator.storage.home_directory import HomeDirectory
-from private_curator.storage.incidents import IncidentBook
-from shared.errors import GrantNotHeld, SettingsError
-from shared.ledger.chain_checks import read_export
-from shared.ledger.receipts import SignedEntry, sha256
-from shared.ledger.view import write_view
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.operator.acts import verify_ledger
+from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
+from dpswd.private_curator.operator.seconding import seconded
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.private_curator.storage.incidents import IncidentBook
+from dpswd.shared.books.chain_checks import read_export
+from dpswd.shared.books.view import write_view
+from dpswd.shared.core.errors import GrantNotHeld, SettingsError
+from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
 
 if TYPE_CHECKING:
-    from private_curator.operator.record import Record
+    from dpswd.private_curator.operator.record import Record
 
 _EXIT_CORRUPT = 6
 _receipts_option = click.option(

@@ -7,27 +7,27 @@ from typing import Any
 
 import click
 
-from private_curator.cli import common
-from private_curator.cli.apply import apply
-from private_curator.cli.budgets import budget
-from private_curator.cli.certs import cert
-from private_curator.cli.clients import client
-from private_curator.cli.cluster import cluster
-from private_curator.cli.console import console
-from private_curator.cli.history import history, report
-from private_curator.cli.ledgers import extractor, incidents, ledger, run
-from private_curator.cli.publishing import describe, publish
-from private_curator.cli.records import contract_options, reading, reading_options, records, scaling_options
-from private_curator.cli.requests import request
-from private_curator.cli.serving import parse_address, preflight, serve, settings
-from private_curator.ledger.statements import LedgerStatus
-from private_curator.operator import guards
-from private_curator.records.opening import open_source
-from private_curator.settings.groups import ExtractorSettings, LedgerSettings, RecordsSettings
-from private_curator.storage import home_directory as homes
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import SettingsError
-from shared.privacy.budget import PrivacyBudget
+from dpswd.private_curator.cli import common
+from dpswd.private_curator.cli.apply import apply
+from dpswd.private_curator.cli.budgets import budget
+from dpswd.private_curator.cli.certs import cert
+from dpswd.private_curator.cli.clients import client
+from dpswd.private_curator.cli.cluster import cluster
+from dpswd.private_curator.cli.console import console
+from dpswd.private_curator.cli.history import history, report
+from dpswd.private_curator.cli.ledgers import extractor, incidents, ledger, run
+from dpswd.private_curator.cli.publishing import describe, publish
+from dpswd.private_curator.cli.records import contract_options, reading, reading_options, records, scaling_options
+from dpswd.private_curator.cli.requests import request
+from dpswd.private_curator.cli.serving import parse_address, preflight, serve, settings
+from dpswd.private_curator.core.ledger.statements import LedgerStatus
+from dpswd.private_curator.operator import guards
+from dpswd.private_curator.records.opening import open_source
+from dpswd.private_curator.settings.groups import ExtractorSettings, LedgerSettings, RecordsSettings
+from dpswd.private_curator.storage import home_directory as homes
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.privacy.budget import PrivacyBudget
 
 
 @click.group(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from private_curator.cli.common import FILE, chosen_format, format_option, home_option, show
-from private_curator.settings import tree as configuration
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import SettingsError, rounded
-from shared.files import write_public
+from dpswd.private_curator.cli.common import FILE, chosen_format, format_option, home_option, show
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import SettingsError, rounded
+from dpswd.shared.files import write_public
 
 if TYPE_CHECKING:
-    from private_curator.operator.publishing import Preview, Publishing
+    from dpswd.private_curator.operator.publishing import Preview, Publishing
 
 CONFIRMATION = "publish"
 """The word that is typed to confirm."""
@@ -30,9 +30,9 @@ _client_option = click.option("--client", required=True, help="The registered na
 @click.option("--out", type=FILE, help="[default: standard output]")
 def describe(home: HomeDirectory, client: str, out: Path | None) -> None:
     """What `dpswd-client describe` would be told, as JSON: a team prepares its proposal with it. Spends nothing."""
-    from private_curator.operator.publishing import description_json
-    from private_curator.serving.server import CuratorServer
-    from shared.protocol.v1 import curator_pb2 as pb
+    from dpswd.private_curator.operator.publishing import description_json
+    from dpswd.private_curator.serving.server import CuratorServer
+    from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
     if out is not None and out.exists():
         raise SettingsError(f"{out} exists, and nothing is ever overwritten; choose another file")
@@ -60,9 +60,9 @@ def publish(proposal: Path, home: HomeDirectory, client: str, purpose: str, out:
     Shows first what will be released and charged. A repeat of the command, after a crash too, costs nothing and gives
     the same file.
     """
-    from private_curator.operator.publishing import Publishing, check_out, write_out
-    from private_curator.serving.server import CuratorServer
-    from shared.protocol.publications import Proposal
+    from dpswd.private_curator.operator.publishing import Publishing, check_out, write_out
+    from dpswd.private_curator.serving.server import CuratorServer
+    from dpswd.shared.protocol.publications import Proposal
 
     if chosen_format() == "json" and not yes:
         raise click.UsageError("--format json shows no preview to confirm; give --yes as well")

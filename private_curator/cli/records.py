@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from private_curator.cli import common
-from private_curator.operator.telling import Told
-from private_curator.records import target
-from private_curator.records.opening import open_source
-from private_curator.settings import tree as configuration
-from private_curator.settings.groups import ComputeSettings, RecordsSettings
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import SettingsError
-from shared.files import write_private
-from shared.privacy.persons import MOST_RECORDS
-from shared.protocol.limits import UNLABELLED
+from dpswd.private_curator.cli import common
+from dpswd.private_curator.operator.telling import Told
+from dpswd.private_curator.records import target
+from dpswd.private_curator.records.opening import open_source
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.settings.groups import ComputeSettings, RecordsSettings
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.privacy.persons import MOST_RECORDS
+from dpswd.shared.core.wire.limits import UNLABELLED
+from dpswd.shared.files import write_private
 
 if TYPE_CHECKING:
-    from private_curator.records.batches import Source
-    from private_curator.records.conversion import Converted
+    from dpswd.private_curator.records.batches import Source
+    from dpswd.private_curator.records.conversion import Converted
 
 SHOWN_ROWS = 40
 """Columns and classes that are shown as text; --format json shows all."""
@@ -123,7 +123,7 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
     npy, npz, Parquet, Arrow and CSV files and folders of images are read. A refusal names the place of the first
     offence. The ranges and classes that are shown depend on the records: they are for the operator alone.
     """
-    from private_curator.records.schema import inspect
+    from dpswd.private_curator.records.schema import inspect
 
     if path is None:
         if home is None:
@@ -163,7 +163,7 @@ def convert_records(path: Path, out: Path, person: str | None, most: int, **chos
 
     Works in batches: neither file has to fit into memory. Labels are written beside it, as whole numbers.
     """
-    from private_curator.records.conversion import convert
+    from dpswd.private_curator.records.conversion import convert
 
     settings = reading(path, **chosen)
     source = _source(settings, person, most)
@@ -225,10 +225,10 @@ def embed_records(
     The model is somebody else's file: it is described first, and evaluated only when you approve its digest, on one
     record at a time, in a process without network that reads no file. Needs `dpswd[embed]`.
     """
-    from private_curator.records import embedding
-    from private_curator.records.conversion import convert
-    from private_curator.worker.embedding import EmbeddingLimits, OnnxWorker
-    from private_curator.worker.onnx_format import MAX_MODEL_BYTES
+    from dpswd.private_curator.onnx.embedding import EmbeddingLimits, OnnxWorker
+    from dpswd.private_curator.onnx.format import MAX_MODEL_BYTES
+    from dpswd.private_curator.records import embedding
+    from dpswd.private_curator.records.conversion import convert
 
     settings = reading(path, **chosen)
     card = out.with_name(f"{out.stem}.model.json")
@@ -277,7 +277,7 @@ def embed_records(
 def _source(settings: RecordsSettings, person: str | None, most: int) -> Source:
     """The records, or the first ones of each person."""
     if person is not None:
-        from private_curator.records.grouping import FewPerPerson  # needs pyarrow
+        from dpswd.private_curator.records.grouping import FewPerPerson  # needs pyarrow
 
         return FewPerPerson(settings, person, most=most)
     if most != 1:

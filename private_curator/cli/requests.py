@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from private_curator.cli.common import format_option, ledger_command, reason_option, record_command, show
-from private_curator.ledger.ledger import Ledger
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.cli.common import format_option, ledger_command, reason_option, record_command, show
 
 if TYPE_CHECKING:
-    from private_curator.operator.record import Record
+    from dpswd.private_curator.operator.record import Record
 
 _number = click.argument("number", type=int)
 _epsilon_option = click.option("--epsilon", type=float, help="Grants so much and no more.  [default: what is asked]")

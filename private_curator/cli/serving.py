@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from private_curator.cli import common
-from private_curator.observability import logs
-from private_curator.settings import tree as configuration
-from private_curator.settings.groups import LogSettings
-from private_curator.settings.tree import CuratorSettings
-from private_curator.storage.home_directory import HomeDirectory
-from shared.configuration import explained, help_lines, markdown
-from shared.errors import SettingsError
+from dpswd.private_curator.cli import common
+from dpswd.private_curator.observability import logs
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.settings.groups import LogSettings
+from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.configuration import explained, help_lines, markdown
+from dpswd.shared.core.errors import SettingsError
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ def serve(
     home: HomeDirectory, address: str | None, device: str | None, log_level: str | None, assignments: tuple[str, ...]
 ) -> None:
     """Serves until SIGTERM or Ctrl-C; prints one line, "listening on host:port", once it is ready."""
-    from private_curator.operator.preflight import check_before_serving
-    from private_curator.serving import server
+    from dpswd.private_curator.operator.preflight import check_before_serving
+    from dpswd.private_curator.serving import server
 
     overrides = _assigned(assignments)
     overrides |= {f"listen.{name}": str(value) for name, value in parse_address(address).items()}
@@ -87,7 +87,7 @@ def settings(home: Path | None, assignments: tuple[str, ...]) -> None:
 @click.pass_context
 def preflight(context: click.Context, home: HomeDirectory, assignments: tuple[str, ...]) -> None:
     """Checks that this curator could serve, and says how to mend what it finds; exit code 3 if anything is wrong."""
-    from private_curator.operator.preflight import check
+    from dpswd.private_curator.operator.preflight import check
 
     with common.verifying() as progress:
         findings = check(home, _assigned(assignments), progress=progress)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from private_curator.cluster.shards import ClusterShards
-from private_curator.cluster.task import Meant
-from private_curator.records.fingerprint import Fingerprint
-from private_curator.records.labels import Labels
-from private_curator.records.target import Target
-from private_curator.settings.tree import CuratorSettings
-from shared.errors import SettingsError
+from dpswd.private_curator.cluster.shards import ClusterShards
+from dpswd.private_curator.cluster.task import Meant
+from dpswd.private_curator.records.fingerprint import Fingerprint
+from dpswd.private_curator.records.labels import Labels
+from dpswd.private_curator.records.target import Target
+from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.shared.core.errors import SettingsError
 
 
 def cluster_of(settings: CuratorSettings, *, records: Target, labels: Labels | None) -> ClusterShards | None:

@@ -14,13 +14,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from private_curator.cluster import task
-from private_curator.steps.shards import ShardLost
-from private_curator.worker.arena import blob, contents
-from private_curator.worker.channel import ChannelClosed, receive, send
-from private_curator.worker.process import LimitReached
-from shared.errors import DpswdError, SettingsError
-from shared.mechanisms.linear import Integers, Shard, ShardSum
+from dpswd.private_curator.cluster import task
+from dpswd.private_curator.sandbox.arena import blob, contents
+from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
+from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.steps.shards import ShardLost
+from dpswd.shared.core.errors import DpswdError, SettingsError
+from dpswd.shared.core.mechanisms.linear import Integers, Shard, ShardSum
 
 _START_S = 120.0  # until the courier is connected: loading torch and Dask from a cold disk
 _MOST_WORDS = 500  # of a node's that are kept, in the operator's log alone
@@ -54,7 +54,7 @@ class Connection:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         self._process = subprocess.Popen(
-            (sys.executable, "-P", "-m", "private_curator.cluster.courier"),
+            (sys.executable, "-P", "-m", "dpswd.private_curator.cluster.courier"),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

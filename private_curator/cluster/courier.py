@@ -1,10 +1,10 @@
-"""The courier: the one process beside the curator that speaks Dask. ``python -m private_curator.cluster.courier``.
+"""The courier, ``python -m dpswd.private_curator.cluster.courier``: the only process of a curator that speaks Dask.
 
 Dask unpickles what it receives, so whoever took over a node could run code in whatever gathers its results. The curator
 holds the ledger's key; so it does not gather. The courier does: a fresh interpreter that can read the libraries and its
 own certificate (Landlock), holds no key of the curator's, and passes bytes on, which the curator reads as numbers.
 
-Messages (`private_curator.worker.channel`)::
+Messages (`dpswd.private_curator.sandbox.channel`)::
 
     extractor  id, sizes; a file with graph and weights   kept for the tasks that name it
     sum        id, extractor, size; a file with the task  -> id, size; a file with the answer, or id, lost
@@ -22,9 +22,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from private_curator.worker import confinement
-from private_curator.worker.arena import blob, contents
-from private_curator.worker.channel import ChannelClosed, receive, send
+from dpswd.private_curator.sandbox import confinement
+from dpswd.private_curator.sandbox.arena import blob, contents
+from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
 
 _NAMES = ("/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/host.conf")
 
@@ -33,12 +33,12 @@ def main() -> None:
     """Standard input is one line of JSON: channel, scheduler, certificates, connect_s."""
     wishes: dict[str, Any] = json.loads(sys.stdin.readline())
     channel = socket.socket(fileno=wishes["channel"])
-    from private_curator.cluster import engine
+    from dpswd.private_curator.cluster import engine
 
     engine.configured()
     from distributed import Client
 
-    from private_curator.cluster import work  # noqa: F401 - loaded while its file can be read
+    from dpswd.private_curator.cluster import work  # noqa: F401 - loaded while its file can be read
 
     folder = Path(wishes["certificates"])
     known = engine.security(folder)
@@ -90,7 +90,7 @@ class Courier:
                     self._send({"nodes": sum(threads.values())})
 
     def _sum(self, message: dict[str, Any], task: bytes) -> None:
-        from private_curator.cluster.work import sum_shard
+        from dpswd.private_curator.cluster.work import sum_shard
 
         key = message["extractor"]
         try:

@@ -12,8 +12,8 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from private_curator.storage.certificates import CA_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY
-from shared.errors import SettingsError
+from dpswd.private_curator.storage.certificates import CA_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY
+from dpswd.shared.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from distributed import Scheduler, Worker

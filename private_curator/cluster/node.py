@@ -15,19 +15,19 @@ from pathlib import Path
 
 import torch
 
-from private_curator.cluster import engine, task
-from private_curator.records import target
-from private_curator.records.labels import load_labels
-from private_curator.settings.tree import CuratorSettings
-from private_curator.steps.shards import LocalShards, ShardLost
-from private_curator.worker.choice import make_engine, report
-from private_curator.worker.process import LimitReached
-from private_curator.worker.sessions import ExtractorSource
-from shared.devices import resolve_device
-from shared.errors import DpswdError
-from shared.extractor.graph import ExtractorGraph
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.interface import ModelFacts
+from dpswd.private_curator.cluster import engine, task
+from dpswd.private_curator.records import target
+from dpswd.private_curator.records.labels import load_labels
+from dpswd.private_curator.sandbox.choice import make_engine, report
+from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.private_curator.steps.shards import LocalShards, ShardLost
+from dpswd.shared.core.errors import DpswdError
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.interface import ModelFacts
+from dpswd.shared.devices import resolve_device
+from dpswd.shared.sandbox.graph import ExtractorGraph
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from pathlib import Path
 
-from private_curator.cluster import engine
+from dpswd.private_curator.cluster import engine
 
 
 def serve(address: str, certificates: Path) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from private_curator.cluster import task
-from private_curator.cluster.connection import Connection
-from private_curator.steps.shards import ShardLost, divided, gathered
-from private_curator.worker.sessions import ExtractorSource
-from shared.errors import ExtractionStopped, SettingsError
-from shared.mechanisms.linear import ShardSum
-from shared.steps.computing import LinearRun
+from dpswd.private_curator.cluster import task
+from dpswd.private_curator.cluster.connection import Connection
+from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.private_curator.steps.shards import ShardLost, divided, gathered
+from dpswd.shared.core.errors import ExtractionStopped, SettingsError
+from dpswd.shared.core.mechanisms.linear import ShardSum
+from dpswd.shared.core.steps.computing import LinearRun
 
 _NO_NODE_S = 60.0  # without any node before a pass that has begun is given up
 _READY_S = 15.0  # that a question before a step may take: a courier starts in that time
@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterShards:
-    """Shards on the nodes of a cluster; see `private_curator.steps.shards.Shards`. One step at a time.
+    """Shards on the nodes of a cluster; see `dpswd.private_curator.steps.shards.Shards`. One step at a time.
 
     Args:
         scheduler: its address, tls://host:port.
         certificates: the curator's folder of the cluster: ca.crt, member.crt, member.key.
         meant: what the nodes must have.
         connect_s: seconds that the scheduler may take to answer.
-        pass_seconds: see `private_curator.steps.shards.gathered`.
+        pass_seconds: see `dpswd.private_curator.steps.shards.gathered`.
 
     Raises:
         SettingsError: the courier does not start, or finds no scheduler.
@@ -59,11 +59,11 @@ class ClusterShards:
         self._connection = Connection(scheduler, certificates, connect_s=connect_s)
 
     def ready(self) -> None:
-        """See `private_curator.steps.shards.Shards`. A courier that has ended is started again."""
+        """See `dpswd.private_curator.steps.shards.Shards`. A courier that has ended is started again."""
         self._ready()
 
     def sums(self, run: LinearRun, extractor: ExtractorSource) -> Iterable[ShardSum]:
-        """See `private_curator.steps.shards.Shards`."""
+        """See `dpswd.private_curator.steps.shards.Shards`."""
         with self._turn:
             connection = self._ready()
             seen = time.monotonic()
@@ -92,7 +92,7 @@ class ClusterShards:
             )
 
     def close(self) -> None:
-        """See `private_curator.steps.shards.Shards`."""
+        """See `dpswd.private_curator.steps.shards.Shards`."""
         with self._changing:
             self._closed = True  # a courier that is being started is ended when it is there, or with this process
             self._connection.close()

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-import shared
-from private_curator.records.labels import Labels
-from private_curator.records.target import Target
-from shared.errors import InvalidValue
-from shared.mechanisms.interface import AnyMechanism, DataSetFacts, Facts, ModelFacts
-from shared.mechanisms.linear import LinearMechanism, Shard
-from shared.steps.computing import LinearRun
+from dpswd import shared
+from dpswd.private_curator.records.labels import Labels
+from dpswd.private_curator.records.target import Target
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, Facts, ModelFacts
+from dpswd.shared.core.mechanisms.linear import LinearMechanism, Shard
+from dpswd.shared.core.steps.computing import LinearRun
 
 _LABELS_AT_A_TIME = 1 << 20
 

@@ -10,6 +10,6 @@ def sum_shard(told: bytes, extractor: tuple[bytes, bytes]) -> bytes:
         told: the task.
         extractor: graph and weights.
     """
-    from private_curator.cluster import node
+    from dpswd.private_curator.cluster import node
 
     return node.answer(told, *extractor)

@@ -13,12 +13,12 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from private_curator.console.pages import Pages, download
-from private_curator.operator.acts import verify_ledger
-from private_curator.operator.record import Record
-from private_curator.operator.report import report_page, signed_page
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import InvalidValue
+from dpswd.private_curator.console.pages import Pages, download
+from dpswd.private_curator.operator.acts import verify_ledger
+from dpswd.private_curator.operator.record import Record
+from dpswd.private_curator.operator.report import report_page, signed_page
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import InvalidValue
 
 _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,12})?")
 

@@ -14,14 +14,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from private_curator.console.acts import Acts
-from private_curator.console.door import COOKIE, MAX_FORM_BYTES, SIGN_IN, Door
-from private_curator.console.pages import Pages
-from private_curator.console.rendering import page
-from private_curator.console.sessions import SESSION_S, Sessions
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import DpswdError
-from shared.protocol.limits import MAX_FILE_BYTES
+from dpswd.private_curator.console.acts import Acts
+from dpswd.private_curator.console.door import COOKIE, MAX_FORM_BYTES, SIGN_IN, Door
+from dpswd.private_curator.console.pages import Pages
+from dpswd.private_curator.console.rendering import page
+from dpswd.private_curator.console.sessions import SESSION_S, Sessions
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import DpswdError
+from dpswd.shared.core.wire.limits import MAX_FILE_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def _signing(sessions: Sessions, operator: str) -> list[Route]:
 
 
 def _file(path: str, kind: str) -> Callable[[Request], object]:
-    content = resources.files("private_curator.console").joinpath("static", path.removeprefix("/")).read_bytes()
+    content = resources.files("dpswd.private_curator.console").joinpath("static", path.removeprefix("/")).read_bytes()
 
     async def endpoint(_request: Request) -> Response:
         return Response(content, media_type=kind)

@@ -18,8 +18,8 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from private_curator.console.sessions import Sessions
-from shared.errors import SettingsError
+from dpswd.private_curator.console.sessions import Sessions
+from dpswd.shared.core.errors import SettingsError
 
 COOKIE = "dpswd-console"
 SIGN_IN = "/sign-in"

@@ -15,15 +15,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from private_curator.console import views
-from private_curator.console.rendering import PLACES, Frame, page
-from private_curator.operator import seconding
-from private_curator.operator.facts import WHY_COUNTS_DIFFER
-from private_curator.operator.record import Record
-from private_curator.operator.timeline import Category, selected
-from private_curator.settings import tree as configuration
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import DataInvalid, DpswdError, GrantNotHeld, LedgerError
+from dpswd.private_curator.console import views
+from dpswd.private_curator.console.rendering import PLACES, Frame, page
+from dpswd.private_curator.operator import seconding
+from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
+from dpswd.private_curator.operator.record import Record
+from dpswd.private_curator.operator.timeline import Category, selected
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import DataInvalid, DpswdError, GrantNotHeld, LedgerError
 
 ROWS = 100
 """Rows of one page of a table."""
@@ -167,8 +167,8 @@ class Pages:
     def price(self, request: Request, form: FormData) -> Response:
         """What a proposal would release and cost; charges nothing and keeps nothing."""
         # What it needs also computes releases: it is loaded when somebody asks, and takes a second.
-        from private_curator.operator.pricing import priced
-        from shared.protocol.publications import Proposal
+        from dpswd.private_curator.operator.pricing import priced
+        from dpswd.shared.protocol.publications import Proposal
 
         record, upload, team = self._record(), form.get("proposal"), form.get("team")
         if not isinstance(upload, UploadFile) or not isinstance(team, str):

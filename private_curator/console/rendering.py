@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
-from private_curator.operator.charts import share_of
-from shared.errors import rounded
+from dpswd.private_curator.operator.charts import share_of
+from dpswd.shared.core.errors import rounded
 
 PLACES = (
     ("/", "Overview"),
@@ -64,7 +64,7 @@ def plain(text: object) -> str:
 
 def _environment() -> Environment:
     made = Environment(
-        loader=PackageLoader("private_curator.console"),
+        loader=PackageLoader("dpswd.private_curator.console"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -13,8 +13,8 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from private_curator.storage.home_directory import SAFE_UMASK
-from shared.errors import SettingsError
+from dpswd.private_curator.storage.home_directory import SAFE_UMASK
+from dpswd.shared.core.errors import SettingsError
 
 MOST_REQUESTS = 32
 """Under way at the same time: there is one operator."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 
-from private_curator.ledger.statements import BudgetRequest
-from private_curator.operator.charts import SpentOverTime, spent_over_time
-from private_curator.operator.facts import ClientFacts, Health, Overview
-from private_curator.operator.timeline import Category, Point
-from private_curator.settings.groups import LedgerSettings
-from shared.errors import rounded
+from dpswd.private_curator.core.ledger.statements import BudgetRequest
+from dpswd.private_curator.operator.charts import SpentOverTime, spent_over_time
+from dpswd.private_curator.operator.facts import ClientFacts, Health, Overview
+from dpswd.private_curator.operator.timeline import Category, Point
+from dpswd.private_curator.settings.groups import LedgerSettings
+from dpswd.shared.core.errors import rounded
 
 _SIZES = {"wide": (1000.0, 300.0), "narrow": (320.0, 220.0)}
 """Width and height of a desktop's chart and of a phone's. A page holds both, the style sheet shows one."""

@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import TextIO
 
-from private_curator.settings.groups import LogSettings
+from dpswd.private_curator.settings.groups import LogSettings
 
 FIELDS = (
     "time",  # UTC, ISO 8601, whole seconds: when exactly a step failed would be the records'
@@ -37,7 +37,7 @@ FIELDS = (
 """All fields that a line can have, in their order; the first four are always there."""
 
 OPTIONAL = FIELDS[4:]
-OURS = ("private_curator", "shared")
+OURS = ("dpswd",)
 """Packages whose messages are written in their own words."""
 
 _log = logging.getLogger(__name__)

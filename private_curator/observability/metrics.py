@@ -20,14 +20,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import AccountStatus, DataSetState, LedgerStatus
-from private_curator.settings.groups import MetricsSettings
-from private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE
-from private_curator.storage.home_directory import HomeDirectory
-from private_curator.storage.incidents import IncidentBook
-from shared.errors import LedgerError, SettingsError
-from shared.files import write_public
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.statements import AccountStatus, DataSetState, LedgerStatus
+from dpswd.private_curator.settings.groups import MetricsSettings
+from dpswd.private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.private_curator.storage.incidents import IncidentBook
+from dpswd.shared.core.errors import LedgerError, SettingsError
+from dpswd.shared.files import write_public
 
 METRICS_ADDRESS_FILE = "metrics-address"
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from private_curator.observability.metrics import TIME_STEP_S, Metrics
-from private_curator.settings.groups import TracingSettings
-from shared.errors import SettingsError
-from shared.protocol.status import REASONS
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.private_curator.observability.metrics import TIME_STEP_S, Metrics
+from dpswd.private_curator.settings.groups import TracingSettings
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol.status import REASONS
 
 if TYPE_CHECKING:
-    from private_curator.observability.tracing import Tracing
+    from dpswd.private_curator.observability.tracing import Tracing
 
 OK = "OK"
 UNKNOWN = "UNKNOWN"
@@ -120,7 +120,7 @@ def tracing_of(settings: TracingSettings) -> Tracing | None:
     if settings.endpoint is None:
         return None
     try:
-        from private_curator.observability.tracing import Tracing
+        from dpswd.private_curator.observability.tracing import Tracing
     except ImportError as error:
         raise SettingsError(
             "tracing.endpoint is set, but OpenTelemetry is not installed; install dpswd[tracing], or leave it out"

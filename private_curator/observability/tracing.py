@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from private_curator.settings.groups import TracingSettings
+from dpswd.private_curator.settings.groups import TracingSettings
 
 SPAN_ATTRIBUTES = frozenset({"rpc.system", "rpc.service", "rpc.method", "dpswd.outcome"})
 """All attributes that a span has."""

@@ -1,6 +1,7 @@
 """Acts that are guarded: the same for the command line and for the console, under the name of whoever acts.
 
-Others are the ledger's own (`private_curator.ledger.operator`), opened by a `HomeDirectory` with the operator's name.
+Others are the ledger's own (`dpswd.private_curator.books.operator`), opened by a `HomeDirectory` with the operator's
+name.
 """
 
 from __future__ import annotations
@@ -8,22 +9,22 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 
-from private_curator.ledger.audit import Progress, VerificationReport, untold, verify_file
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.operator import check_extends
-from private_curator.ledger.statements import AccountStatus
-from private_curator.ledger.witness import Witness
-from private_curator.operator import guards
-from private_curator.operator.seconding import seconded
-from private_curator.serving import renewals
-from private_curator.serving.renewals import SigningRequest
-from private_curator.storage.certificates import ClientCertificate
-from private_curator.storage.home_directory import HomeDirectory
-from shared.certificates import request_fingerprint
-from shared.errors import CredentialsInvalid, SettingsError
-from shared.ledger.receipts import SignedEntry
-from shared.privacy.budget import PrivacyBudget
-from shared.privacy.persons import allowed_for_record, promised_to_person
+from dpswd.private_curator.books.audit import Progress, VerificationReport, untold, verify_file
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.books.operator import check_extends
+from dpswd.private_curator.books.witness import Witness
+from dpswd.private_curator.core.ledger.statements import AccountStatus
+from dpswd.private_curator.operator import guards
+from dpswd.private_curator.operator.seconding import seconded
+from dpswd.private_curator.serving import renewals
+from dpswd.private_curator.serving.renewals import SigningRequest
+from dpswd.private_curator.storage.certificates import ClientCertificate
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.certificates import request_fingerprint
+from dpswd.shared.core.errors import CredentialsInvalid, SettingsError
+from dpswd.shared.core.ledger.receipts import SignedEntry
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.persons import allowed_for_record, promised_to_person
 
 LEAST_TOLD = 16
 """Hexadecimal digits of a request's fingerprint that have to be told: 64 bits, which nobody hits by trying."""

@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from private_curator.operator.drift import DriftMeter, DriftReport
-from private_curator.records.labels import Labels
-from private_curator.records.target import Target
-from private_curator.worker.denormals import flushed_denormals
-from shared.errors import DataInvalid, InvalidValue, SettingsError
-from shared.files import create_private
-from shared.models.adapted import AdaptedModel
-from shared.protocol.limits import UNLABELLED
+from dpswd.private_curator.operator.drift import DriftMeter, DriftReport
+from dpswd.private_curator.records.labels import Labels
+from dpswd.private_curator.records.target import Target
+from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.shared.core.errors import DataInvalid, InvalidValue, SettingsError
+from dpswd.shared.core.wire.limits import UNLABELLED
+from dpswd.shared.files import create_private
+from dpswd.shared.models.adapted import AdaptedModel
 
 _RECORDS_AT_A_TIME = 512
 """Bounds memory; nothing else depends on it."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from private_curator.operator.facts import Overview
+from dpswd.private_curator.operator.facts import Overview
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40.0, 6.0, 12.0, 30.0
 _TICKS = 4  # about so many lines across

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.errors import InvalidValue
-from shared.models.source_statistics import (
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.models.source_statistics import (
     CONFIDENCE_BINS,
     LEVELS,
     SourceStatistics,

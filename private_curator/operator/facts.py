@@ -1,13 +1,13 @@
-"""What an operator can look at, as plain values; `private_curator.operator.record` reads them."""
+"""What an operator can look at, as plain values; `dpswd.private_curator.operator.record` reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from private_curator.ledger.statements import BudgetRequest
-from private_curator.operator.timeline import Point
-from private_curator.storage.checks import Check
+from dpswd.private_curator.core.ledger.statements import BudgetRequest
+from dpswd.private_curator.operator.timeline import Point
+from dpswd.private_curator.storage.checks import Check
 
 WHY_COUNTS_DIFFER = (
     "A run's own epsilon, a client's count and the data set's increase differ, and each is right. Epsilon does not add "

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shared.errors import SettingsError
-from shared.privacy.budget import PrivacyBudget
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.privacy.budget import PrivacyBudget
 
 LARGE_EPSILON = 10.0
 """Above it a conclusion about one person may become more than 22,000 times as probable: hardly a promise."""

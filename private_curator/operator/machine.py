@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import socket
 
-from shared.errors import SettingsError
+from dpswd.shared.core.errors import SettingsError
 
 _UNSYNCHRONISED = 5  # adjtimex(2): TIME_ERROR
 

@@ -21,27 +21,27 @@ from functools import cached_property
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from private_curator.ledger.audit import Progress
-from private_curator.ledger.ledger import Ledger
-from private_curator.observability.requests import tracing_of
-from private_curator.operator.machine import check_free, clock_is_synchronised
-from private_curator.operator.telling import Told
-from private_curator.records import target
-from private_curator.records.contract import NO_RANGE, check_contract
-from private_curator.records.labels import class_count, load_labels
-from private_curator.records.opening import open_source
-from private_curator.records.problems import RecordsRefused
-from private_curator.settings import tree as configuration
-from private_curator.settings.permissions import check_permissions
-from private_curator.settings.tree import CuratorSettings
-from private_curator.storage.certificates import CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY
-from private_curator.storage.home_directory import HomeDirectory
-from shared.certificates import belong_together
-from shared.configuration import settings_of
-from shared.errors import DpswdError, SettingsError
-from shared.ledger.chain_checks import Tampering
-from shared.mechanisms import MECHANISMS
-from shared.protocol import limits
+from dpswd.private_curator.books.audit import Progress
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.observability.requests import tracing_of
+from dpswd.private_curator.operator.machine import check_free, clock_is_synchronised
+from dpswd.private_curator.operator.telling import Told
+from dpswd.private_curator.records import target
+from dpswd.private_curator.records.contract import NO_RANGE, check_contract
+from dpswd.private_curator.records.labels import class_count, load_labels
+from dpswd.private_curator.records.opening import open_source
+from dpswd.private_curator.records.problems import RecordsRefused
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.settings.permissions import check_permissions
+from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.private_curator.storage.certificates import CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.books.chain_checks import Tampering
+from dpswd.shared.certificates import belong_together
+from dpswd.shared.configuration import settings_of
+from dpswd.shared.core.errors import DpswdError, SettingsError
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.wire import limits
 
 MIN_FREE_BYTES = 1 << 30  # stored replies grow by about 50 kB a step: room for some 20,000 steps
 RENEW_BEFORE = dt.timedelta(days=30)
@@ -291,7 +291,7 @@ def _clock(site: _Site) -> str:
 
 
 def _device(site: _Site) -> str:
-    from shared.devices import resolve_device  # torch takes seconds to load
+    from dpswd.shared.devices import resolve_device  # torch takes seconds to load
 
     device = resolve_device(site.settings.compute.device)
     import torch
@@ -307,7 +307,7 @@ def _device(site: _Site) -> str:
         raise SettingsError(f"{device} computes wrong sums; do not use it: set compute.device to cpu")
     if device.type != "cuda":
         return "steps run on cpu" + ("; a CUDA device is there and not used" if torch.cuda.is_available() else "")
-    from shared.kernels.device_noise import device_sampler
+    from dpswd.shared.device_noise.noise import device_sampler
 
     kind = "one kernel" if device_sampler(device).fused else "tensor operations (slower: Triton does not work here)"
     free, _ = torch.cuda.mem_get_info(device)
@@ -316,8 +316,8 @@ def _device(site: _Site) -> str:
 
 
 def _worker(site: _Site) -> str:
-    from private_curator.worker.choice import examine, make_engine
-    from shared.devices import resolve_device
+    from dpswd.private_curator.sandbox.choice import examine, make_engine
+    from dpswd.shared.devices import resolve_device
 
     compute = site.settings.compute.model_copy(update={"parallel_steps": 1})
     return examine(make_engine(compute, resolve_device(compute.device)), secret=site.home.ledger_key)

@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
-from private_curator.ledger.budget import Books
-from private_curator.operator.publishing import Preview
-from private_curator.records.labels import class_count
-from private_curator.serving.service import limits_of
-from private_curator.settings.permissions import require_permitted
-from private_curator.settings.tree import CuratorSettings
-from shared.errors import ExtractorNotApproved, InvalidValue
-from shared.extractor.graph import ExtractorGraph
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.interface import DataSetFacts, ModelFacts
-from shared.protocol.checks import invalid
-from shared.protocol.publications import Proposal
-from shared.steps.admission import admit_run
+from dpswd.private_curator.core.ledger.budget import Books
+from dpswd.private_curator.operator.publishing import Preview
+from dpswd.private_curator.records.labels import class_count
+from dpswd.private_curator.serving.service import limits_of
+from dpswd.private_curator.settings.permissions import require_permitted
+from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.shared.core.errors import ExtractorNotApproved, InvalidValue
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, ModelFacts
+from dpswd.shared.core.steps.admission import admit_run
+from dpswd.shared.core.wire.checks import invalid
+from dpswd.shared.protocol.publications import Proposal
+from dpswd.shared.sandbox.graph import ExtractorGraph
 
 
 def priced(proposal: Proposal, *, client: str, books: Books, settings: CuratorSettings, day: str) -> Preview:

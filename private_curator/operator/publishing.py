@@ -13,17 +13,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from private_curator.ledger.statements import Request
-from private_curator.serving.service import CuratorService
-from private_curator.storage.certificates import check_client_name
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import DataInvalid, SettingsError
-from shared.files import write_private, write_public
-from shared.protocol.checks import invalid, one_line
-from shared.protocol.contract import DataContract
-from shared.protocol.messages import run_digest
-from shared.protocol.publications import Proposal, Publication
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.private_curator.core.ledger.statements import Request
+from dpswd.private_curator.serving.service import CuratorService
+from dpswd.private_curator.storage.certificates import check_client_name
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import DataInvalid, SettingsError
+from dpswd.shared.core.wire.checks import invalid, one_line
+from dpswd.shared.core.wire.messages import run_digest
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.files import write_private, write_public
+from dpswd.shared.protocol.contract import DataContract
+from dpswd.shared.protocol.publications import Proposal, Publication
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What an operator can look at: budget, clients, runs, requests and the ledger's health, as plain values.
 
 Reading needs neither the ledger's key nor the records, and writes nothing: a read-only copy of the curator's directory
-will do. Nothing here acts; acts are `private_curator.ledger.operator`'s.
+will do. Nothing here acts; acts are `dpswd.private_curator.books.operator`'s.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import datetime as dt
 from dataclasses import fields
 from functools import cached_property
 
-from private_curator.ledger.accounts import CLIENT, DATA_SET
-from private_curator.ledger.reading import LedgerReading
-from private_curator.ledger.statements import AccountStatus, BudgetRequest, Client, Kind, Run
-from private_curator.ledger.witness import Witness
-from private_curator.operator.facts import CertificateFacts, ClientFacts, Forecast, Health, Overview, RunFacts
-from private_curator.operator.guards import factor
-from private_curator.operator.timeline import Event, Followed, followed, met, refused
-from private_curator.settings import tree as configuration
-from private_curator.storage.asks import LastUse, Refusals
-from private_curator.storage.home_directory import HomeDirectory
-from private_curator.storage.incidents import IncidentBook
-from shared.errors import GrantNotHeld
-from shared.privacy.events import Part
-from shared.privacy.persons import promised_to_person
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.private_curator.books.reading import LedgerReading
+from dpswd.private_curator.books.witness import Witness
+from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET
+from dpswd.private_curator.core.ledger.statements import AccountStatus, BudgetRequest, Client, Kind, Run
+from dpswd.private_curator.operator.facts import CertificateFacts, ClientFacts, Forecast, Health, Overview, RunFacts
+from dpswd.private_curator.operator.guards import factor
+from dpswd.private_curator.operator.timeline import Event, Followed, followed, met, refused
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.storage.asks import LastUse, Refusals
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.private_curator.storage.incidents import IncidentBook
+from dpswd.shared.core.errors import GrantNotHeld
+from dpswd.shared.core.privacy.events import Part
+from dpswd.shared.core.privacy.persons import promised_to_person
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 
 class Record:
@@ -92,7 +92,7 @@ class Record:
 
     @cached_property
     def timeline(self) -> tuple[Event, ...]:
-        """Charges, refusals, requests, acts and incidents; `private_curator.operator.timeline.selected` filters it."""
+        """Charges, refusals, requests, acts and incidents; `operator.timeline.selected` filters it."""
         return (*self._followed.events, *refused(self._refusals), *met(IncidentBook(self.home.incidents).all()))
 
     @cached_property

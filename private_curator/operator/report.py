@@ -16,14 +16,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from private_curator.operator.charts import spent_over_time
-from private_curator.operator.facts import WHY_COUNTS_DIFFER, Health, Overview
-from private_curator.operator.record import Record
-from private_curator.operator.timeline import Category, selected
-from private_curator.storage.checks import Check
-from shared.errors import DataInvalid, SettingsError
-from shared.files import write_private
-from shared.ledger.receipts import is_signed
+from dpswd.private_curator.operator.charts import spent_over_time
+from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, Health, Overview
+from dpswd.private_curator.operator.record import Record
+from dpswd.private_curator.operator.timeline import Category, selected
+from dpswd.private_curator.storage.checks import Check
+from dpswd.shared.core.errors import DataInvalid, SettingsError
+from dpswd.shared.core.ledger.receipts import is_signed
+from dpswd.shared.files import write_private
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _PRINTING_S = 120.0

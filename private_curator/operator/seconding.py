@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from private_curator.settings import tree as configuration
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import SettingsError
-from shared.files import write_private
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.files import write_private
 
 WAITS = dt.timedelta(days=7)
 """How long a noted act waits; whoever meant it then notes it anew."""

@@ -28,7 +28,7 @@ class Told:
         self._next = time.monotonic() + each_s
 
     def __call__(self, done: int, total: int) -> None:
-        """See `private_curator.ledger.audit.Progress`."""
+        """See `dpswd.private_curator.books.audit.Progress`."""
         if time.monotonic() >= self._next:
             self._tell(self._text.format(done=done, total=total))
             self._next = time.monotonic() + self._each_s

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from private_curator.ledger.accounting import RENYI
-from private_curator.ledger.accounts import Account
-from private_curator.ledger.budget import Books
-from private_curator.ledger.statements import Kind
-from private_curator.storage.asks import Refusals
-from private_curator.storage.incidents import Incident
-from shared.errors import InvalidValue
-from shared.ledger.receipts import SignedEntry
+from dpswd.private_curator.core.ledger.accounting import RENYI
+from dpswd.private_curator.core.ledger.accounts import Account
+from dpswd.private_curator.core.ledger.budget import Books
+from dpswd.private_curator.core.ledger.statements import Kind
+from dpswd.private_curator.storage.asks import Refusals
+from dpswd.private_curator.storage.incidents import Incident
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.receipts import SignedEntry
 
 
 class Category(enum.StrEnum):

@@ -17,9 +17,17 @@ from typing import IO
 
 import numpy as np
 
-from private_curator.records.batches import SERVED_TYPES, Array, Batch, Format, Layout, check_finite, rows_per_batch
-from private_curator.records.mapped import MappedRecords, RecordsChanged
-from private_curator.records.problems import RecordsRefused, refusing
+from dpswd.private_curator.records.batches import (
+    SERVED_TYPES,
+    Array,
+    Batch,
+    Format,
+    Layout,
+    check_finite,
+    rows_per_batch,
+)
+from dpswd.private_curator.records.mapped import MappedRecords, RecordsChanged
+from dpswd.private_curator.records.problems import RecordsRefused, refusing
 
 _LOCAL_HEADER_BYTES = 30  # APPNOTE.TXT 4.3.7: fixed part of a zip member's local header
 _MAX_LABEL_BYTES = 64  # of one label in an array of texts

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from private_curator.records.problems import RecordsRefused
+from dpswd.private_curator.records.problems import RecordsRefused
 
 Array = npt.NDArray[np.generic]
 

@@ -12,11 +12,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from private_curator.records.batches import BATCH_BYTES, Batch, Layout, Source
-from private_curator.records.problems import RecordsRefused
-from private_curator.records.target import serving
-from private_curator.settings.groups import RecordsSettings
-from shared.errors import InvalidValue, SettingsError
+from dpswd.private_curator.records.batches import BATCH_BYTES, Batch, Layout, Source
+from dpswd.private_curator.records.problems import RecordsRefused
+from dpswd.private_curator.records.target import serving
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.core.errors import InvalidValue, SettingsError
 
 FloatArray = npt.NDArray[np.float32]
 SHORT_DIGEST = 16

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from private_curator.settings.groups import RecordsSettings
-from shared.errors import SettingsError
-from shared.files import write_private
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.files import write_private
 
 FINGERPRINT_FILE = "records.json"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from private_curator.records.batches import Batch, Format, Layout, Source
-from private_curator.records.opening import check_choice, format_of
-from private_curator.records.problems import RecordsRefused
-from private_curator.records.tables import TableSource
-from private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.records.batches import Batch, Format, Layout, Source
+from dpswd.private_curator.records.opening import check_choice, format_of
+from dpswd.private_curator.records.problems import RecordsRefused
+from dpswd.private_curator.records.tables import TableSource
+from dpswd.private_curator.settings.groups import RecordsSettings
 
 _NO_PERSON = "a record names no person; add the person, or drop the record"
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from private_curator.records.arrays import ArraySource
-from private_curator.records.mapped import MappedRecords
-from private_curator.records.opening import open_source
-from private_curator.settings.groups import RecordsSettings
-from shared.errors import DataInvalid, SettingsError
-from shared.protocol.limits import UNLABELLED
+from dpswd.private_curator.records.arrays import ArraySource
+from dpswd.private_curator.records.mapped import MappedRecords
+from dpswd.private_curator.records.opening import open_source
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.core.errors import DataInvalid, SettingsError
+from dpswd.shared.core.wire.limits import UNLABELLED
 
 _AT_A_TIME = 1 << 20  # labels in memory while they are checked
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from private_curator.records.arrays import ArraySource
-from private_curator.records.batches import Array, Batch, Format, Layout, Source
-from private_curator.records.problems import RecordsRefused
-from private_curator.settings.groups import RecordsSettings
-from shared.errors import SettingsError
+from dpswd.private_curator.records.arrays import ArraySource
+from dpswd.private_curator.records.batches import Array, Batch, Format, Layout, Source
+from dpswd.private_curator.records.problems import RecordsRefused
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.core.errors import SettingsError
 
 SUFFIXES: dict[str, Format] = {
     ".npy": Format.NPY,
@@ -44,11 +44,11 @@ def open_source(settings: RecordsSettings, *, home: Path) -> Source:
                 labels_file = None if settings.labels_file is None else home / settings.labels_file
                 return ArraySource(path, array=settings.array, labels=settings.labels_array, labels_file=labels_file)
             case Format.IMAGES:
-                from private_curator.records.images import ImageSource
+                from dpswd.private_curator.records.images import ImageSource
 
                 return ImageSource(path)
             case _:
-                from private_curator.records.tables import TableSource
+                from dpswd.private_curator.records.tables import TableSource
 
                 return TableSource(path, kind, settings)
     except ImportError as error:

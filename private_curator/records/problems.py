@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from shared.errors import DataInvalid
+from dpswd.shared.core.errors import DataInvalid
 
 
 class RecordsRefused(DataInvalid):

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from private_curator.records.batches import Array, Batch, Format, Layout, check_finite, rows_per_batch
-from private_curator.records.persons import person_note
-from private_curator.records.problems import RecordsRefused, refusing
-from private_curator.records.text import CsvTable
-from private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.records.batches import Array, Batch, Format, Layout, check_finite, rows_per_batch
+from dpswd.private_curator.records.persons import person_note
+from dpswd.private_curator.records.problems import RecordsRefused, refusing
+from dpswd.private_curator.records.text import CsvTable
+from dpswd.private_curator.settings.groups import RecordsSettings
 
 _READ_BYTES = 1 << 16  # of each column at a time: a row group may be as large as the file
 _BATCH_ROWS = 4096

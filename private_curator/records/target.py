@@ -1,7 +1,7 @@
 """The private records: opened, checked, and read by index.
 
-Formats are those of `private_curator.records`; nothing is unpickled. Records that lie as plain values in a file are
-read from their places, so a data set may be far larger than memory. Errors name the file and the property that is
+Formats are those of `dpswd.private_curator.records`; nothing is unpickled. Records that lie as plain values in a file
+are read from their places, so a data set may be far larger than memory. Errors name the file and the property that is
 wrong, never a value.
 """
 
@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from private_curator.records.arrays import ArraySource
-from private_curator.records.batches import Array, Layout, Source
-from private_curator.records.fingerprint import Fingerprint
-from private_curator.records.mapped import MappedRecords
-from private_curator.records.opening import ContentDigest, digested, gather, open_source
-from private_curator.settings.groups import RecordsSettings
-from shared.errors import DataInvalid, SettingsError
+from dpswd.private_curator.records.arrays import ArraySource
+from dpswd.private_curator.records.batches import Array, Layout, Source
+from dpswd.private_curator.records.fingerprint import Fingerprint
+from dpswd.private_curator.records.mapped import MappedRecords
+from dpswd.private_curator.records.opening import ContentDigest, digested, gather, open_source
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.core.errors import DataInvalid, SettingsError
 
 _UINT8_RANGE = (0.0, 255.0)
 
@@ -80,7 +80,7 @@ class Target:
 def load(settings: RecordsSettings, *, home: Path) -> Target:
     """Opens and checks the records that the settings name.
 
-    What was checked before and has not changed since (`private_curator.records.fingerprint`) is not read again.
+    What was checked before and has not changed since (`dpswd.private_curator.records.fingerprint`) is not read again.
 
     Raises:
         DataInvalid: no such file or array, a wrong type, fewer than two records, values that are not finite, a

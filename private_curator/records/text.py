@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from private_curator.records.problems import RecordsRefused, refusing
+from dpswd.private_curator.records.problems import RecordsRefused, refusing
 
 _BLOCK_BYTES = 4 << 20
 _MAX_FIRST_LINE = 8 << 20  # characters; a longer first line is no line of a table

@@ -17,12 +17,12 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from private_curator.observability.requests import OK, outcome_of_reply
-from private_curator.serving.authentication import presented
-from private_curator.storage.asks import Ask
-from shared.errors import BudgetExhausted
-from shared.protocol.checks import one_line
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.private_curator.observability.requests import OK, outcome_of_reply
+from dpswd.private_curator.serving.authentication import presented
+from dpswd.private_curator.storage.asks import Ask
+from dpswd.shared.core.errors import BudgetExhausted
+from dpswd.shared.core.wire.checks import one_line
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 _REMEMBERED = 1024  # dry runs whose repeats are told at the level of details
 _log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cryptography import x509
 
-from private_curator.ledger.statements import Client
-from shared.certificates import common_name, fingerprint
-from shared.errors import CredentialsInvalid
+from dpswd.private_curator.core.ledger.statements import Client
+from dpswd.shared.certificates import common_name, fingerprint
+from dpswd.shared.core.errors import CredentialsInvalid
 
 PEER_CERTIFICATE = "x509_pem_cert"  # gRPC's key for the peer's certificate in the authentication context
 

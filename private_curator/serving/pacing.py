@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from shared.extractor.steady import LARGEST_RATIO
+from dpswd.shared.sandbox.steady import LARGEST_RATIO
 
 SHORTEST_QUANTUM_S = 0.05
 """Of automatic quanta; below it the ledger's own writing shows."""

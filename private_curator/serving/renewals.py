@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
 
-from private_curator.storage.certificates import CertificateAuthority, read_request
-from shared.certificates import common_name, fingerprint
-from shared.errors import InvalidValue
-from shared.renewal import Renewal
+from dpswd.private_curator.storage.certificates import CertificateAuthority, read_request
+from dpswd.shared.certificates import common_name, fingerprint
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.renewal import Renewal
 
 
 @dataclass(frozen=True)

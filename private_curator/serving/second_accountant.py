@@ -2,7 +2,7 @@
 
 The check needs public numbers only: a step goes there as the ledger's JSON, and twenty-four numbers come back. The
 process is a fresh interpreter with an environment of its own; of the curator's open files it inherits three pipes.
-``python -m private_curator.serving.second_accountant`` is that process.
+``python -m dpswd.private_curator.serving.second_accountant`` is that process.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import subprocess
 import sys
 import threading
 
-from shared.errors import AccountantsDisagree, DpswdError
-from shared.privacy.crosscheck import ORDERS, CrossCheck, Figures, check_with_autodp, figures
-from shared.privacy.event_json import event_from_json, event_to_json
-from shared.privacy.events import RunEvent, StepEvent
+from dpswd.shared.accounting.crosscheck import ORDERS, CrossCheck, Figures, check_with_autodp, figures
+from dpswd.shared.core.errors import AccountantsDisagree, DpswdError
+from dpswd.shared.core.privacy.event_json import event_from_json, event_to_json
+from dpswd.shared.core.privacy.events import RunEvent, StepEvent
 
-PROGRAM = (sys.executable, "-P", "-m", "private_curator.serving.second_accountant")
+PROGRAM = (sys.executable, "-P", "-m", "dpswd.private_curator.serving.second_accountant")
 
 _ANSWER_S = 120.0  # the first answer waits for the import, on a cold disk and a busy machine
 _CACHED = 256  # events whose check is remembered; a disagreement never is

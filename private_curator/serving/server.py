@@ -11,45 +11,43 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
-from pathlib import Path
 from types import FrameType
 
 import grpc
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-import shared
-from private_curator.cluster.choice import cluster_of
-from private_curator.ledger.ledger import Ledger
-from private_curator.observability import logs
-from private_curator.observability.metrics import Metrics, MetricsServer
-from private_curator.observability.requests import OK, RequestWatch, tracing_of
-from private_curator.records import target
-from private_curator.records.contract import require_kept
-from private_curator.records.labels import class_count, load_labels
-from private_curator.serving.asking import AskLog
-from private_curator.serving.pacing import Pacer
-from private_curator.serving.second_accountant import SecondAccountant
-from private_curator.serving.service import CuratorService
-from private_curator.serving.turns import Turns
-from private_curator.settings.permissions import check_permissions
-from private_curator.settings.tree import CuratorSettings
-from private_curator.steps.extraction import ExtractorCatalogue
-from private_curator.steps.randomness import fresh_seed, noise_for
-from private_curator.steps.release import ReleasePipeline, no_checkpoint
-from private_curator.storage.asks import Ask
-from private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
-from private_curator.storage.home_directory import SAFE_UMASK, HomeDirectory
-from private_curator.storage.incidents import IncidentBook
-from private_curator.storage.uploads import UploadStore
-from private_curator.worker.choice import make_engine, report
-from shared.devices import compute_in_full_float32, resolve_device
-from shared.errors import SettingsError
-from shared.files import write_public
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.interface import AnyMechanism, DataSetFacts
-from shared.protocol.v1 import curator_pb2 as pb
-from shared.steps.computing import Laboratory
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.cluster.choice import cluster_of
+from dpswd.private_curator.core.steps.randomness import fresh_seed, noise_for
+from dpswd.private_curator.core.steps.release import ReleasePipeline, no_checkpoint
+from dpswd.private_curator.observability import logs
+from dpswd.private_curator.observability.metrics import Metrics, MetricsServer
+from dpswd.private_curator.observability.requests import OK, RequestWatch, tracing_of
+from dpswd.private_curator.records import target
+from dpswd.private_curator.records.contract import require_kept
+from dpswd.private_curator.records.labels import class_count, load_labels
+from dpswd.private_curator.sandbox.choice import make_engine, report
+from dpswd.private_curator.serving.asking import AskLog
+from dpswd.private_curator.serving.pacing import Pacer
+from dpswd.private_curator.serving.second_accountant import SecondAccountant
+from dpswd.private_curator.serving.service import CuratorService
+from dpswd.private_curator.serving.turns import Turns
+from dpswd.private_curator.settings.permissions import check_permissions
+from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.private_curator.steps.extraction import ExtractorCatalogue
+from dpswd.private_curator.storage.asks import Ask
+from dpswd.private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
+from dpswd.private_curator.storage.home_directory import SAFE_UMASK, HomeDirectory
+from dpswd.private_curator.storage.incidents import IncidentBook
+from dpswd.private_curator.storage.uploads import UploadStore
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts
+from dpswd.shared.core.steps.computing import Laboratory
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.devices import compute_in_full_float32, resolve_device
+from dpswd.shared.files import write_public
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["CuratorService"].full_name
 
@@ -83,7 +81,6 @@ class CuratorServer:
         mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
         ledger: Ledger | None = None,
     ) -> None:
-        _check_imports()
         check_permissions(settings.clients, mechanisms)
         device = resolve_device(settings.compute.device)
         compute_in_full_float32()
@@ -312,15 +309,6 @@ def run_until_signal(server: CuratorServer) -> None:
         sys.stderr.flush()
         # Its thread cannot be ended, and waiting for it would break the promise of listen.shutdown_seconds.
         os._exit(0)
-
-
-def _check_imports() -> None:
-    """The name ``shared`` is common: another distribution's package of that name must not stand in for ours."""
-    loaded, ours = Path(shared.__file__ or "").resolve().parent, Path(__file__).resolve().parents[2] / "shared"
-    if loaded != ours.resolve():
-        raise SettingsError(
-            f"another package named 'shared' is loaded from {loaded}; uninstall it, or use an environment of its own"
-        )
 
 
 def _bracketed(host: str) -> str:

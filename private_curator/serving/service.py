@@ -1,8 +1,8 @@
 """The RPCs: authenticate, decode, decide, answer; and the one boundary where errors are translated.
 
-An error of the table in `shared.protocol.status` was made from public values and travels in its own words. Everything
-else may hold a record's values in its text: the client gets a constant text with an incident number, the operator the
-types and places of the exceptions.
+An error of the table in `dpswd.shared.protocol.status` was made from public values and travels in its own words.
+Everything else may hold a record's values in its text: the client gets a constant text with an incident number, the
+operator the types and places of the exceptions.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import AccountStatus, Client, DataSetState, Request, Run
-from private_curator.observability.requests import OK, UNKNOWN
-from private_curator.serving import wire
-from private_curator.serving.asking import AskLog, described, said_by
-from private_curator.serving.authentication import authenticate
-from private_curator.serving.pacing import Pacer
-from private_curator.serving.turns import Turns
-from private_curator.settings.groups import LimitSettings
-from private_curator.settings.permissions import permitted, require_permitted
-from private_curator.settings.tree import CuratorSettings
-from private_curator.steps.extraction import ExtractorCatalogue
-from private_curator.steps.release import ReleasePipeline
-from private_curator.storage.incidents import IncidentBook
-from private_curator.storage.uploads import Kind, UploadStore
-from private_curator.worker.sessions import ExtractorSource
-from shared.errors import (
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.statements import AccountStatus, Client, DataSetState, Request, Run
+from dpswd.private_curator.core.steps.release import ReleasePipeline
+from dpswd.private_curator.observability.requests import OK, UNKNOWN
+from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.private_curator.serving import wire
+from dpswd.private_curator.serving.asking import AskLog, described, said_by
+from dpswd.private_curator.serving.authentication import authenticate
+from dpswd.private_curator.serving.pacing import Pacer
+from dpswd.private_curator.serving.turns import Turns
+from dpswd.private_curator.settings.groups import LimitSettings
+from dpswd.private_curator.settings.permissions import permitted, require_permitted
+from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.private_curator.steps.extraction import ExtractorCatalogue
+from dpswd.private_curator.storage.incidents import IncidentBook
+from dpswd.private_curator.storage.uploads import Kind, UploadStore
+from dpswd.shared.core.errors import (
     AccountantsDisagree,
     DpswdError,
     GrantNotHeld,
@@ -49,16 +49,17 @@ from shared.errors import (
     LedgerUnavailable,
     RequestInvalid,
 )
-from shared.ledger.receipts import MAX_STATEMENT_BYTES
-from shared.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, PublicArrays
-from shared.privacy.events import RunEvent
-from shared.protocol import arrays, limits, status
-from shared.protocol.checks import invalid, one_line, positive
-from shared.protocol.contract import DataContract
-from shared.protocol.messages import RunParameters, run_digest, step_digest
-from shared.protocol.payloads import float_bytes
-from shared.protocol.v1 import curator_pb2 as pb
-from shared.steps.admission import AdmittedRun, admit_run, admit_step, check_request_id, offered
+from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, PublicArrays
+from dpswd.shared.core.privacy.events import RunEvent
+from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step, check_request_id, offered
+from dpswd.shared.core.wire import arrays, limits
+from dpswd.shared.core.wire.checks import invalid, one_line, positive
+from dpswd.shared.core.wire.messages import RunParameters, run_digest, step_digest
+from dpswd.shared.core.wire.payloads import float_bytes
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol import status
+from dpswd.shared.protocol.contract import DataContract
 
 _log = logging.getLogger(__name__)
 

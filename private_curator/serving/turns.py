@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from shared.errors import RequestInProgress, TooManyRequests
+from dpswd.shared.core.errors import RequestInProgress, TooManyRequests
 
 _WAIT_S = 2.0
 """How long a request waits for room before it is told to come again: others are received within that, or are slow."""

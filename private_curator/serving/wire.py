@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import re
 
-from private_curator.ledger.statements import AccountStatus, BudgetRequest, Run, StoredReply
-from shared.errors import InvalidValue
-from shared.ledger.receipts import MAX_STATEMENT_BYTES, SignedEntry
-from shared.protocol.checks import invalid
-from shared.protocol.messages import RunParameters
-from shared.protocol.receipts import encode_receipt
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.private_curator.core.ledger.statements import AccountStatus, BudgetRequest, Run, StoredReply
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES, SignedEntry
+from dpswd.shared.core.wire.checks import invalid
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol.receipts import encode_receipt
 
 _PATH = re.compile(r"(?<![\w.])/[^\s;,()]+")
 

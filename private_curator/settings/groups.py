@@ -1,6 +1,6 @@
 """The curator's settings groups: every field with its default, range, unit and meaning.
 
-`private_curator.settings.tree` makes one tree of them.
+`dpswd.private_curator.settings.tree` makes one tree of them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from shared.configuration import SettingsGroup, setting
-from shared.protocol import limits
+from dpswd.shared.configuration import SettingsGroup, setting
+from dpswd.shared.core.wire import limits
 
 _MEBIBYTE = 1024 * 1024
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from private_curator.settings.groups import PermissionSettings
-from shared.errors import RequestInvalid, SettingsError
+from dpswd.private_curator.settings.groups import PermissionSettings
+from dpswd.shared.core.errors import RequestInvalid, SettingsError
 
 _Mechanism = TypeVar("_Mechanism")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic_settings import SettingsConfigDict
 
-from private_curator.settings import groups
-from shared.configuration import SettingsTree
-from shared.errors import SettingsError
+from dpswd.private_curator.settings import groups
+from dpswd.shared.configuration import SettingsTree
+from dpswd.shared.core.errors import SettingsError
 
 SETTINGS_FILE = "curator.toml"
 

@@ -1,22 +1,22 @@
 """Extractors by digest: checked when they are uploaded, found again in the store, approved by the operator.
 
 The curator's own process reads a graph's shapes and no more. Graphs are built and evaluated, one record at a time, by
-an engine (private_curator/worker): in a process of its own, or in this one.
+an engine (private_curator/sandbox): in a process of its own, or in this one.
 """
 
 from __future__ import annotations
 
 import functools
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.storage.uploads import Kind, UploadStore
-from private_curator.worker.process import LimitReached
-from private_curator.worker.sessions import Engine, ExtractorSource
-from shared.errors import ExtractorNotApproved, ExtractorUnknown, InvalidValue
-from shared.extractor.graph import ExtractorGraph
-from shared.mechanisms.interface import ModelFacts
-from shared.protocol.checks import invalid
-from shared.protocol.messages import RunParameters
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.sandbox.sessions import Engine, ExtractorSource
+from dpswd.private_curator.storage.uploads import Kind, UploadStore
+from dpswd.shared.core.errors import ExtractorNotApproved, ExtractorUnknown, InvalidValue
+from dpswd.shared.core.mechanisms.interface import ModelFacts
+from dpswd.shared.core.wire.checks import invalid
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.sandbox.graph import ExtractorGraph
 
 MAX_KNOWN = 64  # extractors whose shapes are remembered; a few kilobytes each
 

@@ -1,7 +1,8 @@
 """A sum over every record, shard by shard: on this machine, or wherever an executor computes shards.
 
 Sums are exact integers, so it does not matter who computes a shard, how often it was begun or which of two copies came
-first: exactly one sum of each shard enters the total, and `shared.mechanisms.linear.added` refuses anything else.
+first: exactly one sum of each shard enters the total, and `dpswd.shared.core.mechanisms.linear.added` refuses anything
+    else.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import Protocol
 
 import torch
 
-from private_curator.worker.denormals import flushed_denormals
-from private_curator.worker.process import LimitReached
-from private_curator.worker.sessions import Engine, ExtractorSource
-from shared.errors import ExtractionStopped
-from shared.mechanisms.linear import Shard, ShardSum, shards
-from shared.steps.computing import Labels, LinearRun, Records, summed
+from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.sandbox.sessions import Engine, ExtractorSource
+from dpswd.shared.core.errors import ExtractionStopped
+from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, shards
+from dpswd.shared.core.steps.computing import Labels, LinearRun, Records, summed
 
 MAX_ATTEMPTS = 4
 """How often one shard is computed before the step fails: what ends that many processes ends the next one too."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shared.mechanisms.interface import LabelArray
-from shared.steps.admission import AdmittedRun
+from dpswd.shared.core.mechanisms.interface import LabelArray
+from dpswd.shared.core.steps.admission import AdmittedRun
 
 MAX_REMEMBERED = 256  # kinds of steps
 _MOST_RECORDS = 4096  # of a step that reads all records: part of them is enough to know its time
@@ -32,7 +32,7 @@ KINDS: Mapping[str, float | None] = {"random": None, "huge": 3e38, "not a number
 
 @dataclass(frozen=True)
 class MadeRecords:
-    """Made numbers in the place of the records; see `shared.steps.computing.Records`.
+    """Made numbers in the place of the records; see `dpswd.shared.core.steps.computing.Records`.
 
     Attributes:
         count: of records.

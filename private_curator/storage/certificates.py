@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from shared.certificates import common_name, fingerprint, named, private_pem
-from shared.errors import InvalidValue, SettingsError
-from shared.files import write_private, write_public
+from dpswd.shared.certificates import common_name, fingerprint, named, private_pem
+from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.files import write_private, write_public
 
 AUTHORITY_DAYS = 3650  # ten years: renewing it means new certificates for everybody
 LEAF_DAYS = 397  # the longest that browsers accept; long enough for a study, short enough to be renewed once a year

@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shared.files import write_private
+from dpswd.shared.files import write_private
 
 
 @dataclass(frozen=True, kw_only=True)

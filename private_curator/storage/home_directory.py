@@ -11,28 +11,28 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from private_curator.ledger.database import LedgerLocation
-from private_curator.ledger.heads import SYSTEM_LOG, Heads
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.reading import LedgerReading, read_ledger
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.store import no_checkpoint
-from private_curator.ledger.witness import Witness
-from private_curator.records import target
-from private_curator.records.labels import load_labels
-from private_curator.settings import tree as configuration
-from private_curator.settings.groups import LedgerSettings, RecordsSettings
-from private_curator.settings.tree import SETTINGS_FILE, CuratorSettings
-from private_curator.storage.asks import AskBook
-from private_curator.storage.certificates import CertificateAuthority
-from private_curator.storage.checks import CheckNotes
-from private_curator.storage.notices import Notices
-from shared.certificates import private_pem
-from shared.errors import InvalidValue, SettingsError
-from shared.files import write_private
-from shared.ledger.receipts import SignedEntry
-from shared.privacy.budget import PrivacyBudget
-from shared.privacy.persons import allowed_for_record
+from dpswd.private_curator.books.heads import SYSTEM_LOG, Heads
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.books.reading import LedgerReading, read_ledger
+from dpswd.private_curator.books.witness import Witness
+from dpswd.private_curator.core.ledger.database import LedgerLocation
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.core.ledger.store import no_checkpoint
+from dpswd.private_curator.records import target
+from dpswd.private_curator.records.labels import load_labels
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.settings.groups import LedgerSettings, RecordsSettings
+from dpswd.private_curator.settings.tree import SETTINGS_FILE, CuratorSettings
+from dpswd.private_curator.storage.asks import AskBook
+from dpswd.private_curator.storage.certificates import CertificateAuthority
+from dpswd.private_curator.storage.checks import CheckNotes
+from dpswd.private_curator.storage.notices import Notices
+from dpswd.shared.certificates import private_pem
+from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.core.ledger.receipts import SignedEntry
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.persons import allowed_for_record
+from dpswd.shared.files import write_private
 
 MAX_OPERATOR_LENGTH = 100
 """Characters of an operator's name in the ledger."""
@@ -103,7 +103,7 @@ class HomeDirectory:
         if chosen.url is None:
             return SqliteFile(self.ledger)
         try:
-            from private_curator.ledger.postgres_schema import PostgresSchema
+            from dpswd.private_curator.postgres.schema import PostgresSchema
         except ImportError as error:
             raise SettingsError(
                 "ledger.url needs psycopg, which is not installed; install dpswd[curator], or leave ledger.url out"
@@ -125,7 +125,7 @@ class HomeDirectory:
             chosen: the settings in force; by default those of the home.
             checkpoint: called at named points; tests stop the process there.
             witnessed: whether a ledger is refused that was put back to an older state.
-            followed: see `private_curator.ledger.store.LedgerOptions`.
+            followed: see `dpswd.private_curator.core.ledger.store.LedgerOptions`.
 
         Raises:
             SettingsError: the home is none, its settings cannot work, or its key is missing.
@@ -153,7 +153,7 @@ class HomeDirectory:
 
         Raises:
             SettingsError: the home is none, or its settings cannot work.
-            LedgerUnavailable, LedgerCorrupt: see `private_curator.ledger.reading.read_ledger`.
+            LedgerUnavailable, LedgerCorrupt: see `dpswd.private_curator.books.reading.read_ledger`.
         """
         return read_ledger(self.ledger_location())
 

@@ -16,9 +16,9 @@ import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from private_curator.worker.error_chain import MAX_ERRORS, error_chain
-from private_curator.worker.process import WorkerFailed
-from shared.errors import InvalidValue
+from dpswd.private_curator.sandbox.error_chain import MAX_ERRORS, error_chain
+from dpswd.private_curator.sandbox.process import WorkerFailed
+from dpswd.shared.core.errors import InvalidValue
 
 _NUMBER_BYTES = 6  # 48 random bits: a client cannot count incidents, an operator can still read one out on the phone
 _MAX_FRAME_LENGTH = 200  # characters that are kept of a worker's words

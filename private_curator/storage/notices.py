@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from private_curator.ledger.statements import ASKED_BY_CLIENTS, AccountStatus, Kind, LedgerStatus
-from private_curator.storage.asks import Ask
-from shared.ledger.receipts import SignedEntry
+from dpswd.private_curator.core.ledger.statements import ASKED_BY_CLIENTS, AccountStatus, Kind, LedgerStatus
+from dpswd.private_curator.storage.asks import Ask
+from dpswd.shared.core.ledger.receipts import SignedEntry
 
 MOST_WAITING = 100
 """Notices that wait for the program; further ones are dropped, and the log says so."""

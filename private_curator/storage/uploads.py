@@ -17,9 +17,9 @@ import hashlib
 import threading
 from pathlib import Path
 
-from private_curator.storage.certificates import check_client_name
-from shared.errors import LedgerUnavailable, RequestInvalid
-from shared.files import write_private
+from dpswd.private_curator.storage.certificates import check_client_name
+from dpswd.shared.core.errors import LedgerUnavailable, RequestInvalid
+from dpswd.shared.files import write_private
 
 
 class Kind(enum.Enum):

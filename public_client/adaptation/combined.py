@@ -22,19 +22,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from public_client.adaptation.domain_adaptation import DomainAdaptation
-from public_client.adaptation.hospital import Hospital
-from public_client.data.checks import checked
-from public_client.data.datasets import Batches
-from public_client.data.source import train_source, usual_epochs
-from public_client.methods.comparison import Compare, Comparison
-from public_client.methods.replay import Replay
-from public_client.methods.statistics import Statistics
-from public_client.replay.delivery import before_target_alone
-from public_client.training.method import Method
-from public_client.training.sites import Model
-from shared.devices import resolve_device
-from shared.errors import BudgetExhausted, InvalidValue, SettingsError
+from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.data.checks import checked
+from dpswd.public_client.data.datasets import Batches
+from dpswd.public_client.data.source import train_source, usual_epochs
+from dpswd.public_client.methods.comparison import Compare, Comparison
+from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.methods.statistics import Statistics
+from dpswd.public_client.replay.delivery import before_target_alone
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.sites import Model
+from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, SettingsError
+from dpswd.shared.devices import resolve_device
 
 _SHARES = {"records": 0.35, "labels": 0.3, "evaluation": 0.35}
 

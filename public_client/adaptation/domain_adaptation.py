@@ -1,4 +1,4 @@
-"""Domain adaptation against one hospital or several, as an estimator; `public_client.methods` holds what trains.
+"""Domain adaptation against one hospital or several, as an estimator; `dpswd.public_client.methods` holds what trains.
 
 Usage::
 
@@ -22,30 +22,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from public_client.adaptation.federation import Federation
-from public_client.adaptation.hospital import Hospital
-from public_client.curator.stub import Curator
-from public_client.data import accuracy as evaluation
-from public_client.data.checks import CheckedBatches, checked, require_contract, require_features
-from public_client.data.datasets import Batches
-from public_client.data.ranks import Ranks
-from public_client.data.source import collect, train_source, usual_epochs
-from public_client.plans.declarable import Declarable
-from public_client.plans.plan import Plan
-from public_client.replay.delivery import before_target_alone
-from public_client.replay.views import View
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.distributed import SharedTransport
-from public_client.training.history import HistoryPoint
-from public_client.training.logs import Recorder
-from public_client.training.loop import Evaluate, Training
-from public_client.training.method import Method
-from public_client.training.saved_model import save_adapted
-from public_client.training.sites import ADAPTED, ALONE, Group, Model, Site, ask_first, train_groups
-from shared.devices import resolve_device
-from shared.errors import InvalidValue, SettingsError
-from shared.models.source_statistics import SourceStatistics
-from shared.protocol.contract import DataContract
+from dpswd.public_client.adaptation.federation import Federation
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data import accuracy as evaluation
+from dpswd.public_client.data.checks import CheckedBatches, checked, require_contract, require_features
+from dpswd.public_client.data.datasets import Batches
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.data.source import collect, train_source, usual_epochs
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.replay.delivery import before_target_alone
+from dpswd.public_client.replay.views import View
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.distributed import SharedTransport
+from dpswd.public_client.training.history import HistoryPoint
+from dpswd.public_client.training.logs import Recorder
+from dpswd.public_client.training.loop import Evaluate, Training
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.saved_model import save_adapted
+from dpswd.public_client.training.sites import ADAPTED, ALONE, Group, Model, Site, ask_first, train_groups
+from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.devices import resolve_device
+from dpswd.shared.models.source_statistics import SourceStatistics
+from dpswd.shared.protocol.contract import DataContract
 
 _log = logging.getLogger(__name__)
 _SUMMED_UP = 2048  # source records in the saved model's statistics
@@ -418,7 +418,9 @@ def _method(plans: Mapping[str, Plan]) -> Method:
         raise SettingsError(f"the sites' plans differ in their method ({', '.join(map(str, methods))}); plan alike")
     (method,) = methods
     if not isinstance(method, Method):
-        raise SettingsError(f"a plan of {method.name} trains nothing; plan with a method of public_client.methods")
+        raise SettingsError(
+            f"a plan of {method.name} trains nothing; plan with a method of dpswd.public_client.methods"
+        )
     return method
 
 

@@ -22,16 +22,16 @@ from typing import Literal, TypeVar, get_args
 
 from torch import Tensor, nn
 
-from public_client.adaptation.hospital import Hospital
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.data.ranks import Ranks
-from public_client.plans.plan import Plan
-from public_client.training.asking import ask_each
-from public_client.training.distributed import shared_curators
-from public_client.training.method import Method
-from public_client.training.sites import STRAGGLER_S, Group, Site
-from shared.errors import CuratorUnavailable, DpswdError, InvalidValue, ProtocolError, SettingsError
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.training.asking import ask_each
+from dpswd.public_client.training.distributed import shared_curators
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.sites import STRAGGLER_S, Group, Site
+from dpswd.shared.core.errors import CuratorUnavailable, DpswdError, InvalidValue, ProtocolError, SettingsError
 
 Absent = Literal["set aside", "refuse"]
 """What is done where a site is down before anything is charged."""
@@ -182,7 +182,7 @@ class Federation(AbstractContextManager["Federation"]):
         absent: Absent = "set aside",
         purpose: str = "",
     ) -> Federation:
-        """One connection to each site for all processes of torchrun (`public_client.training.distributed`).
+        """One connection to each site for all processes of torchrun (`dpswd.public_client.training.distributed`).
 
         Args:
             addresses: as for `connect`, as are all others.

@@ -23,23 +23,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.data.accuracy import features
-from public_client.data.checks import require_contract, require_features
-from public_client.generation import GenerationMethod, Generator, Replayed
-from public_client.generation.generating import generate, plan_generator
-from public_client.methods.comparison import Comparison, compare
-from public_client.methods.evaluation import Evaluate, EvaluationIds, evaluate, quoted_for
-from public_client.methods.evaluation_report import Report
-from public_client.methods.replay import Replay
-from public_client.methods.transport import Transport, Transported, transported
-from public_client.plans.declarable import quoted
-from public_client.plans.plan import Plan, make_plan
-from public_client.training.distributed import shared_curators
-from public_client.training.method import Method
-from public_client.training.run import ChargedRun
-from shared.errors import InvalidValue
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.accuracy import features
+from dpswd.public_client.data.checks import require_contract, require_features
+from dpswd.public_client.generation import GenerationMethod, Generator, Replayed
+from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.methods.comparison import Comparison, compare
+from dpswd.public_client.methods.evaluation import Evaluate, EvaluationIds, evaluate, quoted_for
+from dpswd.public_client.methods.evaluation_report import Report
+from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.methods.transport import Transport, Transported, transported
+from dpswd.public_client.plans.declarable import quoted
+from dpswd.public_client.plans.plan import Plan, make_plan
+from dpswd.public_client.training.distributed import shared_curators
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.run import ChargedRun
+from dpswd.shared.core.errors import InvalidValue
 
 
 class Hospital(AbstractContextManager["Hospital"]):
@@ -101,7 +101,7 @@ class Hospital(AbstractContextManager["Hospital"]):
     def connect_from_rank_0(
         cls, address: str, *, credentials: str | Path, run_directory: str | Path | None = None, purpose: str = ""
     ) -> Hospital:
-        """One connection for all processes of torchrun (`public_client.training.distributed`).
+        """One connection for all processes of torchrun (`dpswd.public_client.training.distributed`).
 
         Args:
             address: ``host:port``.
@@ -153,7 +153,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         """Plans a run; nothing is spent.
 
         Args:
-            method: a value of `public_client.methods` with its settings; `Replay()` by default.
+            method: a value of `dpswd.public_client.methods` with its settings; `Replay()` by default.
             epsilon: what the run may cost.
             steps: T; the method's usual number by default.
             batch_size: b, records of each step's secret sample; the method's usual number by default.
@@ -181,7 +181,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         Args:
             plan: from `plan`.
             extractor: the module that the hospital's records go through, in evaluation mode; what the method adapts are
-                its own parameters (for `Adapter` those of `public_client.training.adapters.with_adapters`).
+                its own parameters (for `Adapter` those of `dpswd.public_client.training.adapters.with_adapters`).
             source: (m, ...) public source records, by which what `DomainAdaptation.fit` refuses is refused here too:
                 another scale than the hospital declares, and features that are the same for every record. Without
                 them nothing of this can be known, and such a run is charged.
@@ -209,7 +209,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         """What fitting a generator of labelled records would release and cost; nothing is spent.
 
         Args:
-            method: a value of `public_client.generation` with its settings; `Replayed()` by default.
+            method: a value of `dpswd.public_client.generation` with its settings; `Replayed()` by default.
             epsilon: what the whole run may cost.
             extractor: the team's own, in the place of the method's public features.
 

@@ -15,19 +15,19 @@ from pathlib import Path
 
 from torch import nn
 
-from public_client.adaptation.hospital import Hospital
-from public_client.curator.receipts import RECEIPTS_FILE, ReceiptFile, read_pinned
-from public_client.curator.release_file import ReleaseFile, same_but_for_map
-from public_client.curator.stub import Curator
-from public_client.curator.values import UploadedExtractor
-from public_client.methods.replay import Replay
-from public_client.plans.plan import Plan
-from public_client.training.method import Method
-from shared.errors import InvalidValue
-from shared.extractor.graph import ExtractorGraph
-from shared.extractor.tracing import trace
-from shared.extractor.weights import weights_from_bytes
-from shared.protocol.publications import Proposal
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.curator.receipts import RECEIPTS_FILE, ReceiptFile, read_pinned
+from dpswd.public_client.curator.release_file import ReleaseFile, same_but_for_map
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import UploadedExtractor
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.training.method import Method
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.protocol.publications import Proposal
+from dpswd.shared.sandbox.graph import ExtractorGraph
+from dpswd.shared.sandbox.weights import weights_from_bytes
 
 
 class PublishedHospital(Hospital):

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import click
 
-from public_client.cli.options import echo_json, format_option
-from shared.privacy.bounds import Bound
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.calibration import epsilon as epsilon_of
-from shared.privacy.events import RowProjections, RunEvent, StepEvent
+from dpswd.public_client.cli.options import echo_json, format_option
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.accounting.calibration import epsilon as epsilon_of
+from dpswd.shared.core.privacy.bounds import Bound
+from dpswd.shared.core.privacy.events import RowProjections, RunEvent, StepEvent
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _BOUNDS = [bound.value for bound in Bound]

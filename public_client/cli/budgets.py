@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from public_client.cli.options import connect, curator_options, format_option, tell
-from shared.errors import rounded
+from dpswd.public_client.cli.options import connect, curator_options, format_option, tell
+from dpswd.shared.core.errors import rounded
 
 if TYPE_CHECKING:
-    from public_client.curator.values import BudgetAnswer
+    from dpswd.public_client.curator.values import BudgetAnswer
 
 
 @click.group()

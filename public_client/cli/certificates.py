@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from public_client.cli.hospital import init
-from public_client.cli.options import CREDENTIALS_HELP, DIRECTORY, FILE, format_option, tell
-from public_client.curator.identity import Identity
+from dpswd.public_client.cli.hospital import init
+from dpswd.public_client.cli.options import CREDENTIALS_HELP, DIRECTORY, FILE, format_option, tell
+from dpswd.public_client.curator.identity import Identity
 
 _credentials_option = click.option("--credentials", type=DIRECTORY, required=True, help=CREDENTIALS_HELP)
 
@@ -31,7 +31,7 @@ def renew(credentials: Path, output: str) -> None:
     The present certificate goes on working. When it has expired, send client.csr instead: the operator then has to make
     sure who asks.
     """
-    from public_client.curator.identity import REQUEST, renew
+    from dpswd.public_client.curator.identity import REQUEST, renew
 
     path = renew(credentials)
     text = (
@@ -47,7 +47,7 @@ def renew(credentials: Path, output: str) -> None:
 @format_option
 def install(certificate: Path, credentials: Path, output: str) -> None:
     """Puts the renewed CERTIFICATE and its key in the place of the old pair, which is kept as *.previous."""
-    from public_client.curator.identity import install
+    from dpswd.public_client.curator.identity import install
 
     _show(install(certificate, credentials), output)
 
@@ -57,8 +57,8 @@ def install(certificate: Path, credentials: Path, output: str) -> None:
 @format_option
 def show(credentials: Path, output: str) -> None:
     """Name, expiry and fingerprint of the certificate; before there is one, the fingerprint of the request."""
-    from public_client.curator.identity import CERTIFICATE, REQUEST, read_identity
-    from shared.certificates import request_fingerprint
+    from dpswd.public_client.curator.identity import CERTIFICATE, REQUEST, read_identity
+    from dpswd.shared.certificates import request_fingerprint
 
     request = credentials / REQUEST
     if request.is_file() and not (credentials / CERTIFICATE).exists():
@@ -69,7 +69,7 @@ def show(credentials: Path, output: str) -> None:
 
 
 def _show(identity: Identity, output: str) -> None:
-    from public_client.curator.identity import RENEW_BEFORE
+    from dpswd.public_client.curator.identity import RENEW_BEFORE
 
     left = identity.expires - dt.datetime.now(dt.UTC)
     known = {"name": identity.name, "fingerprint": identity.fingerprint, "expires": identity.expires.isoformat()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from public_client.cli.options import echo_json
-from public_client.settings import ClientSettings, load, settings_file
-from shared.configuration import explained, markdown
+from dpswd.public_client.cli.options import echo_json
+from dpswd.public_client.settings import ClientSettings, load, settings_file
+from dpswd.shared.configuration import explained, markdown
 
 
 @click.command()

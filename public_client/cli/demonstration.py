@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from public_client.cli.options import DIRECTORY, echo_json, format_option
-from shared.errors import BudgetExhausted
+from dpswd.public_client.cli.options import DIRECTORY, echo_json, format_option
+from dpswd.shared.core.errors import BudgetExhausted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from public_client.experiments.run import Result
+    from dpswd.public_client.experiments.run import Result
 
 _DELTA = 1e-5  # well below one over the 898 private records
 _SETTINGS: dict[str, Any] = {"source.epochs": 40, "privacy.delta": _DELTA}
@@ -50,13 +50,13 @@ def demo(context: click.Context, epsilon: float, seed: int, out: Path, device: s
     """A hospital, its operator and an ML team on this machine: adapt, compare, and run out of budget."""
     from rich.console import Console
 
-    from public_client.experiments.connect import connected_hospitals
-    from public_client.experiments.file import read_experiment
-    from public_client.experiments.plots import plot_accuracy
-    from public_client.experiments.run import adapt, check, control_accuracy
-    from public_client.experiments.start import load_data, train_source_model
-    from public_client.testing.local_hospital import console_of
-    from public_client.training.sites import ALONE
+    from dpswd.public_client.experiments.connect import connected_hospitals
+    from dpswd.public_client.experiments.file import read_experiment
+    from dpswd.public_client.experiments.plots import plot_accuracy
+    from dpswd.public_client.experiments.run import adapt, check, control_accuracy
+    from dpswd.public_client.experiments.start import load_data, train_source_model
+    from dpswd.public_client.testing.local_hospital import console_of
+    from dpswd.public_client.training.sites import ALONE
 
     console = Console(stderr=output == "json")
     progress = output == "text"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from public_client.cli.options import DIRECTORY, EXIT_DOES_NOT_FIT, connect, curator_options, format_option, tell
-from shared.errors import SettingsError, rounded
+from dpswd.public_client.cli.options import DIRECTORY, EXIT_DOES_NOT_FIT, connect, curator_options, format_option, tell
+from dpswd.shared.core.errors import SettingsError, rounded
 
 if TYPE_CHECKING:
-    from public_client.methods.evaluation import EvaluationIds
-    from public_client.plans.plan import Plan
+    from dpswd.public_client.methods.evaluation import EvaluationIds
+    from dpswd.public_client.plans.plan import Plan
 
 REQUEST_FILE = "evaluation.json"
 REPORT_FILE = "report.json"
@@ -51,9 +51,9 @@ def evaluate(
     The figures are noised and charged to the same budgets as trainings. What is printed may be published: everything
     in it is differentially private.
     """
-    from public_client.methods.evaluation import Evaluate, EvaluationIds, accuracy_error, quoted_for
-    from public_client.methods.evaluation import evaluate as evaluated
-    from public_client.training.saved_model import load_adapted
+    from dpswd.public_client.methods.evaluation import Evaluate, EvaluationIds, accuracy_error, quoted_for
+    from dpswd.public_client.methods.evaluation import evaluate as evaluated
+    from dpswd.public_client.training.saved_model import load_adapted
 
     loaded = load_adapted(model, device="cpu")
     wanted = Evaluate(confusion=confusion, bins=bins)
@@ -88,8 +88,8 @@ def _begun(directory: Path, plan: Plan) -> tuple[Plan, EvaluationIds] | None:
     Raises:
         SettingsError: the directory holds another evaluation.
     """
-    from public_client.methods.evaluation import Evaluate, EvaluationIds
-    from public_client.plans.plan import Plan
+    from dpswd.public_client.methods.evaluation import Evaluate, EvaluationIds
+    from dpswd.public_client.plans.plan import Plan
 
     file = directory / REQUEST_FILE
     if not file.exists():

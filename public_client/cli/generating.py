@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from public_client.cli.options import (
+from dpswd.public_client.cli.options import (
     CREDENTIALS_HELP,
     DIRECTORY,
     FILE,
@@ -22,11 +22,11 @@ from public_client.cli.options import (
     key_values,
     tell,
 )
-from shared.errors import SettingsError, rounded
+from dpswd.shared.core.errors import SettingsError, rounded
 
 if TYPE_CHECKING:
-    from public_client.curator.stub import Curator
-    from public_client.generation import GenerationMethod, Generator
+    from dpswd.public_client.curator.stub import Curator
+    from dpswd.public_client.generation import GenerationMethod, Generator
 
 
 @click.command()
@@ -96,10 +96,10 @@ def generate(
     if list_methods:
         _list_methods()
         return
-    from public_client.generation.generating import generate as fitted
-    from public_client.generation.generating import plan_generator
-    from public_client.generation.generator import load_generator
-    from public_client.generation.pictures import write_sheet
+    from dpswd.public_client.generation.generating import generate as fitted
+    from dpswd.public_client.generation.generating import plan_generator
+    from dpswd.public_client.generation.generator import load_generator
+    from dpswd.public_client.generation.pictures import write_sheet
 
     files = _Files(rows, records, grid, report, seed)
     files.check(out, given)
@@ -158,7 +158,7 @@ class _Files:
         if given is not None and out is not None:
             raise SettingsError("--from draws from a file that exists; leave out --out, which writes a new one")
         if self.records is not None:
-            from public_client.generation.export import check_export
+            from dpswd.public_client.generation.export import check_export
 
             check_export(self.records)
         for file in (out, self.records, self.grid, self.report):
@@ -169,9 +169,9 @@ class _Files:
 
     def write(self, generator: Generator) -> list[Path]:
         """Writes what was asked for, and says which files."""
-        from public_client.generation.export import export
-        from public_client.generation.pictures import write_sheet
-        from public_client.generation.report import write_report
+        from dpswd.public_client.generation.export import export
+        from dpswd.public_client.generation.pictures import write_sheet
+        from dpswd.public_client.generation.report import write_report
 
         written = []
         if self.records is not None:
@@ -206,7 +206,7 @@ def _method(name: str | None, settings: tuple[str, ...], schema: Path | None) ->
         SettingsError: there is none of this name.
         InvalidValue: a setting is unknown or out of range.
     """
-    from public_client.generation import GENERATION_METHODS, Schema, Tabular
+    from dpswd.public_client.generation import GENERATION_METHODS, Schema, Tabular
 
     first = next(iter(GENERATION_METHODS)) if schema is None else Tabular.name
     chosen = first if name is None else name
@@ -223,7 +223,7 @@ def _method(name: str | None, settings: tuple[str, ...], schema: Path | None) ->
 def _list_methods() -> None:
     from dataclasses import fields
 
-    from public_client.generation import GENERATION_METHODS
+    from dpswd.public_client.generation import GENERATION_METHODS
 
     for name, method in GENERATION_METHODS.items():
         told = (method.__doc__ or "").splitlines()[0]
@@ -239,8 +239,8 @@ def _curator(
 ) -> Iterator[Curator]:
     """The curator that is asked; a mock of a described one in a dry run."""
     if description is not None:
-        from public_client.curator.description import Description
-        from public_client.testing.mock import MockCurator
+        from dpswd.public_client.curator.description import Description
+        from dpswd.public_client.testing.mock import MockCurator
 
         try:
             told: Any = json.loads(description.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from public_client.cli.options import (
+from dpswd.public_client.cli.options import (
     DIRECTORY,
     EXIT_DOES_NOT_FIT,
     FILE,
@@ -19,7 +19,7 @@ from public_client.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from public_client.curator.description import Description
+    from dpswd.public_client.curator.description import Description
 
 
 @click.command()
@@ -73,13 +73,13 @@ def plan(
 
     With --release: what a published file holds, verified, and what it cost the hospital.
     """
-    from public_client.data.networks import ready_network
-    from public_client.experiments.approaches import method_of
-    from public_client.experiments.best import COMPARED
-    from public_client.methods.choosing import choices, choices_text
-    from public_client.methods.comparison import plan_comparison
-    from public_client.plans.together import both, foreseen
-    from public_client.training.method import plan_json
+    from dpswd.public_client.data.networks import ready_network
+    from dpswd.public_client.experiments.approaches import method_of
+    from dpswd.public_client.experiments.best import COMPARED
+    from dpswd.public_client.methods.choosing import choices, choices_text
+    from dpswd.public_client.methods.comparison import plan_comparison
+    from dpswd.public_client.plans.together import both, foreseen
+    from dpswd.public_client.training.method import plan_json
 
     chosen = method_of(name, key_values("--setting", settings))
     if key is not None and release is None:
@@ -88,7 +88,7 @@ def plan(
         if key is None or compare or ask or adapted or evaluate_epsilon is not None:
             told = "--release needs --key, and goes without --compare, --ask, --adapted and --evaluate-epsilon"
             raise click.UsageError(told)
-        from public_client.adaptation.published import PublishedHospital
+        from dpswd.public_client.adaptation.published import PublishedHospital
 
         paid = PublishedHospital.read(release, key=key).plan(
             chosen, epsilon=epsilon, steps=steps, batch_size=batch_size
@@ -140,8 +140,8 @@ def _uncompared(description: Description, output: str) -> None:
 @format_option
 def init(name: str, out: Path, output: str) -> None:
     """Makes a private key and a certificate request for NAME; the operator signs the request."""
-    from public_client.curator.identity import make_identity
-    from shared.certificates import request_fingerprint
+    from dpswd.public_client.curator.identity import make_identity
+    from dpswd.shared.certificates import request_fingerprint
 
     request = make_identity(name, out)
     told = request_fingerprint(request.read_bytes())

@@ -10,23 +10,23 @@ from typing import Any
 
 import click
 
-from shared import errors
+from dpswd.shared.core import errors
 
 _COMMANDS = {
-    "describe": ("public_client.cli.hospital", "describe"),
-    "plan": ("public_client.cli.hospital", "plan"),
-    "init": ("public_client.cli.hospital", "init"),
-    "cert": ("public_client.cli.certificates", "cert"),
-    "calibrate": ("public_client.cli.accounting", "calibrate"),
-    "epsilon": ("public_client.cli.accounting", "epsilon"),
-    "verify": ("public_client.cli.verification", "verify"),
-    "prepare": ("public_client.cli.preparing", "prepare"),
-    "train": ("public_client.cli.training", "train"),
-    "budget": ("public_client.cli.budgets", "budget"),
-    "generate": ("public_client.cli.generating", "generate"),
-    "evaluate": ("public_client.cli.evaluating", "evaluate"),
-    "settings": ("public_client.cli.configuring", "settings"),
-    "demo": ("public_client.cli.demonstration", "demo"),
+    "describe": ("dpswd.public_client.cli.hospital", "describe"),
+    "plan": ("dpswd.public_client.cli.hospital", "plan"),
+    "init": ("dpswd.public_client.cli.hospital", "init"),
+    "cert": ("dpswd.public_client.cli.certificates", "cert"),
+    "calibrate": ("dpswd.public_client.cli.accounting", "calibrate"),
+    "epsilon": ("dpswd.public_client.cli.accounting", "epsilon"),
+    "verify": ("dpswd.public_client.cli.verification", "verify"),
+    "prepare": ("dpswd.public_client.cli.preparing", "prepare"),
+    "train": ("dpswd.public_client.cli.training", "train"),
+    "budget": ("dpswd.public_client.cli.budgets", "budget"),
+    "generate": ("dpswd.public_client.cli.generating", "generate"),
+    "evaluate": ("dpswd.public_client.cli.evaluating", "evaluate"),
+    "settings": ("dpswd.public_client.cli.configuring", "settings"),
+    "demo": ("dpswd.public_client.cli.demonstration", "demo"),
 }
 _EXIT_SETTINGS = 3
 # The first class that fits decides; docs/exit-codes has a page for each code.
@@ -102,7 +102,7 @@ def exit_code(error: errors.DpswdError) -> int:
 
 def page_of(error: errors.DpswdError) -> str | None:
     """The page about a refusal that a curator sends; None where the error's own words are all there is to say."""
-    from shared.protocol.status import reason_for  # loads gRPC, which commands without a curator do without
+    from dpswd.shared.protocol.status import reason_for  # loads gRPC, which commands without a curator do without
 
     if type(error) is errors.CuratorUnavailable:  # the curator's ledger, or no curator at all
         return f"docs/exit-codes.md#exit-code-{exit_code(error)}"

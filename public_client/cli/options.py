@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from shared.errors import SettingsError
+from dpswd.shared.core.errors import SettingsError
 
 if TYPE_CHECKING:
-    from public_client.adaptation.hospital import Hospital
+    from dpswd.public_client.adaptation.hospital import Hospital
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -38,8 +38,8 @@ def curator_options(command: _Command) -> _Command:
 
 def connect(address: str, credentials: Path, *, run_directory: Path | None = None, purpose: str = "") -> Hospital:
     """A connection with the settings' patience and server name."""
-    from public_client.adaptation.hospital import Hospital  # torch takes seconds to load
-    from public_client.settings import load
+    from dpswd.public_client.adaptation.hospital import Hospital  # torch takes seconds to load
+    from dpswd.public_client.settings import load
 
     settings = load()
     return Hospital.connect(
@@ -71,7 +71,7 @@ def from_settings(name: str, option: str, value: Any) -> Any:
     """
     if value is not None:
         return value
-    from public_client.settings import load
+    from dpswd.public_client.settings import load
 
     found = getattr(load().curator, name)
     if found is None:

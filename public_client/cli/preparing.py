@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from public_client.cli.options import FILE, format_option, tell
-from public_client.cli.training import CHANGES, EXPERIMENT, SETTINGS, changed_keys, given_keys, key_options
-from public_client.experiments.file import read_experiment
-from shared.errors import SettingsError, rounded
-from shared.files import write_public
+from dpswd.public_client.cli.options import FILE, format_option, tell
+from dpswd.public_client.cli.training import CHANGES, EXPERIMENT, SETTINGS, changed_keys, given_keys, key_options
+from dpswd.public_client.experiments.file import read_experiment
+from dpswd.shared.core.errors import SettingsError, rounded
+from dpswd.shared.files import write_public
 
 
 @click.command()
@@ -53,7 +53,7 @@ def prepare(
     The hospital is described by a file of `dpswd-curator describe`, or by --records and --delta. The operator reads
     the proposal with `dpswd-curator publish`.
     """
-    from public_client.experiments.preparing import prepared
+    from dpswd.public_client.experiments.preparing import prepared
 
     if out.exists():
         raise SettingsError(f"{out} exists, and nothing is ever overwritten; choose another file")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from public_client.cli.options import DIRECTORY, FILE, echo_json, format_option, key_values
-from public_client.experiments.file import Experiment, read_experiment
-from shared.errors import SettingsError, rounded
+from dpswd.public_client.cli.options import DIRECTORY, FILE, echo_json, format_option, key_values
+from dpswd.public_client.experiments.file import Experiment, read_experiment
+from dpswd.shared.core.errors import SettingsError, rounded
 
 if TYPE_CHECKING:
-    from public_client.experiments.run import Result
+    from dpswd.public_client.experiments.run import Result
 
 _KEYS = {
     "--data": "data.task",
@@ -141,8 +141,8 @@ def train(
     and accuracies are known. With --curator the hospital's own records are used; with --release what a hospital
     published of them, without a network and at no price.
     """
-    from public_client.experiments.approaches import approach, approach_names
-    from public_client.methods import METHODS
+    from dpswd.public_client.experiments.approaches import approach, approach_names
+    from dpswd.public_client.methods import METHODS
 
     if list_methods:
         for name in approach_names():
@@ -168,7 +168,7 @@ def train(
             )
         swd = wanted.method.model_copy(update={"name": "swd", "steps": non_private_steps, "settings": {}})
         experiments.append(wanted.model_copy(update={"method": swd, "output": type(wanted.output)()}))
-    from public_client.experiments.run import run
+    from dpswd.public_client.experiments.run import run
 
     results, *rest = run(*experiments, progress=output == "text")
     baselines = [accuracy for others in rest for result in others for accuracy in result.accuracies.values()]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from public_client.cli.options import DIRECTORY, FILE, echo_json, format_option
-from shared.errors import SettingsError, rounded
-from shared.ledger.chain_checks import Finding
+from dpswd.public_client.cli.options import DIRECTORY, FILE, echo_json, format_option
+from dpswd.shared.books.chain_checks import Finding
+from dpswd.shared.core.errors import SettingsError, rounded
 
 if TYPE_CHECKING:
-    from public_client.curator.verify import VerifyReport
+    from dpswd.public_client.curator.verify import VerifyReport
 
 EXIT_FINDINGS = 13
 
@@ -43,8 +43,8 @@ def verify(
     Finds edits, deletions, reordering, truncation, a rollback to an older backup, and answers that nobody here
     received. Ends with exit code 13 when something is wrong.
     """
-    from public_client.curator import verify as verification
-    from shared.protocol.publications import is_publication
+    from dpswd.public_client.curator import verify as verification
+    from dpswd.shared.protocol.publications import is_publication
 
     if earlier and ledger is None:
         raise SettingsError("--earlier needs --ledger: an earlier export is held against a later one")
@@ -83,7 +83,7 @@ def _tell(report: VerifyReport, findings: tuple[Finding, ...]) -> None:
 
 
 def _tell_release(path: Path) -> None:
-    from shared.protocol.publications import Publication
+    from dpswd.shared.protocol.publications import Publication
 
     told = Publication.read(path).message
     price = f"epsilon {rounded(told.run.epsilon, up=True)} at delta {told.description.data_set_budget.delta:g}"

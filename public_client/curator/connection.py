@@ -18,10 +18,10 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from public_client.curator.identity import AUTHORITY, CERTIFICATE, KEY, read_identity
-from shared import errors
-from shared.protocol.limits import MAX_MESSAGE_BYTES
-from shared.protocol.status import from_rpc_error
+from dpswd.public_client.curator.identity import AUTHORITY, CERTIFICATE, KEY, read_identity
+from dpswd.shared.core import errors
+from dpswd.shared.core.wire.limits import MAX_MESSAGE_BYTES
+from dpswd.shared.protocol.status import from_rpc_error
 
 _Reply = TypeVar("_Reply", bound=Message)
 

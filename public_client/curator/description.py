@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from shared.errors import InvalidValue, rounded
-from shared.mechanisms.interface import Limits
-from shared.privacy.persons import promised_to_person
-from shared.protocol.contract import DataContract
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.errors import InvalidValue, rounded
+from dpswd.shared.core.mechanisms.interface import Limits
+from dpswd.shared.core.privacy.persons import promised_to_person
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol.contract import DataContract
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Description:
         data_set_budget: over all clients.
         client_budget: the caller's own share.
         neighbouring_relation: of every guarantee.
-        mechanisms: names of what may be released (`shared.mechanisms`).
+        mechanisms: names of what may be released (`dpswd.shared.core.mechanisms`).
         limits: bounds of requests.
         grid_exponent: the grid step of a release is its sigma times 2 to the minus this.
         ledger_public_key: raw Ed25519 key that signs receipts, in hexadecimal.

@@ -14,7 +14,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from public_client.curator.identity import AUTHORITY, CERTIFICATE, KEY, issued_by
+from dpswd.public_client.curator.identity import AUTHORITY, CERTIFICATE, KEY, issued_by
 
 _CONNECT_S = 3.0  # for a TCP connection and a handshake: somebody waits for the answer
 

@@ -17,10 +17,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from shared.certificates import belong_together, common_name, fingerprint, named, private_pem
-from shared.errors import CredentialsInvalid, SettingsError
-from shared.files import create_private, write_private, write_public
-from shared.renewal import Renewal
+from dpswd.shared.certificates import belong_together, common_name, fingerprint, named, private_pem
+from dpswd.shared.core.errors import CredentialsInvalid, SettingsError
+from dpswd.shared.files import create_private, write_private, write_public
+from dpswd.shared.renewal import Renewal
 
 KEY, CERTIFICATE, AUTHORITY = "client.key", "client.crt", "ca.crt"
 REQUEST, RENEWAL = "client.csr", "client.renewal"

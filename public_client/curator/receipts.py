@@ -1,7 +1,7 @@
 """Receipts on the client's disk: one signed ledger entry a line, as the curator issued them.
 
 A receipt is the client's proof, offline, of what was charged and answered. Each is checked against the request and the
-reply when it arrives; `public_client.curator.verify` holds the files against an export of the ledger later.
+reply when it arrives; `dpswd.public_client.curator.verify` holds the files against an export of the ledger later.
 
 A directory with receipts also holds ``ledger.pub``, the curator's ledger key as it was pinned: the key that came with
 the credentials, or the one that the curator told first. Another key later is refused.
@@ -15,11 +15,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ProtocolError, SettingsError
-from shared.ledger.chain_checks import read_export
-from shared.ledger.receipts import SignedEntry
-from shared.protocol.receipts import decode_receipt
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.books.chain_checks import read_export
+from dpswd.shared.core.errors import ProtocolError, SettingsError
+from dpswd.shared.core.ledger.receipts import SignedEntry
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol.receipts import decode_receipt
 
 RECEIPTS_FILE = "receipts.jsonl"
 LEDGER_KEY_FILE = "ledger.pub"

@@ -14,15 +14,15 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from public_client.curator.connection import Patience
-from public_client.curator.transport import Exchange
-from shared.errors import ProtocolError
-from shared.extractor.graph import ExtractorGraph
-from shared.mechanisms import MECHANISMS
-from shared.protocol.checks import invalid
-from shared.protocol.messages import RunParameters
-from shared.protocol.publications import Publication
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.public_client.curator.connection import Patience
+from dpswd.public_client.curator.transport import Exchange
+from dpswd.shared.core.errors import ProtocolError
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.wire.checks import invalid
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol.publications import Publication
+from dpswd.shared.sandbox.graph import ExtractorGraph
 
 _MAP = "feature_map"
 

@@ -13,17 +13,23 @@ from typing import Any
 
 import numpy.typing as npt
 
-from public_client.curator.connection import Patience, never_answered, open_channel
-from public_client.curator.description import Description
-from public_client.curator.diagnosis import explain, is_gone
-from public_client.curator.receipts import LEDGER_KEY_FILE, RECEIPTS_FILE, ReceiptFile, check_pinned, checked_receipt
-from public_client.curator.transport import Exchange, GrpcTransport, Transport
-from public_client.curator.values import BudgetAnswer, PendingStep, Quote, Run, UploadedExtractor, new_request_id
-from shared.errors import CuratorUnavailable, ProtocolError
-from shared.ledger.receipts import SignedEntry
-from shared.protocol import arrays
-from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.public_client.curator.connection import Patience, never_answered, open_channel
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.diagnosis import explain, is_gone
+from dpswd.public_client.curator.receipts import (
+    LEDGER_KEY_FILE,
+    RECEIPTS_FILE,
+    ReceiptFile,
+    check_pinned,
+    checked_receipt,
+)
+from dpswd.public_client.curator.transport import Exchange, GrpcTransport, Transport
+from dpswd.public_client.curator.values import BudgetAnswer, PendingStep, Quote, Run, UploadedExtractor, new_request_id
+from dpswd.shared.core.errors import CuratorUnavailable, ProtocolError
+from dpswd.shared.core.ledger.receipts import SignedEntry
+from dpswd.shared.core.wire import arrays
+from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 _FIRST_CONTACT_S = 3.0  # then it is said what may be wrong: with the address, the certificates, the curator
 _NO_HANDSHAKE_S = 10.0  # somebody is there and speaks to nobody: longer waiting mends no certificate

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import Message
 
-from public_client.curator.connection import Patience, call
-from shared.protocol.v1 import curator_pb2 as pb
-from shared.protocol.v1 import curator_pb2_grpc as rpc
+from dpswd.public_client.curator.connection import Patience, call
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.core.wire.v1 import curator_pb2_grpc as rpc
 
 REPLIES: Mapping[str, type[Message]] = {
     "Describe": pb.DescribeResponse,
@@ -62,7 +62,7 @@ class GrpcTransport:
     """A `Transport` over an open gRPC channel.
 
     Args:
-        channel: with mutual TLS; `public_client.curator.connection.open_channel` makes one.
+        channel: with mutual TLS; `dpswd.public_client.curator.connection.open_channel` makes one.
         patience: deadlines and pauses.
     """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, fields
 
-from shared.protocol.messages import RunParameters
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 
 @dataclass(frozen=True)

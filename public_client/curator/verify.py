@@ -2,7 +2,7 @@
 
 Receipts are signed by the ledger's key and hold their places in its chain, so they accuse on their own: two different
 receipts for one place prove a rollback, a step beyond the charged ones proves an unlawful answer. Held against a view
-(`shared.ledger.view`) or a whole export they find every edit, deletion, reordering, truncation and rollback that
+(`dpswd.shared.books.view`) or a whole export they find every edit, deletion, reordering, truncation and rollback that
 touches an entry at or before the last receipt, or, with an earlier view, at or before the end of that one.
 
 The order of lines in a receipt file means nothing, nor do repeated lines: each receipt carries its place.
@@ -17,14 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from public_client.curator.receipts import LEDGER_KEY_FILE, RECEIPTS_FILE, read_pinned
-from shared.errors import InvalidValue, SettingsError
-from shared.ledger import view as ledger_view
-from shared.ledger.chain_checks import Finding, Tampering, check_chain, finding_at, hold_receipts, read_export
-from shared.ledger.receipts import RUN_OPENED, STEP_ANSWERED, Receipt, SignedEntry
-from shared.ledger.view import STEP_CONSUMED, LedgerView
-from shared.privacy.budget import Price
-from shared.protocol.publications import Publication
+from dpswd.public_client.curator.receipts import LEDGER_KEY_FILE, RECEIPTS_FILE, read_pinned
+from dpswd.shared.books import view as ledger_view
+from dpswd.shared.books.chain_checks import Finding, Tampering, check_chain, finding_at, hold_receipts, read_export
+from dpswd.shared.books.view import STEP_CONSUMED, LedgerView
+from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.core.ledger.receipts import RUN_OPENED, STEP_ANSWERED, Receipt, SignedEntry
+from dpswd.shared.core.privacy.budget import Price
+from dpswd.shared.protocol.publications import Publication
 
 _OWN = (RUN_OPENED, STEP_CONSUMED, STEP_ANSWERED)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from public_client.data.datasets import Labelled
-from shared.extractor.tracing import evaluating
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.extractor.tracing import evaluating
 
 _CHUNK = 2000  # images; bounds memory, changes nothing else
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from public_client.data.datasets import Batches
-from shared.errors import DataInvalid, InvalidValue
-from shared.extractor.tracing import evaluating
-from shared.protocol.contract import DataContract
+from dpswd.public_client.data.datasets import Batches
+from dpswd.public_client.extractor.tracing import evaluating
+from dpswd.shared.core.errors import DataInvalid, InvalidValue
+from dpswd.shared.protocol.contract import DataContract
 
 NO_BATCHES = "the source loader gives no batches; with drop_last=True its data set must hold one batch"
 _CONSTANT = 1e-6  # of the largest feature: float32 sums of one number differ by so much

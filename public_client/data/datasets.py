@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.errors import DataInvalid, SettingsError
+from dpswd.shared.core.errors import DataInvalid, SettingsError
 
 Geometry = Literal["stretched", "framed"]
 """How 16 x 16 USPS images become 28 x 28: bilinear to the full frame (hard shift), or to 20 x 20 inside a margin."""

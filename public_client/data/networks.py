@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from shared.errors import InvalidValue
+from dpswd.shared.core.errors import InvalidValue
 
 _HIDDEN, _FEATURES = 64, 32  # of the ready network for tables
 

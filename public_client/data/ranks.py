@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shared.errors import DpswdError, InvalidValue
+from dpswd.shared.core.errors import DpswdError, InvalidValue
 
 if dist.is_available():
     # Its functions' default arguments are the process group at the moment of import, and the first optimizer imports

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from public_client.data.checks import NO_BATCHES, checked
-from public_client.data.datasets import Batches, Labelled
-from public_client.data.progress import reporting
-from public_client.data.ranks import Ranks
-from shared.errors import InvalidValue
+from dpswd.public_client.data.checks import NO_BATCHES, checked
+from dpswd.public_client.data.datasets import Batches, Labelled
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.shared.core.errors import InvalidValue
 
 _MANY_BATCHES = 50
 _UPDATES = 900  # of source-only training

@@ -20,27 +20,27 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from public_client.adaptation.domain_adaptation import DomainAdaptation
-from public_client.adaptation.federation import Federation
-from public_client.adaptation.hospital import Hospital
-from public_client.data.accuracy import features
-from public_client.data.checks import checked
-from public_client.data.datasets import Batches
-from public_client.data.progress import reporting
-from public_client.data.source import collect
-from public_client.experiments.baselines import PENALTIES, train_local
-from public_client.experiments.best import check_comparable, check_room, deliver_best, refuse_own_target
-from public_client.methods import METHODS, Method, Replay
-from public_client.plans.plan import Plan
-from public_client.replay.control import control
-from public_client.training.checkpoint import begun_in
-from public_client.training.history import HistoryPoint
-from public_client.training.logs import Recorder
-from public_client.training.loop import Evaluate
-from public_client.training.sites import Model
-from shared.devices import resolve_device
-from shared.errors import InvalidValue, SettingsError
-from shared.protocol.contract import DataContract
+from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
+from dpswd.public_client.adaptation.federation import Federation
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.data.accuracy import features
+from dpswd.public_client.data.checks import checked
+from dpswd.public_client.data.datasets import Batches
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.experiments.baselines import PENALTIES, train_local
+from dpswd.public_client.experiments.best import check_comparable, check_room, deliver_best, refuse_own_target
+from dpswd.public_client.methods import METHODS, Method, Replay
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.replay.control import control
+from dpswd.public_client.training.checkpoint import begun_in
+from dpswd.public_client.training.history import HistoryPoint
+from dpswd.public_client.training.logs import Recorder
+from dpswd.public_client.training.loop import Evaluate
+from dpswd.public_client.training.sites import Model
+from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.devices import resolve_device
+from dpswd.shared.protocol.contract import DataContract
 
 SOURCE_ONLY, CONTROL = "source-only", "control"
 Needs = Literal["nothing", "hospital", "target"]

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from public_client.data.datasets import Batches
-from public_client.data.progress import Reporter
-from shared.errors import InvalidValue
-from shared.kernels.feature_map import FeatureMap
-from shared.optimal_transport.sliced import sliced_wasserstein
+from dpswd.public_client.data.datasets import Batches
+from dpswd.public_client.data.progress import Reporter
+from dpswd.public_client.experiments.sliced_distance import sliced_wasserstein
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _SWD_WEIGHT, _CORAL_WEIGHT = 10.0, 10.0  # of the distance beside the class loss
 _DIRECTIONS, _TARGET_NORM = 200, 0.25  # k, and of the public map

@@ -10,15 +10,15 @@ from typing import TypeVar
 
 from torch import nn
 
-from public_client.adaptation.domain_adaptation import DomainAdaptation
-from public_client.data.ranks import Ranks
-from public_client.methods import METHODS
-from public_client.methods.comparison import Asked, Comparison, declarable, plan_comparison
-from public_client.plans.declarable import Declarable, quoted
-from public_client.plans.together import both
-from public_client.training.asking import ask_each
-from public_client.training.sites import ADAPTED, Model, Site
-from shared.errors import DpswdError, ProtocolError, SettingsError
+from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.methods import METHODS
+from dpswd.public_client.methods.comparison import Asked, Comparison, declarable, plan_comparison
+from dpswd.public_client.plans.declarable import Declarable, quoted
+from dpswd.public_client.plans.together import both
+from dpswd.public_client.training.asking import ask_each
+from dpswd.public_client.training.sites import ADAPTED, Model, Site
+from dpswd.shared.core.errors import DpswdError, ProtocolError, SettingsError
 
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)

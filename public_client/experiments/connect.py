@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from public_client import settings
-from public_client.adaptation.federation import Federation
-from public_client.adaptation.hospital import Hospital
-from public_client.adaptation.published import PublishedHospital
-from public_client.curator.description import Description
-from public_client.data.datasets import SCALE, Labelled, Task
-from public_client.experiments.approaches import approach, method_of
-from public_client.experiments.file import Experiment, name_of
-from public_client.testing.local_hospital import LocalHospital
-from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.sites import ALONE
-from shared.errors import SettingsError
-from shared.protocol.contract import DataContract
+from dpswd.public_client import settings
+from dpswd.public_client.adaptation.federation import Federation
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.adaptation.published import PublishedHospital
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.data.datasets import SCALE, Labelled, Task
+from dpswd.public_client.experiments.approaches import approach, method_of
+from dpswd.public_client.experiments.file import Experiment, name_of
+from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.public_client.training.sites import ALONE
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.protocol.contract import DataContract
 
 
 @contextmanager

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from shared.configuration import SettingsGroup, setting
-from shared.errors import SettingsError
-from shared.protocol.limits import MAX_PURPOSE_LENGTH
+from dpswd.shared.configuration import SettingsGroup, setting
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.wire.limits import MAX_PURPOSE_LENGTH
 
 if TYPE_CHECKING:
-    from shared.protocol.contract import DataContract
+    from dpswd.shared.protocol.contract import DataContract
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -79,7 +79,7 @@ class Contract(SettingsGroup):
     @property
     def declared(self) -> DataContract:
         """As it is compared."""
-        from shared.protocol.contract import DataContract
+        from dpswd.shared.protocol.contract import DataContract
 
         return DataContract(**{name: tuple(value or ()) for name, value in self.model_dump().items()})
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from public_client.methods.aligned_run import AlignedRun, ComparedStep
-from public_client.plans.plan import Plan
-from public_client.training.history import HistoryPoint
-from shared.mechanisms.quantiles.coefficients import source_coefficients
-from shared.mechanisms.sliced import SlicedDeclaration
+from dpswd.public_client.methods.aligned_run import AlignedRun, ComparedStep
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.training.history import HistoryPoint
+from dpswd.shared.core.mechanisms.quantiles.coefficients import source_coefficients
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 
 _SHOWN = 1500  # source records in a scatter plot
 _WIDTH = 2.0  # standard deviations that an ellipse covers

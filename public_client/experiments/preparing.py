@@ -7,22 +7,22 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from public_client.adaptation.published import with_weights
-from public_client.curator.description import Description
-from public_client.data.accuracy import features
-from public_client.data.source import collect
-from public_client.experiments.approaches import method_of
-from public_client.experiments.connect import descriptions
-from public_client.experiments.file import Experiment
-from public_client.experiments.start import load_data, train_source_model
-from public_client.plans.declarable import quoted
-from public_client.plans.plan import make_plan
-from public_client.testing.mock import MockCurator
-from public_client.training.method import Method
-from shared.devices import resolve_device
-from shared.errors import InvalidValue, SettingsError
-from shared.kernels.feature_map import FeatureMap
-from shared.protocol.publications import PROPOSAL, Proposal, Publication
+from dpswd.public_client.adaptation.published import with_weights
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.data.accuracy import features
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.experiments.approaches import method_of
+from dpswd.public_client.experiments.connect import descriptions
+from dpswd.public_client.experiments.file import Experiment
+from dpswd.public_client.experiments.start import load_data, train_source_model
+from dpswd.public_client.plans.declarable import quoted
+from dpswd.public_client.plans.plan import make_plan
+from dpswd.public_client.testing.mock import MockCurator
+from dpswd.public_client.training.method import Method
+from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.devices import resolve_device
+from dpswd.shared.protocol.publications import PROPOSAL, Proposal, Publication
 
 
 def prepare(

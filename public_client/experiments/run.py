@@ -23,28 +23,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from public_client.adaptation.federation import Federation
-from public_client.data.accuracy import accuracy
-from public_client.data.checks import require_contract
-from public_client.data.datasets import Labelled, Task
-from public_client.experiments import plots
-from public_client.experiments.approaches import CONTROL, LOCAL, Problem, Trained, approach, method_of
-from public_client.experiments.best import COMPARED, refuse_own_target
-from public_client.experiments.connect import connected_hospitals, dealt, descriptions, published, site_names
-from public_client.experiments.file import Experiment
-from public_client.experiments.start import SourceModel, load_data, own_target, train_source_model
-from public_client.methods.aligned_run import AlignedRun
-from public_client.methods.comparison import plan_comparison
-from public_client.methods.replay import Replay
-from public_client.plans.plan import make_plan
-from public_client.plans.together import foreseen
-from public_client.testing.mock import MockCurator
-from public_client.training.checkpoint import begun_in
-from public_client.training.logs import TrainingLog
-from public_client.training.loop import Evaluate
-from public_client.training.sites import ALONE
-from shared.devices import resolve_device
-from shared.errors import ProtocolError, SettingsError
+from dpswd.public_client.adaptation.federation import Federation
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.checks import require_contract
+from dpswd.public_client.data.datasets import Labelled, Task
+from dpswd.public_client.experiments import plots
+from dpswd.public_client.experiments.approaches import CONTROL, LOCAL, Problem, Trained, approach, method_of
+from dpswd.public_client.experiments.best import COMPARED, refuse_own_target
+from dpswd.public_client.experiments.connect import connected_hospitals, dealt, descriptions, published, site_names
+from dpswd.public_client.experiments.file import Experiment
+from dpswd.public_client.experiments.start import SourceModel, load_data, own_target, train_source_model
+from dpswd.public_client.methods.aligned_run import AlignedRun
+from dpswd.public_client.methods.comparison import plan_comparison
+from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.plans.plan import make_plan
+from dpswd.public_client.plans.together import foreseen
+from dpswd.public_client.testing.mock import MockCurator
+from dpswd.public_client.training.checkpoint import begun_in
+from dpswd.public_client.training.logs import TrainingLog
+from dpswd.public_client.training.loop import Evaluate
+from dpswd.public_client.training.sites import ALONE
+from dpswd.shared.core.errors import ProtocolError, SettingsError
+from dpswd.shared.devices import resolve_device
 
 _logged = logging.getLogger(__name__)
 _PROBE = bytes(1 << 20)  # more than a ready network's model and checkpoint take together

@@ -12,18 +12,18 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from public_client.data.accuracy import accuracy, features
-from public_client.data.datasets import Labelled, Task, load_labelled, load_task
-from public_client.data.networks import ready_network
-from public_client.data.source import source_loader, train_source, usual_epochs
-from public_client.experiments.approaches import approach
-from public_client.experiments.file import Experiment
-from public_client.generation.generator import load_generator
-from public_client.methods import METHODS
-from public_client.methods.dpda import principal_components, target_network
-from shared.devices import resolve_device
-from shared.errors import DataInvalid, SettingsError
-from shared.protocol.limits import UNLABELLED
+from dpswd.public_client.data.accuracy import accuracy, features
+from dpswd.public_client.data.datasets import Labelled, Task, load_labelled, load_task
+from dpswd.public_client.data.networks import ready_network
+from dpswd.public_client.data.source import source_loader, train_source, usual_epochs
+from dpswd.public_client.experiments.approaches import approach
+from dpswd.public_client.experiments.file import Experiment
+from dpswd.public_client.generation.generator import load_generator
+from dpswd.public_client.methods import METHODS
+from dpswd.public_client.methods.dpda import principal_components, target_network
+from dpswd.shared.core.errors import DataInvalid, SettingsError
+from dpswd.shared.core.wire.limits import UNLABELLED
+from dpswd.shared.devices import resolve_device
 
 GENERATOR_SUFFIX = ".safetensors"
 _SMALL_SOURCE = 2000  # records, below which batches of 128 would be a large part of the source

@@ -6,16 +6,16 @@ To add a method, add its file and its line here.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from public_client.generation.distributions import SlicedDistributions
-from public_client.generation.gaussian import Gaussian
-from public_client.generation.generator import Generator, load_generator
-from public_client.generation.method import GenerationMethod
-from public_client.generation.random_features import DpMerf
-from public_client.generation.replayed import Replayed
-from public_client.generation.schema import Column, Schema
-from public_client.generation.sinkhorn import DpSinkhorn
-from public_client.generation.sliced import DpSwd, DpSwdQuantiles
-from public_client.generation.tabular import Tabular
+from dpswd.public_client.generation.distributions import SlicedDistributions
+from dpswd.public_client.generation.gaussian import Gaussian
+from dpswd.public_client.generation.generator import Generator, load_generator
+from dpswd.public_client.generation.method import GenerationMethod
+from dpswd.public_client.generation.random_features import DpMerf
+from dpswd.public_client.generation.replayed import Replayed
+from dpswd.public_client.generation.schema import Column, Schema
+from dpswd.public_client.generation.sinkhorn import DpSinkhorn
+from dpswd.public_client.generation.sliced import DpSwd, DpSwdQuantiles
+from dpswd.public_client.generation.tabular import Tabular
 
 __all__ = [
     "GENERATION_METHODS",

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from public_client.data.progress import reporting
-from public_client.data.ranks import Ranks
-from public_client.generation.generator import Generator
-from public_client.generation.method import Fitting, GenerationMethod
-from public_client.generation.networks import Centred, Kind, decoder_of, network
-from public_client.plans.recipe import not_between, not_counts, not_one_of, not_positive
-from public_client.replay.fit import cosine
-from public_client.training.history import Average
-from public_client.training.run import ChargedRun, DrawnStep
-from shared.errors import InvalidValue
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.method import Fitting, GenerationMethod
+from dpswd.public_client.generation.networks import Centred, Kind, decoder_of, network
+from dpswd.public_client.plans.recipe import not_between, not_counts, not_one_of, not_positive
+from dpswd.public_client.replay.fit import cosine
+from dpswd.public_client.training.history import Average
+from dpswd.public_client.training.run import ChargedRun, DrawnStep
+from dpswd.shared.core.errors import InvalidValue
 
 _SETTLING, _SETTLING_BATCH = 50, 200
 """Batches after which the norms' running statistics are those of the averaged weights."""

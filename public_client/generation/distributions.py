@@ -16,32 +16,32 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.data.progress import reporting
-from public_client.data.ranks import Ranks
-from public_client.generation.descent import LEAST_ROWS, Network, no_loss
-from public_client.generation.generator import Generator
-from public_client.generation.method import Fitting
-from public_client.generation.networks import Scaled
-from public_client.plans.declarable import Declarable
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import RunTerms, not_counts, not_positive
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.drawing import draw_all
-from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
-from shared.errors import InvalidValue
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.distributions.encoding import THRESHOLDS, encoded
-from shared.mechanisms.distributions.histograms import public_directions
-from shared.mechanisms.distributions.mechanism import (
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.generation.descent import LEAST_ROWS, Network, no_loss
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.networks import Scaled
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.drawing import draw_all
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.distributions.encoding import THRESHOLDS, encoded
+from dpswd.shared.core.mechanisms.distributions.histograms import public_directions
+from dpswd.shared.core.mechanisms.distributions.mechanism import (
     LABELLED_DISTRIBUTIONS,
     MOST_WINDOW,
     DistributionsDeclaration,
     DistributionsRequest,
     Released,
 )
-from shared.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _COUNTED = 0.05
 """Of the squared sensitivity, for the classes' counts."""

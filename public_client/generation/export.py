@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from public_client.generation.generator import Generator
-from public_client.generation.pictures import grey_values
-from shared.errors import SettingsError, rounded
-from shared.files import whole_file, write_public
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.pictures import grey_values
+from dpswd.shared.core.errors import SettingsError, rounded
+from dpswd.shared.files import whole_file, write_public
 
 SUFFIXES = (".npz", ".parquet", "")
 """By the name's ending; none is a folder of images."""

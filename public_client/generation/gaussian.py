@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from public_client.curator.description import Description
-from public_client.generation.generator import Generator
-from public_client.generation.method import Fitting
-from public_client.generation.networks import Scaled
-from public_client.generation.statistics import StatisticsGeneration
-from public_client.methods.statistics_head import classes_of
-from public_client.plans.recipe import not_positive
-from public_client.training.run import ChargedRun
-from shared.errors import InvalidValue
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.networks import Scaled
+from dpswd.public_client.generation.statistics import StatisticsGeneration
+from dpswd.public_client.methods.statistics_head import classes_of
+from dpswd.public_client.plans.recipe import not_positive
+from dpswd.public_client.training.run import ChargedRun
+from dpswd.shared.core.errors import InvalidValue
 
 MOST_VALUES = 1024
 """Of a record: its second moments take 4 MB then, and their eigenvectors a second."""

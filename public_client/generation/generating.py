@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.curator.values import Quote
-from public_client.data.ranks import Ranks
-from public_client.generation.generator import Generator
-from public_client.generation.method import Fitting, GenerationMethod, Preview
-from public_client.plans.declarable import Declarable, quoted
-from public_client.plans.plan import Plan, make_plan
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.distributed import SharedTransport
-from public_client.training.run import ChargedRun
-from shared.devices import resolve_device
-from shared.errors import InvalidValue, SettingsError
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import Quote
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.method import Fitting, GenerationMethod, Preview
+from dpswd.public_client.plans.declarable import Declarable, quoted
+from dpswd.public_client.plans.plan import Plan, make_plan
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.distributed import SharedTransport
+from dpswd.public_client.training.run import ChargedRun
+from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.devices import resolve_device
 
 NOT_FOR = (
     "finding, checking or contacting single people: no row is anybody's record",

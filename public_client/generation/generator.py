@@ -26,19 +26,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader
-from public_client.generation.matching import Matching
-from public_client.generation.procedural import procedural
-from public_client.generation.schema import Schema
-from public_client.generation.variation import varied
-from shared.devices import resolve_device
-from shared.errors import DataInvalid, InvalidValue
-from shared.extractor.building import Extractor
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights
-from shared.files import write_public
-from shared.models.model_file import json_object, read_model_file, rebuilt
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.generation.matching import Matching
+from dpswd.public_client.generation.procedural import procedural
+from dpswd.public_client.generation.schema import Schema
+from dpswd.public_client.generation.variation import varied
+from dpswd.shared.core.errors import DataInvalid, InvalidValue
+from dpswd.shared.devices import resolve_device
+from dpswd.shared.files import write_public
+from dpswd.shared.models.model_file import json_object, read_model_file, rebuilt
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.weights import module_weights
 
 FORMAT = "dpswd-generator-2"
 MAX_ROWS = 1_000_000

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from public_client.generation.schema import Schema
+from dpswd.public_client.generation.schema import Schema
 
 _STEEP = 1e6
 """Of a step from 0 to 1, in units of what it divides: one value in a million falls on each of them and is snapped."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from public_client.generation.generator import Generator
-from public_client.methods.statistics_head import Known, shares_of
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.methods.statistics_head import Known, shares_of
 
 FEATURES = 8
 """Of each class: those in front, along which public records vary most."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.errors import InvalidValue
-from shared.extractor.building import Extractor
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.sandbox.building import Extractor
 
 _RATE = 0.3
 """Of Adam, on the logits of the pixels between low and high."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.data.ranks import Ranks
-from public_client.generation.generator import Generator
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import Recipe, refuse
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.run import ChargedRun
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import Recipe, refuse
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.run import ChargedRun
 
 Preview = Callable[[Generator], None]
 """Shown a generator that is still being fitted."""

@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from shared.errors import InvalidValue
-from shared.kernels.clipping import RECORD_NORM
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.clipping import RECORD_NORM
 
 Kind = Literal["auto", "images", "dense"]
 """Which network: "auto" takes the one of images where records are images that it can draw."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from public_client.generation.generator import Generator
-from shared.errors import InvalidValue
-from shared.files import write_public
+from dpswd.public_client.generation.generator import Generator
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.files import write_public
 
 _COLUMNS = 10
 _LEAST_SIDE = 56  # pixels of an image in a sheet; smaller ones are magnified

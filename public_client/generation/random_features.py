@@ -14,24 +14,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.data.progress import reporting
-from public_client.generation.descent import Network
-from public_client.generation.generator import Generator
-from public_client.generation.method import Fitting
-from public_client.generation.networks import Centred
-from public_client.methods.statistics_head import shares_of
-from public_client.methods.statistics_method import StatisticsRun
-from public_client.plans.declarable import Declarable
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import RunTerms, not_counts, not_positive
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.run import ChargedRun
-from shared.kernels.clipping import RECORD_NORM
-from shared.mechanisms.class_statistics.geometry import Weights
-from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
-from shared.mechanisms.interface import AnyMechanism, Payload
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.generation.descent import Network
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.networks import Centred
+from dpswd.public_client.methods.statistics_head import shares_of
+from dpswd.public_client.methods.statistics_method import StatisticsRun
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.run import ChargedRun
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.noise.clipping import RECORD_NORM
 
 
 @dataclass(frozen=True, kw_only=True)

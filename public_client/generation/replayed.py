@@ -4,7 +4,7 @@ The hospital releases once, with the whole epsilon: class counts, class sums and
 its labelled records. From there on everything is post-processing:
 
 * the classes' normal laws in the features, each number shrunk by the known noise on it, and their linear discriminant
-  (`public_client.methods.statistics_head`);
+  (`dpswd.public_client.methods.statistics_head`);
 * a decoder from features back to images: one hidden layer of random units, whose output weights are the ridge
   regression of procedural images on their features. It has never seen a record; what makes a drawn image look like the
   hospital's is the law from which its features are drawn;
@@ -27,19 +27,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from public_client.curator.description import Description
-from public_client.data.ranks import Ranks
-from public_client.generation.generator import MAX_STEPS, Generator
-from public_client.generation.marginals import marginals
-from public_client.generation.method import Fitting
-from public_client.generation.procedural import procedural
-from public_client.generation.scattering import OnSphere, computed, scattering_features
-from public_client.generation.statistics import StatisticsGeneration
-from public_client.methods.statistics_head import Classes, Known, classes_of
-from public_client.plans.recipe import not_between, not_counts, not_positive
-from public_client.training.run import ChargedRun
-from shared.errors import InvalidValue
-from shared.kernels.clipping import RECORD_NORM
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.generation.generator import MAX_STEPS, Generator
+from dpswd.public_client.generation.marginals import marginals
+from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.procedural import procedural
+from dpswd.public_client.generation.scattering import OnSphere, computed, scattering_features
+from dpswd.public_client.generation.statistics import StatisticsGeneration
+from dpswd.public_client.methods.statistics_head import Classes, Known, classes_of
+from dpswd.public_client.plans.recipe import not_between, not_counts, not_positive
+from dpswd.public_client.training.run import ChargedRun
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.clipping import RECORD_NORM
 
 _AT_A_TIME = 2000  # pool images; bounds memory
 _RIDGE = 1e-3

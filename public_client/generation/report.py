@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from public_client.generation.generator import Generator
-from public_client.generation.pictures import is_image, sheet
-from shared.errors import rounded
-from shared.files import write_public
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.pictures import is_image, sheet
+from dpswd.shared.core.errors import rounded
+from dpswd.shared.files import write_public
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"

@@ -14,9 +14,17 @@ import math
 import torch
 from torch import Tensor, nn
 
-from public_client.generation.procedural import procedural
-from public_client.generation.wavelets import TURNS, both_signs, fixed, gaussian, morlet, real_and_imaginary, summing
-from shared.kernels.clipping import RECORD_NORM
+from dpswd.public_client.generation.procedural import procedural
+from dpswd.public_client.generation.wavelets import (
+    TURNS,
+    both_signs,
+    fixed,
+    gaussian,
+    morlet,
+    real_and_imaginary,
+    summing,
+)
+from dpswd.shared.core.noise.clipping import RECORD_NORM
 
 _POOL, _POOL_SEED = 6_000, 0  # procedural images that the axes are of
 _SPARE, _ROUNDS = 40, 3

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from public_client.plans.recipe import refuse
-from shared.errors import InvalidValue, SettingsError
+from dpswd.public_client.plans.recipe import refuse
+from dpswd.shared.core.errors import InvalidValue, SettingsError
 
 MAX_BINS = 200
 """Of one column: pairs of bins are what is released."""

@@ -17,23 +17,23 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.generation.descent import Network, no_loss
-from public_client.generation.generator import Generator
-from public_client.generation.method import Fitting
-from public_client.generation.networks import Centred
-from public_client.plans.declarable import Declarable
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import RunTerms, not_counts, not_positive
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
-from shared.kernels.clipping import clip_records
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
-from shared.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
-from shared.optimal_transport.semi_debiased import labelled_points
-from shared.optimal_transport.sinkhorn import sinkhorn
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.generation.descent import Network, no_loss
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.networks import Centred
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
+from dpswd.shared.core.noise.clipping import clip_records
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.optimal_transport.semi_debiased import labelled_points
+from dpswd.shared.core.optimal_transport.sinkhorn import sinkhorn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,24 +18,24 @@ from typing import Literal
 import torch
 from torch import nn
 
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.generation.descent import Network
-from public_client.generation.generator import Generator
-from public_client.generation.method import Fitting
-from public_client.generation.networks import Scaled
-from public_client.methods.aligned_run import AlignedRun
-from public_client.plans.declarable import Declarable
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import RunTerms, not_counts, not_one_of, not_positive
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.run import ChargedRun, DrawnStep
-from shared.kernels.clipping import RECORD_NORM
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
-from shared.mechanisms.quantiles.mechanism import LABELLED_QUANTILES
-from shared.mechanisms.rows.mechanism import LABELLED_ROWS
-from shared.mechanisms.sliced import SlicedDeclaration, labelled
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.generation.descent import Network
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.networks import Scaled
+from dpswd.public_client.methods.aligned_run import AlignedRun
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_one_of, not_positive
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.run import ChargedRun, DrawnStep
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.shared.core.mechanisms.quantiles.mechanism import LABELLED_QUANTILES
+from dpswd.shared.core.mechanisms.rows.mechanism import LABELLED_ROWS
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, labelled
+from dpswd.shared.core.noise.clipping import RECORD_NORM
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from public_client.curator.stub import Curator
-from public_client.data.progress import reporting
-from public_client.generation.method import Fitting, GenerationMethod
-from public_client.methods.statistics import Statistics
-from public_client.methods.statistics_head import Known
-from public_client.methods.statistics_method import StatisticsRun
-from public_client.plans.declarable import Declarable
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import RunTerms
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.run import ChargedRun
-from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS
-from shared.mechanisms.interface import AnyMechanism, Payload
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.generation.method import Fitting, GenerationMethod
+from dpswd.public_client.methods.statistics import Statistics
+from dpswd.public_client.methods.statistics_head import Known
+from dpswd.public_client.methods.statistics_method import StatisticsRun
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.run import ChargedRun
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
 
 _RELEASED = Statistics(prior="none", moments="yes")
 """A generator always needs the spread of its records; at the weight that is used it is free."""

@@ -17,19 +17,19 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from public_client.curator.description import Description
-from public_client.data.progress import reporting
-from public_client.generation.generator import Generator
-from public_client.generation.laws import Drawing, Law, Wanted, solved
-from public_client.generation.method import Fitting
-from public_client.generation.schema import Schema
-from public_client.generation.statistics import StatisticsGeneration
-from public_client.methods.statistics_head import Known, shares_of
-from public_client.plans.recipe import not_counts, not_positive
-from public_client.training.run import ChargedRun
-from shared.errors import InvalidValue
-from shared.kernels.clipping import RECORD_NORM
-from shared.protocol.contract import DataContract
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.laws import Drawing, Law, Wanted, solved
+from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.schema import Schema
+from dpswd.public_client.generation.statistics import StatisticsGeneration
+from dpswd.public_client.methods.statistics_head import Known, shares_of
+from dpswd.public_client.plans.recipe import not_counts, not_positive
+from dpswd.public_client.training.run import ChargedRun
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.clipping import RECORD_NORM
+from dpswd.shared.protocol.contract import DataContract
 
 
 @dataclass(frozen=True, kw_only=True)

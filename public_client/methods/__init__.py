@@ -6,15 +6,15 @@ To add a method, add its file and its line here.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from public_client.methods.adapter import Adapter
-from public_client.methods.all_weights import AllWeights, Rows
-from public_client.methods.dp_dann import DpDann
-from public_client.methods.dpda import Dpda
-from public_client.methods.finetune import Finetune
-from public_client.methods.pseudo_labels import PseudoLabels
-from public_client.methods.replay import Replay
-from public_client.methods.statistics import Statistics
-from public_client.training.method import Method
+from dpswd.public_client.methods.adapter import Adapter
+from dpswd.public_client.methods.all_weights import AllWeights, Rows
+from dpswd.public_client.methods.dp_dann import DpDann
+from dpswd.public_client.methods.dpda import Dpda
+from dpswd.public_client.methods.finetune import Finetune
+from dpswd.public_client.methods.pseudo_labels import PseudoLabels
+from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.methods.statistics import Statistics
+from dpswd.public_client.training.method import Method
 
 __all__ = [
     "METHODS",

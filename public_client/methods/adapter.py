@@ -12,14 +12,14 @@ from typing import Literal
 import torch
 from torch import nn
 
-from public_client.data.datasets import Batches
-from public_client.methods.aligned_run import run_of
-from public_client.methods.sliced_method import GradientMethod
-from public_client.plans.declarable import Declarable
-from public_client.plans.recipe import not_counts, not_one_of
-from public_client.training.adapters import ADAPTERS, adapter_names, with_adapters
-from public_client.training.loop import PublicStep, Training, align
-from public_client.training.sites import Group, Model, Site
+from dpswd.public_client.data.datasets import Batches
+from dpswd.public_client.methods.aligned_run import run_of
+from dpswd.public_client.methods.sliced_method import GradientMethod
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.recipe import not_counts, not_one_of
+from dpswd.public_client.training.adapters import ADAPTERS, adapter_names, with_adapters
+from dpswd.public_client.training.loop import PublicStep, Training, align
+from dpswd.public_client.training.sites import Group, Model, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Adapter(GradientMethod):
     """Trains a target-side adapter by sanitized gradients.
 
     Attributes:
-        adapter: kind of the adapter (`shared.extractor.adapting`); "auto" by the shape of the records.
+        adapter: kind of the adapter (`dpswd.public_client.extractor.adapting`); "auto" by the shape of the records.
         rank: of a "low-rank" adapter.
         knots: of each column of a "monotone" adapter.
     """

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from public_client.curator.stub import Curator
-from public_client.plans.declarable import Declarable
-from public_client.plans.plan import Plan
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.losses import quantile_loss, row_loss, sanitized_term
-from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
-from public_client.training.sites import Site
-from shared.errors import InvalidValue
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.gradient.mechanism import GradientRequest
-from shared.mechanisms.interface import FloatArray, Payload
-from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.losses import quantile_loss, row_loss, sanitized_term
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.sites import Site
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.core.mechanisms.interface import FloatArray, Payload
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from public_client.curator.description import Description
-from public_client.methods.sliced_method import GradientMethod
-from public_client.plans.recipe import not_counts, not_positive
-from public_client.training.loop import PublicStep, Training, align
-from public_client.training.sites import Group
-from shared.errors import InvalidValue
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import RunSize
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.methods.sliced_method import GradientMethod
+from dpswd.public_client.plans.recipe import not_counts, not_positive
+from dpswd.public_client.training.loop import PublicStep, Training, align
+from dpswd.public_client.training.sites import Group
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.interface import RunSize
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from public_client.curator.description import Description
-from public_client.methods import METHODS
-from public_client.plans.measured import Measured, measured_alike, modality_of
-from public_client.plans.plan import make_plan
-from shared.errors import InvalidValue
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.methods import METHODS
+from dpswd.public_client.plans.measured import Measured, measured_alike, modality_of
+from dpswd.public_client.plans.plan import make_plan
+from dpswd.shared.core.errors import InvalidValue
 
 
 @dataclass(frozen=True)

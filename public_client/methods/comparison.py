@@ -20,18 +20,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.curator.values import PendingStep
-from public_client.methods.evaluation import EvaluationIds, accuracy_error
-from public_client.methods.evaluation_ratio import FEWEST
-from public_client.plans.declarable import Declarable, quoted_evaluation
-from public_client.plans.plan import Plan, make_plan
-from public_client.plans.recipe import Recipe, RunTerms, refuse
-from shared.errors import InvalidValue
-from shared.mechanisms.evaluation import mechanism as released
-from shared.mechanisms.evaluation.counts import number_weight
-from shared.mechanisms.interface import AnyMechanism, Payload
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import PendingStep
+from dpswd.public_client.methods.evaluation import EvaluationIds, accuracy_error
+from dpswd.public_client.methods.evaluation_ratio import FEWEST
+from dpswd.public_client.plans.declarable import Declarable, quoted_evaluation
+from dpswd.public_client.plans.plan import Plan, make_plan
+from dpswd.public_client.plans.recipe import Recipe, RunTerms, refuse
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.evaluation import mechanism as released
+from dpswd.shared.core.mechanisms.evaluation.counts import number_weight
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
 
 Floats = npt.NDArray[np.float64]
 

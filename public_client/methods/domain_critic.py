@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from public_client.plans.declarable import Declarable
-from public_client.training.adapters import adapter_names
-from shared.extractor.building import Extractor
-from shared.extractor.weights import weights_from_bytes
-from shared.mechanisms.critic.domain_loss import source_loss, target_cotangents
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.training.adapters import adapter_names
+from dpswd.shared.core.mechanisms.critic.domain_loss import source_loss, target_cotangents
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.weights import weights_from_bytes
 
 _TRAINED = ("critic.first.weight", "critic.first.bias", "critic.last.weight", "critic.last.bias")
 

@@ -15,27 +15,27 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.data.source import collect
-from public_client.methods.domain_critic import Adversaries, domain_critic, source_terms
-from public_client.plans.declarable import Declarable
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import RunTerms, not_counts, not_positive
-from public_client.training.adapters import with_adapters
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.loop import PublicStep, Training, align
-from public_client.training.losses import gradient_term
-from public_client.training.method import Method
-from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
-from public_client.training.sites import Group, Model
-from shared.errors import InvalidValue
-from shared.extractor.tracing import trace
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CRITIC, CriticDeclaration
-from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
-from shared.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.methods.domain_critic import Adversaries, domain_critic, source_terms
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
+from dpswd.public_client.training.adapters import with_adapters
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.loop import PublicStep, Training, align
+from dpswd.public_client.training.losses import gradient_term
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.sites import Group, Model
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.critic.mechanism import CRITIC, CriticDeclaration
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _CLIP_QUANTILE = 0.75  # of public norms; most gradients keep their length, none is much longer than C
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at

@@ -18,20 +18,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from public_client.data.accuracy import features as features_of
-from public_client.data.progress import reporting
-from public_client.data.source import collect
-from public_client.methods.labelled_transport import Labels, Matching, Points, Values, moved, require_solver
-from public_client.methods.statistics_head import Classes, Known, classes_of
-from public_client.methods.statistics_method import StatisticsMethod, common_map
-from public_client.plans.recipe import not_between, not_counts, not_positive
-from public_client.replay.fit import cosine
-from public_client.training.loop import Training, write_histories
-from public_client.training.sites import Group, Model
-from shared.errors import InvalidValue
-from shared.kernels.clipping import RECORD_NORM
-from shared.kernels.feature_map import FeatureMap
-from shared.protocol.limits import UNLABELLED
+from dpswd.public_client.data.accuracy import features as features_of
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.methods.labelled_transport import Labels, Matching, Points, Values, moved, require_solver
+from dpswd.public_client.methods.statistics_head import Classes, Known, classes_of
+from dpswd.public_client.methods.statistics_method import StatisticsMethod, common_map
+from dpswd.public_client.plans.recipe import not_between, not_counts, not_positive
+from dpswd.public_client.replay.fit import cosine
+from dpswd.public_client.training.loop import Training, write_histories
+from dpswd.public_client.training.sites import Group, Model
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.clipping import RECORD_NORM
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.wire.limits import UNLABELLED
 
 _BATCH, _DECAY = 128, 1e-3
 _HIDDEN = 100

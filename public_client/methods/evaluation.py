@@ -14,19 +14,19 @@ from typing import Any
 
 from torch import nn
 
-from public_client.curator.stub import Curator
-from public_client.curator.values import PendingStep, Quote, new_request_id
-from public_client.methods.evaluation_report import Report, correct_variance
-from public_client.plans.declarable import Declarable, quoted_evaluation
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import Recipe, RunTerms, not_positive, refuse
-from public_client.training.saved_model import load_adapted
-from shared.errors import InvalidValue
-from shared.extractor.weights import weights_to_bytes
-from shared.mechanisms.evaluation import mechanism as released
-from shared.mechanisms.interface import AnyMechanism, Payload
-from shared.models.adapted import AdaptedModel
-from shared.protocol.limits import MAX_BINS
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import PendingStep, Quote, new_request_id
+from dpswd.public_client.methods.evaluation_report import Report, correct_variance
+from dpswd.public_client.plans.declarable import Declarable, quoted_evaluation
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import Recipe, RunTerms, not_positive, refuse
+from dpswd.public_client.training.saved_model import load_adapted
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.evaluation import mechanism as released
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.wire.limits import MAX_BINS
+from dpswd.shared.models.adapted import AdaptedModel
+from dpswd.shared.sandbox.weights import weights_to_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

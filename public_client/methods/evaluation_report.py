@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from public_client.methods.evaluation_ratio import Tally
-from shared.errors import InvalidValue, rounded
-from shared.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT, EvaluationReply, bin_edges
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.public_client.methods.evaluation_ratio import Tally
+from dpswd.shared.core.errors import InvalidValue, rounded
+from dpswd.shared.core.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT, EvaluationReply, bin_edges
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 
 Floats = npt.NDArray[np.float64]
 

@@ -19,34 +19,34 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.data.source import collect
-from public_client.methods.head_descent import HeadDescent
-from public_client.methods.joint_scoring import MOST_WEIGHTS_TOGETHER, JointScoring
-from public_client.methods.newton import MOST_FEATURES, Newton, less_sure
-from public_client.methods.public_view import folded, parted, viewed_head
-from public_client.methods.scoring import MOST_WEIGHTS, Scoring
-from public_client.plans.declarable import Declarable
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import RunTerms, not_one_of, not_positive
-from public_client.training.loop import PublicStep, Training, align
-from public_client.training.losses import gradient_term
-from public_client.training.method import Method
-from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
-from public_client.training.sites import Group, Model, Site
-from shared.errors import InvalidValue
-from shared.extractor.building import Extractor
-from shared.extractor.weights import weights_from_bytes
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
-from shared.mechanisms.labelled_gradient.mechanism import (
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.methods.head_descent import HeadDescent
+from dpswd.public_client.methods.joint_scoring import MOST_WEIGHTS_TOGETHER, JointScoring
+from dpswd.public_client.methods.newton import MOST_FEATURES, Newton, less_sure
+from dpswd.public_client.methods.public_view import folded, parted, viewed_head
+from dpswd.public_client.methods.scoring import MOST_WEIGHTS, Scoring
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_one_of, not_positive
+from dpswd.public_client.training.loop import PublicStep, Training, align
+from dpswd.public_client.training.losses import gradient_term
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.sites import Group, Model, Site
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import (
     LABELLED_GRADIENT,
     LabelledGradientDeclaration,
     entropy_cotangents,
 )
-from shared.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.weights import weights_from_bytes
 
 _BATCH, _STEPS = 4096, 100
 """Nearly as little noise for the signal as steps on all records have, in a tenth of their time."""

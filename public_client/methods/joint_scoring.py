@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from public_client.methods.scoring import LEAST, Scoring, go
+from dpswd.public_client.methods.scoring import LEAST, Scoring, go
 
 MOST_WEIGHTS_TOGETHER = 1024
 """Of each classifier: for every deviation of hospitals from what they have in common a (p, p) matrix is taken apart."""

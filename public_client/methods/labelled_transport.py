@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shared.errors import SettingsError
-from shared.protocol.limits import UNLABELLED
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.wire.limits import UNLABELLED
 
 Values = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]

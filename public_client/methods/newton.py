@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from public_client.methods.head_descent import HeadDescent
+from dpswd.public_client.methods.head_descent import HeadDescent
 
 _LIKELY = 0.3
 """Of a weight's way, t, for features whose mean norm is 1 (docs/ml-team/labelled.md)."""

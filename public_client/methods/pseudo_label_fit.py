@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from public_client.methods.pseudo_label_sums import PseudoLabelSums
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.sliced import SlicedReply
+from dpswd.public_client.methods.pseudo_label_sums import PseudoLabelSums
+from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _ROUNDS = 12  # at most
 _SETTLED = 2.0  # nats, below which another round is not worth its time

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from public_client.methods.pseudo_label_fit import Observed, Shifts, Source, fitted, spread
+from dpswd.public_client.methods.pseudo_label_fit import Observed, Shifts, Source, fitted, spread
 
 WORLDS = 4
 _WAY = 0.75  # of the way from the team's classifier to the new one

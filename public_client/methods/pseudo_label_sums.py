@@ -13,7 +13,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from shared.errors import InvalidValue
+from dpswd.shared.core.errors import InvalidValue
 
 COUNT = 0.5
 """a: how much a class's count weighs beside its features."""

@@ -18,34 +18,34 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from public_client.curator.stub import Curator
-from public_client.data.accuracy import features as features_of
-from public_client.data.progress import Reporter, reporting
-from public_client.data.source import collect
-from public_client.methods.pseudo_label_fit import Observed, Shifts, Source
-from public_client.methods.pseudo_label_head import WORLDS, expected_gain, learned, moved_fit
-from public_client.methods.pseudo_label_sums import (
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.accuracy import features as features_of
+from dpswd.public_client.data.progress import Reporter, reporting
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.methods.pseudo_label_fit import Observed, Shifts, Source
+from dpswd.public_client.methods.pseudo_label_head import WORLDS, expected_gain, learned, moved_fit
+from dpswd.public_client.methods.pseudo_label_sums import (
     PseudoLabelSums,
     component_axes,
     components_of,
     made_axes,
     whole,
 )
-from public_client.plans.declarable import Declarable
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import RunTerms, not_counts, not_positive
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.drawing import draw_all
-from public_client.training.loop import Training, status, write_histories
-from public_client.training.method import Method
-from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
-from public_client.training.sites import Group, Model, Site
-from shared.errors import InvalidValue
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import AnyMechanism, Payload
-from shared.mechanisms.quantiles.mechanism import QUANTILES
-from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
-from shared.protocol import limits
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.drawing import draw_all
+from dpswd.public_client.training.loop import Training, status, write_histories
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.sites import Group, Model, Site
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.wire import limits
 
 _log = logging.getLogger(__name__)
 

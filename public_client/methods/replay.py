@@ -1,9 +1,9 @@
 """One release, replayed: the default method.
 
-Nothing comes back through the target branch. The stored releases are replayed (`public_client.replay`): the simplest
-explanation that fits them is found. If that is a small model of how the target sees things, all weights are fine-tuned
-on the source seen through it; if it is other class frequencies, the classifier's priors are corrected, and weights are
-trained on by them where that gains; if nothing fits, or the source does as it is, the model is kept.
+Nothing comes back through the target branch. The stored releases are replayed (`dpswd.public_client.replay`): the
+simplest explanation that fits them is found. If that is a small model of how the target sees things, all weights are
+fine-tuned on the source seen through it; if it is other class frequencies, the classifier's priors are corrected, and
+weights are trained on by them where that gains; if nothing fits, or the source does as it is, the model is kept.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from public_client.data.datasets import Labelled
-from public_client.data.progress import reporting
-from public_client.data.source import collect
-from public_client.methods.aligned_run import ComparedStep, run_of
-from public_client.methods.sliced_method import SlicedMethod
-from public_client.plans.measured import modality_of
-from public_client.plans.recipe import not_counts
-from public_client.replay import delivery, fit
-from public_client.replay.delivery import Delivered
-from public_client.replay.residuals import Residuals
-from public_client.replay.twins import MOST_STEPS
-from public_client.replay.verdict import Fitted
-from public_client.replay.views import View, image_view
-from public_client.replay.weighted import most_updates
-from public_client.training.drawing import draw_all
-from public_client.training.loop import Training, status, write_histories
-from public_client.training.sites import Group, Model, Site
-from shared.mechanisms.sliced import SlicedReply
-from shared.protocol.contract import DataContract
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.methods.aligned_run import ComparedStep, run_of
+from dpswd.public_client.methods.sliced_method import SlicedMethod
+from dpswd.public_client.plans.measured import modality_of
+from dpswd.public_client.plans.recipe import not_counts
+from dpswd.public_client.replay import delivery, fit
+from dpswd.public_client.replay.delivery import Delivered
+from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.twins import MOST_STEPS
+from dpswd.public_client.replay.verdict import Fitted
+from dpswd.public_client.replay.views import View, image_view
+from dpswd.public_client.replay.weighted import most_updates
+from dpswd.public_client.training.drawing import draw_all
+from dpswd.public_client.training.loop import Training, status, write_histories
+from dpswd.public_client.training.sites import Group, Model, Site
+from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.protocol.contract import DataContract
 
 _log = logging.getLogger(__name__)
 _TUNED = {"images": "all weights", "sequences": "the classifier", "vectors": "the classifier"}

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from public_client.methods.head_descent import HeadDescent
+from dpswd.public_client.methods.head_descent import HeadDescent
 
 MOST_WEIGHTS = 2048
 """Of the classifier: scoring takes the eigenvectors of (p, p) matrices."""

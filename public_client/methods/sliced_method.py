@@ -8,21 +8,21 @@ from typing import Literal
 
 from torch import nn
 
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.methods.aligned_run import AlignedRun
-from public_client.plans.declarable import Declarable
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import RunTerms, not_between, not_counts, not_one_of, not_positive
-from public_client.training.loop import Training
-from public_client.training.method import Method
-from public_client.training.sites import Group
-from shared.errors import InvalidValue
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.gradient.mechanism import GRADIENT, SLICED, GradientDeclaration
-from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
-from shared.mechanisms.sliced import SlicedDeclaration
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.methods.aligned_run import AlignedRun
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_between, not_counts, not_one_of, not_positive
+from dpswd.public_client.training.loop import Training
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.sites import Group
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.gradient.mechanism import GRADIENT, SLICED, GradientDeclaration
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from public_client.data.accuracy import features as features_of
-from public_client.data.source import collect
-from public_client.methods.statistics_head import Head, Known, Prior, Values, discriminant, shares_of
-from public_client.methods.statistics_method import StatisticsMethod, common_map
-from public_client.plans.recipe import not_one_of
-from public_client.training.loop import Training, write_histories
-from public_client.training.sites import Group, Model, Site
-from shared.errors import InvalidValue
-from shared.kernels.clipping import RECORD_NORM
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.class_statistics.geometry import Weights
+from dpswd.public_client.data.accuracy import features as features_of
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.methods.statistics_head import Head, Known, Prior, Values, discriminant, shares_of
+from dpswd.public_client.methods.statistics_method import StatisticsMethod, common_map
+from dpswd.public_client.plans.recipe import not_one_of
+from dpswd.public_client.training.loop import Training, write_histories
+from dpswd.public_client.training.sites import Group, Model, Site
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
+from dpswd.shared.core.noise.clipping import RECORD_NORM
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shared.errors import InvalidValue
-from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, Sums
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, Sums
 
 Values = npt.NDArray[np.float64]
 

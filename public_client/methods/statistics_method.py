@@ -14,23 +14,27 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from public_client.curator.stub import Curator
-from public_client.data.progress import Reporter, reporting
-from public_client.methods.statistics_head import Known
-from public_client.plans.declarable import Declarable
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import RunTerms, not_one_of, not_positive
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.drawing import draw_all
-from public_client.training.loop import Training
-from public_client.training.method import Method
-from public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
-from public_client.training.sites import Group, Site
-from shared.errors import InvalidValue
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.class_statistics.geometry import Weights, free_moment_weight
-from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration, StatisticsRequest
-from shared.mechanisms.interface import AnyMechanism, Payload
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.progress import Reporter, reporting
+from dpswd.public_client.methods.statistics_head import Known
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_one_of, not_positive
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.drawing import draw_all
+from dpswd.public_client.training.loop import Training
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.sites import Group, Site
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights, free_moment_weight
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
+    CLASS_STATISTICS,
+    StatisticsDeclaration,
+    StatisticsRequest,
+)
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 PLENTY = 30.0
 """Records for each unit of noise along all features, above which everything is released of two classes; below it, what

@@ -18,17 +18,17 @@ import numpy.typing as npt
 from scipy import sparse
 from torch import Tensor, nn
 
-from public_client.curator.stub import Curator
-from public_client.curator.values import PendingStep, new_request_id
-from public_client.data.accuracy import features as features_of
-from public_client.plans.declarable import Declarable, quoted
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import Recipe, RunTerms, not_counts, not_one_of, not_positive, refuse
-from shared.errors import InvalidValue, SettingsError
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import AnyMechanism, Payload
-from shared.mechanisms.rows.mechanism import ROWS
-from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import PendingStep, new_request_id
+from dpswd.public_client.data.accuracy import features as features_of
+from dpswd.public_client.plans.declarable import Declarable, quoted
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import Recipe, RunTerms, not_counts, not_one_of, not_positive, refuse
+from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.rows.mechanism import ROWS
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 FloatArray = npt.NDArray[np.float64]
 Solver = Literal["exact", "entropic"]

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from public_client.curator.stub import Curator
-from public_client.curator.values import Quote, UploadedExtractor
-from public_client.plans.plan import Plan
-from shared.errors import InvalidValue
-from shared.extractor.graph import ExtractorGraph
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import Quote, UploadedExtractor
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.plans.plan import Plan
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.sandbox.graph import ExtractorGraph
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 _MOST_NOISE = 4.0
 """Times the planned noise: beyond it a run would cost about what was asked and be of little use."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from public_client.plans.plan import Plan
+from dpswd.public_client.plans.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A plan is a frozen value: a method's recipe, a size, an epsilon. Its noise follows from the asked epsilon: one common
 factor of all the recipe's noises is solved for, so that the whole run costs the asked epsilon and not more (tight
-accountant, `shared.privacy.calibration`).
+accountant, `dpswd.shared.accounting.calibration`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
-from public_client.curator.description import Description
-from public_client.curator.values import UploadedExtractor
-from public_client.plans.recipe import Recipe, RunTerms, not_counts, not_positive, refuse
-from shared.errors import InvalidValue, rounded
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
-from shared.privacy.bounds import Bound
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.calibration import epsilon as epsilon_of
-from shared.privacy.events import RunEvent
-from shared.protocol.messages import RunParameters
-from shared.steps.admission import run_event
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.values import UploadedExtractor
+from dpswd.public_client.plans.recipe import Recipe, RunTerms, not_counts, not_positive, refuse
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.accounting.calibration import epsilon as epsilon_of
+from dpswd.shared.core.errors import InvalidValue, rounded
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.privacy.bounds import Bound
+from dpswd.shared.core.privacy.events import RunEvent
+from dpswd.shared.core.steps.admission import run_event
+from dpswd.shared.core.wire.messages import RunParameters
 
 _PRICED = ("adapted",)  # names and digests do not enter the price
 
@@ -155,7 +155,7 @@ class Plan:
             feature_map: the public map of every step that brings none.
 
         Returns:
-            The mechanism's own declaration (`shared.mechanisms`).
+            The mechanism's own declaration (`dpswd.shared.core.mechanisms`).
 
         Raises:
             InvalidValue: the model is not known yet; see `for_model`.

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
-from public_client.curator.description import Description
-from shared.errors import InvalidValue
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.public_client.curator.description import Description
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 
 @dataclass(frozen=True, kw_only=True)

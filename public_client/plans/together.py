@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from public_client.curator.description import Budget, Description
-from public_client.curator.stub import Curator
-from public_client.plans.declarable import Declarable, within_quote
-from public_client.plans.plan import Plan
-from shared.errors import BudgetExhausted, InvalidValue, PrivacyError, rounded
-from shared.privacy.budget import PrivacyBudget
-from shared.privacy.costs import best_order, step_costs
-from shared.privacy.events import NeighbouringRelation, RunEvent
-from shared.privacy.filter import PrivacyFilter
-from shared.privacy.lanes import orders_for
+from dpswd.public_client.curator.description import Budget, Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.plans.declarable import Declarable, within_quote
+from dpswd.public_client.plans.plan import Plan
+from dpswd.shared.accounting.lanes import orders_for
+from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, PrivacyError, rounded
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.costs import best_order, step_costs
+from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
+from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 _MARGIN = 1e-6
 """Relative: above the rounding of costs."""

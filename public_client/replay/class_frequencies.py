@@ -27,8 +27,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from public_client.replay.frequency_posterior import LinearPosterior
-from public_client.replay.residuals import Residuals, in_order
+from dpswd.public_client.replay.frequency_posterior import LinearPosterior
+from dpswd.public_client.replay.residuals import Residuals, in_order
 
 _LINEARISATIONS = 6
 _SETTLED = 1e-3  # of the frequencies' total change, after which there is nothing to linearise anew

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from public_client.data.datasets import Labelled
-from public_client.replay.class_frequencies import FrequencyModel
-from public_client.replay.residuals import Residuals
-from public_client.replay.views import CLASS_WIDTH, View
-from shared.errors import InvalidValue
-from shared.extractor.adapters import FeatureAffine
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.replay.class_frequencies import FrequencyModel
+from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.views import CLASS_WIDTH, View
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.sandbox.adapters import FeatureAffine
 
 MOST_COLUMNS = 64
 """Of a record; with more, a search takes minutes and a release hardly tells columns apart."""

@@ -11,12 +11,12 @@ import copy
 import torch
 from torch import nn
 
-from public_client.data.datasets import Batches, Labelled
-from public_client.data.progress import reporting
-from public_client.data.source import collect
-from public_client.replay.delivery import tune
-from public_client.replay.fit import MOST_RECORDS
-from public_client.replay.views import view_for
+from dpswd.public_client.data.datasets import Batches, Labelled
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.replay.delivery import tune
+from dpswd.public_client.replay.fit import MOST_RECORDS
+from dpswd.public_client.replay.views import view_for
 
 
 def control(

@@ -24,17 +24,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from public_client.data.datasets import Labelled
-from public_client.data.progress import Reporter
-from public_client.data.ranks import Ranks
-from public_client.replay.class_frequencies import FrequencyModel
-from public_client.replay.columns import ColumnView
-from public_client.replay.low_rank import LowRankView
-from public_client.replay.missing_columns import TableView, find_gaps
-from public_client.replay.posterior import SCORED, Posterior
-from public_client.replay.residuals import Residuals
-from public_client.replay.twins import laid_out
-from public_client.replay.verdict import (
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import Reporter
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.replay.class_frequencies import FrequencyModel
+from dpswd.public_client.replay.columns import ColumnView
+from dpswd.public_client.replay.low_rank import LowRankView
+from dpswd.public_client.replay.missing_columns import TableView, find_gaps
+from dpswd.public_client.replay.posterior import SCORED, Posterior
+from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.twins import laid_out
+from dpswd.public_client.replay.verdict import (
     CONVINCED,
     FITS,
     FREQUENCIES_LEAVE,
@@ -45,7 +45,7 @@ from public_client.replay.verdict import (
     Evidence,
     Fitted,
 )
-from public_client.replay.views import FeatureView, MixedViews, View, view_for
+from dpswd.public_client.replay.views import FeatureView, MixedViews, View, view_for
 
 MOST_RECORDS = 20_000  # source records that are kept for fitting and tuning
 CANDIDATES = 80  # random warps that are scored, beside the identity

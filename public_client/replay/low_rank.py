@@ -23,12 +23,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from public_client.data.ranks import Ranks
-from public_client.replay.class_frequencies import FrequencyModel, Noise
-from public_client.replay.prior_width import CAUTION, LinearModel, Widths
-from public_client.replay.residuals import Residuals
-from public_client.replay.views import CLASS_WIDTH, View
-from shared.errors import InvalidValue
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.replay.class_frequencies import FrequencyModel, Noise
+from dpswd.public_client.replay.prior_width import CAUTION, LinearModel, Widths
+from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.views import CLASS_WIDTH, View
+from dpswd.shared.core.errors import InvalidValue
 
 SHAPES = ((2, 0), (0, 1), (2, 2), (4, 0))
 """Ranks of the map and directions of noise that are tried; a release of a few hundred values hardly tells more."""

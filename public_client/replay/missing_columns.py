@@ -21,13 +21,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from public_client.data.datasets import Labelled
-from public_client.data.progress import Reporter
-from public_client.replay.prior_width import LinearModel, Widths
-from public_client.replay.residuals import Residuals
-from public_client.replay.verdict import Fitted
-from public_client.replay.views import CLASS_WIDTH, View, moved_features
-from shared.errors import InvalidValue
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import Reporter
+from dpswd.public_client.replay.prior_width import LinearModel, Widths
+from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.verdict import Fitted
+from dpswd.public_client.replay.views import CLASS_WIDTH, View, moved_features
+from dpswd.shared.core.errors import InvalidValue
 
 _LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of gaps that are tried
 _FINER = 0.125

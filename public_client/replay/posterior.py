@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor, nn
 
-from public_client.data.datasets import Labelled
-from public_client.data.ranks import Ranks
-from public_client.replay.class_frequencies import FrequencyModel
-from public_client.replay.columns import MOST_COLUMNS, ColumnView, column_view, find_units
-from public_client.replay.low_rank import LowRankView, find_low_rank, low_rank_view
-from public_client.replay.prior_width import LinearModel
-from public_client.replay.residuals import Residuals
-from public_client.replay.verdict import Evidence
-from public_client.replay.views import CLASS_WIDTH, FeatureView, View, moved_features
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.replay.class_frequencies import FrequencyModel
+from dpswd.public_client.replay.columns import MOST_COLUMNS, ColumnView, column_view, find_units
+from dpswd.public_client.replay.low_rank import LowRankView, find_low_rank, low_rank_view
+from dpswd.public_client.replay.prior_width import LinearModel
+from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.verdict import Evidence
+from dpswd.public_client.replay.views import CLASS_WIDTH, FeatureView, View, moved_features
 
 SCORED = 256
 """Source records that score a candidate at first, four times as many later."""

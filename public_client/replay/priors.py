@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from public_client.replay.twins import Honest
+from dpswd.public_client.replay.twins import Honest
 
 _LEAST_WEIGHT = 1e-3  # of a class
 SHARES = (1.0, 0.75, 0.5, 0.25)

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from public_client.data.datasets import Labelled
-from public_client.data.progress import Reporter
-from public_client.data.ranks import Ranks
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import Reporter
+from dpswd.public_client.data.ranks import Ranks
 
 FOLDS = 3
 _STEPS = 1000  # updates of one twin, at most

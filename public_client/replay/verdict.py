@@ -16,8 +16,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from public_client.replay.class_frequencies import Frequencies
-from public_client.replay.views import View
+from dpswd.public_client.replay.class_frequencies import Frequencies
+from dpswd.public_client.replay.views import View
 
 Outcome = Literal["adapted by a view", "priors corrected", "kept"]
 FITS = 0.0125

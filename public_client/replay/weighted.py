@@ -20,10 +20,10 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from public_client.data.progress import Reporter
-from public_client.data.ranks import Ranks
-from public_client.replay.priors import MOST_LOST, UNSURE, changes, expected_change, frequency_gains
-from public_client.replay.twins import FOLDS, Crossed, laid_out, scores_of, seeded, updates
+from dpswd.public_client.data.progress import Reporter
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.replay.priors import MOST_LOST, UNSURE, changes, expected_change, frequency_gains
+from dpswd.public_client.replay.twins import FOLDS, Crossed, laid_out, scores_of, seeded, updates
 
 STEPS = 600
 """Updates at most (docs/ml-team/shifts.md says how they were chosen, and the rate)."""

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from public_client.adaptation.hospital import Hospital
-from shared.errors import CuratorUnavailable, SettingsError
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.shared.core.errors import CuratorUnavailable, SettingsError
 
 _START_S = 60.0  # a loaded machine imports torch within this
 _STOP_S = 25.0  # the curator lets running steps finish for 20 seconds
-_COMMAND = (sys.executable, "-P", "-m", "private_curator.cli")
+_COMMAND = (sys.executable, "-P", "-m", "dpswd.private_curator.cli")
 _CLIENT = "ml-team"
 
 

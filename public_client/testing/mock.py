@@ -2,9 +2,9 @@
 
 `MockCurator` is a real `Curator` whose requests end in this process. It has no records: it makes synthetic ones
 of the described shape. All else is the real thing: requests and replies pass through their wire format, runs are
-admitted and steps computed by the code that a curator runs (`shared.steps`), priced by the ledger's filter, and
-receipts are signed, by a key that lives as long as the mock. So a dry run finds what a curator would refuse, what it
-would charge and how long the training takes; what it *learns* is meaningless, and nothing is spent.
+admitted and steps computed by the code that a curator runs (`dpswd.shared.core.steps`), priced by the ledger's filter,
+and receipts are signed, by a key that lives as long as the mock. So a dry run finds what a curator would refuse, what
+it would charge and how long the training takes; what it *learns* is meaningless, and nothing is spent.
 """
 
 from __future__ import annotations
@@ -23,32 +23,39 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message
 from torch import Tensor
 
-from public_client.curator.connection import Patience
-from public_client.curator.description import Budget, Description
-from public_client.curator.stub import Curator
-from public_client.curator.transport import REPLIES, Exchange
-from shared import errors
-from shared.extractor.building import Extractor
-from shared.extractor.graph import ExtractorGraph
-from shared.extractor.session import DirectSession
-from shared.extractor.weights import check_weights, weights_from_bytes
-from shared.kernels.noise import SeededNoise
-from shared.ledger import receipts as chain
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, LabelArray, Limits, ModelFacts
-from shared.privacy.budget import PrivacyBudget, Spent
-from shared.privacy.events import NeighbouringRelation
-from shared.privacy.filter import PrivacyFilter
-from shared.protocol import arrays
-from shared.protocol import limits as protocol
-from shared.protocol.checks import invalid
-from shared.protocol.contract import DataContract
-from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
-from shared.protocol.payloads import float_bytes
-from shared.protocol.receipts import encode_receipt
-from shared.protocol.v1 import curator_pb2 as pb
-from shared.steps.admission import AdmittedRun, admit_run, admit_step, offered
-from shared.steps.computing import Laboratory, computed
+from dpswd.public_client.curator.connection import Patience
+from dpswd.public_client.curator.description import Budget, Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.transport import REPLIES, Exchange
+from dpswd.shared.core import errors
+from dpswd.shared.core.ledger import receipts as chain
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.interface import (
+    AnyMechanism,
+    DataSetFacts,
+    FloatArray,
+    LabelArray,
+    Limits,
+    ModelFacts,
+)
+from dpswd.shared.core.noise.noise import SeededNoise
+from dpswd.shared.core.privacy.budget import PrivacyBudget, Spent
+from dpswd.shared.core.privacy.events import NeighbouringRelation
+from dpswd.shared.core.privacy.filter import PrivacyFilter
+from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step, offered
+from dpswd.shared.core.steps.computing import Laboratory, computed
+from dpswd.shared.core.wire import arrays
+from dpswd.shared.core.wire import limits as protocol
+from dpswd.shared.core.wire.checks import invalid
+from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
+from dpswd.shared.core.wire.payloads import float_bytes
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol.contract import DataContract
+from dpswd.shared.protocol.receipts import encode_receipt
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.graph import ExtractorGraph
+from dpswd.shared.sandbox.session import DirectSession
+from dpswd.shared.sandbox.weights import check_weights, weights_from_bytes
 
 _BRIGHTNESS = 0.5  # deviation of a synthetic value: most lie in [-1, 1], as pixels and standardised columns do
 _CLIENT = "dry run"
@@ -230,7 +237,7 @@ class MockCurator(Curator):
         """Nothing is open."""
 
     def take(self, indices: npt.NDArray[np.int64]) -> FloatArray:
-        """See `shared.steps.computing.Records`: made anew at each call, where they are not held."""
+        """See `dpswd.shared.core.steps.computing.Records`: made anew at each call, where they are not held."""
         if self._held is not None:
             return self._held[indices]
         values: FloatArray = self._made(len(indices)).numpy()
@@ -238,7 +245,7 @@ class MockCurator(Curator):
 
     @property
     def count(self) -> int:
-        """See `shared.steps.computing.Records`."""
+        """See `dpswd.shared.core.steps.computing.Records`."""
         return self._described.records
 
     def _synthetic(self, count: int) -> Tensor:

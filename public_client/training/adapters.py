@@ -7,14 +7,14 @@ import copy
 import torch
 from torch import nn
 
-from public_client.data.datasets import Batches
-from public_client.data.source import collect
-from shared.errors import InvalidValue
-from shared.extractor.adapters import MonotoneColumns, adapter_parameter_names
-from shared.extractor.adapting import adapt_for_target, input_adapter, insert_adapter, source_knots
+from dpswd.public_client.data.datasets import Batches
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.extractor.adapting import adapt_for_target, input_adapter, insert_adapter, source_knots
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.sandbox.adapters import MonotoneColumns, adapter_parameter_names
 
 ADAPTERS = ("auto", "warp", "channels", "features", "low-rank", "monotone")
-"""Kinds of target-side adapters (`shared.extractor.adapting`)."""
+"""Kinds of target-side adapters (`dpswd.public_client.extractor.adapting`)."""
 
 _KNOT_RECORDS = 20_000  # source records whose quantiles place the knots of monotone maps
 
@@ -65,5 +65,5 @@ def adapter_names(module: nn.Module) -> tuple[str, ...]:
     """
     names = tuple(adapter_parameter_names(module))
     if not names:
-        raise InvalidValue("the extractor has no adapters; add layers of shared.extractor.adapters (with_adapters)")
+        raise InvalidValue("the extractor has no adapters; add layers of dpswd.shared.sandbox.adapters (with_adapters)")
     return names

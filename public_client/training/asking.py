@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from shared.errors import CuratorUnavailable, DpswdError, InvalidValue, SettingsError
+from dpswd.shared.core.errors import CuratorUnavailable, DpswdError, InvalidValue, SettingsError
 
 _Answer = TypeVar("_Answer")
 

@@ -31,9 +31,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from public_client.curator.values import PendingStep
-from public_client.data.ranks import Ranks
-from shared.errors import SettingsError
+from dpswd.public_client.curator.values import PendingStep
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.shared.core.errors import SettingsError
 
 
 class Checkpoint:

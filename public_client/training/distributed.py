@@ -25,11 +25,11 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from public_client.curator.connection import Patience
-from public_client.curator.stub import Curator
-from public_client.curator.transport import REPLIES, Exchange, Transport
-from public_client.data.ranks import Ranks
-from shared.errors import SettingsError
+from dpswd.public_client.curator.connection import Patience
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.transport import REPLIES, Exchange, Transport
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.shared.core.errors import SettingsError
 
 _Answer = TypeVar("_Answer")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from public_client.data.progress import Reporter
-from public_client.plans.plan import Plan
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.run import ChargedRun
+from dpswd.public_client.data.progress import Reporter
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.run import ChargedRun
 
 _PRICED = 20  # steps of a run that are priced one by one for its progress bar
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from public_client.data.datasets import Batches
-from public_client.data.progress import reporting
-from public_client.data.ranks import Ranks
-from public_client.replay.fit import cosine
-from public_client.replay.views import View
-from public_client.training.history import Average, HistoryPoint, detached, write_history
-from public_client.training.logs import Recorder
-from public_client.training.run import AnsweredStep
-from public_client.training.sites import Group, Model, Site
-from shared.kernels.feature_map import FeatureMap
+from dpswd.public_client.data.datasets import Batches
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.replay.fit import cosine
+from dpswd.public_client.replay.views import View
+from dpswd.public_client.training.history import Average, HistoryPoint, detached, write_history
+from dpswd.public_client.training.logs import Recorder
+from dpswd.public_client.training.run import AnsweredStep
+from dpswd.public_client.training.sites import Group, Model, Site
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 Evaluate = Callable[[nn.Module, nn.Module], float]
 """(extractor, classifier) to accuracy in percent; for rehearsals, where labels of the target are at hand."""

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.gradient.mechanism import GradientReply
-from shared.mechanisms.quantiles.coefficients import distance, source_coefficients
-from shared.mechanisms.rows.cotangents import noised_source_projections, row_distance
-from shared.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientReply
+from dpswd.shared.core.mechanisms.quantiles.coefficients import distance, source_coefficients
+from dpswd.shared.core.mechanisms.rows.cotangents import noised_source_projections, row_distance
+from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 
 def quantile_loss(

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from public_client.curator.stub import Curator
-from public_client.plans.declarable import Declarable
-from public_client.plans.measured import measured_alike, measured_text
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import Recipe, not_between, not_counts, not_positive, refuse
-from public_client.plans.together import Together
-from public_client.training.loop import Training
-from public_client.training.run import ChargedRun
-from public_client.training.sites import Group
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.measured import measured_alike, measured_text
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import Recipe, not_between, not_counts, not_positive, refuse
+from dpswd.public_client.plans.together import Together
+from dpswd.public_client.training.loop import Training
+from dpswd.public_client.training.run import ChargedRun
+from dpswd.public_client.training.sites import Group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,16 +17,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from public_client.curator.stub import Curator
-from public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
-from public_client.plans.declarable import Declarable, within_quote
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import refuse
-from public_client.training.checkpoint import Checkpoint
-from shared.errors import CuratorFault, CuratorUnavailable, RequestInProgress, SettingsError, StepGivenUp
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.interface import Payload
-from shared.protocol.messages import RunParameters
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
+from dpswd.public_client.plans.declarable import Declarable, within_quote
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import refuse
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.shared.core.errors import CuratorFault, CuratorUnavailable, RequestInProgress, SettingsError, StepGivenUp
+from dpswd.shared.core.mechanisms.interface import Payload
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.wire.messages import RunParameters
 
 _log = logging.getLogger(__name__)
 

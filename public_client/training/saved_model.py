@@ -1,4 +1,4 @@
-"""The adapted model as the client writes and reads it; the file's format is `shared.models.adapted`."""
+"""The adapted model as the client writes and reads it; the file's format is `dpswd.shared.models.adapted`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from public_client.plans.plan import Plan
-from shared.devices import resolve_device
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights
-from shared.models.adapted import AdaptedModel, read_adapted, write_adapted
-from shared.models.source_statistics import SourceStatistics
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.plans.plan import Plan
+from dpswd.shared.devices import resolve_device
+from dpswd.shared.models.adapted import AdaptedModel, read_adapted, write_adapted
+from dpswd.shared.models.source_statistics import SourceStatistics
+from dpswd.shared.sandbox.weights import module_weights
 
 
 def save_adapted(

@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from public_client.curator.description import Description
-from public_client.curator.stub import Curator
-from public_client.data.ranks import Ranks
-from public_client.plans.declarable import Declarable, quoted
-from public_client.plans.plan import Plan
-from public_client.plans.recipe import refuse
-from public_client.training.asking import ask_each
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.history import HistoryPoint
-from public_client.training.run import AnsweredStep, ChargedRun, PublicSource
-from shared.errors import (
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.plans.declarable import Declarable, quoted
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import refuse
+from dpswd.public_client.training.asking import ask_each
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.history import HistoryPoint
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, PublicSource
+from dpswd.shared.core.errors import (
     BudgetExhausted,
     CuratorFault,
     CuratorUnavailable,
@@ -33,8 +33,8 @@ from shared.errors import (
     InvalidValue,
     RequestInProgress,
 )
-from shared.kernels.feature_map import FeatureMap
-from shared.protocol.contract import DataContract
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.protocol.contract import DataContract
 
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
@@ -86,8 +86,8 @@ class Site:
         perhaps_charged: nothing came back of the request that charges its run, or it was asked before this process took
             the training up and the site is not reached now: the ledger may hold it.
         contract: what its operator declares of the records' values, once it was described; None before.
-        outcome: what was done with its model: `ADAPTED`; of a replay, which of `public_client.replay.verdict.Outcome`;
-            of pseudo-labels "kept" where it is not adapted.
+        outcome: what was done with its model: `ADAPTED`; of a replay, which of
+            `dpswd.public_client.replay.verdict.Outcome`; of pseudo-labels "kept" where it is not adapted.
         finding: why, in words, where the releases were found to say something.
         not_compared: why the models were not compared although that was asked for; None otherwise.
     """

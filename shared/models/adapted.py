@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from shared.errors import DataInvalid, InvalidValue
-from shared.extractor.building import Extractor
-from shared.extractor.graph import ExtractorGraph, Node, operation_of
-from shared.files import write_public
-from shared.models.model_file import below, json_object, read_model_file, rebuilt
-from shared.models.source_statistics import SourceStatistics
+from dpswd.shared.core.errors import DataInvalid, InvalidValue
+from dpswd.shared.files import write_public
+from dpswd.shared.models.model_file import below, json_object, read_model_file, rebuilt
+from dpswd.shared.models.source_statistics import SourceStatistics
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.graph import ExtractorGraph, Node, operation_of
 
 FORMAT = "dpswd-adapted-1"
 PARTS = ("extractor", "classifier")

@@ -14,9 +14,9 @@ import safetensors
 import torch
 from torch import Tensor
 
-from shared.errors import DataInvalid, InvalidValue
-from shared.extractor.building import Extractor
-from shared.extractor.graph import MAX_PARAMETERS, ExtractorGraph
+from dpswd.shared.core.errors import DataInvalid, InvalidValue
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.graph import MAX_PARAMETERS, ExtractorGraph
 
 MAX_FILE_BYTES = 3 * 4 * MAX_PARAMETERS
 """Two graphs at their limit, and statistics and names beside them."""

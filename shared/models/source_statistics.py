@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.errors import InvalidValue
-from shared.kernels.directions import directions
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.directions import directions
 
 MAX_VALUES = 4096
 """Values of one record that are told apart; larger records are summed up by channel."""

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shared.errors import InvalidValue
-from shared.protocol.checks import Violation
-from shared.protocol.payloads import MessagePayload
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.wire.checks import Violation
+from dpswd.shared.core.wire.payloads import MessagePayload
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 Floats = npt.NDArray[np.float64]
 

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import DataInvalid, InvalidValue, RequestInvalid
-from shared.ledger.receipts import Receipt, SignedEntry, is_signed
-from shared.protocol.checks import Violation, positive
-from shared.protocol.limits import MAX_FILE_BYTES
-from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
-from shared.protocol.payloads import MessagePayload, parsed, written
-from shared.protocol.receipts import decode_receipt
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.errors import DataInvalid, InvalidValue, RequestInvalid
+from dpswd.shared.core.ledger.receipts import Receipt, SignedEntry, is_signed
+from dpswd.shared.core.wire.checks import Violation, positive
+from dpswd.shared.core.wire.limits import MAX_FILE_BYTES
+from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
+from dpswd.shared.core.wire.payloads import MessagePayload, parsed, written
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol.receipts import decode_receipt
 
 PROPOSAL = b"dpswd-proposal-1\n"
 PUBLICATION = b"dpswd-publication-1\n"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import zlib
 
-from shared.errors import InvalidValue
-from shared.ledger.receipts import MAX_STATEMENT_BYTES, Receipt, SignedEntry
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES, Receipt, SignedEntry
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 # Part of the contract, with the two ids behind it: another dictionary is another protocol version. In each half the
 # most likely text stands last.

@@ -12,7 +12,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from shared import errors
+from dpswd.shared.core import errors
 
 DOMAIN = "dpswd"
 

@@ -19,9 +19,9 @@ from benchmarks.audit.faults import FAULTS, HONEST
 from benchmarks.audit.known_means import ATTACKS
 from benchmarks.audit.report import Setup, page
 from benchmarks.audit.trials import Audit
-from shared.mechanisms import MECHANISMS
-from shared.privacy import pld
-from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
+from dpswd.shared.accounting import pld
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEvent
 
 ALPHA = 1e-3
 BY_NAME = {attack.name: attack for attack in ATTACKS}

@@ -20,8 +20,8 @@ from benchmarks import (
 )
 from benchmarks.labelled import ADD, REPLACE, Site, SizeFacts, declaration_of, released
 from benchmarks.labelled_hearts import Clinical, textbook
-from public_client.methods.statistics import Statistics
-from shared.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.methods.statistics import Statistics
 
 PAGE = Path(__file__).parents[2] / "docs" / "ml-team" / "labelled.md"
 

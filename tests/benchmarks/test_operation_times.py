@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from benchmarks import operation_combinations, operation_times
 from benchmarks.operation_times import CASES, measured
-from private_curator.serving.pacing import QUANTUM_OVER_TRIAL
-from private_curator.worker.denormals import flushed_denormals
-from shared.extractor.steady import LARGEST_RATIO
-from shared.extractor.vocabulary import VOCABULARY
+from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.private_curator.serving.pacing import QUANTUM_OVER_TRIAL
+from dpswd.shared.sandbox.steady import LARGEST_RATIO
+from dpswd.shared.sandbox.vocabulary import VOCABULARY
 
 BEFORE = {
     "elu": lambda x, at, _w: functional.elu(*x, **at),

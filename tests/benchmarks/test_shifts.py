@@ -15,7 +15,7 @@ from benchmarks.shifts.cells import EPSILONS, SEEDS, all_cells, composed_cells
 from benchmarks.shifts.composed import Composed
 from benchmarks.shifts.made import LOW_RANK, SHIFTS
 from benchmarks.shifts.summary import composed_table, kinds, page, summary, table
-from public_client.data.datasets import Labelled
+from dpswd.public_client.data.datasets import Labelled
 
 
 def data(kind: str) -> Labelled:

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import yaml
 
-from private_curator.cli.cluster import cluster
-from private_curator.settings.groups import ClusterSettings
+from dpswd.private_curator.cli.cluster import cluster
+from dpswd.private_curator.settings.groups import ClusterSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -14,8 +14,8 @@ import click
 import pytest
 import yaml
 
-from private_curator.cli.main import main as curator_cli
-from private_curator.settings.tree import CuratorSettings, load
+from dpswd.private_curator.cli.main import main as curator_cli
+from dpswd.private_curator.settings.tree import CuratorSettings, load
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"

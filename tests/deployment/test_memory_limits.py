@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from private_curator.settings.groups import ComputeSettings, LimitSettings
+from dpswd.private_curator.settings.groups import ComputeSettings, LimitSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ("docker-compose.yml", "deploy/monitoring/compose.yml", "deploy/cluster/compose.yml")

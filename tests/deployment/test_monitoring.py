@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from private_curator.observability.logs import FIELDS
-from private_curator.observability.metrics import CATALOGUE
-from private_curator.observability.requests import OUTCOMES
-from private_curator.observability.tracing import SPAN_ATTRIBUTES
+from dpswd.private_curator.observability.logs import FIELDS
+from dpswd.private_curator.observability.metrics import CATALOGUE
+from dpswd.private_curator.observability.requests import OUTCOMES
+from dpswd.private_curator.observability.tracing import SPAN_ATTRIBUTES
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"

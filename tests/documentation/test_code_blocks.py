@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
-from private_curator.cli.main import main as curator
-from public_client.cli.main import main as client
+from dpswd.private_curator.cli.main import main as curator
+from dpswd.public_client.cli.main import main as client
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -20,16 +20,16 @@ import numpy as np
 from click.testing import CliRunner
 from torch import nn
 
-from private_curator.cli.main import main
-from private_curator.storage.home_directory import HomeDirectory
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
+from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 if TYPE_CHECKING:
-    from public_client.curator.stub import Curator
-    from public_client.curator.values import UploadedExtractor
+    from dpswd.public_client.curator.stub import Curator
+    from dpswd.public_client.curator.values import UploadedExtractor
 
-COMMAND = (sys.executable, "-m", "private_curator.cli")
+COMMAND = (sys.executable, "-m", "dpswd.private_curator.cli")
 ROOT = Path(__file__).resolve().parents[2]
 STOPS = Path(__file__).with_name("serve_with_stops.py")
 START_S = 90.0
@@ -126,7 +126,7 @@ class CuratorProcess:
         return self.home.address.read_text().strip()
 
     def connect(self, *, name: str = CLIENT, patience_s: float = 20.0) -> Curator:
-        from public_client.curator.stub import Curator  # a test of the curator's side alone needs no client
+        from dpswd.public_client.curator.stub import Curator  # a test of the curator's side alone needs no client
 
         return Curator.connect(self.address, credentials=self.credentials(name), patience_s=patience_s)
 

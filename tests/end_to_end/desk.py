@@ -31,17 +31,17 @@ from free_ports import own_port
 from pages import PROGRAMS, Command, Meanwhile, Session, compare, steps
 from torch import nn
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.sqlite import file_lock, write_lock
-from private_curator.operator import preflight
-from private_curator.serving import server
-from private_curator.settings.tree import CuratorSettings
-from private_curator.storage.home_directory import HomeDirectory
-from public_client.curator.stub import Curator
-from public_client.curator.values import new_request_id
-from shared.certificates import request_fingerprint
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.sqlite import file_lock, write_lock
+from dpswd.private_curator.operator import preflight
+from dpswd.private_curator.serving import server
+from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import new_request_id
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.certificates import request_fingerprint
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 torch.set_num_threads(1)
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from private_curator.cli.main import main as curator
-from public_client.cli.main import main as client
+from dpswd.private_curator.cli.main import main as curator
+from dpswd.public_client.cli.main import main as client
 
 PROGRAMS = {"dpswd-curator": curator, "dpswd-client": client}
-MODULES = {"dpswd-curator": "private_curator.cli", "dpswd-client": "public_client.cli.main"}
+MODULES = {"dpswd-curator": "dpswd.private_curator.cli", "dpswd-client": "dpswd.public_client.cli.main"}
 AS_INSTALLED = {"dpswd-curator init", "dpswd-curator serve", "dpswd-client init"}
 """Commands that are typed into a shell the first time; the others start quickly (`forked_starts`), as processes too."""
 _SHELLS_OWN = re.compile(r"[|&;<>()$`*?{}~#!\n]|(^|\s)[A-Z_]+=")  # what only a shell understands

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from public_client.cli import demonstration
-from public_client.cli.main import main
+from dpswd.public_client.cli import demonstration
+from dpswd.public_client.cli.main import main
 
 demonstration._SETTINGS |= {"source.epochs": 1, "method.control_steps": 2}
 demonstration._METHODS = {

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import serve_with_stops
 from own_mechanism import CLIPPED_MEAN
 
-from shared.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms import MECHANISMS
 
 if __name__ == "__main__":
     serve_with_stops.main(sys.argv[1:], mechanisms={**MECHANISMS, CLIPPED_MEAN.name: CLIPPED_MEAN})

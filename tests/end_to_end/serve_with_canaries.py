@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from private_curator.observability import logs
-from private_curator.serving import server
-from private_curator.settings import tree as settings
-from private_curator.storage.home_directory import HomeDirectory
+from dpswd.private_curator.observability import logs
+from dpswd.private_curator.serving import server
+from dpswd.private_curator.settings import tree as settings
+from dpswd.private_curator.storage.home_directory import HomeDirectory
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     def checkpoint(name: str) -> None:
         failing, planting = home.path / "raise-at", home.path / "plant"
         if planting.exists():
-            logging.getLogger("private_curator.steps.release").error("record %r", record.tolist())
+            logging.getLogger("dpswd.private_curator.core.steps.release").error("record %r", record.tolist())
         if failing.exists() and failing.read_text() == name:
             try:
                 raise KeyError(f"label {label} of {chosen.records_file}")

@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from private_curator.serving import server
-from private_curator.settings import tree as settings
-from private_curator.storage.home_directory import HomeDirectory
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.interface import AnyMechanism
+from dpswd.private_curator.serving import server
+from dpswd.private_curator.settings import tree as settings
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.interface import AnyMechanism
 
 
 def main(arguments: Sequence[str], *, mechanisms: Mapping[str, AnyMechanism] = MECHANISMS) -> None:

@@ -38,13 +38,13 @@ from declarations import gradient, quantiles, rows
 from drawn_steps import new_step, parameters, reply_of
 from forked_starts import suspended
 
-from private_curator.cli.main import main as operator_main
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory as homes
-from public_client.cli.main import main as client_main
-from public_client.curator.stub import Curator
-from shared import errors
-from shared.mechanisms.clipped_sum import ClippedSum
+from dpswd.private_curator.cli.main import main as operator_main
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.storage import home_directory as homes
+from dpswd.public_client.cli.main import main as client_main
+from dpswd.public_client.curator.stub import Curator
+from dpswd.shared.core import errors
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 
 pytestmark = pytest.mark.end_to_end
 
@@ -293,8 +293,8 @@ def _successes(site, curator, source):
 
 def _bad_uploads(site, curator):
     module = _linear()
-    from shared.extractor.tracing import trace
-    from shared.extractor.weights import module_weights, weights_to_bytes
+    from dpswd.public_client.extractor.tracing import trace
+    from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
     graph = trace(module, (INPUTS,))
     weights = weights_to_bytes(module_weights(module, graph))

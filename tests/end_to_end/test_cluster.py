@@ -16,27 +16,27 @@ import numpy as np
 import pytest
 import torch
 
-from private_curator.cluster.choice import cluster_of
-from private_curator.cluster.connection import NodeRefused
-from private_curator.cluster.shards import ClusterShards
-from private_curator.cluster.task import Meant
-from private_curator.records import target
-from private_curator.records.labels import load_labels
-from private_curator.settings import tree as configuration
-from private_curator.steps.shards import LocalShards
-from private_curator.storage.certificates import make_cluster_members
-from private_curator.worker.local import LocalEngine
-from private_curator.worker.sessions import ExtractorSource
-from shared.errors import ExtractionStopped, SettingsError
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from shared.mechanisms.linear import added
-from shared.steps.computing import LinearRun
+from dpswd.private_curator.cluster.choice import cluster_of
+from dpswd.private_curator.cluster.connection import NodeRefused
+from dpswd.private_curator.cluster.shards import ClusterShards
+from dpswd.private_curator.cluster.task import Meant
+from dpswd.private_curator.records import target
+from dpswd.private_curator.records.labels import load_labels
+from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.steps.shards import LocalShards
+from dpswd.private_curator.storage.certificates import make_cluster_members
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.errors import ExtractionStopped, SettingsError
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
+from dpswd.shared.core.mechanisms.linear import added
+from dpswd.shared.core.steps.computing import LinearRun
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 pytestmark = pytest.mark.end_to_end
-COMMAND = (sys.executable, "-m", "private_curator.cli", "cluster")
+COMMAND = (sys.executable, "-m", "dpswd.private_curator.cli", "cluster")
 N, VALUES, CLASSES = 120_000, 16, 3
 
 

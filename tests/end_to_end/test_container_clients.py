@@ -45,9 +45,9 @@ def test_a_client_that_is_killed_and_resumed_spends_nothing_twice(sites):
 
 _RACE = """
 import signal, sys, threading, torch
-from public_client import Hospital, Replay
-from public_client.data.networks import digits_network
-from shared.errors import BudgetExhausted
+from dpswd import Hospital, Replay
+from dpswd.public_client.data.networks import digits_network
+from dpswd.shared.core.errors import BudgetExhausted
 
 start = threading.Event()
 signal.signal(signal.SIGUSR1, lambda *_: start.set())

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test di
 
 from two_sites import CONNECT, CURATOR, LEAST_RIGHT, STEPS, TRAIN, TRAINING_S, finish, percentage, wait
 
-from public_client.data.datasets import load_task
-from public_client.training.saved_model import load_adapted
+from dpswd.public_client.data.datasets import load_task
+from dpswd.public_client.training.saved_model import load_adapted
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -182,7 +182,7 @@ def test_a_certificate_of_another_authority_is_refused(sites):
         "&& dpswd-curator init --home /tmp/other/home --records /tmp/r.npy --epsilon 1 --delta 1e-5 >/dev/null "
         "&& dpswd-curator client add ml-team --home /tmp/other/home --out /tmp/other/issued >/dev/null "
         "&& cp /var/lib/dpswd/credentials/ca.crt /tmp/other/issued/ "
-        "&& python -c 'from pathlib import Path; from public_client.curator.stub import Curator; "
+        "&& python -c 'from pathlib import Path; from dpswd.public_client.curator.stub import Curator; "
         'Curator.connect("curator:50051", credentials=Path("/tmp/other/issued"), patience_s=2)\''
     )
     stranger = sites.team(f"-euc '{_quoted(script)}'", entrypoint="sh")

@@ -22,13 +22,13 @@ from curator_process import CLIENT, CuratorProcess, upload
 from declarations import Declared, gradient, quantiles, rows
 from drawn_steps import new_step, parameters, reply_of
 
-from private_curator.storage.certificates import CertificateAuthority
-from public_client.curator.identity import make_identity
-from shared import errors
-from shared.certificates import request_fingerprint
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.protocol.v1 import curator_pb2 as pb
-from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
+from dpswd.private_curator.storage.certificates import CertificateAuthority
+from dpswd.public_client.curator.identity import make_identity
+from dpswd.shared.certificates import request_fingerprint
+from dpswd.shared.core import errors
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.core.wire.v1 import curator_pb2_grpc as pb_grpc
 
 pytestmark = pytest.mark.end_to_end
 

@@ -24,15 +24,15 @@ from desk import PROGRAMS, Desk
 from drawn_steps import new_step
 from pages import ROOT, Command, Meanwhile, Session, section, steps
 
-from private_curator.cli.common import EXIT_CODES
-from private_curator.serving import server
-from private_curator.storage import incidents
-from private_curator.worker.pool import WorkerPool
-from public_client.cli import main as client_cli
-from public_client.curator.stub import Curator
-from shared.certificates import request_fingerprint
-from shared.privacy import crosscheck
-from shared.protocol.status import REASONS
+from dpswd.private_curator.cli.common import EXIT_CODES
+from dpswd.private_curator.sandbox.pool import WorkerPool
+from dpswd.private_curator.serving import server
+from dpswd.private_curator.storage import incidents
+from dpswd.public_client.cli import main as client_cli
+from dpswd.public_client.curator.stub import Curator
+from dpswd.shared.accounting import crosscheck
+from dpswd.shared.certificates import request_fingerprint
+from dpswd.shared.protocol.status import REASONS
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300)]
 
@@ -176,7 +176,7 @@ class Incidents:
             raise ValueError("words that may quote a record")
 
         self.patch.setattr(incidents.IncidentBook, "all", broken)
-        self.patch.setitem(client_cli._COMMANDS, "describe", ("public_client.no_such_module", "describe"))
+        self.patch.setitem(client_cli._COMMANDS, "describe", ("dpswd.public_client.no_such_module", "describe"))
 
     def a_file_of_records_has_a_gap(self) -> None:
         records = np.zeros((20, 3), dtype=np.float32)
@@ -213,7 +213,7 @@ class Incidents:
         def pressed(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        self.patch.setattr("public_client.curator.stub.Curator.connect", pressed)
+        self.patch.setattr("dpswd.public_client.curator.stub.Curator.connect", pressed)
 
 
 def _edited(line: str) -> str:
@@ -269,7 +269,7 @@ def test_each_reason_has_its_page(row):
     # What the page shows was said by the programs: the texts are compared while it is typed.
     shown = [step for step in steps(ERRORS[row.reason]) if not isinstance(step, Meanwhile)]
     told = "\n".join(step.text if isinstance(step, Session) else "\n".join(step.expected) for step in shown)
-    assert f"shared.errors.{row.error.__name__}: " in told or f"see docs/errors/{row.reason}.md" in told
+    assert f"dpswd.shared.core.errors.{row.error.__name__}: " in told or f"see docs/errors/{row.reason}.md" in told
 
 
 def test_no_page_is_left_over():

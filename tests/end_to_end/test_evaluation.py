@@ -16,15 +16,15 @@ from declarations import evaluation, quantiles
 from drawn_steps import new_step, parameters
 from torch import nn
 
-from public_client.cli.main import main
-from public_client.experiments.approaches import Problem, approach
-from public_client.methods import Statistics
-from public_client.methods.evaluation import Evaluate, EvaluationIds
-from public_client.testing.local_hospital import LocalHospital
-from public_client.training.saved_model import save_adapted
-from shared.errors import BudgetExhausted, InvalidValue, RequestIdReused, RequestInvalid
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from shared.models.adapted import read_adapted
+from dpswd.public_client.cli.main import main
+from dpswd.public_client.experiments.approaches import Problem, approach
+from dpswd.public_client.methods import Statistics
+from dpswd.public_client.methods.evaluation import Evaluate, EvaluationIds
+from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.public_client.training.saved_model import save_adapted
+from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, RequestIdReused, RequestInvalid
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.models.adapted import read_adapted
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.usefixtures("extractors_in_process")]
 torch.set_num_threads(1)
@@ -120,8 +120,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_charged(hospital, model
 
 
 def _graph(module):
-    from shared.extractor.tracing import trace
-    from shared.extractor.weights import module_weights, weights_to_bytes
+    from dpswd.public_client.extractor.tracing import trace
+    from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
     graph = trace(module, (WIDTH,))
     return graph.to_bytes(), weights_to_bytes(module_weights(module, graph))
@@ -129,7 +129,7 @@ def _graph(module):
 
 def test_the_delivered_model_runs_at_the_hospital_without_the_client(hospital, model, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "private_curator.cli", "apply", str(model), "--home", str(hospital.home), "--out",
+        [sys.executable, "-m", "dpswd.private_curator.cli", "apply", str(model), "--home", str(hospital.home), "--out",
          str(tmp_path / "p.csv"), "--format", "json"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip

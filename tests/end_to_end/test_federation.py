@@ -8,12 +8,12 @@ from contextlib import suppress
 import pytest
 import torch
 
-from public_client import Adapter, DomainAdaptation, Federation, Hospital, Replay, Rows
-from public_client.data.datasets import load_task
-from public_client.data.networks import digits_network
-from public_client.data.source import source_loader, train_source
-from public_client.testing.local_hospital import LocalHospital
-from shared.errors import PrivacyError, SettingsError
+from dpswd import Adapter, DomainAdaptation, Federation, Hospital, Replay, Rows
+from dpswd.public_client.data.datasets import load_task
+from dpswd.public_client.data.networks import digits_network
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.shared.core.errors import PrivacyError, SettingsError
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.usefixtures("extractors_in_process")]
 torch.set_num_threads(1)

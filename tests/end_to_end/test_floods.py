@@ -21,8 +21,8 @@ from serving_here import serving
 from slow_client import SlowClient
 from torch import nn
 
-from shared import errors
-from shared.protocol.messages import RunParameters
+from dpswd.shared.core import errors
+from dpswd.shared.core.wire.messages import RunParameters
 
 QUANTUM_S = 0.5
 SECONDS = 6.0

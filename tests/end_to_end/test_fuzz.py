@@ -19,9 +19,9 @@ from benchmarks.fuzz import seeds
 from benchmarks.fuzz.__main__ import KINDS, Campaign, method_of
 from benchmarks.fuzz.mutation import Mutator
 from benchmarks.fuzz.site import METHODS, SERVICE, Finding, Site
-from shared.errors import CuratorUnavailable
-from shared.protocol.status import REASONS, from_rpc_error
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.errors import CuratorUnavailable
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol.status import REASONS, from_rpc_error
 
 
 @pytest.mark.long

@@ -9,9 +9,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from public_client.cli.main import main
-from public_client.generation import Column, Schema, load_generator
-from public_client.testing.local_hospital import LocalHospital
+from dpswd.public_client.cli.main import main
+from dpswd.public_client.generation import Column, Schema, load_generator
+from dpswd.public_client.testing.local_hospital import LocalHospital
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.usefixtures("extractors_in_process")]
 torch.set_num_threads(1)

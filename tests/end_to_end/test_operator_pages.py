@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test di
 from free_ports import own_port
 from pages import ROOT, Command, Shell, steps
 
-from shared.certificates import request_fingerprint
+from dpswd.shared.certificates import request_fingerprint
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 

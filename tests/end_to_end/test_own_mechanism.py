@@ -24,13 +24,13 @@ from own_method import BATCH, STEPS, TAG, MatchMeans
 from raw_client import RawClient, released
 from torch import nn
 
-from public_client import DomainAdaptation, Hospital
-from public_client.training.checkpoint import Checkpoint
-from shared.errors import BudgetExhausted, CuratorUnavailable, RequestIdReused, RequestInvalid, RunFinished
-from shared.kernels.clipping import clip_records
-from shared.mechanisms import MECHANISMS
-from shared.protocol.messages import run_digest, step_digest
-from shared.protocol.receipts import decode_receipt
+from dpswd import DomainAdaptation, Hospital
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.shared.core.errors import BudgetExhausted, CuratorUnavailable, RequestIdReused, RequestInvalid, RunFinished
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.noise.clipping import clip_records
+from dpswd.shared.core.wire.messages import run_digest, step_digest
+from dpswd.shared.protocol.receipts import decode_receipt
 
 pytestmark = pytest.mark.end_to_end
 PROGRAM = Path(__file__).with_name("serve_own_mechanism.py")
@@ -131,7 +131,7 @@ def _check_receipts(hospital: CuratorProcess, checkpoint: Path) -> None:
     """The team holds its receipts against the operator's ledger, by the command for it."""
     view = hospital.directory / "view.jsonl"
     hospital.command("ledger", "export", "--client", CLIENT, "--out", view)
-    command = [sys.executable, "-m", "public_client.cli.main", "verify", checkpoint, "--ledger", view]
+    command = [sys.executable, "-m", "dpswd.public_client.cli.main", "verify", checkpoint, "--ledger", view]
     command += ["--credentials", hospital.credentials(CLIENT), "--format", "json"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

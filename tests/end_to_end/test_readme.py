@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from public_client.data.datasets import Labelled, load_task
-from public_client.data.source import source_loader
-from public_client.testing.local_hospital import LocalHospital
-from public_client.training.saved_model import load_adapted
+from dpswd.public_client.data.datasets import Labelled, load_task
+from dpswd.public_client.data.source import source_loader
+from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.public_client.training.saved_model import load_adapted
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -27,7 +27,7 @@ GUIDE = ROOT / "docs" / "ml-team" / "guide.md"
 def test_the_calibration_of_the_guide_prints_the_published_row(true_starts) -> None:
     (line,) = re.findall(r"^\$ (dpswd-client calibrate .*)", GUIDE.read_text().replace("\\\n", " "), re.MULTILINE)
     done = subprocess.run(
-        [sys.executable, "-m", "public_client.cli.main", *shlex.split(line)[1:]],
+        [sys.executable, "-m", "dpswd.public_client.cli.main", *shlex.split(line)[1:]],
         capture_output=True,
         check=True,
         text=True,

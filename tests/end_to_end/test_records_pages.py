@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from private_curator.cli.main import main as curator
-from private_curator.operator import preflight
-from private_curator.worker.onnx_format import FLOAT32, message_classes
-from public_client.cli.main import main as client
+from dpswd.private_curator.cli.main import main as curator
+from dpswd.private_curator.onnx.format import FLOAT32, message_classes
+from dpswd.private_curator.operator import preflight
+from dpswd.public_client.cli.main import main as client
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {"dpswd-curator": curator, "dpswd-client": client}

@@ -20,11 +20,11 @@ from curator_process import CLIENT, CuratorProcess, upload
 from declarations import Declared, gradient, quantiles
 from drawn_steps import new_step, parameters
 
-from private_curator.storage.home_directory import HomeDirectory
-from public_client.curator.stub import Curator
-from shared import errors
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.protocol.messages import RunParameters
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.public_client.curator.stub import Curator
+from dpswd.shared.core import errors
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.wire.messages import RunParameters
 
 pytestmark = pytest.mark.end_to_end
 

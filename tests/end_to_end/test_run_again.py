@@ -25,15 +25,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from public_client.cli.main import main as client
-from public_client.testing.local_hospital import LocalHospital
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.saved_model import load_adapted
+from dpswd.public_client.cli.main import main as client
+from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.saved_model import load_adapted
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900), pytest.mark.usefixtures("extractors_in_process")]
 
 DEMO = [sys.executable, str(Path(__file__).parent / "quick_demo.py")]
-CLIENT = [sys.executable, "-m", "public_client.cli.main"]
+CLIENT = [sys.executable, "-m", "dpswd.public_client.cli.main"]
 NOBODYS = "/sys/dpswd"  # where nobody may make a file, root neither
 WAIT_S = 300.0
 
@@ -238,7 +238,7 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_says_what_to_do(tmp
     def train() -> None:
         raise full.value
 
-    monkeypatch.setattr("public_client.cli.training.train", train)
+    monkeypatch.setattr("dpswd.public_client.cli.training.train", train)
     done = CliRunner().invoke(client, ["train"])
     assert done.exit_code == 3
     assert "free some space and repeat the command; a training with --checkpoint goes on with --resume" in done.stderr
@@ -249,7 +249,7 @@ def test_an_interrupted_set_up_is_done_again_and_a_taken_port_is_named(hospital,
     with LocalHospital(np.zeros((50, 3), np.float32), epsilon=1.0, delta=1e-5, directory=tmp_path) as other:
         assert other.budget()["epsilon"] == 1.0
         other.stop()
-        command = [sys.executable, "-m", "private_curator.cli", "serve", "--home", other.home]
+        command = [sys.executable, "-m", "dpswd.private_curator.cli", "serve", "--home", other.home]
         code, said = finished([*command, "--address", hospital.address], cwd=tmp_path)
     assert code == 3, said
     assert "cannot be bound; free the port or choose another" in said

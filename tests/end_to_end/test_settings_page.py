@@ -9,10 +9,10 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from private_curator.cli.main import main
-from private_curator.settings.tree import CuratorSettings
-from public_client.settings import ClientSettings
-from shared.configuration import settings_of
+from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.public_client.settings import ClientSettings
+from dpswd.shared.configuration import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,9 +13,9 @@ from raw_client import RawClient
 from serving_here import serving
 from torch import nn
 
-from public_client.curator.stub import Curator
-from shared import errors
-from shared.protocol.messages import RunParameters
+from dpswd.public_client.curator.stub import Curator
+from dpswd.shared.core import errors
+from dpswd.shared.core.wire.messages import RunParameters
 
 ACCEPTED = "The snapshot of 3 May was put back by mistake; the budget was lowered, minutes of 5 May."
 

@@ -13,13 +13,13 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from public_client import Federation, Hospital, Statistics
-from public_client.cli.main import main
-from public_client.experiments.approaches import Problem, approach
-from public_client.testing.local_hospital import LocalHospital
-from public_client.training.saved_model import load_adapted
-from shared.errors import BudgetExhausted, InvalidValue, RequestInvalid
-from shared.ledger import chain_checks
+from dpswd import Federation, Hospital, Statistics
+from dpswd.public_client.cli.main import main
+from dpswd.public_client.experiments.approaches import Problem, approach
+from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.public_client.training.saved_model import load_adapted
+from dpswd.shared.books import chain_checks
+from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, RequestInvalid
 
 pytestmark = pytest.mark.end_to_end
 torch.set_num_threads(1)
@@ -97,7 +97,7 @@ def test_two_hospitals_labels_make_one_model_at_one_charge_each(hospitals, tmp_p
     loaded = load_adapted(north, device="cpu")
     assert float((loaded.predict(torch.from_numpy(fresh)).numpy() == labels).mean()) > best - 0.05
     applied = subprocess.run(
-        [sys.executable, "-m", "private_curator.cli", "apply", str(north), "--home", str(hospitals["north"].home),
+        [sys.executable, "-m", "dpswd.private_curator.cli", "apply", str(north), "--home", str(hospitals["north"].home),
          "--out", str(tmp_path / "p.csv"), "--format", "json"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from public_client import Adapter, DomainAdaptation, Hospital, Replay, Rows
-from public_client.data.accuracy import accuracy, features
-from public_client.data.datasets import load_task
-from public_client.data.networks import digits_network
-from public_client.data.source import source_loader, train_source
-from public_client.testing.local_hospital import LocalHospital
-from public_client.training.saved_model import load_adapted
-from shared.errors import BudgetExhausted, RunFinished
-from shared.ledger import chain_checks
+from dpswd import Adapter, DomainAdaptation, Hospital, Replay, Rows
+from dpswd.public_client.data.accuracy import accuracy, features
+from dpswd.public_client.data.datasets import load_task
+from dpswd.public_client.data.networks import digits_network
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.public_client.training.saved_model import load_adapted
+from dpswd.shared.books import chain_checks
+from dpswd.shared.core.errors import BudgetExhausted, RunFinished
 
 pytestmark = pytest.mark.end_to_end
 torch.set_num_threads(1)

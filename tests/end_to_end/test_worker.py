@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import nn
 
-from private_curator.worker.confinement import probe
-from private_curator.worker.local import LocalEngine
-from private_curator.worker.pool import MAX_LOADED, WorkerPool
-from private_curator.worker.process import WorkerFailed, WorkerProcess, WorkerSettings
-from private_curator.worker.sessions import ExtractorSource
-from shared.errors import ExtractionStopped, RequestInvalid, SettingsError
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.mechanisms.interface import ModelFacts
+from dpswd.private_curator.sandbox.confinement import probe
+from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.sandbox.pool import MAX_LOADED, WorkerPool
+from dpswd.private_curator.sandbox.process import WorkerFailed, WorkerProcess, WorkerSettings
+from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.errors import ExtractionStopped, RequestInvalid, SettingsError
+from dpswd.shared.core.mechanisms.interface import ModelFacts
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 pytestmark = pytest.mark.end_to_end
 
@@ -226,8 +226,8 @@ def test_workers_end_with_their_curator_however_it_ends(tmp_path):
     """SIGKILL leaves no time to tidy up: an idle worker sees its channel close, a busy one its lifeline."""
     program = f"""
 import threading, time
-from private_curator.worker.pool import WorkerPool
-from private_curator.worker.process import WorkerSettings
+from dpswd.private_curator.sandbox.pool import WorkerPool
+from dpswd.private_curator.sandbox.process import WorkerSettings
 made = WorkerPool(WorkerSettings("cpu", 1, 1 << 29, 600.0, program={PROGRAM!r}), workers=2)
 made.ready()
 busy = made._idle.get().worker

@@ -11,7 +11,7 @@ import socket
 import time
 from pathlib import Path
 
-from private_curator.worker.start import main
+from dpswd.private_curator.sandbox.start import main
 
 
 def attempts(curator: int) -> dict[str, object]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from private_curator.settings import tree as settings
-from shared.configuration import explained, settings_of
-from shared.errors import SettingsError
+from dpswd.private_curator.settings import tree as settings
+from dpswd.shared.configuration import explained, settings_of
+from dpswd.shared.core.errors import SettingsError
 
 MINIMAL = '[records]\nfile = "records.npz"\n'
 

@@ -24,22 +24,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 from grpc_status import rpc_status
 
-from public_client.replay import fit
-from shared import errors
-from shared.extractor.graph import ExtractorGraph
-from shared.kernels.noise import GridArray
-from shared.ledger import receipts
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.class_statistics.mechanism import StatisticsReply
-from shared.mechanisms.gradient.mechanism import GradientReply
-from shared.mechanisms.interface import ModelFacts
-from shared.mechanisms.loss_gradient import LossGradientReply
-from shared.mechanisms.sliced import SlicedReply
-from shared.protocol.messages import RunParameters, StepRelease, run_digest, step_digest
-from shared.protocol.receipts import encode_receipt
-from shared.protocol.status import to_status
-from shared.protocol.v1 import curator_pb2 as pb
-from shared.protocol.v1 import curator_pb2_grpc as rpc
+from dpswd.public_client.replay import fit
+from dpswd.shared.core import errors
+from dpswd.shared.core.ledger import receipts
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsReply
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientReply
+from dpswd.shared.core.mechanisms.interface import ModelFacts
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply
+from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.noise.noise import GridArray
+from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.core.wire.v1 import curator_pb2_grpc as rpc
+from dpswd.shared.protocol.receipts import encode_receipt
+from dpswd.shared.protocol.status import to_status
+from dpswd.shared.sandbox.graph import ExtractorGraph
 
 torch.set_num_threads(1)
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from public_client import Hospital
-from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.saved_model import load_adapted
-from shared.errors import RunFinished
+from dpswd import Hospital
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.public_client.training.saved_model import load_adapted
+from dpswd.shared.core.errors import RunFinished
 
 GUIDE = Path(__file__).parents[2] / "docs" / "ml-team" / "guide.md"
 
@@ -42,7 +42,7 @@ def test_the_session_with_a_labelled_hospital(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("adapters", [False, True], ids=["all weights", "an adapter"])
 def test_the_loop_of_ones_own(adapters):
-    from shared.extractor.adapting import adapt_for_target
+    from dpswd.public_client.extractor.adapting import adapt_for_target
 
     torch.manual_seed(0)
     extractor, classifier = nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 3)

@@ -5,10 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from public_client import settings
-from public_client.cli.main import main
-from shared.configuration import settings_of
-from shared.errors import SettingsError
+from dpswd.public_client import settings
+from dpswd.public_client.cli.main import main
+from dpswd.shared.configuration import settings_of
+from dpswd.shared.core.errors import SettingsError
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared.kernels.noise import SeededNoise
+from dpswd.shared.core.noise.noise import SeededNoise
 
 
 @pytest.fixture(

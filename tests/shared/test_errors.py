@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from shared import errors
+from dpswd.shared.core import errors
 
 
 def test_the_drawn_tree_is_the_tree():

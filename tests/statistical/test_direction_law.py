@@ -10,7 +10,7 @@ import torch
 from scipy.special import hyp1f1
 from scipy.stats import beta, kstest, norm
 
-from shared.kernels.directions import directions
+from dpswd.shared.core.noise.directions import directions
 
 pytestmark = pytest.mark.statistical
 

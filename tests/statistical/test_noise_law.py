@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binomtest, chisquare, norm
 
-from private_curator.steps.randomness import SystemNoise
-from shared.kernels.noise import grid_step
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.shared.core.noise.noise import grid_step
 
 pytestmark = pytest.mark.statistical
 

@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binom, binomtest, chi2, norm
 
-from private_curator.steps.randomness import SystemNoise
-from shared.kernels.grid_gaussian import GRID_EXPONENT, gaussian_weights
-from shared.kernels.noise import grid_step
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.shared.core.noise.grid_gaussian import GRID_EXPONENT, gaussian_weights
+from dpswd.shared.core.noise.noise import grid_step
 
 pytestmark = pytest.mark.statistical
 

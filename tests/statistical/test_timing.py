@@ -21,17 +21,17 @@ from raw_client import RawClient
 from signs import ALPHA, Signs, in_random_order
 from torch import nn
 
-from private_curator.serving import server
-from private_curator.settings import tree as settings
-from private_curator.worker.pool import WorkerPool
-from private_curator.worker.process import WorkerSettings
-from private_curator.worker.sessions import ExtractorSource
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.gradient.mechanism import GradientRequest
-from shared.mechanisms.interface import ModelFacts
-from shared.protocol.messages import RunParameters
+from dpswd.private_curator.sandbox.pool import WorkerPool
+from dpswd.private_curator.sandbox.process import WorkerSettings
+from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.private_curator.serving import server
+from dpswd.private_curator.settings import tree as settings
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.core.mechanisms.interface import ModelFacts
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 pytestmark = pytest.mark.statistical
 

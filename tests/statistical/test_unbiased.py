@@ -7,16 +7,16 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from private_curator.steps.randomness import SystemNoise
-from shared.kernels.clipping import clip_records
-from shared.kernels.directions import directions
-from shared.kernels.sanitized import release_gradient
-from shared.mechanisms.quantiles.coefficients import (
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.shared.core.mechanisms.quantiles.coefficients import (
     cosine_basis,
     distance,
     release_coefficients,
     source_coefficients,
 )
+from dpswd.shared.core.noise.clipping import clip_records
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.sanitized import release_gradient
 
 pytestmark = pytest.mark.statistical
 

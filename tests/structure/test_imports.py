@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("shared", "private_curator", "public_client")
+PACKAGE = "dpswd"
 
 
 def modules():
     """Every file's dotted name, but for generated code."""
-    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if "_pb2" not in file.name]
-    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+    found = {}
+    for place in (ROOT / PACKAGE).iterdir():  # rglob follows no links
+        for file in place.rglob("*.py") if place.is_dir() else [place]:
+            if file.suffix == ".py" and "_pb2" not in file.name:
+                name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+                found[name.removesuffix(".__init__")] = file
+    return found
 
 
 def imported(tree, known):

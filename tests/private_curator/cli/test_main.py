@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from private_curator.cli.common import EXIT_CODES
-from private_curator.cli.main import main
-from private_curator.storage.home_directory import HomeDirectory
-from private_curator.storage.incidents import IncidentBook
-from public_client.curator.identity import make_identity
-from shared.certificates import request_fingerprint
+from dpswd.private_curator.cli.common import EXIT_CODES
+from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.private_curator.storage.incidents import IncidentBook
+from dpswd.public_client.curator.identity import make_identity
+from dpswd.shared.certificates import request_fingerprint
 
 RECORDS = np.random.default_rng(2).normal(size=(40, 3)).astype(np.float32)
 

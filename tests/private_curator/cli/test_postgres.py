@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from private_curator.cli.main import main
-from private_curator.storage.home_directory import HomeDirectory
+from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.storage.home_directory import HomeDirectory
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operator" / "replicas.md"
 RECORDS = np.random.default_rng(2).normal(size=(40, 3)).astype(np.float32)

@@ -11,20 +11,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from private_curator.cluster import task
-from private_curator.cluster.connection import NodeRefused, sum_of
-from private_curator.cluster.courier import Courier
-from private_curator.cluster.task import Meant
-from private_curator.records.target import Target
-from private_curator.steps.shards import ShardLost
-from private_curator.worker.arena import blob
-from private_curator.worker.channel import receive, send
-from private_curator.worker.process import LimitReached
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from shared.mechanisms.linear import Shard, ShardSum
-from shared.steps.computing import LinearRun
+from dpswd.private_curator.cluster import task
+from dpswd.private_curator.cluster.connection import NodeRefused, sum_of
+from dpswd.private_curator.cluster.courier import Courier
+from dpswd.private_curator.cluster.task import Meant
+from dpswd.private_curator.records.target import Target
+from dpswd.private_curator.sandbox.arena import blob
+from dpswd.private_curator.sandbox.channel import receive, send
+from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.steps.shards import ShardLost
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
+from dpswd.shared.core.mechanisms.linear import Shard, ShardSum
+from dpswd.shared.core.steps.computing import LinearRun
 
 SHARD = Shard(0, 4096)
 SUMS = (np.arange(6, dtype=np.int64).reshape(2, 3),)

@@ -11,10 +11,10 @@ from charged_home import charged
 from declarations import quantiles, rows
 from made_home import made_home
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.storage.asks import Ask
-from private_curator.storage.home_directory import HomeDirectory
-from shared.privacy.budget import PrivacyBudget
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.storage.asks import Ask
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.privacy.budget import PrivacyBudget
 
 RECORDS = 4096
 OPENED = dt.datetime.now(dt.UTC).replace(hour=9, minute=0, second=0, microsecond=0) - dt.timedelta(days=165)

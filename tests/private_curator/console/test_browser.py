@@ -22,9 +22,9 @@ from console_home import home_with_a_past
 from forked_starts import suspended
 from PIL import Image
 
-from private_curator.console.rendering import PLACES
-from private_curator.ledger.statements import Decision
-from private_curator.operator.record import Record
+from dpswd.private_curator.console.rendering import PLACES
+from dpswd.private_curator.core.ledger.statements import Decision
+from dpswd.private_curator.operator.record import Record
 
 pytestmark = pytest.mark.end_to_end
 
@@ -64,7 +64,7 @@ def command(home):
     words = ["--as", "Dr. Weiss", "console", "--home", str(home.path), "--address", "127.0.0.1:0"]
     with suspended():  # what it loads is looked at below
         running = subprocess.Popen(
-            [sys.executable, "-m", "private_curator.cli", *words],
+            [sys.executable, "-m", "dpswd.private_curator.cli", *words],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},

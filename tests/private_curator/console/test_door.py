@@ -9,9 +9,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from private_curator.console.door import COOKIE, HEADERS, MAX_FORM_BYTES, SIGN_IN, Door, origins_of
-from private_curator.console.sessions import IDLE_S, MAX_SESSIONS, SESSION_S, Sessions
-from shared.errors import SettingsError
+from dpswd.private_curator.console.door import COOKIE, HEADERS, MAX_FORM_BYTES, SIGN_IN, Door, origins_of
+from dpswd.private_curator.console.sessions import IDLE_S, MAX_SESSIONS, SESSION_S, Sessions
+from dpswd.shared.core.errors import SettingsError
 
 ORIGIN = "http://127.0.0.1:8466"
 

@@ -12,15 +12,15 @@ from console_home import PURPOSES, SCRIPT, home_with_a_past
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from private_curator.console.application import console
-from private_curator.console.door import origins_of
-from private_curator.console.rendering import PLACES, plain
-from private_curator.ledger.statements import Decision
-from private_curator.operator.acts import extend_budget
-from private_curator.operator.record import Record
-from private_curator.operator.report import check_report
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import SettingsError, rounded
+from dpswd.private_curator.console.application import console
+from dpswd.private_curator.console.door import origins_of
+from dpswd.private_curator.console.rendering import PLACES, plain
+from dpswd.private_curator.core.ledger.statements import Decision
+from dpswd.private_curator.operator.acts import extend_budget
+from dpswd.private_curator.operator.record import Record
+from dpswd.private_curator.operator.report import check_report
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import SettingsError, rounded
 
 ORIGIN = "http://127.0.0.1:8466"
 OWN = {"Origin": ORIGIN}

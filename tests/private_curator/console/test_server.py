@@ -17,10 +17,10 @@ import uvicorn
 from console_home import made_home_without_a_past
 from free_ports import own_port
 
-from private_curator.console import server
-from private_curator.console.application import console
-from private_curator.console.door import origins_of
-from shared.errors import SettingsError
+from dpswd.private_curator.console import server
+from dpswd.private_curator.console.application import console
+from dpswd.private_curator.console.door import origins_of
+from dpswd.shared.core.errors import SettingsError
 
 DOOR = Path(__file__).resolve().parents[3] / "deploy" / "images" / "console_door.py"
 

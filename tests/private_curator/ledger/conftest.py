@@ -12,10 +12,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from in_memory import memory_directory
 
-from private_curator.ledger.database import LedgerLocation
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import Request, Run, StepGranted, StoredReply
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.database import LedgerLocation
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.core.ledger.statements import Request, Run, StepGranted, StoredReply
 
 # Helper modules of these tests; under importlib mode a test directory is no package.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def new_schema(postgres) -> LedgerLocation:
     """A schema of PostgreSQL in which nothing stands yet."""
-    from private_curator.ledger.postgres_schema import PostgresSchema
+    from dpswd.private_curator.postgres.schema import PostgresSchema
 
     return PostgresSchema(postgres.url(), schema=f"test_{next(_SCHEMAS)}")
 

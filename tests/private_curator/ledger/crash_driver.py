@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from toy_accounting import ToyAccounting, toy_run
 
-from private_curator.ledger.database import LedgerLocation
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.postgres_schema import PostgresSchema
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import Request, StepGranted, StoredReply
-from shared.errors import RequestInProgress
-from shared.ledger.receipts import sha256
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.database import LedgerLocation
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.core.ledger.statements import Request, StepGranted, StoredReply
+from dpswd.private_curator.postgres.schema import PostgresSchema
+from dpswd.shared.core.errors import RequestInProgress
+from dpswd.shared.core.ledger.receipts import sha256
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 DIGEST = "d" * 64

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from toy_accounting import ToyAccounting, ToyBudget, toy_run
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import Request, StepGranted, StoredReply
-from shared.errors import LedgerUnavailable
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.statements import Request, StepGranted, StoredReply
+from dpswd.shared.core.errors import LedgerUnavailable
 
 DIGEST = "d" * 64
 REPLY = b"n" * 20_000

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from toy_accounting import ToyAccounting, toy_run
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.postgres_schema import PostgresSchema
-from private_curator.ledger.statements import Request, StepGranted
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.statements import Request, StepGranted
+from dpswd.private_curator.postgres.schema import PostgresSchema
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 DIGEST = "d" * 64

@@ -12,17 +12,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger.audit import verify_file
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.postgres import PostgresSession
-from private_curator.ledger.signatures import SignatureCheck, processes_for
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.sqlite_tables import layout
-from private_curator.ledger.statements import Kind
-from private_curator.operator.telling import Told
-from shared.errors import LedgerCorrupt, LedgerUnavailable
-from shared.ledger.chain_checks import Tampering, read_export, verify_receipts
-from shared.ledger.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
+from dpswd.private_curator.books.audit import verify_file
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.books.signatures import SignatureCheck, processes_for
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.core.ledger.sqlite_tables import layout
+from dpswd.private_curator.core.ledger.statements import Kind
+from dpswd.private_curator.operator.telling import Told
+from dpswd.private_curator.postgres.database import PostgresSession
+from dpswd.shared.books.chain_checks import Tampering, read_export, verify_receipts
+from dpswd.shared.core.errors import LedgerCorrupt, LedgerUnavailable
+from dpswd.shared.core.ledger.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
 
 DIGEST = "d" * 64
 both = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
@@ -310,8 +310,8 @@ class TestOperator:
 def test_signatures_are_checked_in_processes_of_their_own(key, tmp_path, monkeypatch):
     """Statements of all kinds of lengths; whoever signs, a process tells the number. A package that happens to lie in
     the operator's directory is not imported."""
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    (tmp_path / "dpswd").mkdir()
+    (tmp_path / "dpswd" / "__init__.py").write_text("raise SystemExit('the wrong package')")
     monkeypatch.chdir(tmp_path)
     public_key, other = key.public_key().public_bytes_raw(), Ed25519PrivateKey.generate()
     forged = {3, 700, 1200}
@@ -328,7 +328,7 @@ def test_signatures_are_checked_in_processes_of_their_own(key, tmp_path, monkeyp
 
 
 def test_a_long_verification_tells_how_far_it_is(used, location, ledger, monkeypatch):
-    monkeypatch.setattr("private_curator.ledger.audit.PROGRESS_EACH", 5)
+    monkeypatch.setattr("dpswd.private_curator.books.audit.PROGRESS_EACH", 5)
     told = []
     report = verify_file(
         location, public_key=ledger.public_key, accounting=ToyAccounting(), progress=Told(told.append, each_s=0.0)
@@ -382,7 +382,7 @@ class TestExport:
     def test_of_more_entries_than_a_page(self, ledger, monkeypatch):
         for number in range(30):
             ledger.approve_extractor(f"{number:064x}")
-        monkeypatch.setattr("private_curator.ledger.store._PAGE", 7)
+        monkeypatch.setattr("dpswd.private_curator.core.ledger.store._PAGE", 7)
         assert [entry.seq for entry in ledger.history()] == list(range(1, ledger.status().entries + 1))
 
 

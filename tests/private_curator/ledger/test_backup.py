@@ -10,13 +10,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting
 
-from private_curator.ledger.audit import verify_file
-from private_curator.ledger.backup import restore
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import Request
-from shared.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable, RestoreRefused
-from shared.ledger.chain_checks import Tampering
+from dpswd.private_curator.books.audit import verify_file
+from dpswd.private_curator.books.backup import restore
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.core.ledger.statements import Request
+from dpswd.shared.books.chain_checks import Tampering
+from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable, RestoreRefused
 
 DIGEST = "d" * 64
 both = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)

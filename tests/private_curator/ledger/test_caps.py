@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from toy_accounting import ToyAccounting, ToyBudget, toy_run
 
-from private_curator.ledger.accounts import DAY
-from private_curator.ledger.ledger import Ledger
-from shared.errors import BudgetExhausted
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.accounts import DAY
+from dpswd.shared.core.errors import BudgetExhausted
 
 MONDAY = datetime(2026, 6, 1, 23, 0, tzinfo=UTC)
 

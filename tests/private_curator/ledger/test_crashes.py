@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from exploring import seeded
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger.database import LedgerLocation
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import Request
-from shared.ledger.receipts import sha256
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.database import LedgerLocation
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.core.ledger.statements import Request
+from dpswd.shared.core.ledger.receipts import sha256
 
 STEPS = 4
 POINTS = [
@@ -216,8 +216,8 @@ from pathlib import Path
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!r}]
 from toy_accounting import *
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
 die = lambda name: name == {point!r} and os.kill(os.getpid(), signal.SIGKILL)
 Ledger.create(Path({str(tmp_path / "ledger.sqlite")!r}), key=Ed25519PrivateKey.generate(), records=1,
               budget=ToyBudget(1.0), accounting=ToyAccounting(), checkpoint=die)

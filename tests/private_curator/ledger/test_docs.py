@@ -7,8 +7,8 @@ from pathlib import Path
 
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger.backup import restore
-from private_curator.ledger.statements import Kind, Request
+from dpswd.private_curator.books.backup import restore
+from dpswd.private_curator.core.ledger.statements import Kind, Request
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "ledger.md"
 

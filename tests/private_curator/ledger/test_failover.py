@@ -18,19 +18,19 @@ from serving_here import serving
 from torch import nn
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.postgres_schema import PostgresSchema
-from private_curator.ledger.statements import Request, StepGranted
-from private_curator.ledger.witness import Witness
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory
-from private_curator.storage.home_directory import HomeDirectory
-from public_client.curator.stub import Curator
-from shared.errors import BudgetExhausted, LedgerCorrupt, LedgerUnavailable
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.ledger.chain_checks import read_export
-from shared.ledger.receipts import sha256
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.books.witness import Witness
+from dpswd.private_curator.core.ledger.statements import Request, StepGranted
+from dpswd.private_curator.postgres.schema import PostgresSchema
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.storage import home_directory
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.books.chain_checks import read_export
+from dpswd.shared.core.errors import BudgetExhausted, LedgerCorrupt, LedgerUnavailable
+from dpswd.shared.core.ledger.receipts import sha256
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 STEPS = 10
 DIGEST = "d" * 64

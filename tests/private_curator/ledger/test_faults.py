@@ -18,11 +18,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.sqlite import translate
-from private_curator.ledger.statements import Request, StepGranted
-from shared.errors import LedgerCorrupt, LedgerUnavailable
-from shared.ledger.chain_checks import Tampering
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.sqlite import translate
+from dpswd.private_curator.core.ledger.statements import Request, StepGranted
+from dpswd.shared.books.chain_checks import Tampering
+from dpswd.shared.core.errors import LedgerCorrupt, LedgerUnavailable
 
 DRIVER = Path(__file__).with_name("fault_driver.py")
 DIGEST = "d" * 64

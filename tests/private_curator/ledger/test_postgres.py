@@ -16,11 +16,11 @@ import psycopg
 import pytest
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.postgres import translate
-from private_curator.ledger.postgres_schema import PostgresSchema
-from private_curator.ledger.statements import Request, StoredReply
-from shared.errors import LedgerCorrupt, LedgerUnavailable, SettingsError
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.statements import Request, StoredReply
+from dpswd.private_curator.postgres.database import translate
+from dpswd.private_curator.postgres.schema import PostgresSchema
+from dpswd.shared.core.errors import LedgerCorrupt, LedgerUnavailable, SettingsError
 
 DIGEST = "d" * 64
 
@@ -92,8 +92,8 @@ class TestReaching:
 import sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!r}]
 from toy_accounting import ToyAccounting
-from private_curator.ledger.audit import verify_file
-from private_curator.ledger.postgres_schema import PostgresSchema
+from dpswd.private_curator.books.audit import verify_file
+from dpswd.private_curator.postgres.schema import PostgresSchema
 place = PostgresSchema({postgres.url(tcp=True, sslmode="require")!r}, schema={location.schema!r})
 assert verify_file(place, public_key=bytes.fromhex({ledger.public_key.hex()!r}), accounting=ToyAccounting()).ok
 """

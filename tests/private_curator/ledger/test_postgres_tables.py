@@ -10,13 +10,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger.audit import verify_file
-from private_curator.ledger.backup import move, restore
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import Kind, Request, StepGranted
-from shared.errors import LedgerCorrupt, LedgerUnavailable, RequestInProgress
-from shared.ledger.chain_checks import Tampering
+from dpswd.private_curator.books.audit import verify_file
+from dpswd.private_curator.books.backup import move, restore
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.core.ledger.statements import Kind, Request, StepGranted
+from dpswd.shared.books.chain_checks import Tampering
+from dpswd.shared.core.errors import LedgerCorrupt, LedgerUnavailable, RequestInProgress
 
 DIGEST = "d" * 64
 ACCEPTANCE = "The disk of 3 May is lost; the ethics board has accepted this, minutes of 5 May."
@@ -168,7 +168,7 @@ class TestFormats:
         before = ledger.status()
         ledger.close()
         monkeypatch.setattr(
-            "private_curator.ledger.postgres_schema.copy_tables", lambda *_: (_ for _ in ()).throw(RequestInProgress())
+            "dpswd.private_curator.postgres.schema.copy_tables", lambda *_: (_ for _ in ()).throw(RequestInProgress())
         )
         with pytest.raises(RequestInProgress):
             restore(tmp_path / "backup", location, key=key, accounting=ToyAccounting())

@@ -15,9 +15,9 @@ from exploring import seeded
 from recording_vfs import Disk, RecordingVfs
 from toy_accounting import ToyAccounting, toy_run
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.statements import Request, StepGranted, StoredReply
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.core.ledger.statements import Request, StepGranted, StoredReply
 
 DIGEST = "d" * 64
 NAME = "ledger.sqlite"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from toy_accounting import ToyAccounting, ToyBudget, ToyFilter, toy_run
 
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import Request, StepGranted, StoredReply
-from shared.errors import BudgetExhausted, GrantNotHeld, RequestInProgress, RunFinished
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.statements import Request, StepGranted, StoredReply
+from dpswd.shared.core.errors import BudgetExhausted, GrantNotHeld, RequestInProgress, RunFinished
 
 DIGEST = "d" * 64
 CALLERS = 200
@@ -206,9 +206,9 @@ sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!
 from toy_accounting import ToyAccounting
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pathlib import PosixPath
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.postgres_schema import PostgresSchema
-from private_curator.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.postgres.schema import PostgresSchema
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
 key = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 for act in range(4):
     with Ledger.open({location!r}, key=key, accounting=ToyAccounting(), lock_timeout_s=60) as ledger:

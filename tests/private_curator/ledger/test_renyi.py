@@ -6,13 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from private_curator.ledger.audit import verify_file
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import Request
-from shared.errors import BudgetExhausted, InvalidEvent, InvalidValue
-from shared.privacy.budget import PrivacyBudget
-from shared.privacy.events import QuantileCoefficients, RowProjections, RunEvent, SanitizedGradient, StepEvent
-from shared.privacy.filter import PrivacyFilter
+from dpswd.private_curator.books.audit import verify_file
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.statements import Request
+from dpswd.shared.core.errors import BudgetExhausted, InvalidEvent, InvalidValue
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.events import (
+    QuantileCoefficients,
+    RowProjections,
+    RunEvent,
+    SanitizedGradient,
+    StepEvent,
+)
+from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 DIGEST = "d" * 64
 BUDGET = PrivacyBudget(epsilon=2.0, delta=1e-5)

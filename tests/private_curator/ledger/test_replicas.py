@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from toy_accounting import ToyAccounting, ToyBudget
 
-from private_curator.ledger.backup import restore
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import Request
-from shared.errors import LedgerUnavailable
+from dpswd.private_curator.books.backup import restore
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.statements import Request
+from dpswd.shared.core.errors import LedgerUnavailable
 
 CLIENTS = 200
 REPLICAS = ("north", "east", "south")

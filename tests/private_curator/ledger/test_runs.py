@@ -8,8 +8,8 @@ import sys
 import pytest
 from toy_accounting import Relation, ToyBudget, ToyRun, ToyStep, toy_run
 
-from private_curator.ledger.statements import Kind, Quote, Request, StepGranted, StoredReply
-from shared.errors import (
+from dpswd.private_curator.core.ledger.statements import Kind, Quote, Request, StepGranted, StoredReply
+from dpswd.shared.core.errors import (
     BudgetExhausted,
     GrantNotHeld,
     InvalidEvent,
@@ -20,7 +20,7 @@ from shared.errors import (
     RequestInProgress,
     RunFinished,
 )
-from shared.ledger.receipts import sha256
+from dpswd.shared.core.ledger.receipts import sha256
 
 DIGEST, OTHER = "d" * 64, "e" * 64
 
@@ -290,6 +290,8 @@ def test_only_one_process_computes_for_a_file(ledger, open_run, reopen):
 
 
 def test_the_ledger_loads_neither_torch_nor_scipy():
-    code = "import sys, private_curator.ledger; print([m for m in ('torch', 'scipy', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys, dpswd.private_curator.books; print([m for m in ('torch', 'scipy', 'numpy') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

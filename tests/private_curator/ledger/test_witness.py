@@ -10,14 +10,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting
 
-from private_curator.ledger.backup import restore
-from private_curator.ledger.heads import Heads
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.sqlite_file import SqliteFile
-from private_curator.ledger.witness import Witness
-from shared.errors import InvalidValue, LedgerCorrupt, RestoreRefused
-from shared.ledger.chain_checks import read_export
-from shared.ledger.receipts import SignedEntry
+from dpswd.private_curator.books.backup import restore
+from dpswd.private_curator.books.heads import Heads
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.books.witness import Witness
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.shared.books.chain_checks import read_export
+from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, RestoreRefused
+from dpswd.shared.core.ledger.receipts import SignedEntry
 
 DIGEST = "d" * 64
 ACCEPTANCE = "The disk of 3 May is lost; the ethics board has accepted this, minutes of 5 May."

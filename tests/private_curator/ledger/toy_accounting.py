@@ -1,6 +1,6 @@
 """An accountant whose arithmetic a reader can follow: costs add up, in whole millionths of epsilon.
 
-It does what `private_curator.ledger.accounting.Accounting` does, so the ledger's own rules (durability,
+It does what `dpswd.private_curator.core.ledger.accounting.Accounting` does, so the ledger's own rules (durability,
 idempotence, order) are tested without scipy's start-up time. tests/private_curator/ledger/test_renyi.py runs the
 same ledger with the real filter.
 """
@@ -11,7 +11,7 @@ import enum
 import json
 from dataclasses import asdict, dataclass
 
-from shared.errors import BudgetExhausted, InvalidValue
+from dpswd.shared.core.errors import BudgetExhausted, InvalidValue
 
 MICRO = 1_000_000
 

@@ -15,13 +15,13 @@ from declarations import quantiles
 from raw_client import RawClient
 from torch import nn
 
-from private_curator.observability import logs
-from private_curator.serving import server
-from private_curator.settings import tree as settings
-from private_curator.settings.groups import LogSettings, RecordsSettings
-from private_curator.storage import home_directory as home
-from shared import errors
-from shared.protocol.messages import RunParameters
+from dpswd.private_curator.observability import logs
+from dpswd.private_curator.serving import server
+from dpswd.private_curator.settings import tree as settings
+from dpswd.private_curator.settings.groups import LogSettings, RecordsSettings
+from dpswd.private_curator.storage import home_directory as home
+from dpswd.shared.core import errors
+from dpswd.shared.core.wire.messages import RunParameters
 
 CANARY = 987654.25  # stands in every record; must stand in no log, metric or span
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from private_curator.observability import logs
-from private_curator.settings.groups import LogSettings
+from dpswd.private_curator.observability import logs
+from dpswd.private_curator.settings.groups import LogSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = sorted((ROOT / "private_curator").rglob("*.py"))
@@ -70,7 +70,7 @@ def test_neither_a_librarys_message_nor_an_exceptions_text_is_written(written, s
         raise ValueError(CANARY)
     except ValueError as error:
         logging.getLogger("grpc._server").exception("Exception calling application: %s", error)
-        logging.getLogger("private_curator.serving.service").error("our own words", exc_info=True)
+        logging.getLogger("dpswd.private_curator.serving.service").error("our own words", exc_info=True)
     assert CANARY not in stream.getvalue()
     assert "Traceback" not in stream.getvalue()
     assert "test_logs" in stream.getvalue()  # where the library's message came from
@@ -81,7 +81,7 @@ def test_neither_a_librarys_message_nor_an_exceptions_text_is_written(written, s
 def test_fields_that_are_not_on_the_list_are_not_written(written):
     stream = written(format="json")
     extra = {"outcome": "OK", "record": CANARY, "client": ""}
-    logging.getLogger("private_curator.x").info("done", extra=extra)
+    logging.getLogger("dpswd.private_curator.x").info("done", extra=extra)
     line = json.loads(stream.getvalue())
     assert list(line) == ["time", "level", "logger", "message", "outcome"]
     assert line["time"].endswith("Z")
@@ -90,13 +90,13 @@ def test_fields_that_are_not_on_the_list_are_not_written(written):
 def test_a_line_is_one_line_whatever_a_name_holds(written):
     for style in ("json", "text"):
         stream = written(format=style)
-        logging.getLogger("private_curator.x").info("for %s", "a\nb")
+        logging.getLogger("dpswd.private_curator.x").info("for %s", "a\nb")
     assert len(stream.getvalue().splitlines()) == 2
 
 
 def test_the_level_is_a_setting(written):
     stream = written(level="error")
-    logging.getLogger("private_curator.x").warning("not shown")
+    logging.getLogger("dpswd.private_curator.x").warning("not shown")
     assert stream.getvalue() == ""
 
 

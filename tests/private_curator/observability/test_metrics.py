@@ -8,12 +8,12 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from private_curator.observability.metrics import BUCKETS_S, CATALOGUE, TIME_STEP_S, Metrics, MetricsServer
-from private_curator.observability.requests import OUTCOMES, outcome_of, rounded_up
-from private_curator.settings import tree as settings
-from private_curator.settings.groups import MetricsSettings
-from shared.errors import LedgerUnavailable, SettingsError
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.private_curator.observability.metrics import BUCKETS_S, CATALOGUE, TIME_STEP_S, Metrics, MetricsServer
+from dpswd.private_curator.observability.requests import OUTCOMES, outcome_of, rounded_up
+from dpswd.private_curator.settings import tree as settings
+from dpswd.private_curator.settings.groups import MetricsSettings
+from dpswd.shared.core.errors import LedgerUnavailable, SettingsError
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 CANARY = 987654.25  # the fixture puts it into every record
 OPERATIONS = {method.name for method in pb.DESCRIPTOR.services_by_name["CuratorService"].methods}

@@ -10,15 +10,15 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from private_curator.observability.metrics import Metrics
-from private_curator.observability.requests import OUTCOMES, RequestWatch, tracing_of
-from private_curator.observability.tracing import RESOURCE_ATTRIBUTES, SPAN_ATTRIBUTES, Tracing
-from private_curator.settings import tree as settings
-from private_curator.settings.groups import RecordsSettings, TracingSettings
-from private_curator.storage import home_directory as home
-from shared import errors
-from shared.errors import SettingsError
-from shared.protocol import status
+from dpswd.private_curator.observability.metrics import Metrics
+from dpswd.private_curator.observability.requests import OUTCOMES, RequestWatch, tracing_of
+from dpswd.private_curator.observability.tracing import RESOURCE_ATTRIBUTES, SPAN_ATTRIBUTES, Tracing
+from dpswd.private_curator.settings import tree as settings
+from dpswd.private_curator.settings.groups import RecordsSettings, TracingSettings
+from dpswd.private_curator.storage import home_directory as home
+from dpswd.shared.core import errors
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.protocol import status
 
 SERVICE = "dpswd.curator.v1.CuratorService"
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from published_site import CLIENT, PURPOSE
 
-from private_curator.operator.publishing import Publishing
-from private_curator.serving.server import CuratorServer
-from private_curator.settings import tree as settings
-from private_curator.storage.home_directory import HomeDirectory
-from shared.protocol.publications import Proposal
+from dpswd.private_curator.operator.publishing import Publishing
+from dpswd.private_curator.serving.server import CuratorServer
+from dpswd.private_curator.settings import tree as settings
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.protocol.publications import Proposal
 
 
 def main(home: HomeDirectory, proposal: Proposal, point: str) -> None:

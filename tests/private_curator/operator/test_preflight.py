@@ -20,18 +20,18 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from private_curator.cli.main import main
-from private_curator.ledger import store
-from private_curator.ledger.ledger import Ledger
-from private_curator.operator import preflight
-from private_curator.serving.server import CuratorServer
-from private_curator.settings import tree as configuration
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory as home
-from private_curator.storage.certificates import SERVER_CERTIFICATE, CertificateAuthority
-from shared.errors import SettingsError
-from shared.ledger.chain_checks import Tampering
-from shared.ledger.receipts import SignedEntry
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.core.ledger import store
+from dpswd.private_curator.operator import preflight
+from dpswd.private_curator.serving.server import CuratorServer
+from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.storage import home_directory as home
+from dpswd.private_curator.storage.certificates import SERVER_CERTIFICATE, CertificateAuthority
+from dpswd.shared.books.chain_checks import Tampering
+from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.ledger.receipts import SignedEntry
 
 ROOT = Path(__file__).resolve().parents[3]
 

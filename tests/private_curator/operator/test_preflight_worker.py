@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from private_curator.settings.groups import ComputeSettings
-from private_curator.worker.choice import examine, make_engine
-from private_curator.worker.pool import WorkerPool
-from private_curator.worker.process import WorkerSettings
-from shared.errors import SettingsError
+from dpswd.private_curator.sandbox.choice import examine, make_engine
+from dpswd.private_curator.sandbox.pool import WorkerPool
+from dpswd.private_curator.sandbox.process import WorkerSettings
+from dpswd.private_curator.settings.groups import ComputeSettings
+from dpswd.shared.core.errors import SettingsError
 
 CPU = torch.device("cpu")
 

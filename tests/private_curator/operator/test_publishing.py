@@ -18,17 +18,17 @@ from hospital import NoNoise
 from published_site import CLIENT, METHOD, PURPOSE, Site, network, source, with_parameters
 from torch import nn
 
-from private_curator.cli.main import main
-from private_curator.operator.publishing import Publishing
-from public_client.curator.description import Description
-from public_client.methods import Adapter, PseudoLabels
-from shared import errors
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from shared.mechanisms.gradient.mechanism import GradientRequest
-from shared.mechanisms.loss_gradient import LossGradientRequest
-from shared.protocol.publications import Proposal, Publication
+from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.operator.publishing import Publishing
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.methods import Adapter, PseudoLabels
+from dpswd.shared.core import errors
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.protocol.publications import Proposal, Publication
 
 ROOT = Path(__file__).resolve().parents[3]
 QUANTILES = MECHANISMS["quantiles"]
@@ -241,7 +241,7 @@ def test_a_full_disk_loses_nothing_and_costs_nothing(site, tmp_path):
     proposal = site.proposal(METHOD, extractor=wide.eval())
     small = tmp_path / "small"
     small.mkdir()
-    command = f"mount -t tmpfs -o size=64k none {small} && exec {sys.executable} -m private_curator.cli publish "
+    command = f"mount -t tmpfs -o size=64k none {small} && exec {sys.executable} -m dpswd.private_curator.cli publish "
     command += f"{write(site, proposal)} --home {site.home.path} --client {CLIENT} --purpose '{PURPOSE}' --yes "
     namespace = ["unshare", "-rm", "sh", "-c"]
     if subprocess.run([*namespace, f"mount -t tmpfs none {small}"], capture_output=True, check=False).returncode:

@@ -16,14 +16,14 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from declarations import quantiles, rows
 from made_home import made_home
 
-from private_curator.operator.facts import WHY_COUNTS_DIFFER
-from private_curator.operator.record import Record
-from private_curator.operator.report import check_report, print_pdf, report_page, signed_page
-from private_curator.operator.timeline import Category, selected
-from private_curator.storage.asks import Ask
-from private_curator.storage.home_directory import HomeDirectory
-from shared.errors import DataInvalid, GrantNotHeld, InvalidValue, SettingsError
-from shared.privacy.budget import PrivacyBudget
+from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
+from dpswd.private_curator.operator.record import Record
+from dpswd.private_curator.operator.report import check_report, print_pdf, report_page, signed_page
+from dpswd.private_curator.operator.timeline import Category, selected
+from dpswd.private_curator.storage.asks import Ask
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import DataInvalid, GrantNotHeld, InvalidValue, SettingsError
+from dpswd.shared.core.privacy.budget import PrivacyBudget
 
 RECORDS = np.zeros((300, 4), np.float32)
 NOW = dt.datetime.now(dt.UTC)

@@ -8,8 +8,8 @@ import sys
 
 import torch
 
-from private_curator.worker.channel import send
-from private_curator.worker.loop import Loop
+from dpswd.private_curator.sandbox.channel import send
+from dpswd.private_curator.sandbox.loop import Loop
 
 wishes = json.loads(sys.stdin.readline())
 channel = socket.socket(fileno=wishes["channel"])

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from private_curator.cli.main import main
-from private_curator.records.embedding import EmbeddedRecords, check_approved
-from private_curator.records.opening import open_source
-from private_curator.records.problems import RecordsRefused
-from private_curator.settings.groups import RecordsSettings
-from private_curator.worker.arena import Arena, blob, lay_out
-from private_curator.worker.onnx_format import FLOAT32, INT64, message_classes, read_model
-from shared.errors import InvalidValue
+from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.onnx.format import FLOAT32, INT64, message_classes, read_model
+from dpswd.private_curator.records.embedding import EmbeddedRecords, check_approved
+from dpswd.private_curator.records.opening import open_source
+from dpswd.private_curator.records.problems import RecordsRefused
+from dpswd.private_curator.sandbox.arena import Arena, blob, lay_out
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.core.errors import InvalidValue
 
 WEIGHTS = np.random.default_rng(3).normal(size=(12, 5)).astype(np.float32)
 PIXELS = np.random.default_rng(4).integers(0, 256, size=(9, 12)).astype(np.uint8)
@@ -56,7 +56,7 @@ class Here:
     features = 0
 
     def __init__(self, model):
-        onnx_model = pytest.importorskip("private_curator.worker.onnx_model", reason="onnxruntime is not installed")
+        onnx_model = pytest.importorskip("dpswd.private_curator.onnx.model", reason="onnxruntime is not installed")
         self._own, self._refused = onnx_model.Embedding(), onnx_model.Refused
         self._told("describe", {}, [blob(model.SerializeToString())])
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from private_curator.cli.main import main
-from private_curator.records import target
-from private_curator.records.arrays import ArraySource
-from private_curator.records.fingerprint import FINGERPRINT_FILE
-from private_curator.records.mapped import MappedRecords, RecordsChanged
-from private_curator.settings import tree as settings
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory as home
-from shared.errors import SettingsError
+from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.records import target
+from dpswd.private_curator.records.arrays import ArraySource
+from dpswd.private_curator.records.fingerprint import FINGERPRINT_FILE
+from dpswd.private_curator.records.mapped import MappedRecords, RecordsChanged
+from dpswd.private_curator.settings import tree as settings
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.storage import home_directory as home
+from dpswd.shared.core.errors import SettingsError
 
 VALUES = np.random.default_rng(3).normal(size=(50, 4)).astype(np.float32)
 
@@ -102,7 +102,7 @@ def test_a_file_that_became_bad_is_refused(made, tmp_path):
     np.save(tmp_path / "r.npy", holes)
     assert "record 7" in run("records", "inspect", "--home", made.path, status=4)
     # A process of its own: what serves takes over the log of its whole process.
-    command = [sys.executable, "-m", "private_curator.cli", "serve", "--home", str(made.path)]
+    command = [sys.executable, "-m", "dpswd.private_curator.cli", "serve", "--home", str(made.path)]
     serving = subprocess.run(command, capture_output=True, text=True, check=False)
     assert serving.returncode == 4
     assert "record 7" not in serving.stderr  # the place depends on the records, and what serves writes to a log
@@ -174,8 +174,8 @@ MEASURED = """
 import sys
 from pathlib import Path
 import numpy as np
-from private_curator.records import target
-from private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.records import target
+from dpswd.private_curator.settings.groups import RecordsSettings
 
 def peak():
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))

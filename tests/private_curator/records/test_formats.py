@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from private_curator.records import batches
-from private_curator.records.batches import Format
-from private_curator.records.conversion import convert
-from private_curator.records.labels import load_labels
-from private_curator.records.opening import ContentDigest, gather, open_source
-from private_curator.records.problems import RecordsRefused
-from private_curator.records.schema import inspect
-from private_curator.settings.groups import RecordsSettings
-from shared.errors import DataInvalid, SettingsError
+from dpswd.private_curator.records import batches
+from dpswd.private_curator.records.batches import Format
+from dpswd.private_curator.records.conversion import convert
+from dpswd.private_curator.records.labels import load_labels
+from dpswd.private_curator.records.opening import ContentDigest, gather, open_source
+from dpswd.private_curator.records.problems import RecordsRefused
+from dpswd.private_curator.records.schema import inspect
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.core.errors import DataInvalid, SettingsError
 
 SECRET = "4711.25"
 LIMIT = 1 << 30
@@ -290,9 +290,9 @@ def test_memory_is_limited_and_convert_is_the_remedy(tmp_path):
 CONVERTED = """
 import sys
 from pathlib import Path
-from private_curator.records.conversion import convert
-from private_curator.records.opening import open_source
-from private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.records.conversion import convert
+from dpswd.private_curator.records.opening import open_source
+from dpswd.private_curator.settings.groups import RecordsSettings
 
 def peak():
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
@@ -389,7 +389,7 @@ def test_images_that_do_not_fit_together_are_refused_by_name(tmp_path):
 
 
 def test_an_image_is_not_read_beyond_its_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("private_curator.records.images._MAX_PIXELS", 20)
+    monkeypatch.setattr("dpswd.private_curator.records.images._MAX_PIXELS", 20)
     _image(tmp_path / "x" / "a.png")
     _image(tmp_path / "x" / "b.png")
     assert "pixels" in str(refused(tmp_path / "x"))

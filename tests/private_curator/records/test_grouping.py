@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from private_curator.cli.main import main
-from private_curator.records.persons import person_columns
-from public_client.curator.description import Description
-from shared.privacy.persons import allowed_for_record
+from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.records.persons import person_columns
+from dpswd.public_client.curator.description import Description
+from dpswd.shared.core.privacy.persons import allowed_for_record
 
 ROWS = {"patient_id": [7, 3, 7, 9, 3], "age": [50, 61, 51, 20, 62], "sick": [0, 1, 1, 0, 1]}
 

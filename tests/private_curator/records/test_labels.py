@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from private_curator.records.labels import LabelsInFile, class_count, class_names, load_labels
-from private_curator.settings.groups import RecordsSettings
-from shared.errors import DataInvalid, SettingsError
+from dpswd.private_curator.records.labels import LabelsInFile, class_count, class_names, load_labels
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.core.errors import DataInvalid, SettingsError
 
 RECORDS = np.zeros((5, 3), dtype=np.float32)
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from private_curator.records import target
-from private_curator.records.mapped import MappedRecords
-from private_curator.settings.groups import RecordsSettings
-from shared.errors import DataInvalid
+from dpswd.private_curator.records import target
+from dpswd.private_curator.records.mapped import MappedRecords
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.core.errors import DataInvalid
 
 CANARY = 7.654321
 

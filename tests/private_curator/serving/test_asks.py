@@ -19,17 +19,17 @@ from raw_client import RawClient
 from serving_here import serving
 from torch import nn
 
-from private_curator.observability import logs
-from private_curator.operator.record import Record
-from private_curator.operator.timeline import Category, selected
-from private_curator.serving.asking import host_of
-from private_curator.settings.groups import LogSettings
-from private_curator.storage.asks import KEPT_DAYS, MOST_ROWS, OTHERS, Ask, AskBook
-from private_curator.storage.home_directory import HomeDirectory
-from public_client.cli.main import main as client_main
-from public_client.curator.stub import Curator
-from shared import errors
-from shared.protocol.messages import RunParameters
+from dpswd.private_curator.observability import logs
+from dpswd.private_curator.operator.record import Record
+from dpswd.private_curator.operator.timeline import Category, selected
+from dpswd.private_curator.serving.asking import host_of
+from dpswd.private_curator.settings.groups import LogSettings
+from dpswd.private_curator.storage.asks import KEPT_DAYS, MOST_ROWS, OTHERS, Ask, AskBook
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.public_client.cli.main import main as client_main
+from dpswd.public_client.curator.stub import Curator
+from dpswd.shared.core import errors
+from dpswd.shared.core.wire.messages import RunParameters
 
 RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
 NOW = dt.datetime(2026, 3, 4, 12, 0, tzinfo=dt.UTC)

@@ -4,10 +4,10 @@ import datetime as dt
 
 import pytest
 
-from private_curator.ledger.statements import Client
-from private_curator.serving.authentication import PEER_CERTIFICATE, authenticate
-from private_curator.storage.certificates import CertificateAuthority
-from shared.errors import CredentialsInvalid
+from dpswd.private_curator.core.ledger.statements import Client
+from dpswd.private_curator.serving.authentication import PEER_CERTIFICATE, authenticate
+from dpswd.private_curator.storage.certificates import CertificateAuthority
+from dpswd.shared.core.errors import CredentialsInvalid
 
 
 def _now() -> dt.datetime:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from private_curator.serving.pacing import SHORTEST_QUANTUM_S, Pacer
-from shared.extractor.steady import LARGEST_RATIO
+from dpswd.private_curator.serving.pacing import SHORTEST_QUANTUM_S, Pacer
+from dpswd.shared.sandbox.steady import LARGEST_RATIO
 
 
 class Clock:

@@ -12,19 +12,19 @@ import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from private_curator.cli.main import main as operator_main
-from private_curator.serving import renewals, server
-from private_curator.settings import tree as settings
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory as home
-from private_curator.storage.certificates import CertificateAuthority
-from private_curator.storage.home_directory import HomeDirectory
-from public_client.cli.main import main as client_main
-from public_client.curator import identity
-from public_client.curator.stub import Curator
-from shared import errors
-from shared.certificates import belong_together, common_name, request_fingerprint
-from shared.renewal import Renewal
+from dpswd.private_curator.cli.main import main as operator_main
+from dpswd.private_curator.serving import renewals, server
+from dpswd.private_curator.settings import tree as settings
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.storage import home_directory as home
+from dpswd.private_curator.storage.certificates import CertificateAuthority
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.public_client.cli.main import main as client_main
+from dpswd.public_client.curator import identity
+from dpswd.public_client.curator.stub import Curator
+from dpswd.shared.certificates import belong_together, common_name, request_fingerprint
+from dpswd.shared.core import errors
+from dpswd.shared.renewal import Renewal
 
 RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
 
@@ -156,8 +156,8 @@ def test_an_expired_certificate_is_refused_on_both_sides_and_renewed_by_the_oper
 
 
 def _call(sites, directory, *, certificate=True, authority=None, name_override=None):
-    from shared.protocol.v1 import curator_pb2 as pb
-    from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
+    from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+    from dpswd.shared.core.wire.v1 import curator_pb2_grpc as pb_grpc
 
     read = {name: (directory / name).read_bytes() for name in ("ca.crt", "client.crt", "client.key")}
     credentials = grpc.ssl_channel_credentials(
@@ -207,7 +207,7 @@ def test_wrong_name_wrong_authority_none_and_unknown(live):
 
 def test_a_certificate_that_expires_during_a_connection_is_refused_at_the_next_call(live):
     """`authenticate` looks at the clock for each call; TLS did so only when the connection was made."""
-    from private_curator.serving.authentication import PEER_CERTIFICATE, authenticate
+    from dpswd.private_curator.serving.authentication import PEER_CERTIFICATE, authenticate
 
     directory = live.join("ml-team")
     peer = {PEER_CERTIFICATE: [(directory / "client.crt").read_bytes()]}

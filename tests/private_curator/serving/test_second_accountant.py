@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from private_curator.serving import second_accountant
-from private_curator.serving.second_accountant import SecondAccountant
-from shared.errors import AccountantsDisagree
-from shared.privacy.events import RowProjections, RunEvent, StepEvent
+from dpswd.private_curator.serving import second_accountant
+from dpswd.private_curator.serving.second_accountant import SecondAccountant
+from dpswd.shared.core.errors import AccountantsDisagree
+from dpswd.shared.core.privacy.events import RowProjections, RunEvent, StepEvent
 
 EVENT = RunEvent(StepEvent(7438, 128, (RowProjections(320, 200, 5.0),)), 10)
 OTHER = RunEvent(StepEvent(7438, 128, (RowProjections(320, 200, 4.0),)), 10)
@@ -44,7 +44,7 @@ def test_it_checks_in_a_process_without_the_curators_files_and_starts_again(
 
 
 def test_the_curators_own_process_never_loads_autodp() -> None:
-    source = "import sys, private_curator.serving.server; sys.exit('autodp' in sys.modules)"
+    source = "import sys, dpswd.private_curator.serving.server; sys.exit('autodp' in sys.modules)"
     assert (
         subprocess.run(
             [sys.executable, "-c", source], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -20,18 +20,18 @@ from made_home import made_home
 from raw_client import RawClient, released
 from torch import nn
 
-from private_curator.ledger.sqlite import file_lock
-from private_curator.operator import preflight
-from private_curator.records import contract
-from private_curator.serving import server
-from private_curator.settings import tree as settings
-from private_curator.storage import home_directory as home
-from shared import errors
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.gradient.mechanism import GradientRequest
-from shared.protocol.messages import RunParameters
+from dpswd.private_curator.core.ledger.sqlite import file_lock
+from dpswd.private_curator.operator import preflight
+from dpswd.private_curator.records import contract
+from dpswd.private_curator.serving import server
+from dpswd.private_curator.settings import tree as settings
+from dpswd.private_curator.storage import home_directory as home
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core import errors
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CANARY = "patient-4711"
 RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)

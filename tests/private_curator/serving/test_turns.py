@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from private_curator.serving.turns import Turns
-from shared.errors import RequestInProgress, TooManyRequests
+from dpswd.private_curator.serving.turns import Turns
+from dpswd.shared.core.errors import RequestInProgress, TooManyRequests
 
 LARGEST = 40
 

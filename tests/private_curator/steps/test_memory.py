@@ -13,10 +13,10 @@ import torch
 from declarations import gradient, quantiles
 from torch import nn
 
-from private_curator.steps import extraction
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.gradient.mechanism import GradientRequest
-from shared.privacy import filter as privacy_filter
+from dpswd.private_curator.steps import extraction
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.core.privacy import filter as privacy_filter
 
 RECORDS = np.random.default_rng(7).normal(size=(24, 6)).astype(np.float32)
 SOURCE = np.ones((9, 5), np.float32)

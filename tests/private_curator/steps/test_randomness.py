@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from private_curator.steps.randomness import DeviceNoise, SystemNoise, fresh_seed, noise_for
-from shared.errors import InvalidValue
-from shared.kernels.noise import NoiseSource, SeededNoise, grid_step
+from dpswd.private_curator.core.steps.randomness import DeviceNoise, SystemNoise, fresh_seed, noise_for
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.noise import NoiseSource, SeededNoise, grid_step
 
 STEP = grid_step(1.0)
 CPU = torch.device("cpu")

@@ -9,22 +9,22 @@ import torch
 from declarations import evaluation, gradient, quantiles, rows
 from torch import nn
 
-from private_curator.ledger.sqlite import file_lock, write_lock
-from private_curator.records.target import Target
-from private_curator.steps.shards import LocalShards, ShardLost
-from private_curator.worker.local import LocalEngine
-from shared.errors import ExtractionStopped, LedgerUnavailable, RequestIdReused, RunFinished, StepGivenUp
-from shared.kernels.clipping import clip_records
-from shared.kernels.directions import directions
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from shared.mechanisms.gradient.mechanism import GradientRequest
-from shared.mechanisms.quantiles.coefficients import cosine_basis
-from shared.mechanisms.quantiles.cotangents import QuantileCotangent
-from shared.mechanisms.rows.cotangents import noised_source_projections, row_cotangents
-from shared.mechanisms.sliced import SlicedRequest
-from shared.protocol.messages import StepRelease
+from dpswd.private_curator.core.ledger.sqlite import file_lock, write_lock
+from dpswd.private_curator.records.target import Target
+from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.steps.shards import LocalShards, ShardLost
+from dpswd.shared.core.errors import ExtractionStopped, LedgerUnavailable, RequestIdReused, RunFinished, StepGivenUp
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
+from dpswd.shared.core.mechanisms.quantiles.cotangents import QuantileCotangent
+from dpswd.shared.core.mechanisms.rows.cotangents import noised_source_projections, row_cotangents
+from dpswd.shared.core.mechanisms.sliced import SlicedRequest
+from dpswd.shared.core.noise.clipping import clip_records
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.wire.messages import StepRelease
 
 INPUTS, FEATURES = 6, 5
 RNG = np.random.default_rng(7)

@@ -11,22 +11,22 @@ import pytest
 import torch
 from hospital import NoNoise
 
-from private_curator.records.mapped import MappedRecords
-from private_curator.records.target import Target
-from private_curator.steps.shards import LocalShards, ShardLost, gathered
-from private_curator.worker.local import LocalEngine
-from private_curator.worker.process import LimitReached
-from private_curator.worker.sessions import ExtractorSource
-from shared.errors import ExtractionStopped
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights, weights_to_bytes
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
-from shared.mechanisms.distributions.mechanism import LABELLED_DISTRIBUTIONS, DistributionsDeclaration
-from shared.mechanisms.evaluation.mechanism import EVALUATION, EvaluationDeclaration
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from shared.mechanisms.linear import shards
-from shared.steps.computing import Laboratory, LinearRun, completed
+from dpswd.private_curator.records.mapped import MappedRecords
+from dpswd.private_curator.records.target import Target
+from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.private_curator.steps.shards import LocalShards, ShardLost, gathered
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.errors import ExtractionStopped
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from dpswd.shared.core.mechanisms.distributions.mechanism import LABELLED_DISTRIBUTIONS, DistributionsDeclaration
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION, EvaluationDeclaration
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
+from dpswd.shared.core.mechanisms.linear import shards
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.steps.computing import Laboratory, LinearRun, completed
+from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CPU = torch.device("cpu")
 N, VALUES, CLASSES = 100_011, 24, 3

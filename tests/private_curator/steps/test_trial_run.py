@@ -13,15 +13,16 @@ import torch
 from declarations import evaluation, gradient, quantiles, rows
 from torch import nn
 
-from private_curator.steps import release, trial_run
-from private_curator.steps.trial_run import MAX_REMEMBERED, MadeRecords, TrialTimes
-from shared.errors import RequestInvalid
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from shared.mechanisms.interface import DataSetFacts, Limits, ModelFacts
-from shared.protocol.messages import RunParameters
-from shared.steps.admission import admit_run
+from dpswd.private_curator.core.steps import release
+from dpswd.private_curator.steps import trial_run
+from dpswd.private_curator.steps.trial_run import MAX_REMEMBERED, MadeRecords, TrialTimes
+from dpswd.shared.core.errors import RequestInvalid
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts
+from dpswd.shared.core.steps.admission import admit_run
+from dpswd.shared.core.wire.messages import RunParameters
 
 RECORDS = np.random.default_rng(7).normal(size=(24, 6)).astype(np.float32)
 

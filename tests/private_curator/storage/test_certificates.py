@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import PolicyBuilder, Store
 
-from private_curator.storage import certificates
-from private_curator.storage.certificates import CertificateAuthority
-from shared.certificates import common_name, fingerprint
-from shared.errors import InvalidValue, SettingsError
+from dpswd.private_curator.storage import certificates
+from dpswd.private_curator.storage.certificates import CertificateAuthority
+from dpswd.shared.certificates import common_name, fingerprint
+from dpswd.shared.core.errors import InvalidValue, SettingsError
 
 
 @pytest.fixture

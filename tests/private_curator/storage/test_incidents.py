@@ -4,8 +4,8 @@ import stat
 
 import pytest
 
-from private_curator.storage.incidents import IncidentBook
-from shared.errors import InvalidValue
+from dpswd.private_curator.storage.incidents import IncidentBook
+from dpswd.shared.core.errors import InvalidValue
 
 CANARY = "patient-4711"
 

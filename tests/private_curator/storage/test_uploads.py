@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from private_curator.storage.uploads import Kind, UploadStore
-from shared.errors import InvalidValue, RequestInvalid
+from dpswd.private_curator.storage.uploads import Kind, UploadStore
+from dpswd.shared.core.errors import InvalidValue, RequestInvalid
 
 
 @pytest.fixture

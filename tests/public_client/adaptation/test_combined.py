@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from public_client import Hospital, MockCurator, Replay, mock_description
-from public_client.adaptation.combined import CombinedAdaptation
-from shared.errors import InvalidValue, SettingsError
-from shared.protocol.limits import UNLABELLED
+from dpswd import Hospital, MockCurator, Replay, mock_description
+from dpswd.public_client.adaptation.combined import CombinedAdaptation
+from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.core.wire.limits import UNLABELLED
 
 D, CLASSES, N = 6, 3, 4000
 MEANS = 1.2 * np.eye(CLASSES, D)

@@ -10,17 +10,17 @@ import torch
 from small_methods import small
 from torch import nn
 
-from private_curator.records.contract import check_contract, contract_of
-from private_curator.records.problems import RecordsRefused
-from private_curator.records.target import Target
-from private_curator.settings.groups import RecordsSettings
-from public_client import AllWeights, DomainAdaptation, Hospital
-from public_client.data.checks import require_features
-from public_client.replay.augmentation import Variation, Warps
-from public_client.replay.views import ImageView, view_for
-from public_client.testing.mock import MockCurator, mock_description
-from shared.errors import DataInvalid, InvalidValue, SettingsError
-from shared.protocol.contract import DataContract
+from dpswd import AllWeights, DomainAdaptation, Hospital
+from dpswd.private_curator.records.contract import check_contract, contract_of
+from dpswd.private_curator.records.problems import RecordsRefused
+from dpswd.private_curator.records.target import Target
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.public_client.data.checks import require_features
+from dpswd.public_client.replay.augmentation import Variation, Warps
+from dpswd.public_client.replay.views import ImageView, view_for
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.shared.core.errors import DataInvalid, InvalidValue, SettingsError
+from dpswd.shared.protocol.contract import DataContract
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PIXELS = DataContract(value_range=(0.0, 1.0), channel_mean=MEAN, channel_std=STD)

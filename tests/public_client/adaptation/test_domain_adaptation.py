@@ -6,18 +6,18 @@ import pytest
 import torch
 from small_methods import small
 
-from public_client import DomainAdaptation, Hospital
-from public_client.data.datasets import Labelled
-from public_client.data.networks import digits_network
-from public_client.data.source import source_loader
-from public_client.methods import METHODS
-from public_client.training.adapters import adapter_names, with_adapters
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.saved_model import load_adapted
-from shared import errors
-from shared.errors import InvalidValue
-from shared.ledger.receipts import STEP_ANSWERED, SignedEntry
-from shared.mechanisms.gradient.mechanism import GradientRequest
+from dpswd import DomainAdaptation, Hospital
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.networks import digits_network
+from dpswd.public_client.data.source import source_loader
+from dpswd.public_client.methods import METHODS
+from dpswd.public_client.training.adapters import adapter_names, with_adapters
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.saved_model import load_adapted
+from dpswd.shared.core import errors
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.receipts import STEP_ANSWERED, SignedEntry
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
 
 STEPS = 6
 

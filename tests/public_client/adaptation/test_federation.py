@@ -10,16 +10,16 @@ import pytest
 import torch
 from small_methods import small
 
-from public_client import DomainAdaptation, Federation
-from public_client.data.datasets import Labelled
-from public_client.data.networks import digits_network
-from public_client.data.source import source_loader
-from public_client.methods import METHODS
-from shared import errors
-from shared.errors import InvalidValue, SettingsError
-from shared.mechanisms.loss_gradient import LossGradientReply
-from shared.protocol.messages import StepRelease
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd import DomainAdaptation, Federation
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.networks import digits_network
+from dpswd.public_client.data.source import source_loader
+from dpswd.public_client.methods import METHODS
+from dpswd.shared.core import errors
+from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply
+from dpswd.shared.core.wire.messages import StepRelease
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 STEPS = 4
 WITH_ADAPTERS = ["adapter", "dp-dann"]

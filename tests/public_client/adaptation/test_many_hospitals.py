@@ -15,14 +15,14 @@ from made_home import made_home
 from serving_here import serving
 from torch import nn
 
-from private_curator.settings.groups import RecordsSettings
-from public_client import DomainAdaptation, Federation, Hospital, MockCurator, Statistics, mock_description
-from public_client.methods.statistics_method import StatisticsRun
-from public_client.plans.declarable import Declarable
-from public_client.training.asking import ask_each
-from public_client.training.sites import Group, Site
-from shared.errors import CuratorUnavailable, InvalidValue, SettingsError
-from shared.kernels.feature_map import FeatureMap
+from dpswd import DomainAdaptation, Federation, Hospital, MockCurator, Statistics, mock_description
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.public_client.methods.statistics_method import StatisticsRun
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.training.asking import ask_each
+from dpswd.public_client.training.sites import Group, Site
+from dpswd.shared.core.errors import CuratorUnavailable, InvalidValue, SettingsError
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 WIDTH, CLASSES = 6, 3
 MEANS = 1.2 * np.random.default_rng(21).normal(size=(CLASSES, WIDTH))

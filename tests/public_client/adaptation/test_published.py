@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from published_site import CLIENT, METHOD, Site, changed, network, source, with_parameters
 from torch import nn
 
-from public_client import DomainAdaptation, Federation, PublishedHospital, Replay, Rows, Statistics
-from public_client.cli.main import main
-from public_client.curator.release_file import ReleaseFile
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader
-from public_client.experiments.connect import published
-from public_client.experiments.file import read_experiment
-from public_client.plans.declarable import Declarable
-from shared import errors
-from shared.files import write_private
-from shared.protocol.messages import RunParameters
-from shared.protocol.publications import PUBLICATION, Publication
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd import DomainAdaptation, Federation, PublishedHospital, Replay, Rows, Statistics
+from dpswd.public_client.cli.main import main
+from dpswd.public_client.curator.release_file import ReleaseFile
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader
+from dpswd.public_client.experiments.connect import published
+from dpswd.public_client.experiments.file import read_experiment
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.shared.core import errors
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.files import write_private
+from dpswd.shared.protocol.publications import PUBLICATION, Publication
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "ml-team" / "guide.md"
 

@@ -8,12 +8,12 @@ from sequence_models import WORDS, Recurrent, T, Text, Vit, VitTiny
 from small_methods import small
 from torch import nn
 
-from public_client import DomainAdaptation, Hospital
-from public_client.data.accuracy import accuracy
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader, train_source
-from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.saved_model import load_adapted
+from dpswd import DomainAdaptation, Hospital
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.public_client.training.saved_model import load_adapted
 
 CLASSES, MANY = 4, 3000
 

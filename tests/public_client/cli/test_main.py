@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from cryptography import x509
 
-from public_client.cli.main import _COMMANDS, _EXIT_CODES, main
-from shared import errors
+from dpswd.public_client.cli.main import _COMMANDS, _EXIT_CODES, main
+from dpswd.shared.core import errors
 
 RUN = ["--features", "320", "--directions", "200", "--records", "7438", "--batch", "128", "--steps", "5900",
        "--delta", "1e-5"]  # fmt: skip
@@ -106,7 +106,7 @@ def test_every_command_explains_itself(command):
 
 def test_the_accountants_commands_do_not_load_torch():
     script = (
-        "import sys\nfrom click.testing import CliRunner\nfrom public_client.cli.main import main\n"
+        "import sys\nfrom click.testing import CliRunner\nfrom dpswd.public_client.cli.main import main\n"
         f"result = CliRunner().invoke(main, {['epsilon', *RUN, '--sigma', '2', '--bound', 'clt']!r})\n"
         "assert result.exit_code == 0, result.output\n"
         "assert not {'torch', 'grpc'} & set(sys.modules)"
@@ -132,7 +132,7 @@ def test_every_deliberate_error_has_an_exit_code():
 
 
 def test_a_defect_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(_COMMANDS, "describe", ("public_client.no_such_module", "describe"))
+    monkeypatch.setitem(_COMMANDS, "describe", ("dpswd.public_client.no_such_module", "describe"))
     monkeypatch.delenv("DPSWD_TRACEBACK", raising=False)
     result = invoke("describe")
     assert result.exit_code == 1

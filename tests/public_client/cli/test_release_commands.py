@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from published_site import RECORDS, Site, source
 
-from public_client.cli.main import main
-from shared.protocol.publications import Proposal
+from dpswd.public_client.cli.main import main
+from dpswd.shared.protocol.publications import Proposal
 
 
 class Team:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from public_client.cli.main import main
-from public_client.experiments import run
-from public_client.testing.mock import mock_description
-from public_client.training.saved_model import load_adapted
-from shared import errors
-from shared.protocol.contract import DataContract
+from dpswd.public_client.cli.main import main
+from dpswd.public_client.experiments import run
+from dpswd.public_client.testing.mock import mock_description
+from dpswd.public_client.training.saved_model import load_adapted
+from dpswd.shared.core import errors
+from dpswd.shared.protocol.contract import DataContract
 
 SHORT = ["--source-epochs", "1", "--steps", "3", "--batch", "40", "--device", "cpu",
          "--set", "method.settings.directions=8"]  # fmt: skip

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from private_curator.settings.groups import RecordsSettings
-from private_curator.storage import home_directory as home
-from public_client.curator.connection import Patience, call, open_channel
-from public_client.curator.diagnosis import explain
-from public_client.curator.stub import Curator
-from shared.errors import CuratorUnavailable
-from shared.protocol.v1 import curator_pb2 as pb
-from shared.protocol.v1 import curator_pb2_grpc as pb_grpc
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.storage import home_directory as home
+from dpswd.public_client.curator.connection import Patience, call, open_channel
+from dpswd.public_client.curator.diagnosis import explain
+from dpswd.public_client.curator.stub import Curator
+from dpswd.shared.core.errors import CuratorUnavailable
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.core.wire.v1 import curator_pb2_grpc as pb_grpc
 
 
 def _made(directory: Path, *, names=("localhost",)):

@@ -11,22 +11,23 @@ import pytest
 import torch
 from free_ports import own_port
 
-from public_client.curator.connection import Patience, call
-from public_client.curator.receipts import checked_receipt
-from public_client.curator.stub import Curator
-from public_client.curator.values import PendingStep, new_request_id
-from shared import errors
-from shared.kernels.feature_map import FeatureMap
-from shared.ledger import chain_checks, receipts
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CriticDeclaration
-from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
-from shared.mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
-from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
-from shared.protocol.messages import RunParameters
-from shared.protocol.receipts import encode_receipt
-from shared.protocol.status import to_status
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.public_client.curator.connection import Patience, call
+from dpswd.public_client.curator.receipts import checked_receipt
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import PendingStep, new_request_id
+from dpswd.shared.books import chain_checks
+from dpswd.shared.core import errors
+from dpswd.shared.core.ledger import receipts
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol.receipts import encode_receipt
+from dpswd.shared.protocol.status import to_status
 
 DIGEST = "a" * 64
 
@@ -108,7 +109,7 @@ def test_a_curator_that_is_not_there_yet_is_waited_for_in_words(served, caplog):
     with Curator.connect(f"localhost:{port}", credentials=served.credentials, patience_s=60.0) as curator:
         assert curator.describe().records
     come_back.join()
-    waiting, over = [record.getMessage() for record in caplog.records if record.name.startswith("public_client")]
+    waiting, over = [record.getMessage() for record in caplog.records if record.name.startswith("dpswd.public_client")]
     assert f"waiting for a curator at localhost:{port}, for up to 57 s more: TCP port {port} of localhost" in waiting
     assert over.startswith("the curator answers again, after ")
 

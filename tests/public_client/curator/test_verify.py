@@ -20,18 +20,18 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from private_curator.ledger.accounting import RENYI
-from private_curator.ledger.audit import verify_file
-from private_curator.ledger.ledger import Ledger
-from private_curator.ledger.statements import Request
-from public_client.cli.main import main
-from public_client.curator.receipts import ReceiptFile, check_pinned
-from public_client.curator.verify import pinned_key, read_receipts, verify
-from shared.errors import InvalidValue, LedgerCorrupt, ProtocolError, SettingsError
-from shared.ledger.chain_checks import Tampering, read_export
-from shared.ledger.receipts import GENESIS, SignedEntry, canonical_json, sha256
-from shared.ledger.view import read_view, write_view
-from shared.privacy.events import QuantileCoefficients, RunEvent, StepEvent
+from dpswd.private_curator.books.audit import verify_file
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.accounting import RENYI
+from dpswd.private_curator.core.ledger.statements import Request
+from dpswd.public_client.cli.main import main
+from dpswd.public_client.curator.receipts import ReceiptFile, check_pinned
+from dpswd.public_client.curator.verify import pinned_key, read_receipts, verify
+from dpswd.shared.books.chain_checks import Tampering, read_export
+from dpswd.shared.books.view import read_view, write_view
+from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, ProtocolError, SettingsError
+from dpswd.shared.core.ledger.receipts import GENESIS, SignedEntry, canonical_json, sha256
+from dpswd.shared.core.privacy.events import QuantileCoefficients, RunEvent, StepEvent
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"v" * 32)
 PUBLIC = KEY.public_key().public_bytes_raw()

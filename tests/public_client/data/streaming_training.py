@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from public_client import DomainAdaptation, Hospital, MockCurator, Replay, mock_description
+from dpswd import DomainAdaptation, Hospital, MockCurator, Replay, mock_description
 
 D, CLASSES, BATCH = 64, 3, 1000
 

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from public_client import Adapter, AllWeights, DomainAdaptation, Hospital, Replay
-from public_client.data.checks import CheckedBatches, undisturbed
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader, train_source
-from public_client.experiments.approaches import Problem, approach
-from public_client.testing.mock import MockCurator, mock_description
-from shared.errors import DataInvalid, InvalidValue
+from dpswd import Adapter, AllWeights, DomainAdaptation, Hospital, Replay
+from dpswd.public_client.data.checks import CheckedBatches, undisturbed
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.experiments.approaches import Problem, approach
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.shared.core.errors import DataInvalid, InvalidValue
 
 D, CLASSES = 6, 3
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from public_client.data import datasets
-from public_client.data.datasets import digits_shift, load_task, load_usps, resize_usps
-from shared.errors import DataInvalid, SettingsError
+from dpswd.public_client.data import datasets
+from dpswd.public_client.data.datasets import digits_shift, load_task, load_usps, resize_usps
+from dpswd.shared.core.errors import DataInvalid, SettingsError
 
 
 @pytest.fixture

@@ -7,18 +7,18 @@ import torch
 from small_methods import small
 from torch import nn
 
-from public_client import Adapter, DomainAdaptation, Hospital, Replay
-from public_client.data.accuracy import accuracy
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader, train_source
-from public_client.experiments.approaches import LOCAL, Problem, approach, approach_names
-from public_client.experiments.baselines import Coral, Dann, Swd
-from public_client.methods import METHODS
-from public_client.replay.missing_columns import TableView
-from public_client.replay.views import FeatureView, ImageView
-from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.sites import ALONE
-from shared.errors import CuratorUnavailable, InvalidValue, SettingsError
+from dpswd import Adapter, DomainAdaptation, Hospital, Replay
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.experiments.approaches import LOCAL, Problem, approach, approach_names
+from dpswd.public_client.experiments.baselines import Coral, Dann, Swd
+from dpswd.public_client.methods import METHODS
+from dpswd.public_client.replay.missing_columns import TableView
+from dpswd.public_client.replay.views import FeatureView, ImageView
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.public_client.training.sites import ALONE
+from dpswd.shared.core.errors import CuratorUnavailable, InvalidValue, SettingsError
 
 D = 6
 

@@ -13,20 +13,20 @@ from scipy.special import ndtr
 from small_methods import small
 from torch import nn
 
-from public_client import Adapter, DomainAdaptation, Federation, Hospital, Replay
-from public_client.data.accuracy import accuracy
-from public_client.data.datasets import Labelled
-from public_client.data.source import collect, source_loader, train_source
-from public_client.experiments import approaches, best
-from public_client.experiments import run as running
-from public_client.experiments.approaches import LOCAL, Problem, approach
-from public_client.experiments.file import read_experiment
-from public_client.experiments.run import check
-from public_client.methods.comparison import Compare, Comparison, plan_comparison
-from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.saved_model import load_adapted
-from public_client.training.sites import ALONE, Model
-from shared.errors import BudgetExhausted, CuratorUnavailable, InvalidValue, PrivacyError, SettingsError
+from dpswd import Adapter, DomainAdaptation, Federation, Hospital, Replay
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import collect, source_loader, train_source
+from dpswd.public_client.experiments import approaches, best
+from dpswd.public_client.experiments import run as running
+from dpswd.public_client.experiments.approaches import LOCAL, Problem, approach
+from dpswd.public_client.experiments.file import read_experiment
+from dpswd.public_client.experiments.run import check
+from dpswd.public_client.methods.comparison import Compare, Comparison, plan_comparison
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.public_client.training.saved_model import load_adapted
+from dpswd.public_client.training.sites import ALONE, Model
+from dpswd.shared.core.errors import BudgetExhausted, CuratorUnavailable, InvalidValue, PrivacyError, SettingsError
 
 D, CLASSES, N = 4, 3, 3000
 CENTRES = 2.0 * torch.eye(CLASSES, D)

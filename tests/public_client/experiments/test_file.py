@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from public_client.adaptation.hospital import Hospital
-from public_client.cli.main import main
-from public_client.experiments.file import read_experiment
-from shared.errors import SettingsError
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.cli.main import main
+from dpswd.public_client.experiments.file import read_experiment
+from dpswd.shared.core.errors import SettingsError
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "ml-team" / "two-hospitals.toml"
 

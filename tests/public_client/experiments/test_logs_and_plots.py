@@ -14,19 +14,19 @@ from small_methods import small
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from public_client import DomainAdaptation, Hospital
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader
-from public_client.experiments.plots import plot_epsilon, plot_features, principal_plane, target_in_plane
-from public_client.methods.aligned_run import ComparedStep
-from public_client.replay import fit as replay_fit
-from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.logs import COLUMNS, TrainingLog
-from shared.kernels.directions import directions
-from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray
-from shared.mechanisms.quantiles.coefficients import source_coefficients
-from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply
+from dpswd import DomainAdaptation, Hospital
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader
+from dpswd.public_client.experiments.plots import plot_epsilon, plot_features, principal_plane, target_in_plane
+from dpswd.public_client.methods.aligned_run import ComparedStep
+from dpswd.public_client.replay import fit as replay_fit
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.public_client.training.logs import COLUMNS, TrainingLog
+from dpswd.shared.core.mechanisms.quantiles.coefficients import source_coefficients
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.noise.noise import GridArray
 
 D = 6
 
@@ -142,8 +142,8 @@ def test_the_bars_of_a_replay_tell_epsilon_and_accuracy(monkeypatch):
     def reporting(title, total, *, shown, done=0):
         yield Bar(title)
 
-    monkeypatch.setattr("public_client.methods.replay.reporting", reporting)
-    monkeypatch.setattr("public_client.replay.fit.find_view", convinced(replay_fit.find_view))
+    monkeypatch.setattr("dpswd.public_client.methods.replay.reporting", reporting)
+    monkeypatch.setattr("dpswd.public_client.replay.fit.find_view", convinced(replay_fit.find_view))
     hospital = Hospital(MockCurator(mock_description(records=300, record_shape=(6,), epsilon=1.0, delta=1e-5)))
     plan = hospital.plan(small("replay", directions=4, tuning_steps=3), epsilon=1.0, steps=2)
     torch.manual_seed(0)

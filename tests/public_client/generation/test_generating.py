@@ -10,12 +10,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from public_client import MockCurator, mock_description
-from public_client.cli.main import main
-from public_client.generation import Gaussian, load_generator
-from public_client.generation.generating import generate, plan_generator
-from shared.errors import BudgetExhausted, DataInvalid, InvalidValue, SettingsError
-from shared.protocol.contract import DataContract
+from dpswd import MockCurator, mock_description
+from dpswd.public_client.cli.main import main
+from dpswd.public_client.generation import Gaussian, load_generator
+from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.shared.core.errors import BudgetExhausted, DataInvalid, InvalidValue, SettingsError
+from dpswd.shared.protocol.contract import DataContract
 
 D, CLASSES = 6, 3
 RNG = np.random.default_rng(3)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from public_client.generation.generator import Generator, load_generator
-from public_client.generation.networks import ImageNetwork, decoder_of, network
-from shared.errors import InvalidValue
+from dpswd.public_client.generation.generator import Generator, load_generator
+from dpswd.public_client.generation.networks import ImageNetwork, decoder_of, network
+from dpswd.shared.core.errors import InvalidValue
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (2, 12, 8)])

@@ -10,16 +10,23 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from public_client import MockCurator, mock_description
-from public_client.cli.main import main
-from public_client.generation import GENERATION_METHODS, DpMerf, DpSinkhorn, DpSwd, DpSwdQuantiles, SlicedDistributions
-from public_client.generation.generating import generate, plan_generator
-from public_client.generation.random_features import FourierFeatures
-from public_client.plans.plan import make_plan
-from shared.errors import InvalidValue
-from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
-from shared.privacy.events import BoundedSum, ClippedVector, RowProjections
+from dpswd import MockCurator, mock_description
+from dpswd.public_client.cli.main import main
+from dpswd.public_client.generation import (
+    GENERATION_METHODS,
+    DpMerf,
+    DpSinkhorn,
+    DpSwd,
+    DpSwdQuantiles,
+    SlicedDistributions,
+)
+from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.generation.random_features import FourierFeatures
+from dpswd.public_client.plans.plan import make_plan
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
+from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
+from dpswd.shared.core.privacy.events import BoundedSum, ClippedVector, RowProjections
 
 D, CLASSES, RECORDS = 4, 2, 2000
 MEANS = np.array([[-0.6, -0.6, 0.5, 0.0], [0.6, 0.2, -0.5, 0.0]])

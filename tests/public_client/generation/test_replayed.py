@@ -10,13 +10,13 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from public_client import MockCurator, mock_description
-from public_client.cli.main import main
-from public_client.data.datasets import load_task
-from public_client.generation import Replayed, load_generator
-from public_client.generation.generating import generate, plan_generator
-from public_client.generation.procedural import procedural
-from shared.errors import InvalidValue
+from dpswd import MockCurator, mock_description
+from dpswd.public_client.cli.main import main
+from dpswd.public_client.data.datasets import load_task
+from dpswd.public_client.generation import Replayed, load_generator
+from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.generation.procedural import procedural
+from dpswd.shared.core.errors import InvalidValue
 
 SMALL = Replayed(axes=60, pool=1000, hidden=100, matching=5)
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from public_client import MockCurator, mock_description
-from public_client.cli.main import main
-from public_client.generation import Column, Schema, Tabular, load_generator
-from public_client.generation.generating import generate, plan_generator
-from public_client.generation.tabular import Bins
-from shared.errors import InvalidValue
-from shared.protocol.contract import DataContract
+from dpswd import MockCurator, mock_description
+from dpswd.public_client.cli.main import main
+from dpswd.public_client.generation import Column, Schema, Tabular, load_generator
+from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.generation.tabular import Bins
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.protocol.contract import DataContract
 
 SCHEMA = Schema(
     (

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from public_client import Adapter, DomainAdaptation, Hospital
-from public_client.data.accuracy import accuracy
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader, train_source
-from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.saved_model import load_adapted
+from dpswd import Adapter, DomainAdaptation, Hospital
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.public_client.training.saved_model import load_adapted
 
 D, CLASSES, RECORDS = 6, 3, 600
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from public_client import DomainAdaptation, DpDann, Hospital, MockCurator, mock_description
-from public_client.experiments.approaches import Problem, approach
-from public_client.methods.domain_critic import domain_critic, source_terms
-from shared.errors import BudgetExhausted, InvalidValue, SettingsError
-from shared.mechanisms.critic.domain_loss import source_loss
-from shared.mechanisms.critic.mechanism import CriticDeclaration
-from shared.models.adapted import read_adapted
+from dpswd import DomainAdaptation, DpDann, Hospital, MockCurator, mock_description
+from dpswd.public_client.experiments.approaches import Problem, approach
+from dpswd.public_client.methods.domain_critic import domain_critic, source_terms
+from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, SettingsError
+from dpswd.shared.core.mechanisms.critic.domain_loss import source_loss
+from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.models.adapted import read_adapted
 
 WIDTH, CLASSES = 6, 3
 CENTRES = np.random.default_rng(21).normal(size=(CLASSES, WIDTH)) * 1.5

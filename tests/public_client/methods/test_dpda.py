@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from public_client import DomainAdaptation, Dpda, Federation, Hospital, MockCurator, Replay, mock_description
-from public_client.data.ranks import Ranks
-from public_client.methods.dpda import drawn_points, principal_components, target_network
-from public_client.methods.labelled_transport import Matching, Points, moved
-from public_client.methods.statistics_head import Classes
-from public_client.training.saved_model import load_adapted
-from shared.errors import DataInvalid, InvalidValue, SettingsError
-from shared.protocol.limits import UNLABELLED
+from dpswd import DomainAdaptation, Dpda, Federation, Hospital, MockCurator, Replay, mock_description
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.methods.dpda import drawn_points, principal_components, target_network
+from dpswd.public_client.methods.labelled_transport import Matching, Points, moved
+from dpswd.public_client.methods.statistics_head import Classes
+from dpswd.public_client.training.saved_model import load_adapted
+from dpswd.shared.core.errors import DataInvalid, InvalidValue, SettingsError
+from dpswd.shared.core.wire.limits import UNLABELLED
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "ml-team" / "labelled-sources.md"
 D, CLASSES = 6, 3

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from public_client import Evaluate, Hospital, MockCurator, mock_description
-from public_client.methods.evaluation import EvaluationIds, accuracy_error, submitted
-from public_client.methods.evaluation_report import Counts, Report, best_correct, correct_variance, nearest_counts
-from public_client.training.saved_model import load_adapted, save_adapted
-from shared.errors import InvalidValue, RequestInvalid
-from shared.extractor.building import Extractor
-from shared.extractor.weights import weights_from_bytes
-from shared.kernels.noise import GridArray, SeededNoise
-from shared.mechanisms.evaluation.counts import EvaluationCounter, EvaluationReply, bin_edges, released
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from shared.protocol.arrays import encode_grid
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd import Evaluate, Hospital, MockCurator, mock_description
+from dpswd.public_client.methods.evaluation import EvaluationIds, accuracy_error, submitted
+from dpswd.public_client.methods.evaluation_report import Counts, Report, best_correct, correct_variance, nearest_counts
+from dpswd.public_client.training.saved_model import load_adapted, save_adapted
+from dpswd.shared.core.errors import InvalidValue, RequestInvalid
+from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationCounter, EvaluationReply, bin_edges, released
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.core.noise.noise import GridArray, SeededNoise
+from dpswd.shared.core.wire.arrays import encode_grid
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.weights import weights_from_bytes
 
 N, CLASSES = 2000, 4
 

@@ -14,12 +14,12 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 from torch import nn
 
-from public_client import DomainAdaptation, Federation, Finetune, Hospital, MockCurator, mock_description
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader
-from public_client.methods import joint_scoring
-from public_client.methods.joint_scoring import MOST_WEIGHTS_TOGETHER, means
-from shared.errors import CuratorUnavailable, InvalidValue
+from dpswd import DomainAdaptation, Federation, Finetune, Hospital, MockCurator, mock_description
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader
+from dpswd.public_client.methods import joint_scoring
+from dpswd.public_client.methods.joint_scoring import MOST_WEIGHTS_TOGETHER, means
+from dpswd.shared.core.errors import CuratorUnavailable, InvalidValue
 
 PAGE = Path(__file__).parents[3] / "docs" / "ml-team" / "labelled.md"
 WIDTH, CLASSES, STEPS = 4, 3, 5

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from public_client import DomainAdaptation, Finetune, Hospital, MockCurator, mock_description
-from public_client.methods.newton import Newton, less_sure
-from shared.errors import InvalidValue
+from dpswd import DomainAdaptation, Finetune, Hospital, MockCurator, mock_description
+from dpswd.public_client.methods.newton import Newton, less_sure
+from dpswd.shared.core.errors import InvalidValue
 
 WIDTH, CLASSES, STEPS = 6, 3, 20
 SCALES = torch.tensor([2.0, 1.0, 0.3, 0.1, 0.05, 0.02])

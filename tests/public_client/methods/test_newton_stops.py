@@ -15,12 +15,12 @@ from made_home import made_home
 from serving_here import serving
 from torch import nn
 
-from private_curator.settings.groups import RecordsSettings
-from public_client import DomainAdaptation, Federation, Finetune, Hospital, mock_description
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader
-from shared.errors import CuratorUnavailable
-from shared.ledger import chain_checks
+from dpswd import DomainAdaptation, Federation, Finetune, Hospital, mock_description
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader
+from dpswd.shared.books import chain_checks
+from dpswd.shared.core.errors import CuratorUnavailable
 
 WIDTH, CLASSES, STEPS = 5, 3, 6
 MEANS = 1.5 * np.random.default_rng(21).normal(size=(CLASSES, WIDTH))

@@ -15,11 +15,11 @@ from own_mechanism import CLIPPED_MEAN, MeanDeclaration
 from own_method import STEPS, MatchMeans
 from torch import nn
 
-from public_client import DomainAdaptation, Hospital, MockCurator, Plan, mock_description
-from public_client.training.checkpoint import Checkpoint
-from public_client.training.saved_model import load_adapted
-from shared.errors import InvalidValue, RequestInvalid
-from shared.mechanisms import MECHANISMS
+from dpswd import DomainAdaptation, Hospital, MockCurator, Plan, mock_description
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.saved_model import load_adapted
+from dpswd.shared.core.errors import InvalidValue, RequestInvalid
+from dpswd.shared.core.mechanisms import MECHANISMS
 
 D, CLASSES = 6, 3
 

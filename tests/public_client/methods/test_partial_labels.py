@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from public_client import DomainAdaptation, Hospital, MockCurator, Statistics, mock_description
-from public_client.methods.evaluation_ratio import Tally
-from shared.protocol.limits import UNLABELLED
+from dpswd import DomainAdaptation, Hospital, MockCurator, Statistics, mock_description
+from dpswd.public_client.methods.evaluation_ratio import Tally
+from dpswd.shared.core.wire.limits import UNLABELLED
 
 D, CLASSES, N = 6, 3, 4000
 MEANS = 2.0 * np.eye(CLASSES, D)

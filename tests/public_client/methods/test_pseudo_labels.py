@@ -14,20 +14,20 @@ from scipy import stats
 from serving_here import serving
 from torch import nn
 
-from public_client import DomainAdaptation, Federation, Hospital, MockCurator, PseudoLabels, mock_description
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader, train_source
-from public_client.methods.pseudo_label_fit import Observed, Shifts, Source, fitted
-from public_client.methods.pseudo_label_sums import component_axes, whole
-from public_client.methods.pseudo_labels import KEPT
-from public_client.training.saved_model import load_adapted
-from public_client.training.sites import ADAPTED
-from shared.errors import InvalidValue
-from shared.kernels.directions import directions
-from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import SeededNoise
-from shared.mechanisms.quantiles.coefficients import release_coefficients
-from shared.mechanisms.sliced import SlicedReply
+from dpswd import DomainAdaptation, Federation, Hospital, MockCurator, PseudoLabels, mock_description
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.methods.pseudo_label_fit import Observed, Shifts, Source, fitted
+from dpswd.public_client.methods.pseudo_label_sums import component_axes, whole
+from dpswd.public_client.methods.pseudo_labels import KEPT
+from dpswd.public_client.training.saved_model import load_adapted
+from dpswd.public_client.training.sites import ADAPTED
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.quantiles.coefficients import release_coefficients
+from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.noise.noise import SeededNoise
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "ml-team" / "pseudo-labels.md"
 D, CLASSES = 8, 4

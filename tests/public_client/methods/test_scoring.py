@@ -9,9 +9,9 @@ from fitted_head import fitted_head
 from torch import nn
 from torch.nn import functional
 
-from public_client import DomainAdaptation, Finetune, Hospital, MockCurator, mock_description
-from public_client.methods.scoring import MOST_WEIGHTS, Scoring
-from shared.errors import InvalidValue
+from dpswd import DomainAdaptation, Finetune, Hospital, MockCurator, mock_description
+from dpswd.public_client.methods.scoring import MOST_WEIGHTS, Scoring
+from dpswd.shared.core.errors import InvalidValue
 
 WIDTH, CLASSES = 4, 3
 WEIGHTS = 1.5 * np.random.default_rng(2).normal(size=(CLASSES, WIDTH))

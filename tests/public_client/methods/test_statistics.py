@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from public_client import DomainAdaptation, Federation, Hospital, MockCurator, Statistics, mock_description
-from public_client.methods.statistics_head import Known, Prior, discriminant, shares_of
-from public_client.training.saved_model import load_adapted
-from shared.errors import BudgetExhausted, InvalidValue, RunFinished
-from shared.mechanisms.class_statistics.geometry import Weights
+from dpswd import DomainAdaptation, Federation, Hospital, MockCurator, Statistics, mock_description
+from dpswd.public_client.methods.statistics_head import Known, Prior, discriminant, shares_of
+from dpswd.public_client.training.saved_model import load_adapted
+from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, RunFinished
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 
 D, CLASSES = 6, 3
 MEANS = np.random.default_rng(2).normal(size=(CLASSES, D))

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from public_client import Hospital, MockCurator, mock_description
-from public_client.methods.transport import Transport, estimated_costs, solve, transported
-from shared.errors import BudgetExhausted, InvalidValue, SettingsError
-from shared.kernels.directions import directions
-from shared.kernels.feature_map import FeatureMap
+from dpswd import Hospital, MockCurator, mock_description
+from dpswd.public_client.methods.transport import Transport, estimated_costs, solve, transported
+from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, SettingsError
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 D, N, M = 12, 90, 70
 RNG = np.random.default_rng(7)

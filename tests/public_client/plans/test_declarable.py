@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from public_client.methods.adapter import Adapter
-from public_client.plans.declarable import within_quote
-from public_client.plans.plan import Plan
-from shared.errors import InvalidValue
+from dpswd.public_client.methods.adapter import Adapter
+from dpswd.public_client.plans.declarable import within_quote
+from dpswd.public_client.plans.plan import Plan
+from dpswd.shared.core.errors import InvalidValue
 
 
 def plan(epsilon: float = 1.0) -> Plan:

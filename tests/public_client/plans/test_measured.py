@@ -20,12 +20,12 @@ from benchmarks import (
 from benchmarks.records import read
 from benchmarks.shifts import __main__ as shifts
 from benchmarks.shifts.summary import battery
-from public_client import Adapter, AllWeights, Hospital, Plan, Replay
-from public_client.methods import METHODS
-from public_client.methods.choosing import choices, choices_text
-from public_client.plans.measured import BATTERIES, MEASURED, measured_alike
-from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.method import plan_json
+from dpswd import Adapter, AllWeights, Hospital, Plan, Replay
+from dpswd.public_client.methods import METHODS
+from dpswd.public_client.methods.choosing import choices, choices_text
+from dpswd.public_client.plans.measured import BATTERIES, MEASURED, measured_alike
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.public_client.training.method import plan_json
 
 ROOT = Path(__file__).resolve().parents[3]
 TASKS = {"MNIST -> USPS": "mnist-usps", "USPS -> MNIST": "usps-mnist"}

@@ -11,29 +11,18 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from public_client import (
-    Adapter,
-    AllWeights,
-    DpDann,
-    Evaluate,
-    Hospital,
-    MockCurator,
-    Plan,
-    Replay,
-    Rows,
-    mock_description,
-)
-from public_client.curator.description import Budget
-from public_client.curator.values import UploadedExtractor
-from public_client.methods import METHODS, Statistics
-from public_client.plans.plan import make_plan
-from public_client.training.method import plan_json
-from shared.errors import InvalidValue
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.interface import Limits
-from shared.privacy.events import RowProjections
-from shared.steps.admission import admit_run
+from dpswd import Adapter, AllWeights, DpDann, Evaluate, Hospital, MockCurator, Plan, Replay, Rows, mock_description
+from dpswd.public_client.curator.description import Budget
+from dpswd.public_client.curator.values import UploadedExtractor
+from dpswd.public_client.methods import METHODS, Statistics
+from dpswd.public_client.plans.plan import make_plan
+from dpswd.public_client.training.method import plan_json
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.interface import Limits
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.privacy.events import RowProjections
+from dpswd.shared.core.steps.admission import admit_run
 
 BUDGET = Budget(epsilon=5.0, delta=1e-5, spent=1.0, remaining=4.0, closed=False)
 HOSPITAL = dataclasses.replace(

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from public_client.methods import Adapter, Method, Replay
-from public_client.methods.comparison import Compare
-from public_client.plans.declarable import within_quote
-from public_client.plans.plan import Plan, make_plan
-from public_client.plans.together import Together, covering, foreseen
-from public_client.testing.mock import mock_description
-from shared.errors import PrivacyError
-from shared.privacy.budget import PrivacyBudget
-from shared.privacy.filter import PrivacyFilter
+from dpswd.public_client.methods import Adapter, Method, Replay
+from dpswd.public_client.methods.comparison import Compare
+from dpswd.public_client.plans.declarable import within_quote
+from dpswd.public_client.plans.plan import Plan, make_plan
+from dpswd.public_client.plans.together import Together, covering, foreseen
+from dpswd.public_client.testing.mock import mock_description
+from dpswd.shared.core.errors import PrivacyError
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 
 def plans(budget: float, epsilon: float, evaluation: float, method: Method) -> tuple[Plan, Plan, Together]:

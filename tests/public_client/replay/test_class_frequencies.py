@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from benchmarks.local import released
-from public_client.data.datasets import Labelled
-from public_client.replay.class_frequencies import Frequencies, FrequencyModel, Noise
-from public_client.replay.residuals import Residuals
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.replay.class_frequencies import Frequencies, FrequencyModel, Noise
+from dpswd.public_client.replay.residuals import Residuals
 
 CLASSES, D = 4, 12
 CENTRES = 1.5 * torch.randn(CLASSES, D, generator=torch.Generator().manual_seed(99))

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from public_client import DomainAdaptation, Hospital, Replay
-from public_client.data.accuracy import accuracy
-from public_client.data.datasets import Labelled
-from public_client.data.source import source_loader, train_source
-from public_client.replay import fit
-from public_client.replay.views import ImageView
-from public_client.testing.mock import MockCurator, mock_description
+from dpswd import DomainAdaptation, Hospital, Replay
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.replay import fit
+from dpswd.public_client.replay.views import ImageView
+from dpswd.public_client.testing.mock import MockCurator, mock_description
 
 STAINS = torch.tensor([[1.0, 0.2, 0.1], [0.1, 0.3, 1.0]])  # (2, 3): of the digit, and of what lies over it
 BLUER = torch.tensor([[0.1, 0.1, 0.8], [0.1, 0.8, 0.1], [0.8, 0.1, 0.1]])

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from benchmarks.local import released
-from public_client import DomainAdaptation, Hospital, Replay
-from public_client.data.accuracy import accuracy
-from public_client.data.datasets import Labelled
-from public_client.data.progress import reporting
-from public_client.data.source import source_loader, train_source
-from public_client.replay import fit
-from public_client.replay.columns import column_view, find_units
-from public_client.replay.verdict import Fitted
-from public_client.testing.mock import MockCurator, mock_description
-from shared.errors import InvalidValue
+from dpswd import DomainAdaptation, Hospital, Replay
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.replay import fit
+from dpswd.public_client.replay.columns import column_view, find_units
+from dpswd.public_client.replay.verdict import Fitted
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.shared.core.errors import InvalidValue
 
 CLASSES, C = 3, 6
 MIDDLE = torch.tensor([20.0, 5.0, 1.0, 0.0, 3.0, 40.0])

@@ -9,20 +9,20 @@ import torch
 from made_release import SEED, on_grid, residuals_of
 from torch import Tensor, nn
 
-from public_client.data.datasets import Labelled
-from public_client.data.progress import reporting
-from public_client.replay import fit as replay
-from public_client.replay.augmentation import Variation, Warps, draw_variation
-from public_client.replay.delivery import tune
-from public_client.replay.prior_width import LinearModel
-from public_client.replay.residuals import Residuals, weighted_coefficients
-from public_client.replay.verdict import Fitted
-from public_client.replay.views import FeatureView, ImageView, MixedViews, background_of, view_for
-from shared.errors import InvalidValue
-from shared.kernels.directions import directions
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.quantiles.coefficients import cosine_basis
-from shared.mechanisms.sliced import SlicedReply
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.replay import fit as replay
+from dpswd.public_client.replay.augmentation import Variation, Warps, draw_variation
+from dpswd.public_client.replay.delivery import tune
+from dpswd.public_client.replay.prior_width import LinearModel
+from dpswd.public_client.replay.residuals import Residuals, weighted_coefficients
+from dpswd.public_client.replay.verdict import Fitted
+from dpswd.public_client.replay.views import FeatureView, ImageView, MixedViews, background_of, view_for
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
+from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 
 def fitted(source: Labelled, residuals: Residuals, extractor: nn.Module | None = None, rate: float = 0.03) -> Fitted:

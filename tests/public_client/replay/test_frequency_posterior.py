@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from public_client.replay.frequency_posterior import RARER, STRENGTHS, LinearPosterior
+from dpswd.public_client.replay.frequency_posterior import RARER, STRENGTHS, LinearPosterior
 
 SOURCE = torch.tensor([0.7, 0.3], dtype=torch.float64)
 

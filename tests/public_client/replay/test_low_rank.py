@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from benchmarks.local import RATE, released
-from public_client.data.accuracy import accuracy
-from public_client.data.datasets import Labelled
-from public_client.data.progress import reporting
-from public_client.data.ranks import Ranks
-from public_client.data.source import source_loader, train_source
-from public_client.replay import fit, low_rank
-from public_client.replay.delivery import Delivered, deliver
-from public_client.replay.low_rank import LowRankView, low_rank_view
-from public_client.replay.posterior import Posterior
-from public_client.replay.prior_width import LinearModel, Widths
-from public_client.replay.residuals import Residuals
-from public_client.replay.verdict import CONVINCED, Fitted
-from shared.errors import InvalidValue
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.replay import fit, low_rank
+from dpswd.public_client.replay.delivery import Delivered, deliver
+from dpswd.public_client.replay.low_rank import LowRankView, low_rank_view
+from dpswd.public_client.replay.posterior import Posterior
+from dpswd.public_client.replay.prior_width import LinearModel, Widths
+from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.verdict import CONVINCED, Fitted
+from dpswd.shared.core.errors import InvalidValue
 
 CLASSES, D = 4, 8
 

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from benchmarks.local import released
-from public_client.data.datasets import Labelled
-from public_client.data.progress import reporting
-from public_client.replay import fit as replay
-from public_client.replay.delivery import tune
-from public_client.replay.missing_columns import TableView
-from public_client.replay.prior_width import LinearModel
-from public_client.replay.verdict import Fitted
-from public_client.replay.views import FeatureView, MixedViews
-from shared.errors import InvalidValue
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.replay import fit as replay
+from dpswd.public_client.replay.delivery import tune
+from dpswd.public_client.replay.missing_columns import TableView
+from dpswd.public_client.replay.prior_width import LinearModel
+from dpswd.public_client.replay.verdict import Fitted
+from dpswd.public_client.replay.views import FeatureView, MixedViews
+from dpswd.shared.core.errors import InvalidValue
 
 COLUMNS = 5
 

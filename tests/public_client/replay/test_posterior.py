@@ -10,11 +10,11 @@ from made_release import residuals_of
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from public_client.data.datasets import Labelled
-from public_client.data.ranks import Ranks
-from public_client.replay.posterior import Posterior
-from public_client.replay.residuals import Residuals
-from public_client.replay.views import FeatureView, ImageView
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.replay.posterior import Posterior
+from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.views import FeatureView, ImageView
 
 
 def posterior() -> tuple[Posterior, Residuals, Tensor]:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from public_client.data.datasets import Labelled
-from public_client.data.progress import Reporter
-from public_client.data.source import source_loader, train_source
-from public_client.replay import delivery, priors, twins
-from public_client.replay.verdict import Fitted
-from public_client.replay.views import FeatureView
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import Reporter
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.replay import delivery, priors, twins
+from dpswd.public_client.replay.verdict import Fitted
+from dpswd.public_client.replay.views import FeatureView
 
 CLASSES, D, COUNT = 3, 20, 120
 

@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from benchmarks.local import released
-from public_client import DomainAdaptation, Hospital, Replay
-from public_client.data.accuracy import accuracy
-from public_client.data.datasets import Labelled, load_task
-from public_client.data.networks import digits_network
-from public_client.data.progress import reporting
-from public_client.data.source import source_loader, train_source
-from public_client.replay import delivery, fit, priors
-from public_client.replay.class_frequencies import Frequencies
-from public_client.replay.verdict import Evidence, Fitted
-from public_client.replay.views import FeatureView, ImageView, View
-from public_client.testing.mock import MockCurator, mock_description
+from dpswd import DomainAdaptation, Hospital, Replay
+from dpswd.public_client.data.accuracy import accuracy
+from dpswd.public_client.data.datasets import Labelled, load_task
+from dpswd.public_client.data.networks import digits_network
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.replay import delivery, fit, priors
+from dpswd.public_client.replay.class_frequencies import Frequencies
+from dpswd.public_client.replay.verdict import Evidence, Fitted
+from dpswd.public_client.replay.views import FeatureView, ImageView, View
+from dpswd.public_client.testing.mock import MockCurator, mock_description
 
 CLASSES, D = 3, 6
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from public_client.data.datasets import Labelled
-from public_client.data.progress import Reporter
-from public_client.data.ranks import Ranks
-from public_client.data.source import source_loader, train_source
-from public_client.replay import delivery, weighted
-from public_client.replay.twins import Crossed, Twins
-from public_client.replay.verdict import Fitted
-from public_client.replay.views import FeatureView
-from public_client.replay.weighted import Onward
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import Reporter
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.replay import delivery, weighted
+from dpswd.public_client.replay.twins import Crossed, Twins
+from dpswd.public_client.replay.verdict import Fitted
+from dpswd.public_client.replay.views import FeatureView
+from dpswd.public_client.replay.weighted import Onward
 
 WITHOUT_LAST, WITHOUT_OTHERS = torch.tensor([1.5, 1.5, 1e-3]), torch.tensor([0.1, 0.1, 2.8])
 

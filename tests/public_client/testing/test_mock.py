@@ -9,25 +9,25 @@ import pytest
 import torch
 from small_methods import small
 
-from private_curator.ledger.accounting import RENYI
-from private_curator.ledger.budget import Account
-from public_client import Adapter, DomainAdaptation, Hospital
-from public_client.curator.description import Description
-from public_client.curator.receipts import ReceiptFile
-from public_client.curator.values import PendingStep, new_request_id
-from public_client.data.datasets import Labelled
-from public_client.data.networks import digits_network
-from public_client.data.source import source_loader
-from public_client.methods import METHODS
-from public_client.testing.mock import MockCurator, mock_description
-from shared import errors
-from shared.errors import InvalidValue
-from shared.kernels.feature_map import FeatureMap
-from shared.ledger import chain_checks
-from shared.mechanisms.critic.mechanism import CriticDeclaration
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from shared.mechanisms.sliced import SlicedRequest
-from shared.protocol.messages import RunParameters
+from dpswd import Adapter, DomainAdaptation, Hospital
+from dpswd.private_curator.core.ledger.accounting import RENYI
+from dpswd.private_curator.core.ledger.budget import Account
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.receipts import ReceiptFile
+from dpswd.public_client.curator.values import PendingStep, new_request_id
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.networks import digits_network
+from dpswd.public_client.data.source import source_loader
+from dpswd.public_client.methods import METHODS
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.shared.books import chain_checks
+from dpswd.shared.core import errors
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.core.mechanisms.sliced import SlicedRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.wire.messages import RunParameters
 
 MADE = {"records": 800, "record_shape": (1, 8, 8), "epsilon": 2.0, "delta": 1e-5}
 

@@ -10,20 +10,20 @@ import torch
 from made_home import made_home
 from torch import nn
 
-from private_curator.serving.server import CuratorServer
-from private_curator.settings import tree
-from public_client import MockCurator
-from public_client.curator.stub import Curator
-from public_client.curator.values import PendingStep, new_request_id
-from public_client.plans.declarable import Declarable
-from shared.errors import RequestInvalid
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CriticDeclaration
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
-from shared.mechanisms.sliced import SlicedDeclaration, SlicedRequest
-from shared.protocol.messages import RunParameters
+from dpswd import MockCurator
+from dpswd.private_curator.serving.server import CuratorServer
+from dpswd.private_curator.settings import tree
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.values import PendingStep, new_request_id
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.shared.core.errors import RequestInvalid
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.wire.messages import RunParameters
 
 RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
 QUANTILES = SlicedDeclaration(directions=8, sigma=2.0, coefficients=2)

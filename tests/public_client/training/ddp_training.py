@@ -21,26 +21,26 @@ import torch.distributed as dist
 from small_methods import hardly_refusing, small
 from torch import nn
 
-from public_client import DomainAdaptation, Federation, Hospital
-from public_client.data.datasets import Labelled
-from public_client.data.progress import reporting
-from public_client.data.ranks import Ranks
-from public_client.data.source import train_source
-from public_client.generation import DpMerf, DpSinkhorn, DpSwdQuantiles, Replayed, SlicedDistributions, replayed
-from public_client.generation.generating import generate, plan_generator
-from public_client.methods.statistics_head import Known
-from public_client.replay import delivery, fit
-from public_client.replay.residuals import Residuals
-from public_client.replay.twins import Twins
-from public_client.replay.weighted import Onward
-from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.distributed import shared_curators
-from shared.errors import BudgetExhausted, CuratorUnavailable, InvalidValue
-from shared.kernels.directions import directions
-from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray, grid_step
-from shared.mechanisms.quantiles.coefficients import cosine_basis
-from shared.mechanisms.sliced import SlicedReply
+from dpswd import DomainAdaptation, Federation, Hospital
+from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.data.source import train_source
+from dpswd.public_client.generation import DpMerf, DpSinkhorn, DpSwdQuantiles, Replayed, SlicedDistributions, replayed
+from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.methods.statistics_head import Known
+from dpswd.public_client.replay import delivery, fit
+from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.twins import Twins
+from dpswd.public_client.replay.weighted import Onward
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.public_client.training.distributed import shared_curators
+from dpswd.shared.core.errors import BudgetExhausted, CuratorUnavailable, InvalidValue
+from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
+from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.noise.noise import GridArray, grid_step
 
 D, BATCH, BATCHES = 6, 24, 4
 IN_VAIN = ("replay", "rows")

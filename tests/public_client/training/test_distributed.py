@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from public_client.data.ranks import Ranks, _packed, _unpacked
-from public_client.methods import METHODS
-from public_client.testing.mock import MockCurator, mock_description
-from public_client.training.distributed import SharedTransport, shared_curators
-from public_client.training.saved_model import load_adapted
-from shared import errors
+from dpswd.public_client.data.ranks import Ranks, _packed, _unpacked
+from dpswd.public_client.methods import METHODS
+from dpswd.public_client.testing.mock import MockCurator, mock_description
+from dpswd.public_client.training.distributed import SharedTransport, shared_curators
+from dpswd.public_client.training.saved_model import load_adapted
+from dpswd.shared.core import errors
 
 SCRIPT = Path(__file__).with_name("ddp_training.py")
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.extractor.adapters import AffineWarp2d, ChannelAffine, FeatureAffine, LowRankAffine, MonotoneColumns
-from shared.extractor.building import Extractor
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.sandbox.adapters import AffineWarp2d, ChannelAffine, FeatureAffine, LowRankAffine, MonotoneColumns
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.weights import module_weights
 
 
 class LeNet(nn.Module):

@@ -11,8 +11,10 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch.func import vmap
 
-from shared.errors import ExtractorUnsupported, InvalidValue
-from shared.extractor.adapters import (
+from dpswd.public_client.extractor.adapting import adapt_for_target, input_adapter, insert_adapter, source_knots
+from dpswd.public_client.extractor.tracing import trace, validate
+from dpswd.shared.core.errors import ExtractorUnsupported, InvalidValue
+from dpswd.shared.sandbox.adapters import (
     AffineWarp2d,
     ChannelAffine,
     FeatureAffine,
@@ -23,10 +25,8 @@ from shared.extractor.adapters import (
     low_rank_affine,
     monotone_columns,
 )
-from shared.extractor.adapting import adapt_for_target, input_adapter, insert_adapter, source_knots
-from shared.extractor.building import Extractor
-from shared.extractor.tracing import trace, validate
-from shared.extractor.weights import module_weights
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.weights import module_weights
 
 KNOTS = torch.tensor([[-1.0, 0.0, 2.0], [0.0, 0.5, 0.6]])
 

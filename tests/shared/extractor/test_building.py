@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from shared.errors import InvalidValue
-from shared.extractor import building
-from shared.extractor.building import Extractor, RowsDepend, check_row_independence, split_gradient
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.sandbox import building
+from dpswd.shared.sandbox.building import Extractor, RowsDepend, check_row_independence, split_gradient
+from dpswd.shared.sandbox.weights import module_weights
 
 
 def gradients_of(extractor, records, cotangents, names, **options):

@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 from deploy.extractor_page import limit_table, refusal_table, vocabulary_table
-from shared.extractor.modules import INSTEAD, MODULES
-from shared.extractor.vocabulary import VOCABULARY
+from dpswd.public_client.extractor.modules import INSTEAD, MODULES
+from dpswd.shared.sandbox.vocabulary import VOCABULARY
 
 PAGE = Path(__file__).parents[3] / "docs" / "ml-team" / "extractors.md"
 

@@ -12,10 +12,18 @@ from exploring import tried
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.errors import InvalidValue
-from shared.extractor.graph import MAX_GRAPH_BYTES, MAX_NODES, ExtractorGraph, Node, infer, operation_of, tensor_name
-from shared.extractor.tracing import trace
-from shared.extractor.vocabulary import VOCABULARY
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.sandbox.graph import (
+    MAX_GRAPH_BYTES,
+    MAX_NODES,
+    ExtractorGraph,
+    Node,
+    infer,
+    operation_of,
+    tensor_name,
+)
+from dpswd.shared.sandbox.vocabulary import VOCABULARY
 
 GOLDEN = Path(__file__).parent / "golden_digests.json"
 

@@ -10,10 +10,10 @@ from sequence_models import VitTiny
 from torch import nn
 from torch.nn import functional
 
-from shared.errors import ExtractorUnsupported
-from shared.extractor.building import Extractor
-from shared.extractor.tracing import trace, validate
-from shared.extractor.weights import module_weights
+from dpswd.public_client.extractor.tracing import trace, validate
+from dpswd.shared.core.errors import ExtractorUnsupported
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.weights import module_weights
 
 
 class Net(nn.Module):

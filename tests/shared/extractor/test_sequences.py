@@ -11,12 +11,12 @@ from sequence_models import WORDS, D, Recurrent, T, Text, Vit
 from torch import nn
 from torch.nn import functional
 
-from shared.errors import ExtractorUnsupported, InvalidValue
-from shared.extractor import steady
-from shared.extractor.building import Extractor, check_row_independence
-from shared.extractor.graph import ExtractorGraph, Node
-from shared.extractor.tracing import trace, validate
-from shared.extractor.weights import module_weights, weights_from_bytes, weights_to_bytes
+from dpswd.public_client.extractor.tracing import trace, validate
+from dpswd.shared.core.errors import ExtractorUnsupported, InvalidValue
+from dpswd.shared.sandbox import steady
+from dpswd.shared.sandbox.building import Extractor, check_row_independence
+from dpswd.shared.sandbox.graph import ExtractorGraph, Node
+from dpswd.shared.sandbox.weights import module_weights, weights_from_bytes, weights_to_bytes
 
 GOLDEN = Path(__file__).parent / "golden_sequence_digests.json"
 

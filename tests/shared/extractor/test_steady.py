@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.func import vmap
 from torch.nn import functional
 
-from shared.extractor import steady
-from shared.extractor.operations import pooled
+from dpswd.shared.sandbox import steady
+from dpswd.shared.sandbox.operations import pooled
 
 ELEMENTWISE = {
     "elu": (lambda x: steady.elu(x, 1.7), lambda x: functional.elu(x, 1.7)),

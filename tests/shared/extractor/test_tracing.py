@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.errors import ExtractorUnsupported
-from shared.extractor.building import Extractor
-from shared.extractor.graph import ExtractorGraph
-from shared.extractor.tracing import trace, validate
-from shared.extractor.weights import module_weights
+from dpswd.public_client.extractor.tracing import trace, validate
+from dpswd.shared.core.errors import ExtractorUnsupported
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.graph import ExtractorGraph
+from dpswd.shared.sandbox.weights import module_weights
 
 
 def test_the_rebuilt_extractor_computes_what_the_module_computes(example):

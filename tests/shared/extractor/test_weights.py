@@ -11,9 +11,9 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import InvalidValue
-from shared.extractor.tracing import trace
-from shared.extractor.weights import check_weights, module_weights, weights_from_bytes, weights_to_bytes
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.sandbox.weights import check_weights, module_weights, weights_from_bytes, weights_to_bytes
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,5}(\.[a-z0-9]{1,4}){0,2}", fullmatch=True)
 SHAPES = st.lists(st.integers(1, 4), min_size=0, max_size=4).map(tuple)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shared.errors import InvalidValue
-from shared.kernels.clipping import clip_records
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.clipping import clip_records
 
 anything = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

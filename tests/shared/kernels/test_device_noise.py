@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from shared.errors import InvalidValue, SettingsError
-from shared.kernels.device_keystream import key_words, words
-from shared.kernels.device_noise import DeviceSampler, DeviceTable
-from shared.kernels.grid_gaussian import grid_gaussian_table
-from shared.kernels.keystream import MOST_WORDS, Keystream
+from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.core.noise.grid_gaussian import grid_gaussian_table
+from dpswd.shared.core.noise.keystream import MOST_WORDS, Keystream
+from dpswd.shared.device_noise.keystream import key_words, words
+from dpswd.shared.device_noise.noise import DeviceSampler, DeviceTable
 
 KEY = b"a key of thirty-two bytes, a key"
 CUDA_ALONE = pytest.param(

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from shared.errors import InvalidValue
-from shared.kernels.directions import directions
-from shared.kernels.grid_gaussian import grid_gaussian_table
-from shared.kernels.keystream import Keystream, derived_key
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.grid_gaussian import grid_gaussian_table
+from dpswd.shared.core.noise.keystream import Keystream, derived_key
 
 
 def test_same_bits_from_the_same_seed() -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.autograd.functional import jacobian
 
-from shared.errors import InvalidValue
-from shared.kernels.feature_map import FeatureMap
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 
 def test_source_ends_centred_with_the_wanted_mean_norm(device: torch.device, generator: torch.Generator) -> None:

@@ -4,8 +4,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from shared.kernels.grid_gaussian import AliasTable, gaussian_weights, grid_gaussian_table
-from shared.kernels.keystream import Keystream
+from dpswd.shared.core.noise.grid_gaussian import AliasTable, gaussian_weights, grid_gaussian_table
+from dpswd.shared.core.noise.keystream import Keystream
 
 
 class Replay:

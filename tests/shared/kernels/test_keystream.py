@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shared.errors import InvalidValue
-from shared.kernels.keystream import Keystream, derived_key
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.keystream import Keystream, derived_key
 
 
 def test_first_block_is_rfc_8439s_for_the_zero_key() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.stats import chisquare, norm
 
-from shared.errors import InvalidValue
-from shared.kernels.noise import (
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.noise import (
     GridArray,
     SeededNoise,
     finest_exponent,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shared.errors import InvalidValue
-from shared.kernels.noise import SeededNoise, release_finely
-from shared.kernels.sanitized import gradient_step, release_gradient
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.noise import SeededNoise, release_finely
+from dpswd.shared.core.noise.sanitized import gradient_step, release_gradient
 
 
 def test_release_is_the_sum_of_clipped_gradients_plus_the_sources_noise(

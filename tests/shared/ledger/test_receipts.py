@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import InvalidValue
-from shared.ledger.chain_checks import Finding, Tampering, check_chain, read_export, verify_receipts
-from shared.ledger.receipts import FORMAT, GENESIS, MAX_STATEMENT_BYTES, Receipt, SignedEntry, canonical_json
+from dpswd.shared.books.chain_checks import Finding, Tampering, check_chain, read_export, verify_receipts
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.receipts import FORMAT, GENESIS, MAX_STATEMENT_BYTES, Receipt, SignedEntry, canonical_json
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"c" * 32)
 PUBLIC = KEY.public_key().public_bytes_raw()

@@ -14,16 +14,13 @@ import numpy as np
 import torch
 from conformance_cases import CLASSES, INPUTS, Case
 
-from shared.extractor.building import Extractor
-from shared.extractor.session import DirectSession
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights
-from shared.kernels.directions import directions
-from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray, NoiseSource
-from shared.mechanisms.interface import AnyMechanism, DataSetFacts, Facts, ModelFacts, RunSize, Step
-from shared.mechanisms.sliced import SlicedDeclaration
-from shared.privacy.events import (
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, Facts, ModelFacts, RunSize, Step
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.noise.noise import GridArray, NoiseSource
+from dpswd.shared.core.privacy.events import (
     BoundedSum,
     ClippedVector,
     Part,
@@ -31,7 +28,10 @@ from shared.privacy.events import (
     RowProjections,
     SanitizedGradient,
 )
-from shared.steps.computing import SecretSample
+from dpswd.shared.core.steps.computing import SecretSample
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.session import DirectSession
+from dpswd.shared.sandbox.weights import module_weights
 
 CPU = torch.device("cpu")
 

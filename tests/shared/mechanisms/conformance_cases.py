@@ -28,24 +28,28 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
 
-from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray
-from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, StatisticsRequest
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CriticDeclaration
-from shared.mechanisms.distributions.mechanism import (
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
+    StatisticsDeclaration,
+    StatisticsReply,
+    StatisticsRequest,
+)
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.core.mechanisms.distributions.mechanism import (
     DistributionsDeclaration,
     DistributionsReply,
     DistributionsRequest,
 )
-from shared.mechanisms.evaluation.counts import EvaluationReply
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
-from shared.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
-from shared.mechanisms.interface import Payload
-from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
-from shared.mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
-from shared.mechanisms.sinkhorn.mechanism import SinkhornDeclaration, SinkhornReply, SinkhornRequest
-from shared.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationReply
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
+from dpswd.shared.core.mechanisms.interface import Payload
+from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
+from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SinkhornDeclaration, SinkhornReply, SinkhornRequest
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.noise.noise import GridArray
 
 RECORDS, INPUTS, CLASSES, FEATURES = 24, 6, 3, 5
 SOURCE = np.random.default_rng(3).normal(size=(9, FEATURES)).astype(np.float32)

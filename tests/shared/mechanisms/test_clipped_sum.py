@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shared.errors import RequestInvalid
-from shared.kernels.noise import GridArray
-from shared.mechanisms.gradient.mechanism import GradientReply
-from shared.mechanisms.loss_gradient import LossGradientReply
-from shared.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.errors import RequestInvalid
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientReply
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply
+from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.noise.noise import GridArray
 
 ROWS = SlicedReply(b"s" * 32, GridArray(np.zeros((2, 3), dtype=np.int16), 0.5, "int16"))
 

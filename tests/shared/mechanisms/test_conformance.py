@@ -26,19 +26,19 @@ from hypothesis import strategies as st
 from made_home import made_home
 from raw_client import RawClient, released
 
-from private_curator.ledger.statements import Request, Run, StoredReply
-from private_curator.serving.server import CuratorServer
-from private_curator.settings import tree
-from private_curator.settings.groups import RecordsSettings
-from private_curator.steps.randomness import SystemNoise
-from shared.errors import BudgetExhausted, RequestIdReused, RequestInvalid, RunFinished
-from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.interface import AnyMechanism
-from shared.protocol.checks import invalid
-from shared.protocol.messages import RunParameters, StepRelease, step_digest
-from shared.steps.admission import AdmittedRun, admit_run, admit_step
+from dpswd.private_curator.core.ledger.statements import Request, Run, StoredReply
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.private_curator.serving.server import CuratorServer
+from dpswd.private_curator.settings import tree
+from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.core.errors import BudgetExhausted, RequestIdReused, RequestInvalid, RunFinished
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.interface import AnyMechanism
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.noise.noise import GridArray
+from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step
+from dpswd.shared.core.wire.checks import invalid
+from dpswd.shared.core.wire.messages import RunParameters, StepRelease, step_digest
 
 RNG = np.random.default_rng(5)
 DATA = Labelled(RNG.normal(size=(RECORDS, INPUTS)).astype(np.float32), np.arange(RECORDS) % CLASSES)

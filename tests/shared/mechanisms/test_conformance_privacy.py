@@ -13,13 +13,13 @@ from conformance_cases import CASES, FEATURES, RECORDS, Case
 from scipy.optimize import brentq
 from scipy.stats import beta, norm
 
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.interface import RunSize
-from shared.mechanisms.rows.mechanism import LABELLED_ROWS, LabelledRows
-from shared.privacy import calibration
-from shared.privacy.crosscheck import check_with_autodp
-from shared.privacy.events import RunEvent
-from shared.steps.admission import run_event
+from dpswd.shared.accounting import calibration
+from dpswd.shared.accounting.crosscheck import check_with_autodp
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.interface import RunSize
+from dpswd.shared.core.mechanisms.rows.mechanism import LABELLED_ROWS, LabelledRows
+from dpswd.shared.core.privacy.events import RunEvent
+from dpswd.shared.core.steps.admission import run_event
 
 DELTA = 1e-5
 FACTOR = 1.05

@@ -11,8 +11,8 @@ import torch
 from conformance_attack import CPU, Bench, Labelled
 from conformance_cases import CASES, CLASSES, INPUTS, RECORDS, Case
 
-from private_curator.steps.randomness import DeviceNoise, SystemNoise
-from shared.mechanisms import MECHANISMS
+from dpswd.private_curator.core.steps.randomness import DeviceNoise, SystemNoise
+from dpswd.shared.core.mechanisms import MECHANISMS
 
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 on_cuda = [

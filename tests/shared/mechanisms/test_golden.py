@@ -21,10 +21,10 @@ if __name__ == "__main__":
 from conformance_attack import Bench, Labelled
 from conformance_cases import CASES, CLASSES, INPUTS, RECORDS, Case
 
-from shared.kernels.noise import SeededNoise
-from shared.mechanisms import MECHANISMS
-from shared.privacy.costs import step_costs
-from shared.privacy.events import StepEvent
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.noise.noise import SeededNoise
+from dpswd.shared.core.privacy.costs import step_costs
+from dpswd.shared.core.privacy.events import StepEvent
 
 GOLDEN = Path(__file__).with_name("golden.json")
 ORDERS = (1.5, 4.0, 32.0)

@@ -9,25 +9,25 @@ import pytest
 import torch
 from hospital import NoNoise
 
-from private_curator.steps.randomness import SystemNoise
-from shared.errors import RequestInvalid
-from shared.extractor.building import Extractor
-from shared.extractor.session import DirectSession
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.distributions.mechanism import DistributionsDeclaration
-from shared.mechanisms.evaluation.counts import number_weight
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from shared.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize, Step
-from shared.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
-from shared.mechanisms.loss_gradient import LossGradientRequest
-from shared.protocol.limits import UNLABELLED
-from shared.protocol.messages import RunParameters
-from shared.steps.admission import admit_run, offered
-from shared.steps.computing import SecretSample
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.errors import RequestInvalid
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration
+from dpswd.shared.core.mechanisms.evaluation.counts import number_weight
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize, Step
+from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.core.steps.admission import admit_run, offered
+from dpswd.shared.core.steps.computing import SecretSample
+from dpswd.shared.core.wire.limits import UNLABELLED
+from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.session import DirectSession
+from dpswd.shared.sandbox.weights import module_weights
 
 INPUTS, CLASSES, N = 4, 3, 40
 torch.manual_seed(3)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from shared.errors import RequestInvalid
-from shared.kernels.feature_map import FeatureMap
-from shared.kernels.noise import GridArray
-from shared.mechanisms.sliced import SlicedReply, SlicedRequest
-from shared.protocol.arrays import encode_floats, encode_grid
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.errors import RequestInvalid
+from dpswd.shared.core.mechanisms.sliced import SlicedReply, SlicedRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.noise.noise import GridArray
+from dpswd.shared.core.wire.arrays import encode_floats, encode_grid
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 FLAT = GridArray(np.zeros(3, dtype=np.int16), 0.5, "int16")
 ROWS = GridArray(np.array([[2, -4]], dtype=np.int16), 0.5, "int16")

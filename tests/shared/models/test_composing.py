@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from shared.errors import InvalidValue
-from shared.extractor.building import Extractor
-from shared.extractor.graph import ExtractorGraph
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights
-from shared.models.adapted import compose, compose_weights
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.models.adapted import compose, compose_weights
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.graph import ExtractorGraph
+from dpswd.shared.sandbox.weights import module_weights
 
 
 def _parts():

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment, linprog
 from scipy.stats import wasserstein_distance
 
-from shared.errors import InvalidValue
-from shared.optimal_transport.one_dimensional import resample_quantiles, wasserstein_1d
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.optimal_transport.one_dimensional import resample_quantiles, wasserstein_1d
 
 
 @settings(max_examples=tried(50))

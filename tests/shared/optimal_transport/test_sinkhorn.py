@@ -10,9 +10,9 @@ import pytest
 import torch
 from geomloss import SamplesLoss
 
-from shared.errors import InvalidValue
-from shared.optimal_transport.semi_debiased import labelled_points, semi_debiased
-from shared.optimal_transport.sinkhorn import coupling, ground_cost, sinkhorn
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.optimal_transport.semi_debiased import labelled_points, semi_debiased
+from dpswd.shared.core.optimal_transport.sinkhorn import coupling, ground_cost, sinkhorn
 
 ENOUGH, TOLERANCE = 2000, 1e-12
 N, M, D = 12, 9, 5

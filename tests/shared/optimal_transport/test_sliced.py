@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.kernels.directions import directions
-from shared.optimal_transport.sliced import sliced_wasserstein
+from dpswd.public_client.experiments.sliced_distance import sliced_wasserstein
+from dpswd.shared.core.noise.directions import directions
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0])

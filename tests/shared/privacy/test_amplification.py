@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import gammaln
 
-from shared.errors import InvalidValue
-from shared.privacy.amplification import integer_orders, log_moments, renyi_curve
-from shared.privacy.bounds import Bound
-from shared.privacy.conversion import epsilon_of
-from shared.privacy.curves import ShiftLaw
-from shared.privacy.events import RowProjections, SanitizedGradient, StepEvent
-from shared.privacy.one_sided import one_sided_moment
-from shared.privacy.ternary import log_second_moment
+from dpswd.shared.accounting.amplification import integer_orders, log_moments, renyi_curve
+from dpswd.shared.accounting.one_sided import one_sided_moment
+from dpswd.shared.accounting.ternary import log_second_moment
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.privacy.bounds import Bound
+from dpswd.shared.core.privacy.conversion import epsilon_of
+from dpswd.shared.core.privacy.curves import ShiftLaw
+from dpswd.shared.core.privacy.events import RowProjections, SanitizedGradient, StepEvent
 
 BOUNDS = (Bound.WBK9, Bound.WBK27, Bound.HYB)
 

@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import hyp1f1, log, mp, mpf
 
-from shared.errors import AccountantsDisagree
-from shared.privacy import bracket, pld
-from shared.privacy import filter as renyi_filter
-from shared.privacy.budget import PrivacyBudget
-from shared.privacy.costs import step_costs
-from shared.privacy.curves import ShiftLaw
-from shared.privacy.events import (
+from dpswd.shared.accounting import pld
+from dpswd.shared.core.errors import AccountantsDisagree
+from dpswd.shared.core.privacy import bracket
+from dpswd.shared.core.privacy import filter as renyi_filter
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.costs import step_costs
+from dpswd.shared.core.privacy.curves import ShiftLaw
+from dpswd.shared.core.privacy.events import (
     BoundedSum,
     ClippedVector,
     QuantileCoefficients,
@@ -28,7 +29,7 @@ from shared.privacy.events import (
     SanitizedGradient,
     StepEvent,
 )
-from shared.privacy.filter import PrivacyFilter
+from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 STEPS = {
     "rows": StepEvent(7438, 128, (RowProjections(320, 200, 0.84),)),

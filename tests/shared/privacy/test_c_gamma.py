@@ -11,9 +11,9 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import InvalidValue
-from shared.privacy import c_gamma
-from shared.privacy.curves import ShiftLaw
+from dpswd.shared.accounting import c_gamma
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.privacy.curves import ShiftLaw
 
 
 def exact_log_moment(s: float, gamma: float, alpha: float) -> float:

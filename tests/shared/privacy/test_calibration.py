@@ -10,10 +10,10 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import InvalidValue
-from shared.privacy.bounds import Bound
-from shared.privacy.calibration import calibrate_sigma, epsilon
-from shared.privacy.events import (
+from dpswd.shared.accounting.calibration import calibrate_sigma, epsilon
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.privacy.bounds import Bound
+from dpswd.shared.core.privacy.events import (
     QuantileCoefficients,
     RowProjections,
     RunEvent,

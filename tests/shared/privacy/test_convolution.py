@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from shared.privacy.convolution import LatticeMeasure, tilted_power
+from dpswd.shared.accounting.convolution import LatticeMeasure, tilted_power
 
 
 def bernoulli(p: float, step: float = 1.0) -> LatticeMeasure:

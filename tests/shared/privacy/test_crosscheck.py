@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from shared.errors import AccountantsDisagree
-from shared.privacy import crosscheck
-from shared.privacy.events import QuantileCoefficients, RowProjections, RunEvent, SanitizedGradient, StepEvent
+from dpswd.shared.accounting import crosscheck
+from dpswd.shared.core.errors import AccountantsDisagree
+from dpswd.shared.core.privacy.events import (
+    QuantileCoefficients,
+    RowProjections,
+    RunEvent,
+    SanitizedGradient,
+    StepEvent,
+)
 
 
 def run(records: int, batch: int, *parts: RowProjections | QuantileCoefficients | SanitizedGradient) -> RunEvent:

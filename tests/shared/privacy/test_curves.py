@@ -11,8 +11,8 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import InvalidValue
-from shared.privacy.curves import ShiftLaw, log_kummer
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.privacy.curves import ShiftLaw, log_kummer
 
 DIMENSIONS = [2, 3, 5, 10, 320, 784, 8192, 10**5, 10**6]
 

@@ -11,9 +11,9 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import InvalidEvent
-from shared.privacy.event_json import event_from_json, event_to_json
-from shared.privacy.events import (
+from dpswd.shared.core.errors import InvalidEvent
+from dpswd.shared.core.privacy.event_json import event_from_json, event_to_json
+from dpswd.shared.core.privacy.events import (
     BoundedSum,
     ClippedVector,
     QuantileCoefficients,

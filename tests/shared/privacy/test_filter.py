@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from shared.errors import BudgetExhausted, InvalidValue, RelationMismatch
-from shared.privacy.budget import Price, PrivacyBudget, Spent
-from shared.privacy.calibration import calibrate_sigma
-from shared.privacy.events import (
+from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, RelationMismatch
+from dpswd.shared.core.privacy.budget import Price, PrivacyBudget, Spent
+from dpswd.shared.core.privacy.events import (
     QuantileCoefficients,
     RowProjections,
     RunEvent,
     SanitizedGradient,
     StepEvent,
 )
-from shared.privacy.filter import PrivacyFilter
+from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 DELTA = 1e-5
 

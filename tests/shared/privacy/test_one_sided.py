@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from shared.privacy.curves import ShiftLaw
-from shared.privacy.one_sided import one_sided_moment
+from dpswd.shared.accounting.one_sided import one_sided_moment
+from dpswd.shared.core.privacy.curves import ShiftLaw
 
 LAWS = [
     ShiftLaw(784, 200, 4.0),

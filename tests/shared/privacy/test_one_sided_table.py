@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 from scipy.special import log_ndtr, ndtr
 
-from shared.privacy import one_sided, one_sided_table, shift_mixture
-from shared.privacy.curves import ShiftLaw
+from dpswd.shared.accounting import one_sided, one_sided_table, shift_mixture
+from dpswd.shared.core.privacy.curves import ShiftLaw
 
 # Settings of the accountant's table: d, k, sigma.
 SETTINGS = [(784, 200, 1.5), (100, 1000, 9.5), (50, 100, 4.2), (784, 1000, 3.4), (8192, 2000, 0.5), (320, 200, 4.21)]

@@ -14,12 +14,12 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from benchmarks.audit.delta import run_delta
-from shared.errors import InvalidValue
-from shared.privacy import c_gamma, pld
-from shared.privacy.curves import ShiftLaw
-from shared.privacy.discretisation import StepPair
-from shared.privacy.events import QuantileCoefficients, RowProjections, SanitizedGradient, StepEvent
-from shared.privacy.slice_law import shift_nodes
+from dpswd.shared.accounting import c_gamma, pld
+from dpswd.shared.accounting.discretisation import StepPair
+from dpswd.shared.accounting.slice_law import shift_nodes
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.privacy.curves import ShiftLaw
+from dpswd.shared.core.privacy.events import QuantileCoefficients, RowProjections, SanitizedGradient, StepEvent
 
 # docs/privacy, section 8, column "PLD of C_gamma": d, k, N, b, T, delta, sigma for epsilon = 10, 3, 1
 REFERENCE = {

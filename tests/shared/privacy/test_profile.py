@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scipy.special import log_ndtr, ndtr
 
 from benchmarks.audit.delta import release_delta, run_delta
-from shared.errors import InvalidValue
-from shared.privacy import pld, profile
-from shared.privacy.curves import ShiftLaw
-from shared.privacy.events import RowProjections, StepEvent
+from dpswd.shared.accounting import pld, profile
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.privacy.curves import ShiftLaw
+from dpswd.shared.core.privacy.events import RowProjections, StepEvent
 
 
 def exact_gaussian(eps: float, s: float) -> mpmath.mpf:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from shared.errors import InvalidValue
-from shared.privacy import published
-from shared.privacy.bounds import Bound
-from shared.privacy.calibration import calibrate_sigma, epsilon
-from shared.privacy.events import RowProjections, RunEvent, SanitizedGradient, StepEvent
+from dpswd.shared.accounting import published
+from dpswd.shared.accounting.calibration import calibrate_sigma, epsilon
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.privacy.bounds import Bound
+from dpswd.shared.core.privacy.events import RowProjections, RunEvent, SanitizedGradient, StepEvent
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shared.mechanisms.quantiles.coefficients import cosine_basis
-from shared.privacy.events import QuantileCoefficients, RowProjections, StepEvent
+from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
+from dpswd.shared.core.privacy.events import QuantileCoefficients, RowProjections, StepEvent
 
 
 def ratio(basis: np.ndarray, records: np.ndarray, other: np.ndarray, directions: np.ndarray, kappa: float) -> float:

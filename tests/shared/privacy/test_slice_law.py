@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import erf, log_ndtr, ndtr
 
-from shared.privacy.curves import ShiftLaw
-from shared.privacy.slice_law import shift_nodes, slice_law, with_largest
+from dpswd.shared.accounting.slice_law import shift_nodes, slice_law, with_largest
+from dpswd.shared.core.privacy.curves import ShiftLaw
 
 
 def gaussian_profile(eps: float, s: np.ndarray) -> np.ndarray:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from shared.privacy.events import Part, QuantileCoefficients, RowProjections, SanitizedGradient, StepEvent
-from shared.privacy.ternary import _then_gaussian, log_second_moment
+from dpswd.shared.accounting.ternary import _then_gaussian, log_second_moment
+from dpswd.shared.core.privacy.events import Part, QuantileCoefficients, RowProjections, SanitizedGradient, StepEvent
 
 DRAWS = 4000
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shared.errors import RequestInvalid
-from shared.kernels.noise import GridArray
-from shared.protocol.arrays import decode_floats, decode_grid, encode_floats, encode_grid
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.errors import RequestInvalid
+from dpswd.shared.core.noise.noise import GridArray
+from dpswd.shared.core.wire.arrays import decode_floats, decode_grid, encode_floats, encode_grid
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 FINITE32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shared.protocol.status import REASONS
+from dpswd.shared.protocol.status import REASONS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "errors.md"
 

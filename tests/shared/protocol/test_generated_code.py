@@ -19,10 +19,10 @@ def test_generated_code_does_not_drift(tmp_path, monkeypatch):
 
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     generate(tmp_path)
-    fresh = sorted((tmp_path / "shared/protocol/v1").iterdir())
+    fresh = sorted((tmp_path / "dpswd/shared/core/wire/v1").iterdir())
     assert len(fresh) == 4
     for file in fresh:
-        checked_in = ROOT / "shared/protocol/v1" / file.name
+        checked_in = ROOT / "shared/core/wire/v1" / file.name
         assert checked_in.read_text() == file.read_text(), f"run `make proto`: {file.name} is stale"
 
 

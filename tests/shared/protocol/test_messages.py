@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import RequestInvalid
-from shared.protocol import limits
-from shared.protocol.messages import RunParameters, StepRelease
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.errors import RequestInvalid
+from dpswd.shared.core.wire import limits
+from dpswd.shared.core.wire.messages import RunParameters, StepRelease
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)
 RUNS = st.builds(

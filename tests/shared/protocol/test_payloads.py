@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shared.errors import RequestInvalid
-from shared.mechanisms.gradient.mechanism import GradientRequest
-from shared.mechanisms.sliced import SlicedRequest
-from shared.protocol.payloads import parsed
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.errors import RequestInvalid
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.core.mechanisms.sliced import SlicedRequest
+from dpswd.shared.core.wire.payloads import parsed
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 
 def test_another_mechanisms_request_is_not_read_as_an_empty_one():

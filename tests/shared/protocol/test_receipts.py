@@ -7,11 +7,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import InvalidValue
-from shared.ledger.receipts import FORMAT, MAX_STATEMENT_BYTES, Receipt, SignedEntry, canonical_json, sha256
-from shared.protocol import receipts
-from shared.protocol.receipts import decode_receipt, encode_receipt
-from shared.protocol.v1 import curator_pb2 as pb
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.receipts import FORMAT, MAX_STATEMENT_BYTES, Receipt, SignedEntry, canonical_json, sha256
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.protocol import receipts
+from dpswd.shared.protocol.receipts import decode_receipt, encode_receipt
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 

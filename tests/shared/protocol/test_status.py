@@ -8,8 +8,8 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
-from shared import errors
-from shared.protocol.status import REASONS, from_rpc_error, incident, reason_for, to_status
+from dpswd.shared.core import errors
+from dpswd.shared.protocol.status import REASONS, from_rpc_error, incident, reason_for, to_status
 
 SAMPLES = {
     errors.BudgetExhausted: errors.BudgetExhausted(

@@ -8,18 +8,18 @@ import pytest
 import torch
 from declarations import critic, evaluation, gradient, quantiles, rows
 
-from shared.errors import RequestInvalid
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms import MECHANISMS
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from shared.mechanisms.gradient.mechanism import GradientRequest
-from shared.mechanisms.interface import DataSetFacts, Limits, ModelFacts
-from shared.mechanisms.sliced import SlicedRequest
-from shared.privacy.events import QuantileCoefficients, RowProjections, SanitizedGradient
-from shared.protocol.checks import invalid
-from shared.protocol.messages import RunParameters, run_digest, step_digest
-from shared.steps.admission import admit_run, admit_step, check_request_id, offered
+from dpswd.shared.core.errors import RequestInvalid
+from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts
+from dpswd.shared.core.mechanisms.sliced import SlicedRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.privacy.events import QuantileCoefficients, RowProjections, SanitizedGradient
+from dpswd.shared.core.steps.admission import admit_run, admit_step, check_request_id, offered
+from dpswd.shared.core.wire.checks import invalid
+from dpswd.shared.core.wire.messages import RunParameters, run_digest, step_digest
 
 DATA = DataSetFacts(records=1000, record_shape=(8,))
 MODEL = ModelFacts(input_shape=(8,), feature_dimension=4, parameter_shapes={"w": (4, 8), "b": (4,)})

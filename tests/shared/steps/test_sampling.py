@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from shared.errors import InvalidValue
-from shared.steps.sampling import sample_without_replacement
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.steps.sampling import sample_without_replacement
 
 ALPHA = 1e-6  # the false-alarm rate of each statistical test below
 

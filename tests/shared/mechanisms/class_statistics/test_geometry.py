@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from shared.mechanisms.class_statistics.geometry import Weights, free_moment_weight
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights, free_moment_weight
 
 FREE = math.sqrt(0.5)
 WEIGHTS = [

@@ -10,21 +10,21 @@ import pytest
 import torch
 from hospital import NoNoise
 
-from private_curator.steps.randomness import SystemNoise
-from shared.errors import InvalidValue
-from shared.extractor.building import Extractor
-from shared.extractor.session import DirectSession
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.class_statistics.mechanism import (
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     CLASS_STATISTICS,
     StatisticsDeclaration,
     StatisticsRequest,
     Sums,
 )
-from shared.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize, Step
-from shared.steps.computing import SecretSample
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize, Step
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.steps.computing import SecretSample
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.session import DirectSession
+from dpswd.shared.sandbox.weights import module_weights
 
 INPUTS, FEATURES, CLASSES = 4, 3, 3
 DECLARED = StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 2.0, FeatureMap(torch.full((3,), 0.1), torch.full((3,), 0.3)))

@@ -11,14 +11,14 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import InvalidValue
-from shared.kernels.feature_map import FeatureMap
-from shared.mechanisms.class_statistics import sums
-from shared.mechanisms.class_statistics.geometry import Weights
-from shared.mechanisms.class_statistics.sums import ClassSums, feature_bits, signed_bytes
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from shared.mechanisms.linear import Shard, ShardSum, added, block_records, blocks, shards
-from shared.mechanisms.rounded_features import radius, rounded_features
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.class_statistics import sums
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
+from dpswd.shared.core.mechanisms.class_statistics.sums import ClassSums, feature_bits, signed_bytes
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
+from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, added, block_records, blocks, shards
+from dpswd.shared.core.mechanisms.rounded_features import radius, rounded_features
+from dpswd.shared.core.noise.feature_map import FeatureMap
 
 CPU = torch.device("cpu")
 

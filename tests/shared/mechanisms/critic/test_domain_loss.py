@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
-from shared.errors import InvalidValue
-from shared.mechanisms.critic.domain_loss import source_loss, target_cotangents
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.critic.domain_loss import source_loss, target_cotangents
 
 
 def target_loss(logits):

@@ -11,14 +11,14 @@ from declarations import critic
 from torch import nn
 from torch.nn import functional
 
-from shared.errors import BudgetExhausted, RequestInvalid
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.critic.mechanism import CriticDeclaration
-from shared.mechanisms.loss_gradient import LossGradientRequest
-from shared.privacy import calibration
-from shared.privacy.crosscheck import check_with_autodp
-from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
-from shared.protocol.messages import StepRelease
+from dpswd.shared.accounting import calibration
+from dpswd.shared.accounting.crosscheck import check_with_autodp
+from dpswd.shared.core.errors import BudgetExhausted, RequestInvalid
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEvent
+from dpswd.shared.core.wire.messages import StepRelease
 
 N, INPUTS = 40, 5
 RECORDS = np.random.default_rng(4).normal(size=(N, INPUTS)).astype(np.float32)

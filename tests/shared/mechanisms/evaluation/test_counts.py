@@ -12,9 +12,8 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import InvalidValue
-from shared.kernels.noise import SeededNoise
-from shared.mechanisms.evaluation.counts import (
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.evaluation.counts import (
     CONFIDENCE_WEIGHT,
     EvaluationCounter,
     bin_edges,
@@ -24,14 +23,15 @@ from shared.mechanisms.evaluation.counts import (
     released,
     signals,
 )
-from shared.mechanisms.evaluation.mechanism import (
+from dpswd.shared.core.mechanisms.evaluation.mechanism import (
     CALIBRATION_SENSITIVITY,
     CONFUSION_SENSITIVITY,
     CORRECT_SENSITIVITY,
     EVALUATION,
     EvaluationDeclaration,
 )
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
+from dpswd.shared.core.noise.noise import SeededNoise
 
 
 class NoNoise:

@@ -11,14 +11,14 @@ from declarations import evaluation
 from scipy.stats import norm
 from torch import nn
 
-from shared.errors import BudgetExhausted, RequestInvalid, RunFinished
-from shared.mechanisms.evaluation.mechanism import EVALUATION, EvaluationDeclaration
-from shared.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
-from shared.privacy import calibration
-from shared.privacy.crosscheck import check_with_autodp
-from shared.privacy.events import BoundedSum
-from shared.protocol.messages import RunParameters, StepRelease
-from shared.steps.admission import run_event
+from dpswd.shared.accounting import calibration
+from dpswd.shared.accounting.crosscheck import check_with_autodp
+from dpswd.shared.core.errors import BudgetExhausted, RequestInvalid, RunFinished
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION, EvaluationDeclaration
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
+from dpswd.shared.core.privacy.events import BoundedSum
+from dpswd.shared.core.steps.admission import run_event
+from dpswd.shared.core.wire.messages import RunParameters, StepRelease
 
 N, INPUTS, CLASSES = 60, 4, 3
 RNG = np.random.default_rng(11)

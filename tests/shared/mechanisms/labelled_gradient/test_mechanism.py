@@ -13,16 +13,16 @@ from hospital import Hospital, NoNoise
 from torch import nn
 from torch.nn import functional
 
-from shared.errors import RequestInvalid
-from shared.extractor.building import Extractor
-from shared.extractor.tracing import trace
-from shared.extractor.weights import module_weights
-from shared.mechanisms.clipped_sum import ClippedSum
-from shared.mechanisms.labelled_gradient.mechanism import entropy_cotangents
-from shared.mechanisms.loss_gradient import LossGradientRequest
-from shared.privacy import calibration
-from shared.privacy.crosscheck import check_with_autodp
-from shared.privacy.events import RunEvent, SanitizedGradient, StepEvent
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.accounting import calibration
+from dpswd.shared.accounting.crosscheck import check_with_autodp
+from dpswd.shared.core.errors import RequestInvalid
+from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import entropy_cotangents
+from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEvent
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.weights import module_weights
 
 N, CLASSES = 48, 4
 SHAPE = (1, 6, 6)

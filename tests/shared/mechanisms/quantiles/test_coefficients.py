@@ -9,17 +9,17 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import InvalidValue
-from shared.kernels.clipping import clip_records
-from shared.kernels.directions import directions
-from shared.kernels.noise import SeededNoise, grid_step
-from shared.mechanisms.quantiles.coefficients import (
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.quantiles.coefficients import (
     cosine_basis,
     distance,
     release_coefficients,
     source_coefficients,
 )
-from shared.optimal_transport.one_dimensional import wasserstein_1d
+from dpswd.shared.core.noise.clipping import clip_records
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.noise import SeededNoise, grid_step
+from dpswd.shared.core.optimal_transport.one_dimensional import wasserstein_1d
 
 
 @pytest.mark.parametrize(("batch", "count"), [(1, 1), (7, 7), (512, 2), (100, 9)])

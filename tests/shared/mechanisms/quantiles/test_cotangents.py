@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from shared.errors import InvalidValue
-from shared.kernels.clipping import clip_records
-from shared.kernels.directions import directions
-from shared.mechanisms.quantiles.coefficients import source_coefficients
-from shared.mechanisms.quantiles.cotangents import QuantileCotangent, SourceDistribution
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.quantiles.coefficients import source_coefficients
+from dpswd.shared.core.mechanisms.quantiles.cotangents import QuantileCotangent, SourceDistribution
+from dpswd.shared.core.noise.clipping import clip_records
+from dpswd.shared.core.noise.directions import directions
 
 D, K, BATCH, SOURCE = 12, 300, 64, 400
 

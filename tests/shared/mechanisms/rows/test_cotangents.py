@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.errors import InvalidValue
-from shared.kernels.clipping import clip_records
-from shared.kernels.directions import directions
-from shared.mechanisms.rows.cotangents import noised_source_projections, row_cotangents, row_distance
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.rows.cotangents import noised_source_projections, row_cotangents, row_distance
+from dpswd.shared.core.noise.clipping import clip_records
+from dpswd.shared.core.noise.directions import directions
 
 D, K = 10, 40
 

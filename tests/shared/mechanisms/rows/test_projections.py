@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.errors import InvalidValue
-from shared.kernels.clipping import clip_records
-from shared.kernels.directions import directions
-from shared.kernels.noise import SeededNoise, grid_step
-from shared.mechanisms.rows.projections import release_rows
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.rows.projections import release_rows
+from dpswd.shared.core.noise.clipping import clip_records
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.noise import SeededNoise, grid_step
 
 
 def test_release_is_projections_plus_the_sources_noise(

@@ -12,14 +12,14 @@ from conformance_attack import Bench, Labelled, Scripted
 from conformance_cases import CASES, CLASSES, INPUTS
 from hospital import NoNoise
 
-from private_curator.steps.randomness import SystemNoise
-from shared.kernels.clipping import clip_records
-from shared.mechanisms.interface import RunSize
-from shared.mechanisms.sinkhorn import mechanism
-from shared.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornRequest
-from shared.optimal_transport.semi_debiased import labelled_points, semi_debiased
-from shared.privacy import calibration
-from shared.steps.admission import run_event
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.shared.accounting import calibration
+from dpswd.shared.core.mechanisms.interface import RunSize
+from dpswd.shared.core.mechanisms.sinkhorn import mechanism
+from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornRequest
+from dpswd.shared.core.noise.clipping import clip_records
+from dpswd.shared.core.optimal_transport.semi_debiased import labelled_points, semi_debiased
+from dpswd.shared.core.steps.admission import run_event
 
 (CASE,) = [case for case in CASES if case.name == "sinkhorn"]
 BATCH = 8

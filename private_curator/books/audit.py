@@ -1,0 +1,184 @@
+"""Verification: the ledger derived anew from its entries alone, and compared with what the file says.
+
+Five questions, each answered from the entries and the curator's public key:
+
+1. Is the chain whole: every signature, every link, no gap?
+2. Was every entry allowed where it stands: no step answered that was not consumed, none consumed that was not
+   charged, no charge that the filters did not admit, each price at least what the event costs?
+3. Do the tables say what the entries say?
+4. Are the stored replies, parameters and audit records those whose digests the entries hold?
+5. Do a client's receipts, or heads noted elsewhere, stand in the chain?
+
+Nothing here writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from dpswd.private_curator.books.derivation import Derivation, inconsistent
+from dpswd.private_curator.books.signatures import SignatureCheck, processes_for
+from dpswd.private_curator.core.ledger.accounting import RENYI, Accounting
+from dpswd.private_curator.core.ledger.accounts import DATA_SET
+from dpswd.private_curator.core.ledger.budget import Books
+from dpswd.private_curator.core.ledger.database import LedgerLocation, Session, by_seq
+from dpswd.private_curator.core.ledger.sqlite_file import as_location
+from dpswd.private_curator.core.ledger.statements import Kind
+from dpswd.shared.books.chain_checks import ChainCheck, Finding, Tampering, finding_at, hold_receipts
+from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
+from dpswd.shared.core.ledger.receipts import SignedEntry
+
+# A stored price may differ from one computed anew by the last digits of another machine's library.
+PRICE_TOLERANCE = 1e-6
+PROGRESS_EACH = 20_000
+"""Entries between two calls of a `Progress`."""
+
+Progress = Callable[[int, int], object]
+"""Is told how many entries are done, and how many there are."""
+
+
+def untold(done: int, total: int) -> None:
+    """A `Progress` that tells nobody."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationReport:
+    """The result of a verification.
+
+    Attributes:
+        entries: how many entries were read.
+        head: hash of the last one, hexadecimal; empty when there is none.
+        epsilon_spent: of the data set's account, recomputed.
+        findings: everything that is wrong; empty for a sound ledger.
+    """
+
+    entries: int
+    head: str
+    epsilon_spent: float
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+
+class VerificationOptions(TypedDict, total=False):
+    """See `verify_file`."""
+
+    receipts: Iterable[SignedEntry]
+    every_signature: bool
+    progress: Progress
+
+
+def verify_file(
+    where: LedgerLocation | Path,
+    *,
+    public_key: bytes,
+    accounting: Accounting = RENYI,
+    receipts: Iterable[SignedEntry] = (),
+    every_signature: bool = True,
+    progress: Progress = untold,
+) -> VerificationReport:
+    """Answers the module's five questions for a ledger or a backup that need not be sound enough to open.
+
+    Args:
+        where: the ledger's place, or a backup's file.
+        public_key: the ledger's raw Ed25519 key, 32 bytes.
+        accounting: prices the runs anew.
+        receipts: signed entries that somebody kept elsewhere.
+        every_signature: False for the last entry's alone, which vouches for what the chain of hashes before it states.
+        progress: called at the beginning, now and then, and at the end.
+
+    Raises:
+        LedgerUnavailable: it cannot be read at all.
+    """
+    location = as_location(where)
+    kept = tuple(receipts)
+    with location.reading() as connection:
+        (total,) = connection.execute("SELECT count(*) FROM entries").fetchone()
+        progress(0, total)
+        findings = [inconsistent(text) for text in location.defects(connection)]
+        chain, wanted = ChainCheck(public_key, every_signature=False), {receipt.seq for receipt in kept}
+        books, derivation, hashes = Books(accounting), Derivation(connection), {}
+        last, length, count = None, 0, 0
+        processes = processes_for(total) if every_signature else 0
+        with SignatureCheck(public_key, processes=processes) as signatures:
+            for seq, found in _read(connection):
+                if isinstance(found, Finding):
+                    findings.append(found)
+                    continue
+                last, length, count = found, max(length, found.seq), count + 1
+                if count % PROGRESS_EACH == 0:
+                    progress(count, total)
+                findings += chain.follow(found)
+                if every_signature:
+                    signatures.take(found.seq, found.statement, found.signature)
+                if found.seq in wanted:
+                    hashes[found.seq] = found.hash
+                try:
+                    if found.kind == Kind.RUN_OPENED:
+                        findings += _check_price(books, found)
+                    derivation.apply(seq, found, books)
+                    books.apply(found)
+                except (KeyError, TypeError, LedgerCorrupt) as error:
+                    text = f"it is not allowed where it stands: {error}"
+                    findings.append(finding_at(Tampering.UNLAWFUL, found, text))
+            if last is not None and not every_signature:
+                signatures.take(last.seq, last.statement, last.signature)
+            findings += [_unsigned(seq) for seq in signatures.wrong()]
+        progress(count, total)
+        findings += hold_receipts(kept, hashes, length, public_key)
+        findings += derivation.findings()
+    if books.public_key != public_key.hex():
+        text = "the first entry does not name the public key that was given"
+        findings.append(Finding(tampering=Tampering.FORGED, seq=1, text=text))
+    return VerificationReport(
+        entries=count,
+        head="" if last is None else last.hash,
+        epsilon_spent=0.0 if books.data_set is None else books.data_set.status(closed=False).epsilon_spent,
+        findings=tuple(findings),
+    )
+
+
+def _unsigned(seq: int) -> Finding:
+    text = f"entry {seq}: its signature does not fit its content"
+    return Finding(tampering=Tampering.EDITED, seq=seq, text=text)
+
+
+def _read(connection: Session) -> Iterator[tuple[int, SignedEntry | Finding]]:
+    """Entries with the numbers under which they are filed, and what is wrong with how they are kept, one by one."""
+    for seq, kind, statement, signature in by_seq(connection, "SELECT seq, kind, statement, signature FROM entries"):
+        try:
+            entry = SignedEntry.parse(statement, signature)
+        except InvalidValue as error:
+            yield seq, Finding(tampering=Tampering.UNREADABLE, seq=seq, text=f"entry {seq}: {error}")
+            continue
+        if (entry.seq, entry.kind) != (seq, kind):
+            text = f"entry {seq} ({kind}) states that it is entry {entry.seq} ({entry.kind})"
+            yield seq, Finding(tampering=Tampering.EDITED, seq=seq, text=text)
+        yield seq, entry
+
+
+def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
+    """A charge is never less than what its event costs."""
+    event = books.accounting.event_from_json(entry.payload["event"])
+    prices = entry.payload["prices"]
+    findings = []
+    if event.steps != entry.payload["steps"]:
+        text = f"it grants {entry.payload['steps']} steps and charges {event.steps}"
+        findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
+    for scope, account in books.accounts(entry.payload["client"]).items():
+        filter_ = account.fixed_filter
+        stored = filter_.alone(books.accounting.price_from_json(prices[scope]))
+        anew = filter_.alone(books.accounting.price(filter_, event))
+        if stored < anew * (1 - PRICE_TOLERANCE):
+            text = f"it charges the {scope} epsilon {stored:.6g} for a run that costs {anew:.6g}"
+            findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
+        if scope == DATA_SET and abs(entry.payload["epsilon"] - stored) > PRICE_TOLERANCE * stored:
+            text = f"it states epsilon {entry.payload['epsilon']:.6g} and charges {stored:.6g}"
+            findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
+    return findings

@@ -1,0 +1,157 @@
+"""The ledger of one data set: create it, open it, ask it how things stand."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self, Unpack
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from dpswd.private_curator.books.audit import VerificationOptions, VerificationReport, verify_file
+from dpswd.private_curator.books.backup import write_backup
+from dpswd.private_curator.books.operator import OperatorActs
+from dpswd.private_curator.books.reading import account_status, status_of
+from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session
+from dpswd.private_curator.core.ledger.runs import RunActs
+from dpswd.private_curator.core.ledger.sqlite_file import as_location
+from dpswd.private_curator.core.ledger.statements import AccountStatus, DataSetState, Kind, LedgerStatus, budget_payload
+from dpswd.private_curator.core.ledger.store import LedgerOptions, append_entry, head, no_checkpoint, utc_now
+from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
+from dpswd.shared.core.ledger.receipts import SignedEntry
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.persons import check_records_per_person
+
+
+class Ledger(OperatorActs, RunActs):
+    """The durable, signed record of everything that is spent on one data set.
+
+    Safe for the threads of one process and for several processes. Of a file, one process at a time computes steps; of
+    a schema of PostgreSQL, any number of replicas, each step in one of them. A context manager.
+    """
+
+    @classmethod
+    def create(
+        cls,
+        location: LedgerLocation | Path,
+        *,
+        key: Ed25519PrivateKey,
+        records: int,
+        budget: PrivacyBudget,
+        records_per_person: int = 1,
+        **options: Unpack[LedgerOptions],
+    ) -> Self:
+        """Makes the ledger of a data set, complete or not at all, and opens it.
+
+        Args:
+            location: a file that does not exist yet, in a directory that does; or a schema of PostgreSQL.
+            key: signs every entry; the caller keeps it.
+            records: n, the number of records; public from now on.
+            budget: the `PrivacyBudget` for the data set's whole life, of a record.
+            records_per_person: k, how many records of one person there are at most; public from now on.
+            options: see `LedgerOptions`.
+
+        Raises:
+            InvalidValue: ``records`` is not positive, or ``records_per_person`` is none.
+            LedgerUnavailable: a ledger stands there already, or it cannot be written.
+        """
+        location = as_location(location)
+        if type(records) is not int or records < 1:
+            raise InvalidValue(f"a data set has at least one record, not {records!r}")
+        check_records_per_person(records_per_person)
+        opening = {
+            "ledger": secrets.token_hex(16),
+            "public_key": key.public_key().public_bytes_raw().hex(),
+            "records": records,
+            "records_per_person": records_per_person,
+            "budget": budget_payload(budget),
+            "by": options.get("by", ""),
+        }
+
+        def fill(session: Session) -> None:
+            append_entry(session, Kind.DATA_SET_OPENED, opening, key=key, clock=options.get("clock", utc_now))
+            options.get("checkpoint", no_checkpoint)("create:data-set-opened")
+
+        location.create(fill, lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
+        return cls.open(location, key=key, **options)
+
+    @classmethod
+    def open(cls, location: LedgerLocation | Path, *, key: Ed25519PrivateKey, **options: Unpack[LedgerOptions]) -> Self:
+        """Opens a ledger; follows its chain of hashes first, unless ``options`` leave that to `verify`.
+
+        Args:
+            location: as for `create`.
+            key: the ledger's own.
+            options: see `LedgerOptions`.
+
+        Raises:
+            LedgerUnavailable: it is not there, locked, read-only, or the disk is full.
+            LedgerCorrupt: the chain is broken, another key made it, or what the witness noted is missing.
+        """
+        return cls(as_location(location), key=key, **options)
+
+    @property
+    def records(self) -> int:
+        """n, the number of records of the data set; public."""
+        return self._books.records
+
+    @property
+    def records_per_person(self) -> int:
+        """k, how many records of one person there are at most; public."""
+        return self._books.records_per_person
+
+    def budget_of(self, client: str) -> tuple[AccountStatus, AccountStatus | None]:
+        """The data set's account and the client's own, as they stand.
+
+        Raises:
+            GrantNotHeld: the client is not registered, or shut out.
+        """
+        with self._reading():
+            self._books.holder(client)
+            closed = self._books.closed
+            return self._books.account.status(closed=closed), account_status(
+                self._books.shares.get(client), closed=closed
+            )
+
+    def head(self) -> SignedEntry:
+        """The last entry. Noted elsewhere, it proves a later truncation or rollback, like any receipt."""
+        with self._reading() as connection:
+            last = head(connection)
+        if last is None:
+            raise LedgerCorrupt("the ledger does not begin with the opening of a data set")
+        return last
+
+    def export(self) -> Iterator[str]:
+        """The whole chain, one line for each entry, for `dpswd.shared.books.chain_checks.read_export`."""
+        return (entry.to_json() for entry in self.history())
+
+    def verify(self, **options: Unpack[VerificationOptions]) -> VerificationReport:
+        """Derives everything anew from the entries as they are now and compares; nobody waits for it.
+
+        Args:
+            options: as for `dpswd.private_curator.books.audit.verify_file`.
+
+        Raises:
+            LedgerUnavailable: the file cannot be read.
+        """
+        return verify_file(self.location, public_key=self.public_key, accounting=self.accounting, **options)
+
+    @property
+    def state(self) -> DataSetState:
+        """Whether the data set is open, frozen or ended."""
+        with self._reading():
+            return self._books.state
+
+    def backup(self, destination: Path | str) -> None:
+        """Copies the ledger to a new file while it is in use; the copy is complete or not there.
+
+        Raises:
+            LedgerUnavailable: the file exists, or cannot be written.
+        """
+        write_backup(self._database, Path(destination))
+
+    def status(self) -> LedgerStatus:
+        """Budgets, clients and runs as they stand."""
+        with self._reading() as connection:
+            return status_of(connection, self._books)

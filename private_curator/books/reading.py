@@ -1,0 +1,98 @@
+"""A ledger seen without its key: nothing is written, and nobody waits.
+
+What is read is what stands there. Whether it was tampered with is `dpswd.private_curator.books.audit`'s question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpswd.private_curator.core.ledger.accounting import RENYI, Accounting
+from dpswd.private_curator.core.ledger.accounts import Account
+from dpswd.private_curator.core.ledger.budget import Books
+from dpswd.private_curator.core.ledger.database import LedgerLocation, Session
+from dpswd.private_curator.core.ledger.requests import load_run
+from dpswd.private_curator.core.ledger.statements import AccountStatus, LedgerStatus, Run
+from dpswd.private_curator.core.ledger.store import entries_beside_steps, head
+from dpswd.shared.core.errors import LedgerCorrupt
+from dpswd.shared.core.ledger.receipts import SignedEntry
+
+
+@dataclass(frozen=True, eq=False)
+class LedgerReading:
+    """A ledger at one moment.
+
+    Attributes:
+        books: what its entries add up to.
+        entries: all but those of steps, in order.
+        runs: in the order in which they were charged.
+        status: its figures.
+        head: the last entry.
+    """
+
+    books: Books
+    entries: tuple[SignedEntry, ...]
+    runs: tuple[Run, ...]
+    status: LedgerStatus
+    head: SignedEntry
+
+
+def read_ledger(location: LedgerLocation, *, accounting: Accounting = RENYI) -> LedgerReading:
+    """Reads a ledger as it is now; needs no key and writes nothing, so it may stand on a read-only disk.
+
+    Raises:
+        LedgerUnavailable: it is not there, or cannot be read now.
+        LedgerCorrupt: it is no ledger, or its entries cannot stand where they stand.
+    """
+    books = Books(accounting)
+    with location.reading() as session:
+        entries = tuple(entries_beside_steps(session))
+        for entry in entries:
+            books.apply(entry)
+        last = head(session)
+        if last is None:
+            raise LedgerCorrupt("the ledger does not begin with the opening of a data set")
+        ids = session.execute("SELECT run_id FROM runs ORDER BY seq").fetchall()
+        runs = tuple(load_run(session, accounting, run_id) for (run_id,) in ids)
+        return LedgerReading(books, entries, runs, status_of(session, books), last)
+
+
+def status_of(session: Session, books: Books) -> LedgerStatus:
+    """The figures of a ledger.
+
+    Args:
+        session: sees the tables.
+        books: as of the session's last entry.
+    """
+    last = head(session)
+    assert last is not None  # the books have read it
+    runs, charged, used = session.execute(
+        "SELECT count(*), CAST(coalesce(sum(steps), 0) AS BIGINT), "
+        "CAST(coalesce(sum(steps_used), 0) AS BIGINT) FROM runs"
+    ).fetchone()
+    (repeated,) = session.execute(
+        "SELECT CAST(coalesce(sum(attempts - 1), 0) AS BIGINT) FROM requests WHERE attempts > 1"
+    ).fetchone()
+    closed = books.closed
+    return LedgerStatus(
+        ledger_id=books.ledger_id,
+        records=books.records,
+        records_per_person=books.records_per_person,
+        state=books.state,
+        data_set=books.account.status(closed=closed),
+        clients=tuple(
+            (client, account_status(books.shares.get(name), closed=closed or client.revoked or client.paused))
+            for name, client in books.clients.items()
+        ),
+        runs=runs,
+        steps_charged=charged,
+        steps_used=used,
+        steps_repeated=repeated,
+        entries=last.seq,
+        head=last.hash,
+    )
+
+
+def account_status(account: Account | None, *, closed: bool) -> AccountStatus | None:
+    """What is used of an account; None where there is none."""
+    return None if account is None else account.status(closed=closed)

@@ -1,0 +1,1 @@
+"""The ledger that charges: one transaction, one order of events."""

@@ -1,0 +1,322 @@
+"""What an entry of the ledger can state, and the frozen values that the ledger hands out.
+
+What must never change: the meaning of a kind and of its payload's fields. A new statement is a new kind.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.receipts import RUN_OPENED, STEP_ANSWERED, Receipt
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.events import RunEvent
+
+# A client makes its ids; long ones would only fill the ledger.
+MAX_REQUEST_ID_LENGTH = 128
+
+_HEX_256 = re.compile(r"[0-9a-f]{64}")
+
+
+def budget_payload(budget: PrivacyBudget) -> dict[str, Any]:
+    """A budget as entries state it."""
+    return {"epsilon": budget.epsilon, "delta": budget.delta, "relation": budget.relation.value}
+
+
+def hex_256(digest: str, what: str) -> str:
+    """Checks a SHA-256 in lower-case hexadecimal.
+
+    Raises:
+        InvalidValue: it is none.
+    """
+    if not isinstance(digest, str) or not _HEX_256.fullmatch(digest):
+        raise InvalidValue(f"{what} is 64 lower-case hexadecimal digits (SHA-256), not {digest!r}")
+    return digest
+
+
+MIN_ACCEPTANCE_LENGTH = 30
+"""Characters of an acceptance: short enough for a sentence, too long for a "yes"."""
+
+
+class Kind(enum.StrEnum):
+    """The kinds of entries. docs/reference/ledger.md lists the fields of each payload."""
+
+    DATA_SET_OPENED = "data-set-opened"
+    FILTER_FIXED = "filter-fixed"
+    CLIENT_ADDED = "client-added"
+    CLIENT_CERTIFIED = "client-certified"
+    CERTIFICATE_ADDED = "certificate-added"
+    CERTIFICATE_REVOKED = "certificate-revoked"
+    CLIENT_REVOKED = "client-revoked"
+    SHARE_SET = "share-set"
+    BUDGET_LOWERED = "budget-lowered"
+    BUDGET_EXTENDED = "budget-extended"
+    FROZEN = "frozen"
+    UNFROZEN = "unfrozen"
+    ENDED = "ended"
+    EXTRACTOR_APPROVED = "extractor-approved"
+    EXTRACTOR_REVOKED = "extractor-revoked"
+    RUN_OPENED = RUN_OPENED
+    STEP_CONSUMED = "step-consumed"
+    STEP_RESUMED = "step-resumed"
+    STEP_ANSWERED = STEP_ANSWERED
+    REPLIES_PRUNED = "replies-pruned"
+    RESTORED = "restored"
+    STATE_ACCEPTED = "state-accepted"
+    CLIENT_PAUSED = "client-paused"
+    CLIENT_RESUMED = "client-resumed"
+    CAP_SET = "cap-set"
+    BUDGET_REQUESTED = "budget-requested"
+    REQUEST_DECIDED = "request-decided"
+
+
+ASKED_BY_CLIENTS = frozenset(
+    {Kind.RUN_OPENED, Kind.STEP_CONSUMED, Kind.STEP_RESUMED, Kind.STEP_ANSWERED, Kind.BUDGET_REQUESTED}
+)
+"""What a client's request writes; `Kind.FILTER_FIXED` goes with a charge; all other kinds are acts of an operator."""
+
+
+class Decision(enum.StrEnum):
+    """What an operator makes of a client's request for budget."""
+
+    APPROVED = "approved"
+    CUT = "cut"
+    DENIED = "denied"
+
+
+class DataSetState(enum.StrEnum):
+    """Whether the data set may be spent on."""
+
+    OPEN = "open"
+    FROZEN = "frozen"  # nothing new is released until the operator unfreezes it
+    ENDED = "ended"  # nothing new is released ever again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """A client as the operator registered it.
+
+    Attributes:
+        name: unique and for ever: a revoked name is not given away again.
+        fingerprint: SHA-256 of the client's newest certificate, hexadecimal; empty when it was withdrawn.
+        share: the client's own `PrivacyBudget`; None when only the data set's budget limits it.
+        revoked: whether the operator has shut the client out.
+        others: fingerprints of older certificates that still count, the oldest first.
+        paused: whether nothing new is released to it until the operator resumes it.
+        daily_epsilon: the most that its runs of one day (UTC) may cost together; None without a cap.
+    """
+
+    name: str
+    fingerprint: str
+    share: PrivacyBudget | None
+    revoked: bool
+    others: tuple[str, ...] = ()
+    paused: bool = False
+    daily_epsilon: float | None = None
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Every certificate that counts, the newest last."""
+        return (*self.others, *((self.fingerprint,) if self.fingerprint else ()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request of one client; the same id with other content is another request.
+
+    Attributes:
+        client: the authenticated principal.
+        request_id: the client's id for it: 1 to 128 printable characters.
+        digest: SHA-256 of its content, hexadecimal.
+
+    Raises:
+        InvalidValue: the id or the digest is none.
+    """
+
+    client: str
+    request_id: str
+    digest: str
+
+    def __post_init__(self) -> None:
+        fits = isinstance(self.request_id, str) and 1 <= len(self.request_id) <= MAX_REQUEST_ID_LENGTH
+        if not fits or not self.request_id.isprintable():  # a NUL cannot be stored everywhere
+            raise InvalidValue(f"a request id has 1 to {MAX_REQUEST_ID_LENGTH} printable characters")
+        hex_256(self.digest, "a request's digest")
+
+    @property
+    def mark(self) -> tuple[str, str]:
+        """Client and request id: what a step that is being computed is known by."""
+        return self.client, self.request_id
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The request as entries state it."""
+        return {"client": self.client, "request_id": self.request_id, "digest": self.digest}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that was charged as a whole.
+
+    Attributes:
+        run_id: 32 hexadecimal digits.
+        client: who opened it.
+        request_id: the id of the request that opened it.
+        digest: SHA-256 of that request, hexadecimal.
+        event: the `RunEvent` that was priced.
+        parameters: the declared parameters, as given to `open_run`.
+        steps: how many steps were charged.
+        steps_used: how many steps were begun.
+        pruned: whether the operator has closed the run and discarded its replies.
+        receipt: the signed charge.
+        purpose: why, in the client's words; may be empty.
+        epsilon: of this run alone, in the data set's filter at its delta, when it was charged.
+    """
+
+    run_id: str
+    client: str
+    request_id: str
+    digest: str
+    event: RunEvent
+    parameters: bytes
+    steps: int
+    steps_used: int
+    pruned: bool
+    receipt: Receipt
+    purpose: str
+    epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetRequest:
+    """A client's message to the operator: it wants more epsilon.
+
+    Attributes:
+        number: the entry that holds it.
+        time: of the request, UTC.
+        client: who asks.
+        epsilon: that it asks for, on top of what it may spend.
+        because: why, in its words.
+        decision: the operator's; None while it waits.
+        granted: epsilon that was added; 0 while it waits, and where it was denied.
+        reason: the operator's words.
+        decided_by: who decided.
+    """
+
+    number: int
+    time: str
+    client: str
+    epsilon: float
+    because: str
+    decision: Decision | None = None
+    granted: float = 0.0
+    reason: str = ""
+    decided_by: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepGranted:
+    """The right to compute one step once; end it with ``finish_step`` or ``abandon_step``.
+
+    Attributes:
+        run: the run, with this step counted as used.
+        step_number: 1 for the first step of the run.
+        request: the step's request.
+        attempt: 1 for the first computation; higher after a crash or a failed computation. No earlier attempt
+            has released anything, but how often a client sees a step fail is information that the price does
+            not cover: the caller decides how many attempts it bears.
+    """
+
+    run: Run
+    step_number: int
+    request: Request
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredReply:
+    """What was released for a step, and only ever will be.
+
+    Attributes:
+        reply: the bytes whose SHA-256 the receipt states.
+        receipt: the signed answer; its ``statement`` and ``signature`` go to the client.
+    """
+
+    reply: bytes
+    receipt: Receipt
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountStatus:
+    """One budget and what is used of it.
+
+    Attributes:
+        epsilon: the budget's epsilon.
+        delta: the budget's delta.
+        relation: the neighbouring relation's value.
+        epsilon_spent: at the budget's delta; information, the filter decides.
+        epsilon_remaining: at the budget's delta; 0 for an account that nothing may be spent from any more.
+        runs: how many runs were charged.
+    """
+
+    epsilon: float
+    delta: float
+    relation: str
+    epsilon_spent: float
+    epsilon_remaining: float
+    runs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerStatus:
+    """What an operator sees.
+
+    Attributes:
+        ledger_id: 32 hexadecimal digits, chosen when the ledger was created.
+        records: n, public.
+        records_per_person: k, how many of them one person has at most; public.
+        state: whether the data set may be spent on.
+        data_set: the data set's account.
+        clients: every client with its account; None for one without a share of its own.
+        runs: number of runs.
+        steps_charged: steps of all runs.
+        steps_used: steps that were begun.
+        steps_repeated: attempts beyond a step's first one, after crashes and errors.
+        entries: length of the chain.
+        head: hash of the last entry; an operator who notes it elsewhere can later prove a rollback.
+    """
+
+    ledger_id: str
+    records: int
+    records_per_person: int
+    state: DataSetState
+    data_set: AccountStatus
+    clients: tuple[tuple[Client, AccountStatus | None], ...]
+    runs: int
+    steps_charged: int
+    steps_used: int
+    steps_repeated: int
+    entries: int
+    head: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quote:
+    """What a run would cost now. Nothing is spent.
+
+    Attributes:
+        epsilon: of this run alone, at the data set's delta.
+        data_set: the data set's account as it stands.
+        client: the client's own account as it stands; None without a share.
+        fits: whether every account admits the whole run now.
+        steps_that_fit: how many such steps every account still admits, at most the declared number.
+    """
+
+    epsilon: float
+    data_set: AccountStatus
+    client: AccountStatus | None
+    fits: bool
+    steps_that_fit: int

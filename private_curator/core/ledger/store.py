@@ -1,0 +1,328 @@
+"""Entries in, entries out: the signed chain over the database, and the books that follow it.
+
+Everything that the ledger does is a transaction in which entries are appended and the tables derived from them are
+brought along. The books in memory are never changed by hand: they are brought up to date from committed entries at
+the beginning of each transaction, so another process may write as well, and a rollback leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self, TypedDict, Unpack
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from dpswd.private_curator.books.heads import Heads
+from dpswd.private_curator.books.witness import Witness, lacks
+from dpswd.private_curator.core.ledger.accounting import RENYI, Accounting
+from dpswd.private_curator.core.ledger.budget import Books
+from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session, by_seq
+from dpswd.private_curator.core.ledger.statements import Kind
+from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
+from dpswd.shared.core.ledger.receipts import GENESIS, SignedEntry
+
+Clock = Callable[[], datetime]
+Checkpoint = Callable[[str], None]
+
+_PAGE = 1000  # entries that are in memory at a time while the chain is read
+
+# The condition of the partial index of schema.py, word by word, so that SQLite uses it.
+_BESIDE_STEPS = "kind NOT IN ('step-consumed', 'step-resumed', 'step-answered')"
+
+
+def utc_now() -> datetime:
+    """The wall clock. The ledger writes it down and decides nothing by it."""
+    return datetime.now(UTC)
+
+
+def no_checkpoint(_: str) -> None:
+    """Does nothing: the default of the hook with which tests kill the process at a named point."""
+
+
+class LedgerOptions(TypedDict, total=False):
+    """What a ledger is opened with, beside its place and its key.
+
+    Attributes:
+        accounting: prices runs; the Renyi filter of `dpswd.shared.core.privacy` by default.
+        clock: tells the time that entries state.
+        checkpoint: called at named points; tests kill the process there.
+        lock_timeout_s: how long to wait for another program, in seconds.
+        heads: is told the last entry after each charge and each answer.
+        witness: a file, kept elsewhere than the ledger, in which the last entry seen is noted: a ledger that lacks
+            it was put back to an older state. None to notice that only while the ledger is open.
+        by: the name of whoever acts with it; each act of an operator states it.
+        listener: is called with the last entry of each transaction, once it is durable.
+        followed: whether the chain is followed at once. False for a caller that verifies the ledger before anything of
+            it is trusted: a large one is then read once.
+    """
+
+    accounting: Accounting
+    clock: Clock
+    checkpoint: Checkpoint
+    lock_timeout_s: float
+    witness: Path | None
+    heads: Heads | None
+    by: str
+    listener: Callable[[SignedEntry], object]
+    followed: bool
+
+
+@dataclass
+class Transaction:
+    """One open transaction on the ledger.
+
+    Attributes:
+        connection: inside of `Database.write`.
+        books: as of the last committed entry.
+        key: signs the entries.
+        clock: tells the time that entries state.
+        appended: called with the kind of each entry.
+        last: the last entry that was appended here.
+    """
+
+    connection: Session
+    books: Books
+    key: Ed25519PrivateKey
+    clock: Clock
+    appended: Checkpoint
+    last: SignedEntry | None = None
+
+    def append(self, kind: Kind, payload: Mapping[str, Any]) -> SignedEntry:
+        """Signs and appends an entry; it exists once the transaction is committed.
+
+        Raises:
+            InvalidValue: the payload is not JSON.
+        """
+        self.last = append_entry(self.connection, kind, payload, key=self.key, clock=self.clock)
+        self.appended(kind.value)
+        return self.last
+
+
+class Store:
+    """The part of the ledger that every operation shares. Use `dpswd.private_curator.books.ledger.Ledger`."""
+
+    def __init__(self, location: LedgerLocation, *, key: Ed25519PrivateKey, **options: Unpack[LedgerOptions]) -> None:
+        self.location = location
+        witness = options.get("witness")
+        self._witness = None if witness is None else Witness(witness)
+        self._heads = options.get("heads")
+        self.accounting = options.get("accounting", RENYI)
+        self._key = key
+        self._clock = options.get("clock", utc_now)
+        self._checkpoint = options.get("checkpoint", no_checkpoint)
+        self._books = Books(self.accounting)
+        self._last_seen: tuple[int, bytes] = (0, b"")
+        self._by = options.get("by", "")
+        self.listener = options.get("listener")
+        self._stopped = ""
+        self._database = location.open(lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
+        try:
+            with self._database.read() as connection:
+                last = self._follow_the_chain(connection) if options.get("followed", True) else self._end(connection)
+                if self._witness is not None:
+                    self._witness.check(connection, location)
+                    self._witness.note(last)
+                self._refresh(connection)
+        except BaseException:
+            self._database.close()
+            raise
+
+    @property
+    def public_key(self) -> bytes:
+        """The raw Ed25519 key, 32 bytes, that checks this ledger's entries and receipts."""
+        return self._key.public_key().public_bytes_raw()
+
+    def close(self) -> None:
+        """Releases the file. Idempotent."""
+        self._database.close()
+        if self._heads is not None:
+            self._heads.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def hold_to(self, receipt: SignedEntry) -> None:
+        """Holds the ledger to a receipt that somebody presents; one that this ledger's key did not sign says nothing.
+
+        Raises:
+            LedgerCorrupt: the ledger lacks it: it was put back to an older state. From now on nothing is read or
+                written, here or after a restart, until the operator has decided.
+        """
+        if not receipt.signed_by(self.public_key):
+            return
+        with self._reading() as session:
+            if not lacks(session, receipt):
+                return
+        self._stopped = (
+            f"{self.location} lacks entry {receipt.seq} of {receipt.time}, whose signed receipt a client holds: it "
+            "was put back to an older state, and what was spent since then would be spent again. Nothing is charged or "
+            "released any more. Stop the curator and restore a newer backup, or accept this state in writing "
+            "(docs/operator/incidents.md)"
+        )
+        if self._witness is not None:
+            self._witness.keep(receipt)
+        raise LedgerCorrupt(self._stopped)
+
+    def history(self, *, after: int = 0) -> Iterator[SignedEntry]:
+        """Every entry behind ``after``, in order; reads page by page, so that writers need not wait."""
+        while True:
+            with self._database.read() as connection:
+                page = list(read_entries(connection, after=after, limit=_PAGE))
+            yield from page
+            if len(page) < _PAGE:
+                return
+            after = page[-1].seq
+
+    @contextlib.contextmanager
+    def _transaction(self, operation: str) -> Iterator[Transaction]:
+        """Everything in the block becomes durable together, or nothing of it happens."""
+
+        def reached(point: str) -> None:
+            self._checkpoint(f"{operation}:{point}")
+
+        with self._database.write() as connection:
+            reached("begun")
+            self._refresh(connection)
+            transaction = Transaction(connection, self._books, self._key, self._clock, reached)
+            yield transaction
+            reached("written")
+        if self._witness is not None and transaction.last is not None:
+            self._witness.note(transaction.last)
+        if self._heads is not None and transaction.last is not None and transaction.last.kind != Kind.STEP_CONSUMED:
+            self._heads.tell(transaction.last)
+        if self.listener is not None and transaction.last is not None:
+            self.listener(transaction.last)
+        reached("durable")
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Session]:
+        """A consistent view with books to match."""
+        with self._database.read() as connection:
+            self._refresh(connection)
+            yield connection
+
+    def _refresh(self, connection: Session) -> None:
+        """Brings the books up to the last committed entry."""
+        if self._stopped:
+            raise LedgerCorrupt(self._stopped)
+        seen, signature = self._last_seen
+        length, present, newest = connection.execute(
+            "SELECT coalesce(max(seq), 0), (SELECT signature FROM entries WHERE seq = ?), "
+            "(SELECT signature FROM entries ORDER BY seq DESC LIMIT 1) FROM entries",
+            (seen,),
+        ).fetchone()
+        if seen and present != signature:
+            says = f"ends at entry {length}" if length < seen else f"holds another entry {seen}"
+            raise LedgerCorrupt(
+                f"{self.location} {says}, but this process has seen entry {seen}: the ledger was replaced by an older "
+                "one or by another one; restart the curator after restoring a backup"
+            )
+        if length == seen:
+            return
+        for entry in entries_beside_steps(connection, after=self._books.seq):
+            self._books.apply(entry)
+        self._last_seen = length, newest
+
+    def _follow_the_chain(self, connection: Session) -> SignedEntry:
+        """Every link by hash and the last signature: a curator does not start on a damaged ledger.
+
+        Checking every signature is `verify`'s; a forged entry before the last would also need a forged link.
+
+        Returns:
+            The last entry.
+        """
+        expected, previous = 1, GENESIS
+        for entry in read_entries(connection):
+            if entry.seq != expected or entry.previous != previous:
+                raise LedgerCorrupt(f"{self.location}: entry {entry.seq} does not follow entry {expected - 1}")
+            expected, previous = expected + 1, entry.hash
+        return self._end(connection)
+
+    def _end(self, connection: Session) -> SignedEntry:
+        """The last entry, signed by the ledger's key."""
+        last = head(connection)
+        if last is None or not last.signed_by(self.public_key):
+            raise LedgerCorrupt(
+                f"{self.location}: the last of {0 if last is None else last.seq} entries is not signed by the given "
+                "key: use the ledger's own key, and look at `dpswd-curator ledger verify`"
+            )
+        return last
+
+
+def append_entry(
+    connection: Session, kind: Kind, payload: Mapping[str, Any], *, key: Ed25519PrivateKey, clock: Clock
+) -> SignedEntry:
+    """Signs an entry and writes it behind the last one.
+
+    Raises:
+        InvalidValue: the payload is not JSON.
+    """
+    time = clock().astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    entry = SignedEntry.following(head(connection), kind=kind.value, payload=payload, time=time, sign=key.sign)
+    connection.execute(
+        "INSERT INTO entries (seq, kind, statement, signature) VALUES (?, ?, ?, ?)",
+        (entry.seq, entry.kind, entry.statement, entry.signature),
+    )
+    return entry
+
+
+def read_entries(connection: Session, *, after: int = 0, limit: int | None = None) -> Iterator[SignedEntry]:
+    """Entries in order of the chain, fetched page by page.
+
+    Raises:
+        LedgerCorrupt: one is not readable.
+    """
+    rows = by_seq(connection, "SELECT seq, kind, statement, signature FROM entries", after=after, page=_PAGE)
+    for _, kind, statement, signature in itertools.islice(rows, limit):
+        yield parsed_entry(kind, statement, signature)
+
+
+def entries_beside_steps(connection: Session, *, after: int = 0) -> Iterator[SignedEntry]:
+    """What changes budgets, clients and approvals, in order; the steps, nearly all entries, are not read."""
+    rows = connection.execute(
+        f"SELECT kind, statement, signature FROM entries WHERE seq > ? AND {_BESIDE_STEPS} ORDER BY seq",  # noqa: S608 a constant
+        (after,),
+    )
+    return (parsed_entry(*row) for row in rows)
+
+
+def entry_row(connection: Session, seq: int) -> tuple[str, bytes, bytes]:
+    """Kind, statement and signature at one place of the chain.
+
+    Raises:
+        LedgerCorrupt: there is none.
+    """
+    row = connection.execute("SELECT kind, statement, signature FROM entries WHERE seq = ?", (seq,)).fetchone()
+    if row is None:
+        raise LedgerCorrupt(f"entry {seq} is missing")
+    kind, statement, signature = row
+    return kind, bytes(statement), bytes(signature)
+
+
+def head(connection: Session) -> SignedEntry | None:
+    """The last entry; None in a file that is being created."""
+    row = connection.execute("SELECT kind, statement, signature FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
+    return None if row is None else parsed_entry(*row)
+
+
+def parsed_entry(kind: str, statement: bytes, signature: bytes) -> SignedEntry:
+    """The entry of a row.
+
+    Raises:
+        LedgerCorrupt: it is not readable, or filed under another kind.
+    """
+    try:
+        entry = SignedEntry.parse(statement, signature)
+    except InvalidValue as error:
+        raise LedgerCorrupt(f"an entry of kind {kind!r} is not readable: {error}") from error
+    if entry.kind != kind:
+        raise LedgerCorrupt(f"entry {entry.seq} states {entry.kind!r} but is filed as {kind!r}")
+    return entry

@@ -1,0 +1,1 @@
+"""What a step draws in secret, and what it releases."""

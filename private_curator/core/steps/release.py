@@ -1,0 +1,211 @@
+"""One step, from the charge to the answer: the order of events on which the promise rests (docs/privacy, 1).
+
+1. *Consumed*: the ledger binds one charged step to this request, durably, before a record is read.
+2. *Sampled*: a secret, ordered sample of b records without replacement, or all of them.
+   A sum over every record is computed shard by shard (private_curator/steps/shards.py), here or on other machines.
+3. The mechanism's own points: *directed* (a fresh seed for the directions U, after the weights have arrived; a worker
+   extracts meanwhile), *extracted* (what the extractor computes of each record by itself), *released*, *sanitized*.
+4. *Stored*: reply, audit record and receipt in one transaction. Only what is stored is sent.
+
+A crash or an error anywhere before 4 releases nothing: the request may be repeated, and is computed anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.statements import Request, StepGranted, StoredReply
+from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.sandbox.sessions import Engine, ExtractorSource
+from dpswd.private_curator.steps.shards import LocalShards, Shards
+from dpswd.private_curator.steps.trial_run import MadeRecords, TrialTimes
+from dpswd.shared.core.errors import DpswdError, ExtractionStopped
+from dpswd.shared.core.steps.admission import AdmittedRun
+from dpswd.shared.core.steps.computing import Laboratory, LinearRun, completed, computed
+from dpswd.shared.core.wire.checks import invalid
+from dpswd.shared.core.wire.messages import StepRelease
+
+AUDIT_FORMAT = "dpswd-audit-2"
+TRIAL_SHARE = 0.5  # of the time limit: a step on made records may take so much, and a busy machine twice as long
+
+
+class StepFailed(DpswdError):
+    """A step failed after records were read: whatever the cause says, its text may quote them."""
+
+
+def no_checkpoint(_: str) -> None:
+    """Does nothing: the default of the hook with which tests stop the process at a named point."""
+
+
+class ReleasePipeline:
+    """Computes steps, a bounded number at a time.
+
+    Args:
+        ledger: charges and stored replies.
+        engine: evaluates extractors.
+        lab: the records, the noise, and the hook of the named points: consumed, those of `computed`, stored.
+        parallel_steps: steps computed at the same time.
+        max_attempts: how often one step is computed anew after failures.
+        most_seconds: that one evaluation of an extractor may take.
+        pass_seconds: that a sum over every record may take.
+        pass_speedup: how many times as fast as by one worker here such a sum surely is; the operator's, hence public.
+        shards: computes such a sum; None for this machine alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        engine: Engine,
+        lab: Laboratory,
+        parallel_steps: int = 1,
+        max_attempts: int = 16,
+        most_seconds: float = 300.0,
+        pass_seconds: float = 3600.0,
+        pass_speedup: float = 1.0,
+        shards: Shards | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._engine = engine
+        self._lab = lab
+        self._most_seconds = most_seconds
+        self._pass_seconds = pass_seconds
+        self._pass_speedup = pass_speedup
+        self._shards = shards or LocalShards(
+            engine,
+            records=lab.records,
+            labels=lab.labels,
+            device=lab.device,
+            parallel=parallel_steps,
+            pass_seconds=pass_seconds,
+        )
+        self._trials = TrialTimes()
+        self._parallel_steps = parallel_steps
+        self._slots = threading.BoundedSemaphore(parallel_steps)
+        self._max_attempts = max_attempts
+
+    def answer(
+        self, run: AdmittedRun, step: Any, extractor: ExtractorSource, *, request: Request, run_id: str
+    ) -> StoredReply:
+        """Computes a step once and returns what was stored; a repeat of its request returns the same bytes.
+
+        Args:
+            run: checked.
+            step: the mechanism's request, checked against the run.
+            extractor: the run's.
+            request: as the ledger knows it.
+            run_id: of the charged run.
+
+        Raises:
+            GrantNotHeld, RunFinished, RequestIdReused, RequestInProgress, LedgerUnavailable: see `Ledger.begin_step`.
+            StepGivenUp: the step failed too often.
+            ExtractionStopped: the extractor exceeded a limit, or its worker ended; the step may be repeated. Or nobody
+                computes shards now, which counts as no attempt.
+        """
+        # Before an attempt is counted: an outage has read no record, so how long it lasts tells nothing of one.
+        self.ready(run)
+        # How often a step fails is seen by the client, so its number is bounded.
+        grant = self._ledger.begin_step(request, run_id=run_id, max_attempts=self._max_attempts)
+        if isinstance(grant, StoredReply):
+            return grant
+        try:
+            self._lab.reached("consumed")
+            with self._slots, flushed_denormals():
+                payload = self._computed(run, step, extractor)
+            reply = StepRelease(run_id, grant.step_number, payload).to_bytes()
+            audit = self._audit_record(run, grant, payload)
+        except BaseException:
+            self._ledger.abandon_step(grant)
+            raise
+        stored = self._ledger.finish_step(grant, reply=reply, audit=audit)
+        self._lab.reached("stored")
+        return stored
+
+    def ready(self, run: AdmittedRun) -> None:
+        """Asks whether a step of this run can be computed now; counts nothing.
+
+        Raises:
+            ExtractionStopped: nobody computes shards now; the request may be repeated.
+        """
+        if LinearRun.of(run) is not None:
+            self._shards.ready()
+
+    def idle(self) -> bool:
+        """Whether no step is being computed now."""
+        taken = 0
+        while taken < self._parallel_steps and self._slots.acquire(blocking=False):
+            taken += 1
+        for _ in range(taken):
+            self._slots.release()
+        return taken == self._parallel_steps
+
+    def trial(self, run: AdmittedRun, extractor: ExtractorSource) -> float:
+        """How long the largest step of this run takes on made records, in seconds: a public quantity.
+
+        Reads no record and releases nothing. Remembered; known before a run is charged and before a step begins, so
+        that a run whose steps would be stopped costs nothing, and limits are met by sizes and not by records.
+
+        Raises:
+            RequestInvalid: a step would exceed the operator's limits of time or memory.
+        """
+
+        @functools.cache
+        def sent() -> bytes:  # may be large, and is made where a time is not remembered
+            made: bytes = run.mechanism.synthetic(run.declared, run.size, run.facts).to_bytes()
+            return made
+
+        def once(value: float | None) -> float:
+            records, labels, scale = MadeRecords.for_run(run, value=value)
+            if LinearRun.of(run) is not None:
+                scale /= self._pass_speedup
+            lab, request_bytes = replace(self._lab, records=records, labels=labels, reached=no_checkpoint), sent()
+            with self._slots, flushed_denormals():
+                begun = time.monotonic()
+                request = run.mechanism.request.from_bytes(request_bytes)
+                with self._engine.session(extractor) as session:
+                    computed(run, request, session, lab)
+                return scale * (time.monotonic() - begun)
+
+        try:
+            seconds = self._trials.seconds(run, once)
+        except LimitReached as error:
+            text = f"declare steps that cannot be computed here, as made records show: {error}"
+            raise invalid("parameters", text) from error
+        # A sum over every record asks its worker for one block after the other: no evaluation is the whole of it.
+        most = self._pass_seconds if run.mechanism.whole else TRIAL_SHARE * self._most_seconds
+        if seconds > most:
+            text = (
+                f"declare steps that take about {seconds:.0f} seconds here; at most {most:g} are allowed: use a "
+                "smaller batch or extractor"
+            )
+            raise invalid("parameters", text)
+        return seconds
+
+    def _computed(self, run: AdmittedRun, step: Any, extractor: ExtractorSource) -> bytes:
+        """The noised reply; an error from inside never travels to the client in its own words."""
+        try:
+            if (linear := LinearRun.of(run)) is not None:
+                return completed(linear, self._shards.sums(linear, extractor), self._lab)
+            with self._engine.session(extractor) as session:
+                return computed(run, step, session, self._lab)
+        except ExtractionStopped:  # its words are made of settings
+            raise
+        except DpswdError as error:
+            raise StepFailed(f"a step failed with {type(error).__qualname__}") from error
+
+    def _audit_record(self, run: AdmittedRun, grant: StepGranted, payload: bytes) -> dict[str, Any]:
+        """What an auditor needs beside the run's declaration and the reply; nothing of a record, and not the sample."""
+        return {
+            "format": AUDIT_FORMAT,
+            "attempt": grant.attempt,
+            "device": self._lab.device.type,
+            "mechanism": run.mechanism.name,
+            "payload": hashlib.sha256(payload).hexdigest(),
+        }

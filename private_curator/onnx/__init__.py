@@ -1,0 +1,1 @@
+"""Backbones in ONNX files, evaluated in a confined worker."""

@@ -1,0 +1,320 @@
+"""A ledger in PostgreSQL that several replicas share: the one place where the ledger meets psycopg and its errors.
+
+Order: every writing transaction first locks the single row of ``ledger`` and looks at nothing before it has it. So
+writers go one after the other, on whatever machine they are, and what a transaction reads is the last committed state.
+The primary key of ``entries`` would refuse a second entry at one place of the chain even without the lock.
+
+Durability: ``COMMIT`` returns after the server has synced its log (and after its synchronous standbys have, where it
+has any). A server that runs with ``fsync`` off is refused. When somebody cancels the wait for a standby, the server
+says COMMIT and warns: such a commit counts as one whose outcome is unknown. Others see what it wrote, and so does
+whoever comes after a crash of the server while it waited. So what is read is not released before a later commit was
+waited for (`PostgresDatabase.settle`): a standby that has the later commit has the earlier.
+
+Who computes a step: a session-level advisory lock, taken in the transaction that grants the step. The server frees it
+when the replica's connection ends, so a replica that dies holds nothing up, and no clock decides anything. A replica
+that only seems dead is fenced off: see `RunActs.finish_step`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from dpswd.private_curator.core.ledger import sqlite_tables
+from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Mark, Session
+from dpswd.private_curator.core.ledger.schema import APPLICATION_ID, copy_tables
+from dpswd.private_curator.core.ledger.sqlite import sync
+from dpswd.shared.core.errors import DpswdError, LedgerCorrupt, LedgerUnavailable
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# The key space of the ledger's own advisory locks: (this, hash of the schema) is the right to serve.
+LOCK_SPACE = APPLICATION_ID
+
+# SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html) of what passes when its cause does; two
+# characters stand for a class.
+_TRANSIENT = {
+    "08": "the connection is broken",
+    "25": "the server takes no writes now",
+    "28": "the server does not let this user in",
+    "3D": "the server has no such database",
+    "40": "another program was faster",
+    "42501": "the server does not permit this user to do that",
+    "53": "the server has no memory, disk or connection left",
+    "53100": "the server's disk is full",
+    "55": "another program holds it",
+    "57": "the server has stopped or cancelled the operation",
+    "58": "the server's disk does not read or write",
+}
+_AFTER_NOTHING = {"40001", "40P01"}  # serialization failure, deadlock: at the first lock there is nothing to lose
+
+_log = logging.getLogger(__name__)
+
+
+def translate(error: psycopg.Error, location: object, *, spent: str = "nothing was spent") -> DpswdError:
+    """The ledger's own error for one of PostgreSQL's.
+
+    Args:
+        error: from psycopg.
+        location: where the ledger stands, for the message.
+        spent: what became of the transaction, and what to do, for the message.
+
+    Returns:
+        `LedgerUnavailable` for what passes when its cause does, `LedgerCorrupt` for everything else: a constraint
+        that fails, a table that is missing, a page that cannot be read.
+    """
+    state = error.sqlstate
+    if state is not None:
+        reason = _TRANSIENT.get(state, _TRANSIENT.get(state[:2]))
+    else:
+        lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        reason = "there is no connection, and the log says why" if lost else None
+    if reason is None:
+        return LedgerCorrupt(f"the ledger in {location} is damaged: {type(error).__name__}, SQLSTATE {state}")
+    # The server's own words may name hosts and users, and a client of the curator would read them.
+    _log.warning("PostgreSQL: %s (SQLSTATE %s)", " ".join(str(error).split()), state or "none")
+    code = "" if state is None else f" (SQLSTATE {state})"
+    return LedgerUnavailable(f"the ledger in {location} cannot be used: {reason}{code}; {spent}")
+
+
+def commit(connection: Connection, location: object, *, spent: str = "repeat the request with its id") -> None:
+    """Ends the connection's transaction so that it may be relied on.
+
+    Args:
+        connection: in the middle of it.
+        location: where the ledger stands, for messages.
+        spent: what to do where the outcome is unknown, for messages.
+
+    Raises:
+        LedgerUnavailable: the outcome is unknown, because the connection broke or somebody cancelled the wait for a
+            standby; or the server made a rollback.
+    """
+    warnings: list[str] = []
+
+    def noticed(notice: psycopg.errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            warnings.append(" ".join((notice.message_primary or "").split()))
+
+    connection.add_notice_handler(noticed)
+    try:
+        outcome = connection.execute("COMMIT").statusmessage
+    except psycopg.Error as error:
+        raise translate(error, location, spent=spent) from error
+    finally:
+        connection.remove_notice_handler(noticed)
+    if warnings:
+        _log.warning("PostgreSQL: a commit was not waited for to its end: %s", "; ".join(warnings))
+        raise LedgerUnavailable(
+            f"the ledger in {location} cannot be used: the server stopped waiting for its standby; {spent}"
+        )
+    if outcome != "COMMIT":  # of a transaction in which a statement failed, the server makes a rollback
+        raise LedgerUnavailable(f"the ledger in {location} has refused the transaction; nothing was spent")
+
+
+class PostgresSession:
+    """An open transaction of psycopg as the ledger's statements expect it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
+        """See `dpswd.private_curator.core.ledger.database.Session`; the statements hold no literal question mark."""
+        if not parameters:
+            return self._connection.execute(sql.encode())
+        return self._connection.execute(sql.replace("?", "%s").encode(), parameters)
+
+
+class PostgresDatabase:
+    """One replica's connection to the ledger. A broken one is replaced at the next use.
+
+    Args:
+        location: names the ledger in messages.
+        schema_name: the ledger's schema.
+        connect: makes a connection whose search path is that schema.
+        reading: a view of the ledger on a connection of its own.
+        lock_timeout_s: how long to wait for another program, in seconds.
+
+    Raises:
+        LedgerUnavailable: the server cannot be used now.
+    """
+
+    def __init__(
+        self,
+        location: object,
+        *,
+        schema_name: str,
+        connect: Callable[[], Connection],
+        reading: Callable[[], contextlib.AbstractContextManager[Session]],
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+    ) -> None:
+        self._location = location
+        self._schema_name = schema_name
+        self._connect = connect
+        self._reading = reading
+        self._lock_timeout_s = lock_timeout_s
+        self._mutex = threading.RLock()
+        self._pid = os.getpid()
+        self._connection: Connection | None = None
+        self._claims = False
+        self._closed = False
+        with self._guard():
+            self._connected()
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Session]:
+        """See `Database.read`."""
+        with self._guard():
+            connection = self._begun("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                yield PostgresSession(connection)
+            finally:
+                self._rollback(connection)
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[Session]:
+        """See `Database.write`."""
+        with self._guard():
+            connection = self._begun(
+                "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT version FROM ledger FOR UPDATE"
+            )
+            try:
+                yield PostgresSession(connection)
+                self._commit(connection)
+            except BaseException:
+                self._rollback(connection)
+                raise
+
+    def claim(self) -> None:
+        """Any number of replicas serve; a restore waits until there is none, and none begins while it runs."""
+        with self._guard():
+            if not self._claims:
+                self._claim_on(self._connected())
+                self._claims = True
+
+    def settle(self) -> None:
+        """See `Database.settle`. Takes no lock: a message in the log, for nobody, makes a commit to wait for."""
+        with self._guard():
+            connection = self._begun("BEGIN READ WRITE; SELECT pg_logical_emit_message(true, 'dpswd', 'settled')")
+            self._commit(connection)
+
+    def hold(self, session: Session, mark: Mark) -> bool:
+        """See `Database.hold`."""
+        (held,) = session.execute("SELECT pg_try_advisory_lock(?)", (self._step_lock(mark),)).fetchone()
+        return bool(held)
+
+    def release(self, mark: Mark) -> None:
+        """See `Database.release`. On a connection that replaced the marked one this changes nothing."""
+        with self._mutex:
+            if self._connection is None:
+                return
+            try:
+                self._connection.execute("SELECT pg_advisory_unlock(%s)", (self._step_lock(mark),))
+            except psycopg.Error as error:
+                _log.warning("PostgreSQL: a connection was given up with its locks (%s)", type(error).__name__)
+                self._disconnect()
+
+    def backup(self, destination: Path) -> None:
+        """See `Database.backup`: one consistent view, copied row by row while others go on."""
+        with self._reading() as source, contextlib.closing(sqlite3.connect(destination, isolation_level=None)) as file:
+            file.execute("BEGIN IMMEDIATE")
+            sqlite_tables.make(file)
+            copy_tables(source, file)
+            file.execute("COMMIT")
+        sync(destination)
+
+    def close(self) -> None:
+        """See `Database.close`."""
+        with self._mutex:
+            self._closed, self._claims = True, False
+            self._disconnect()
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """The mutex, and the translation of psycopg's errors."""
+        if os.getpid() != self._pid:
+            raise LedgerUnavailable("a forked process must open the ledger itself; nothing was spent")
+        with self._mutex:
+            try:
+                yield
+            except psycopg.Error as error:
+                self._drop_if_broken()
+                raise translate(error, self._location) from error
+
+    def _begun(self, statements: str) -> Connection:
+        """A connection after these statements; repeats them when another program or a restart came in between.
+
+        Nothing has been read or written before them, so repeating them loses nothing.
+        """
+        deadline = time.monotonic() + self._lock_timeout_s
+        while True:
+            connection = self._connected()
+            try:
+                connection.execute(statements.encode())
+            except psycopg.Error as error:
+                self._rollback(connection)
+                again = error.sqlstate in _AFTER_NOTHING or self._connection is None
+                if not again or time.monotonic() >= deadline:
+                    raise
+            else:
+                return connection
+
+    def _commit(self, connection: Connection) -> None:
+        try:
+            commit(connection, self._location)
+        finally:
+            self._drop_if_broken()
+
+    def _connected(self) -> Connection:
+        if self._connection is not None:
+            return self._connection
+        if self._closed:
+            raise LedgerUnavailable(f"the ledger in {self._location} was closed; nothing was spent")
+        connection = self._connect()
+        try:
+            if self._claims:
+                self._claim_on(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return connection
+
+    def _claim_on(self, connection: Connection) -> None:
+        row = connection.execute(
+            "SELECT pg_try_advisory_lock_shared(%s, hashtext(%s))", (LOCK_SPACE, self._schema_name)
+        ).fetchone()
+        if row is None or not row[0]:
+            raise LedgerUnavailable(f"the ledger in {self._location} is being restored; nothing was spent")
+
+    def _step_lock(self, mark: Mark) -> int:
+        """64 bits for a step: two steps that meet would only wait for each other."""
+        text = "\0".join((self._schema_name, *mark)).encode()
+        return int.from_bytes(hashlib.sha256(text).digest()[:8], "big", signed=True)
+
+    def _rollback(self, connection: Connection) -> None:
+        if connection.info.transaction_status is not TransactionStatus.IDLE:
+            # What fails here ends the transaction as well; the caller learns of the error that made us roll back.
+            with contextlib.suppress(psycopg.Error):
+                connection.execute("ROLLBACK")
+        self._drop_if_broken()
+
+    def _drop_if_broken(self) -> None:
+        connection = self._connection
+        if connection is not None and connection.info.transaction_status is not TransactionStatus.IDLE:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,297 @@
+"""Where a ledger in PostgreSQL stands: one schema of one database, how to reach it, and restoring it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Session
+from dpswd.private_curator.core.ledger.schema import changed, copy_tables
+from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.postgres import tables as postgres_tables
+from dpswd.private_curator.postgres.database import (
+    LOCK_SPACE,
+    Connection,
+    PostgresDatabase,
+    PostgresSession,
+    commit,
+    translate,
+)
+from dpswd.shared.core.errors import LedgerUnavailable, SettingsError
+
+DEFAULT_SCHEMA = "dpswd"
+OLDEST_SERVER = 14
+_URL_SCHEMES = ("postgresql://", "postgres://")
+_SCHEMA = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+# How soon either side notices that the other one's machine is gone; the URL may say otherwise.
+_CONNECTION: dict[str, object] = {
+    "application_name": "dpswd-curator",
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,  # ms
+    "target_session_attrs": "read-write",  # of several hosts, the one that is no standby
+}
+_SESSION: dict[str, str] = {
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "client_connection_check_interval": "5s",
+    "statement_timeout": "60s",
+    "client_encoding": "UTF8",
+    "row_security": "off",  # an error instead of rows that a policy hides
+}
+_log = logging.getLogger(__name__)
+_HUNG = "30s"  # a replica that stops in the middle of a transaction keeps the others waiting no longer than this
+
+
+@dataclass(frozen=True)
+class PostgresSchema:
+    """A `dpswd.private_curator.core.ledger.database.LedgerLocation`.
+
+    Attributes:
+        url: ``postgresql://user@host:port/database?sslmode=verify-full&sslrootcert=...``; every parameter of libpq,
+            but no password.
+        schema: the ledger's own schema in that database.
+        password_file: holds the password in its first line; without it PGPASSFILE and the server's rules decide.
+
+    Raises:
+        SettingsError: the URL is malformed or holds a password, or the schema's name is none.
+    """
+
+    url: str
+    schema: str = DEFAULT_SCHEMA
+    password_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        parameters = self._parameters()
+        if "password" in parameters:
+            raise SettingsError(
+                "ledger.url holds a password, which settings and messages would show: take it out, and name a file in "
+                "ledger.password_file or in the environment variable PGPASSFILE"
+            )
+        if not _SCHEMA.fullmatch(self.schema):
+            raise SettingsError(
+                f"ledger.schema_name is {self.schema!r}; needed are 1 to 40 lower-case letters, digits and _, a letter "
+                "first"
+            )
+
+    def __str__(self) -> str:
+        parameters = self._parameters()
+        host = parameters.get("host") or parameters.get("hostaddr") or "the default host"
+        return f"PostgreSQL at {host}, database {parameters.get('dbname', 'by default')!r}, schema {self.schema!r}"
+
+    def exists(self) -> bool:
+        """Whether the schema holds anything."""
+        with self._session() as connection:
+            return self._occupied(connection)
+
+    def open(self, *, lock_timeout_s: float) -> PostgresDatabase:
+        """See `LedgerLocation.open`."""
+        with self._session() as connection:
+            if not self._occupied(connection):
+                raise LedgerUnavailable(f"there is no ledger in {self}; `dpswd-curator init` makes one")
+            postgres_tables.check(PostgresSession(connection))
+            self._tell_if_asynchronous(connection)
+        return PostgresDatabase(
+            self,
+            schema_name=self.schema,
+            connect=lambda: self._connect(lock_timeout_s=lock_timeout_s, hung=_HUNG),
+            reading=self.reading,
+            lock_timeout_s=lock_timeout_s,
+        )
+
+    def _tell_if_asynchronous(self, connection: Connection) -> None:
+        """Of several hosts, one is to take over; what it lacks then was charged and answered all the same."""
+        row = connection.execute("SELECT current_setting('synchronous_standby_names')").fetchone()
+        if "," in str(self._parameters().get("host", "")) and row == ("",):
+            _log.warning(
+                "%s: commits wait for no standby (synchronous_standby_names is empty): one that takes over may lack "
+                "the last charges, and is then not served (docs/operator/replicas.md)",
+                self,
+            )
+
+    def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+        """See `LedgerLocation.create`."""
+        with self._session(lock_timeout_s=lock_timeout_s) as connection:
+            connection.execute("BEGIN")
+            self._lock_name(connection)
+            if self._occupied(connection):
+                raise LedgerUnavailable(f"{self} exists already; open it, or choose another schema")
+            self._make(connection)
+            fill(PostgresSession(connection))
+            made = "the ledger may be there all the same: mend the standby, then drop this schema or choose another"
+            commit(connection, self, spent=made)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Session]:
+        """See `LedgerLocation.reading`."""
+        with self._session() as connection:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            if not self._occupied(connection):
+                raise LedgerUnavailable(f"there is no ledger in {self}")
+            yield PostgresSession(connection)
+
+    def defects(self, session: Session) -> list[str]:
+        """See `LedgerLocation.defects`. Makes the tables anew in a schema that is never committed, and compares."""
+        fresh = f"dpswd_layout_{secrets.token_hex(4)}"
+        with self._session() as connection:
+            connection.execute("BEGIN")
+            connection.execute(f"CREATE SCHEMA {fresh}".encode())
+            connection.execute(f"SET LOCAL search_path TO {fresh}".encode())
+            postgres_tables.make(PostgresSession(connection))
+            expected = postgres_tables.layout(PostgresSession(connection), fresh)
+            connection.execute("ROLLBACK")
+        names = changed(expected, postgres_tables.layout(session, self.schema))
+        return [f"the {name} is not as the ledger made it" for name in names]
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """See `LedgerLocation.alone`."""
+        with self._session() as connection:
+            row = connection.execute(
+                "SELECT pg_try_advisory_lock(%s, hashtext(%s))", (LOCK_SPACE, self.schema)
+            ).fetchone()
+            if row is None or not row[0]:
+                raise LedgerUnavailable(f"a curator serves the ledger in {self}: stop every replica first")
+            try:
+                yield
+            finally:
+                # The server frees it too, but only once it notices that we left: a curator that starts now would be
+                # told that a restore is under way.
+                with contextlib.suppress(psycopg.Error):  # a session that broke holds nothing
+                    connection.execute("SELECT pg_advisory_unlock(%s, hashtext(%s))", (LOCK_SPACE, self.schema))
+
+    def replace(self, backup: Path, log: Callable[[Session], object]) -> None:
+        """See `LedgerLocation.replace`. One transaction: the restored ledger is there complete, or nothing changed."""
+        with self._session() as connection, SqliteFile(backup).reading() as source:
+            connection.execute("BEGIN")
+            if self._occupied(connection):
+                self._set_aside(connection)
+            self._make(connection)
+            target = PostgresSession(connection)
+            copy_tables(source, target)
+            log(target)
+            restored = "the restored ledger may be there all the same: mend the standby, then restore again"
+            commit(connection, self, spent=restored)
+
+    def _make(self, connection: Connection) -> None:
+        """Empty tables, inside the caller's transaction."""
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self.schema}".encode())
+        postgres_tables.make(PostgresSession(connection))
+
+    def _set_aside(self, connection: Connection) -> None:
+        """Renames the present schema, inside the caller's transaction."""
+        # An operator's program may be in the middle of an act: it ends first, and whoever waits behind us looks the
+        # tables up anew.
+        tables = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(%s) AND relkind = 'r' "
+            "ORDER BY relname <> 'ledger', relname",  # writers begin with this one: no deadlock
+            (self.schema,),
+        ).fetchall()
+        if tables:
+            names = sql.SQL(", ").join(sql.Identifier(self.schema, name) for (name,) in tables)
+            connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(names))
+        number = 1
+        while self._occupied(connection, kept := f"{self.schema}_replaced_{number}"):
+            number += 1
+        connection.execute(f"ALTER SCHEMA {self.schema} RENAME TO {kept}".encode())
+
+    def _lock_name(self, connection: Connection) -> None:
+        """One maker of this schema after the other, inside the caller's transaction."""
+        connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (LOCK_SPACE + 1, self.schema))
+
+    def _occupied(self, connection: Connection, schema: str | None = None) -> bool:
+        row = connection.execute(
+            "SELECT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace(%s))", (schema or self.schema,)
+        ).fetchone()
+        return row is not None and bool(row[0])
+
+    @contextlib.contextmanager
+    def _session(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[Connection]:
+        """A connection of one's own; what is not committed when the block ends is rolled back."""
+        try:
+            with contextlib.closing(self._connect(lock_timeout_s=lock_timeout_s, hung="0")) as connection:
+                yield connection
+        except psycopg.Error as error:
+            raise translate(error, self) from error
+
+    def _parameters(self) -> dict[str, Any]:
+        problem = "it begins with postgresql://"
+        if self.url.startswith(_URL_SCHEMES):
+            try:
+                return conninfo_to_dict(self.url)
+            except psycopg.ProgrammingError as error:
+                problem = " ".join(str(error).split())
+        raise SettingsError(
+            f"ledger.url is no URL of PostgreSQL ({problem}); write "
+            "postgresql://user@host:5432/database?sslmode=verify-full"
+        )
+
+    def _connect(self, *, lock_timeout_s: float, hung: str) -> Connection:
+        """A connection whose search path is the ledger's schema and whose server keeps what it commits."""
+        chosen = self._parameters()
+        defaults = {name: value for name, value in _CONNECTION.items() if name not in chosen}
+        password = {} if self.password_file is None else {"password": self._password()}
+        connection: Connection = psycopg.connect(self.url, autocommit=True, **defaults, **password)  # type: ignore[arg-type]
+        try:
+            self._prepare(connection, lock_timeout_s=lock_timeout_s, hung=hung)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare(self, connection: Connection, *, lock_timeout_s: float, hung: str) -> None:
+        if connection.info.server_version < OLDEST_SERVER * 10_000:
+            raise LedgerUnavailable(
+                f"{self} is PostgreSQL {connection.info.server_version // 10_000}; needed is {OLDEST_SERVER} or newer"
+            )
+        settings = {
+            **_SESSION,
+            "search_path": self.schema,
+            "lock_timeout": f"{max(1, round(lock_timeout_s * 1000))}ms",
+            "idle_in_transaction_session_timeout": hung,
+        }
+        connection.execute(
+            "SELECT set_config(name, setting, false) FROM unnest(%s::text[], %s::text[]) AS wanted (name, setting)",
+            (list(settings), list(settings.values())),
+        )
+        # A commit that does not wait for the disk would be forgotten by a loss of power, after its reply was sent.
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) "
+            "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+        )
+        row = connection.execute("SELECT current_setting('fsync'), pg_backend_pid()").fetchone()
+        assert row is not None
+        if row[0] != "on":
+            raise LedgerUnavailable(
+                f"the server of {self} runs with fsync off: a loss of power would forget charges; switch it on"
+            )
+        if row[1] != connection.info.backend_pid:
+            raise LedgerUnavailable(
+                f"a connection pooler stands before {self}, and locks of a session would go astray: connect to the "
+                "server itself"
+            )
+
+    def _password(self) -> str:
+        assert self.password_file is not None
+        try:
+            return self.password_file.read_text().partition("\n")[0].rstrip("\r")
+        except OSError as error:
+            raise SettingsError(
+                f"ledger.password_file {self.password_file} cannot be read: {error.strerror}; make it readable for "
+                "the curator's user"
+            ) from error

@@ -1,0 +1,212 @@
+"""The worker's side: loads extractors, evaluates the records of one sample, answers.
+
+Messages and their answers (see `process` for the other side)::
+
+    load       graph and weights in a file      -> ok, or field and text of what is wrong with them
+    check      the same, kept by nobody         -> the same, after the test that no row sees another
+    begin      records in the arena             -> features in the arena
+    gradients  cotangents in the arena          -> per-record gradients in the arena
+    forget     ends a step before its gradients -> ok
+    probe      tries what is forbidden          -> what it could do
+
+An unexpected error is answered with its type and frames, never with its text: that may quote a record.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpswd.private_curator.sandbox import confinement
+from dpswd.private_curator.sandbox.arena import Arena, Slot
+from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
+from dpswd.private_curator.sandbox.error_chain import error_chain
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.sandbox.building import Extractor, ForwardPass, check_row_independence
+from dpswd.shared.sandbox.graph import ExtractorGraph
+from dpswd.shared.sandbox.session import evaluated
+from dpswd.shared.sandbox.weights import weights_from_bytes
+
+Message = dict[str, Any]
+Operation = Callable[[Message, list[int]], Message]
+
+
+class Refused(Exception):
+    """A graph or weights that are not what they should be; made of a client's bytes and no record."""
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(text)
+        self.answer: Message = {"refused": {"field": field, "text": text}}
+
+
+def built(graph_bytes: bytes, weights_bytes: bytes, *, device: torch.device) -> Extractor:
+    """An extractor from a client's bytes.
+
+    Raises:
+        Refused: they are not valid; the text names the layer.
+    """
+    try:
+        graph = ExtractorGraph.from_bytes(graph_bytes)
+    except InvalidValue as error:
+        raise Refused("graph", str(error)) from error
+    try:
+        weights = weights_from_bytes(weights_bytes, graph.tensor_shapes)
+        return Extractor.from_graph(graph, weights, device=device)
+    except InvalidValue as error:
+        raise Refused("weights", str(error)) from error
+
+
+class Loop:
+    """Answers messages until the curator closes the channel.
+
+    Args:
+        channel: to the curator.
+        device: where extractors are evaluated.
+        operations: more messages than the module lists; tests run code inside a worker this way.
+    """
+
+    def __init__(
+        self, channel: socket.socket, *, device: torch.device, operations: Mapping[str, Operation] | None = None
+    ) -> None:
+        self._channel = channel
+        self._device = device
+        self._extractors: OrderedDict[str, Extractor] = OrderedDict()
+        self._arena: Arena | None = None
+        self._forward: ForwardPass | None = None
+        self._kind: tuple[object, ...] = ()  # of the last step: what its memory was asked for
+        self._operations: dict[str, Operation] = {
+            "load": self._load,
+            "check": self._check,
+            "begin": self._begin,
+            "gradients": self._gradients,
+            "forget": self._forget,
+            "probe": lambda message, _: confinement.probe(port=message["port"], secret=message["secret"]),
+            **(operations or {}),
+        }
+
+    def run(self) -> None:
+        """Returns when the curator has closed the channel, or has gone."""
+        while True:
+            try:
+                message, files = receive(self._channel)
+                send(self._channel, self._answer(message, files))
+            except ChannelClosed:
+                return
+
+    def _answer(self, message: Message, files: list[int]) -> Message:
+        try:
+            return self._operations[message["op"]](message, files)
+        except Refused as refusal:
+            return refusal.answer
+        except Exception as error:  # noqa: BLE001 - the boundary: no text of an error leaves the worker
+            self._forward = None
+            if _out_of_memory(error):
+                return {"stopped": "memory"}
+            return {"failed": [described for _, described in error_chain(error)]}
+
+    def _load(self, message: Message, files: list[int]) -> Message:
+        for key in message["drop"]:
+            self._extractors.pop(key, None)
+        _give_back_memory()
+        graph, weights = _read(files, message["graph"], message["weights"])
+        self._extractors[message["key"]] = built(graph, weights, device=self._device)
+        return {}
+
+    def _check(self, message: Message, files: list[int]) -> Message:
+        _give_back_memory()
+        graph, weights = _read(files, message["graph"], message["weights"])
+        check_row_independence(built(graph, weights, device=self._device))
+        return {}
+
+    def _begin(self, message: Message, files: list[int]) -> Message:
+        self._forward = None
+        kind = (message["key"], message["names"], message["records"][1])
+        if kind != self._kind:
+            # What another kind of step has left counts against this one's limit of memory.
+            _give_back_memory()
+            self._kind = kind
+        if files:
+            if self._arena is not None:
+                self._arena.close()
+            self._arena = Arena.attach(files[0])
+        extractor, names = self._extractors[message["key"]], tuple(message["names"])
+        records = torch.from_numpy(self._array(message["records"]))
+        # The adapted values are copied: what autograd keeps must not lie in memory that the next step writes to.
+        flat = torch.from_numpy(self._array(message["adapted"]).copy()) if message["adapted"] else None
+        features, self._forward = evaluated(extractor, records, names, flat)
+        self._write(message["features"], features)
+        return {}
+
+    def _gradients(self, message: Message, _files: list[int]) -> Message:
+        forward, self._forward = self._forward, None
+        if forward is None:
+            raise RuntimeError("gradients were asked for before their features")
+        cotangents = torch.from_numpy(self._array(message["cotangents"]))
+        self._write(message["gradients"], forward.gradients(cotangents))
+        return {}
+
+    def _forget(self, _message: Message, _files: list[int]) -> Message:
+        self._forward = None
+        return {}
+
+    def _array(self, slot: list[Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        assert self._arena is not None
+        return self._arena.array(Slot(*slot))
+
+    def _write(self, slot: list[Any], values: Tensor) -> None:
+        if values.numel() != prod(slot[1]):
+            raise RuntimeError("the extractor's values have another size than its graph states")
+        torch.from_numpy(self._array(slot)).copy_(values.reshape(slot[1]))
+
+
+def warm_up(device: torch.device) -> None:
+    """Evaluates and differentiates something, so that threads are started and libraries loaded before the limits."""
+    layer = torch.nn.Conv2d(1, 2, 3, device=device)
+    records = torch.randn(4, 1, 8, 8, device=device)
+    own = layer.weight.detach().expand(4, *layer.weight.shape).requires_grad_()
+
+    def one(record: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.conv2d(record[None], weight).flatten().tanh()
+
+    out = torch.func.vmap(one)(records, own)
+    torch.autograd.grad(out, own, torch.ones_like(out))
+    (records.flatten(1) @ records.flatten(1).T).sort(dim=0)
+
+
+def _read(files: list[int], graph: int, weights: int) -> tuple[bytes, bytes]:
+    """The two parts of a file in memory, which is then closed."""
+    (descriptor,) = files
+    try:
+        data = os.pread(descriptor, graph, 0)
+        parts, at = [], graph
+        while at < graph + weights:  # one call reads at most 2 GiB
+            parts.append(os.pread(descriptor, graph + weights - at, at))
+            at += len(parts[-1])
+    finally:
+        os.close(descriptor)
+    return data, b"".join(parts)
+
+
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; other allocators keep nothing that we asked for
+
+
+def _give_back_memory() -> None:
+    """Returns to the system what is free, but for the holes between what is not."""
+    if _TRIM is not None:
+        _TRIM(0)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed; torch's CPU allocator says so in words only."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "bad_alloc" in str(error))

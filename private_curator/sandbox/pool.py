@@ -1,0 +1,255 @@
+"""As many workers as steps are computed at the same time, and one more for uploads.
+
+The worker that checks uploads never sees a record, and a slow upload holds up no step. A worker that was ended is
+replaced at once, so that the next request finds a fresh one that has already loaded torch.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpswd.private_curator.sandbox.arena import Arena, Slot, blob, lay_out
+from dpswd.private_curator.sandbox.process import Confinement, WorkerProcess, WorkerSettings
+from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.shared.core.errors import DpswdError, ExtractionStopped
+from dpswd.shared.sandbox.session import FloatArray, Session
+
+MAX_LOADED = 4  # extractors that a worker holds: one for each of a few concurrent runs, at most 80 MB each
+_KEPT_BYTES = 256 << 20  # an arena of at most this size is kept for the next step
+
+
+class _PooledWorker:
+    """One worker and the memory that it shares with the curator."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self.worker = WorkerProcess(settings)
+        self.arena: Arena | None = None
+        self.attached = False  # whether the worker has mapped the arena
+        self.restarts = 0
+
+    def ensure(self) -> WorkerProcess:
+        """A worker that lives and is ready."""
+        if not self.worker.alive:
+            self.replace()
+        self.worker.ready()
+        return self.worker
+
+    def replace(self) -> None:
+        """Starts another worker and does not wait for it."""
+        self.worker.kill()
+        self.drop_arena()
+        self.worker = WorkerProcess(self._settings)
+        self.restarts += 1
+
+    def room(self, size: int) -> Arena:
+        """Shared memory of at least this many bytes."""
+        if self.arena is None or self.arena.size < size:
+            self.drop_arena()
+            self.arena = Arena.create(size)
+        return self.arena
+
+    def drop_arena(self) -> None:
+        if self.arena is not None:
+            self.arena.close()
+        self.arena, self.attached = None, False
+
+    def close(self) -> None:
+        self.worker.close()
+        self.drop_arena()
+
+
+class WorkerPool:
+    """Evaluates extractors in workers; see `sessions.Engine`.
+
+    Args:
+        settings: of every worker.
+        workers: how many for steps.
+    """
+
+    def __init__(self, settings: WorkerSettings, *, workers: int) -> None:
+        self._settings = settings
+        # Four synthetic records take a small part of a step, and one client's upload makes the others' wait.
+        self._for_uploads = replace(
+            settings, seconds=settings.seconds / 5, time_limit="a fifth of compute.worker_seconds"
+        )
+        self._idle: queue.LifoQueue[_PooledWorker] = queue.LifoQueue()
+        self._for_steps = [_PooledWorker(settings) for _ in range(workers)]
+        for pooled in self._for_steps:
+            self._idle.put(pooled)
+        self._uploads: _PooledWorker | None = None
+        self._uploads_lock = threading.Lock()
+        self._closed = False
+
+    def ready(self) -> Confinement:
+        """Waits until every worker for steps has started; what holds for the last of them.
+
+        Raises:
+            SettingsError: one did not start.
+        """
+        return [pooled.worker.ready() for pooled in self._for_steps][-1]
+
+    def probe(self, *, port: int, secret: str) -> dict[str, bool]:
+        """Lets a worker try what it must not be able to do; see `confinement.probe`."""
+        with self._taken() as pooled:
+            message = {"op": "probe", "port": port, "secret": secret}
+            answer = pooled.ensure().ask(message, deadline=self._deadline())
+        return {str(name): bool(could) for name, could in answer.items()}
+
+    @contextmanager
+    def session(self, source: ExtractorSource) -> Iterator[Session]:
+        """See `sessions.Engine`."""
+        with self._taken() as pooled:
+            worker = pooled.ensure()
+            self._load(worker, source)
+            session = _WorkerSession(pooled, source, self._deadline)
+            try:
+                yield session
+                session.end()
+            except BaseException:
+                if worker.alive:
+                    with suppress(DpswdError):
+                        session.end()
+                raise
+            finally:
+                if pooled.arena is not None and pooled.arena.size > _KEPT_BYTES:
+                    pooled.drop_arena()
+
+    def check(self, graph: bytes, weights: bytes) -> None:
+        """See `sessions.Engine`."""
+        with self._uploads_lock:
+            if self._uploads is None:
+                self._uploads = _PooledWorker(self._for_uploads)
+            worker = self._uploads.ensure()
+            try:
+                deadline = time.monotonic() + self._for_uploads.seconds
+                _send_extractor(worker, {"op": "check"}, graph, weights, deadline=deadline)
+            finally:
+                if not worker.alive and not self._closed:
+                    self._uploads.replace()
+
+    def close(self) -> None:
+        """See `sessions.Engine`."""
+        self._closed = True
+        for pooled in (*self._for_steps, self._uploads):
+            if pooled is not None:
+                pooled.close()
+
+    @property
+    def restarts(self) -> int:
+        """See `sessions.Engine`."""
+        return sum(pooled.restarts for pooled in (*self._for_steps, self._uploads) if pooled is not None)
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' process numbers, those for steps first."""
+        return [pooled.worker.pid for pooled in (*self._for_steps, self._uploads) if pooled is not None]
+
+    @contextmanager
+    def _taken(self) -> Iterator[_PooledWorker]:
+        pooled = self._idle.get()
+        try:
+            yield pooled
+        finally:
+            try:
+                if not pooled.worker.alive and not self._closed:
+                    pooled.replace()
+            finally:
+                self._idle.put(pooled)
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._settings.seconds
+
+    def _load(self, worker: WorkerProcess, source: ExtractorSource) -> None:
+        """Sends an extractor that the worker does not hold."""
+        if source.key in worker.loaded:
+            worker.loaded[source.key] = worker.loaded.pop(source.key)  # used most recently
+            return
+        drop = list(worker.loaded)[: max(0, len(worker.loaded) + 1 - MAX_LOADED)]
+        graph, weights = source.read()
+        message: dict[str, object] = {"op": "load", "key": source.key, "drop": drop}
+        _send_extractor(worker, message, graph, weights, deadline=self._deadline())
+        for key in drop:
+            worker.loaded.pop(key)
+        worker.loaded[source.key] = None
+
+
+class _WorkerSession:
+    """See `dpswd.shared.sandbox.session.Session`."""
+
+    def __init__(self, pooled: _PooledWorker, source: ExtractorSource, deadline: Callable[[], float]) -> None:
+        self._pooled = pooled
+        self._source = source
+        self._deadline = deadline
+        self._slots: list[Slot] = []
+        self._pending = False  # whether the worker keeps a forward pass for gradients
+
+    def features(
+        self,
+        records: FloatArray,
+        *,
+        adapted: FloatArray | None = None,
+        names: tuple[str, ...] = (),
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """See `dpswd.shared.sandbox.session.Session`."""
+        count, p = len(records), self._source.facts.size(names)
+        shape = (count, self._source.facts.feature_dimension)
+        # records, adapted values, features, cotangents, gradients
+        self._slots, size = lay_out([records.shape, (p,), shape, shape, (count, p)])
+        pooled = self._pooled
+        arena = pooled.room(size)
+        arena.array(self._slots[0])[...] = records
+        if adapted is not None:
+            arena.array(self._slots[1])[...] = adapted
+        message = {
+            "op": "begin",
+            "key": self._source.key,
+            "names": names,
+            "records": self._slots[0],
+            "adapted": None if adapted is None else self._slots[1],
+            "features": self._slots[2],
+        }
+        files = () if pooled.attached else (arena.descriptor,)
+        pooled.worker.ask(message, files, deadline=self._deadline(), meanwhile=meanwhile)
+        pooled.attached, self._pending = True, bool(names)
+        # A copy: a worker that was taken over must not change features that were already measured and clipped.
+        return torch.from_numpy(arena.array(self._slots[2]).copy())
+
+    def gradients(self, cotangents: Tensor) -> Tensor:
+        """See `dpswd.shared.sandbox.session.Session`."""
+        arena = self._pooled.arena
+        if arena is None or not self._pending:
+            raise RuntimeError("gradients were asked for before their features")
+        arena.array(self._slots[3])[...] = cotangents.detach().cpu().numpy().astype(np.float32, copy=False)
+        self._pending = False
+        message = {"op": "gradients", "cotangents": self._slots[3], "gradients": self._slots[4]}
+        self._pooled.worker.ask(message, deadline=self._deadline())
+        return torch.from_numpy(arena.array(self._slots[4]))
+
+    def end(self) -> None:
+        """Lets the worker forget a forward pass whose gradients nobody wants."""
+        if self._pending:
+            self._pending = False
+            with suppress(ExtractionStopped):  # the step is over; the next one gets a fresh worker
+                self._pooled.worker.ask({"op": "forget"}, deadline=self._deadline())
+
+
+def _send_extractor(
+    worker: WorkerProcess, message: dict[str, object], graph: bytes, weights: bytes, *, deadline: float
+) -> None:
+    descriptor = blob(graph, weights)
+    try:
+        worker.ask({**message, "graph": len(graph), "weights": len(weights)}, (descriptor,), deadline=deadline)
+    finally:
+        os.close(descriptor)

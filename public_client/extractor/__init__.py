@@ -1,0 +1,1 @@
+"""From a torch module to a graph of the sandbox's vocabulary."""

@@ -1,0 +1,107 @@
+"""Which function, operator or tensor method of a traced program is lowered how, and what to use for the others."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from dpswd.public_client.extractor import functions as f
+from dpswd.public_client.extractor import sequence_layers, views
+from dpswd.public_client.extractor.unlowered import moved
+
+_PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid", "cos")
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "pow", "matmul")
+
+FUNCTIONS: dict[Any, f.Function] = {
+    # Names from this table, never from outside.
+    **{
+        getattr(place, name): f.activation(name)
+        for name in _PLAIN
+        for place in (functional, torch)
+        if hasattr(place, name)
+    },
+    functional.relu6: f.activation("hardtanh", min_val=0.0, max_val=6.0),
+    functional.hardtanh: f.activation("hardtanh", min_val=-1.0, max_val=1.0),
+    functional.leaky_relu: f.activation("leaky_relu", negative_slope=0.01),
+    functional.elu: f.activation("elu", alpha=1.0),
+    functional.gelu: f.gelu,
+    functional.softplus: f.activation("softplus", beta=1.0, threshold=20.0),
+    torch.clamp: f.clamp,
+    torch.clamp_min: lambda builder, input, min: f.clamp(builder, input, min),
+    **dict.fromkeys((functional.dropout, functional.dropout1d, functional.dropout2d, torch.dropout), f.keep),
+    **{getattr(place, f"max_pool{n}d"): f.max_pool(n) for n in (1, 2) for place in (functional, torch)},
+    **{getattr(functional, f"avg_pool{n}d"): f.avg_pool(n) for n in (1, 2)},
+    **{getattr(functional, f"adaptive_{g}_pool{n}d"): f.adaptive_pool(g, n) for g in ("avg", "max") for n in (1, 2)},
+    torch.mean: views.side_reduction("avg"),
+    torch.amax: views.side_reduction("max"),
+    torch.flatten: views.flatten,
+    torch.reshape: views.view,
+    torch.squeeze: views.squeeze,
+    torch.unsqueeze: views.unsqueeze,
+    **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), views.concatenate),
+    **{getattr(operator, name): f.binary(name) for name in _ARITHMETIC},
+    **{getattr(torch, name): f.binary(name) for name in ("add", "sub", "mul")},
+    torch.div: f.binary("truediv"),
+    **dict.fromkeys((torch.matmul, torch.bmm), f.binary("matmul")),
+    **dict.fromkeys((functional.softmax, torch.softmax), views.over_last("softmax")),
+    functional.normalize: views.normalize,
+    functional.scaled_dot_product_attention: sequence_layers.scaled_dot_product_attention,
+    torch.permute: views.permute,
+    torch.transpose: views.transpose,
+    torch.split: views.split,
+    torch.chunk: views.chunk,
+    torch.unbind: views.unbind,
+    math.sqrt: f.root,
+    operator.iadd: f.binary("add"),
+    operator.imul: f.binary("mul"),
+    **dict.fromkeys((operator.neg, torch.neg), f.negative),
+    getattr: views.attribute,
+    operator.getitem: views.item,
+}
+"""How each function that a forward method may call is lowered."""
+
+METHODS: dict[str, f.Function] = {
+    **{name: FUNCTIONS[getattr(torch, name)] for name in ("relu", "tanh", "sigmoid", "cos", "clamp", "mean", "amax")},
+    **{name: FUNCTIONS[getattr(torch, name)] for name in ("flatten", "reshape", "squeeze", "unsqueeze")},
+    **{name: FUNCTIONS[getattr(torch, name)] for name in ("neg", "add", "sub", "mul", "div")},
+    "relu_": f.activation("relu"),
+    "add_": f.binary("add"),
+    "view": views.view,
+    "unflatten": views.unflatten,
+    "size": views.size,
+    "permute": views.permute,
+    "transpose": views.transpose,
+    "split": views.split,
+    "chunk": views.chunk,
+    "unbind": views.unbind,
+    **dict.fromkeys(("to", "type_as"), moved),
+    "softmax": views.over_last("softmax"),
+    **dict.fromkeys(("matmul", "bmm"), f.binary("matmul")),
+    **dict.fromkeys(("expand", "repeat"), sequence_layers.expanded),
+    # A record is float32; an embedding takes its whole numbers as they are.
+    **dict.fromkeys(("contiguous", "float", "clone", "long", "int"), f.keep),
+}
+"""How each tensor method is lowered."""
+
+_LATER = "end the extractor before it: it belongs to the classifier, which stays with you"
+_LAYER = "call a layer that owns the weights, such as nn.Linear or nn.Conv2d"
+_WHOLE = "use layers that treat a record as a whole, such as nn.Linear and nn.Conv2d"
+INSTEAD: dict[str, str] = {
+    **dict.fromkeys(("log_softmax", "cross_entropy"), _LATER),
+    **dict.fromkeys(("linear", "conv1d", "conv2d", "mm", "einsum"), _LAYER),
+    "arange": "hold positions as an nn.Parameter or a buffer, and add it",
+    "batch_norm": "use nn.BatchNorm2d in eval mode, or nn.GroupNorm",
+    "group_norm": "use nn.GroupNorm",
+    "layer_norm": "use nn.LayerNorm",
+    "interpolate": "an extractor only shrinks its input: leave upsampling out",
+    **dict.fromkeys(("roll", "gather", "index_select"), _WHOLE),
+    "stack": "use torch.cat along dim=1",
+    "stochastic_depth": "replace the StochasticDepth layers by nn.Identity(), which they are in eval mode",
+    "detach": "leave it out: gradients are taken for the declared parameters only",
+    **dict.fromkeys(("rand_like", "randn_like"), "an extractor is deterministic: leave randomness out"),
+}
+"""What to use in the place of well-known functions and methods, by name."""

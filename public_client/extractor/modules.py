@@ -1,0 +1,192 @@
+"""Lowering of `nn.Module` layers, and what to use in the place of those that are refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpswd.public_client.extractor import functions, sequence_layers, views
+from dpswd.public_client.extractor.lowering import Builder, Refused, Traced
+from dpswd.public_client.extractor.unlowered import Unlowered, Whole
+from dpswd.shared.sandbox import adapters
+from dpswd.shared.sandbox.graph import tensor_name
+from dpswd.shared.sandbox.vocabulary import VOCABULARY
+
+Lower = Callable[[Builder, Any, str, Traced], Traced]
+
+
+def _layer(name: str, **other: Callable[[Any], Any]) -> Lower:
+    """A layer that is one operation, whose attributes have the operation's own names.
+
+    Args:
+        name: of the operation.
+        other: layer -> value, for the attributes that are spelled otherwise.
+    """
+
+    def lower(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+        keys = VOCABULARY[name].attributes
+        values = {key: other[key](layer) if key in other else getattr(layer, key) for key in keys}
+        return builder.emit(name, x, path=path, **values)
+
+    return lower
+
+
+def _call(function: functions.Function) -> Lower:
+    """A layer that does what a function does; the arguments that it has are its own attributes of these names."""
+    names = list(inspect.signature(function).parameters)[2:]  # behind the builder and the input
+
+    def lower(builder: Builder, layer: Any, _path: str, x: Traced) -> Traced:
+        options = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
+        lowered: Traced = function(builder, x, **options)
+        return lowered
+
+    return lower
+
+
+def _padding(layer: Any) -> Any:
+    """Of a convolution: zeros, of a fixed size at both ends."""
+    if layer.padding_mode != "zeros":
+        raise Refused(f"padding_mode {layer.padding_mode!r} is not in the vocabulary", "use padding_mode='zeros'")
+    if layer.padding == "valid":
+        return 0
+    if layer.padding == "same":
+        around = [d * (k - 1) for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
+        if any(size % 2 for size in around):
+            raise Refused("padding='same' with an even kernel pads unevenly", "use an odd kernel")
+        return [size // 2 for size in around]
+    return layer.padding
+
+
+def _batch_norm(ranks: tuple[int, ...]) -> Lower:
+    def lower(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+        if layer.running_mean is None or layer.running_var is None:
+            raise Refused(
+                "batch norm without running statistics mixes the records of a batch",
+                "use track_running_stats=True, or nn.GroupNorm",
+            )
+        if layer.training:
+            raise Refused(
+                "train-mode batch norm mixes the records of a batch",
+                "call module.eval() so that its statistics are frozen, or use nn.GroupNorm",
+            )
+        if x.shape is not None and len(x.shape) not in ranks:
+            raise Refused(f"{type(layer).__name__} does not take records of shape {x.shape}", "check the input shape")
+        return _layer("batch_norm")(builder, layer, path, x)
+
+    return lower
+
+
+def _instance_norm(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+    if layer.track_running_stats:
+        raise Refused("instance norm with running statistics is not in the vocabulary", "use track_running_stats=False")
+    channels = {"num_channels": layer.num_features, "num_groups": layer.num_features}
+    return builder.emit("group_norm", x, path=path, **channels, eps=layer.eps, affine=layer.affine)
+
+
+def _embedding(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+    if layer.max_norm is not None:
+        raise Refused("an embedding with max_norm changes its weights as it is read", "leave max_norm out")
+    return _layer("embedding")(builder, layer, path, x)
+
+
+_ALIKE: tuple[type[nn.Module], ...] = (nn.Linear, nn.ReLU, nn.ELU, nn.SELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid)
+_ALIKE += (nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid)
+
+MODULES: dict[type[nn.Module], Lower] = {
+    **{layer: _layer(layer.__name__.lower()) for layer in _ALIKE},
+    nn.Conv1d: _layer("conv1d", padding=_padding),
+    nn.Conv2d: _layer("conv2d", padding=_padding),
+    nn.BatchNorm1d: _batch_norm((1, 2)),
+    nn.BatchNorm2d: _batch_norm((3,)),
+    nn.InstanceNorm1d: _instance_norm,
+    nn.InstanceNorm2d: _instance_norm,
+    nn.GroupNorm: _layer("group_norm"),
+    nn.LayerNorm: _layer("layer_norm"),
+    **{getattr(nn, f"MaxPool{n}d"): _call(functions.max_pool(n)) for n in (1, 2)},
+    **{getattr(nn, f"AvgPool{n}d"): _call(functions.avg_pool(n)) for n in (1, 2)},
+    **{getattr(nn, f"AdaptiveAvgPool{n}d"): _call(functions.adaptive_pool("avg", n)) for n in (1, 2)},
+    **{getattr(nn, f"AdaptiveMaxPool{n}d"): _call(functions.adaptive_pool("max", n)) for n in (1, 2)},
+    nn.ReLU6: _layer("hardtanh"),
+    nn.LeakyReLU: _layer("leaky_relu"),
+    nn.GELU: _call(functions.gelu),
+    nn.Softmax: lambda builder, layer, _, x: views.over_last("softmax")(builder, x, layer.dim),
+    nn.Embedding: lambda builder, layer, path, x: _embedding(builder, layer, path, x),
+    nn.TransformerEncoderLayer: sequence_layers.encoder_layer,
+    nn.TransformerEncoder: sequence_layers.encoder,
+    **dict.fromkeys((nn.GRU, nn.LSTM), sequence_layers.recurrent),
+    nn.MultiheadAttention: sequence_layers.multihead,
+    nn.Flatten: lambda builder, layer, _, x: views.flatten(builder, x, layer.start_dim, layer.end_dim),
+    nn.Unflatten: lambda builder, layer, _, x: views.unflatten(builder, x, layer.dim, layer.unflattened_size),
+    **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout), _call(functions.keep)),
+    adapters.AffineWarp2d: _layer("affine_warp2d"),
+    adapters.ChannelAffine: _layer("channel_affine"),
+    adapters.FeatureAffine: _layer("feature_affine"),
+    adapters.LowRankAffine: _layer("low_rank_affine"),
+    adapters.MonotoneColumns: _layer(
+        "monotone_columns", columns=lambda layer: layer.knots.shape[0], knots=lambda layer: layer.knots.shape[1]
+    ),
+}
+"""How each layer is lowered; only these exact types, since a subclass may compute something else."""
+
+_RECURRENT = "use nn.GRU or nn.LSTM with batch_first=True, or nn.Conv1d and pooling over time"
+_ENCODER = "use nn.TransformerEncoder with batch_first=True"
+_LATER = "end the extractor before it: it belongs to the classifier, which stays with you"
+INSTEAD: dict[str, str] = {
+    "SyncBatchNorm": "convert to nn.BatchNorm2d in eval mode, or use nn.GroupNorm",
+    "BatchNorm3d": "use two-dimensional layers and nn.BatchNorm2d in eval mode",
+    "LazyBatchNorm2d": "run one forward pass so that its sizes are known, then call eval()",
+    **dict.fromkeys(("LazyConv2d", "LazyLinear"), "run one forward pass so that its sizes are known"),
+    **dict.fromkeys(("RNN", "GRUCell", "LSTMCell"), _RECURRENT),
+    **dict.fromkeys(("Transformer", "TransformerDecoder", "TransformerDecoderLayer"), _ENCODER),
+    "EmbeddingBag": "use nn.Embedding and .mean(dim=1)",
+    "Conv3d": "use nn.Conv2d with the third dimension as channels",
+    "ConvTranspose1d": "an extractor only shrinks its input: use nn.Conv1d",
+    "ConvTranspose2d": "an extractor only shrinks its input: use nn.Conv2d",
+    "Upsample": "an extractor only shrinks its input: leave upsampling out",
+    "PReLU": "use nn.LeakyReLU with a fixed slope",
+    "RReLU": "use nn.LeakyReLU: random slopes would differ between records",
+    "LocalResponseNorm": "use nn.GroupNorm",
+    "RMSNorm": "use nn.LayerNorm",
+    **dict.fromkeys(("LogSoftmax", "CrossEntropyLoss"), _LATER),
+    **dict.fromkeys(("Fold", "Unfold"), "use nn.Conv2d"),
+    "LPPool2d": "use nn.AvgPool2d or nn.MaxPool2d",
+    "PixelShuffle": "use nn.Conv2d and nn.MaxPool2d",
+}
+"""What to use in the place of well-known layers outside the vocabulary, by class name."""
+ELSE = "use a layer or function from the table in docs/ml-team/extractors.md"
+
+
+def lower_module(builder: Builder, layer: nn.Module, path: str, arguments: tuple[Any, ...]) -> Any:
+    """Lowers one leaf layer; raises Refused with what to use instead."""
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        raise Refused("hooks are code and cannot travel", "remove the hooks (or the weight norm that installed them)")
+    for name, parameter in layer.named_parameters(recurse=False):
+        if parameter.dtype != torch.float32:
+            raise Refused(f"{name} is {parameter.dtype}; only float32 travels", "call module.float()")
+    lower = MODULES.get(type(layer))
+    if lower is None:
+        raise Refused(f"{type(layer).__name__} is not in the vocabulary", instead_of(layer))
+    if isinstance(layer, nn.Embedding) and layer.max_norm is None and isinstance(arguments[0], Whole):
+        table = (layer.num_embeddings, layer.embedding_dim)
+        return arguments[0].rows_of(builder, tensor_name(path, "weight"), table)
+    if own := next((argument for argument in arguments if isinstance(argument, Unlowered)), None):
+        raise own.refused(type(layer).__name__)
+    if isinstance(layer, nn.MultiheadAttention):
+        return sequence_layers.self_attention(builder, layer, path, arguments)
+    if len(arguments) != 1 or not isinstance(arguments[0], Traced):
+        raise Refused(f"{type(layer).__name__} must be called with one tensor", "pass one tensor")
+    return lower(builder, layer, path, arguments[0])
+
+
+def instead_of(layer: nn.Module) -> str:
+    """What to use in the place of a layer outside the vocabulary."""
+    if hasattr(layer, "parametrizations"):
+        return "call torch.nn.utils.parametrize.remove_parametrizations first, so that the weights are plain"
+    for ancestor in type(layer).__mro__[1:]:
+        if ancestor in MODULES:
+            return f"use {ancestor.__name__} itself: a subclass may compute something else"
+    return INSTEAD.get(type(layer).__name__, ELSE)

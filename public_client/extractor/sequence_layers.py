@@ -1,0 +1,174 @@
+"""Lowering of attention, transformers, recurrent layers and tensors that a module owns itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dpswd.public_client.extractor.lowering import BATCH, UNKNOWN, Builder, Refused, Traced
+from dpswd.public_client.extractor.unlowered import Held, Last, place
+
+_FIRST = "make it with batch_first=True: a record is (t, d), the batch stands before it"
+
+
+def expanded(builder: Builder, own: Any, *sizes: Any) -> Any:
+    """x.expand(b, -1, -1), x.repeat(b, 1, 1) of a tensor of one's own: one for each record."""
+    wanted = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+    if not isinstance(own, Held):
+        raise Refused("expand of what depends on the record is not in the vocabulary", "let + and * broadcast")
+    rest = own.shape[1:]
+    alike = len(wanted) == len(own.shape) and all(
+        want in (-1, 1, have) for want, have in zip(wanted[1:], rest, strict=True)
+    )
+    if own.shape[:1] != (1,) or wanted[:1] != (BATCH,) or not alike:
+        raise Refused(f"expand of {own.path!r} to {wanted} does more than give it to each record", "use (b, -1, -1)")
+    return own.beside(builder, len(rest))
+
+
+def attend(builder: Builder, q: Traced, k: Traced, v: Traced, scale: float | None = None) -> Traced:
+    """Scaled dot products of (..., t, d): each place of q looks at every place of k."""
+    if q.shape is None or k.shape is None or v.shape is None:
+        return UNKNOWN
+    sides = list(range(len(k.shape)))
+    turned = builder.emit("permute", k, order=(*sides[:-2], sides[-1], sides[-2]))
+    scores = builder.emit("matmul", q, turned)
+    scores = builder.emit("scale_shift", scores, gain=scale or 1.0 / math.sqrt(q.shape[-1]), shift=0.0)
+    return builder.emit("matmul", builder.emit("softmax", scores), v)
+
+
+def scaled_dot_product_attention(
+    builder: Builder,
+    query: Traced,
+    key: Traced,
+    value: Traced,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Traced:
+    """F.scaled_dot_product_attention without a mask."""
+    if attn_mask is not None or is_causal:
+        raise Refused("a mask is not in the vocabulary", "let every place see every other")
+    if dropout_p:
+        raise Refused("dropout in evaluation mode makes features random", "pass dropout_p=0.0 where not training")
+    return attend(builder, query, key, value, scale)
+
+
+def multihead(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+    """nn.MultiheadAttention of a record with itself."""
+    if not layer.batch_first:
+        raise Refused("attention over the first dimension would mix the records of a batch", _FIRST)
+    if not layer._qkv_same_embed_dim or layer.bias_k is not None or layer.add_zero_attn:
+        raise Refused("attention with kdim, vdim, add_bias_kv or add_zero_attn", "leave it out")
+    if x.shape is None:
+        return UNKNOWN
+    t, heads = x.shape[0], layer.num_heads
+    bias = layer.in_proj_bias is not None
+    whole = builder.emit("in_projection", x, path=path, embed_dim=layer.embed_dim, bias=bias)
+    d = layer.embed_dim
+    parts = []
+    for i in range(3):
+        part = builder.emit("slice", whole, axis=1, begin=i * d, end=(i + 1) * d)
+        by_head = builder.reshape(part, (t, heads, d // heads))
+        parts.append(builder.emit("permute", by_head, order=(1, 0, 2)))
+    seen = builder.emit("permute", attend(builder, parts[0], parts[1], parts[2]), order=(1, 0, 2))
+    return _linear(builder, layer.out_proj, f"{path}.out_proj" if path else "out_proj", builder.reshape(seen, (t, d)))
+
+
+def self_attention(builder: Builder, layer: Any, path: str, arguments: tuple[Any, ...]) -> Any:
+    """A call of nn.MultiheadAttention: the same tensor three times, no mask; (output, None)."""
+    query, *others = arguments
+    if query is UNKNOWN:
+        return multihead(builder, layer, path, UNKNOWN), None
+    if len(others) < 2 or any(other is not query for other in others[:2]) or not isinstance(query, Traced):
+        raise Refused("attention between two sequences is not in the vocabulary", "call it with (x, x, x)")
+    if any(isinstance(other, Traced) for other in others[2:]):
+        raise Refused("a mask is not in the vocabulary", "let every place see every other")
+    return multihead(builder, layer, path, query), None
+
+
+def encoder_layer(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+    """nn.TransformerEncoderLayer, norms before or after."""
+    at = f"{path}." if path else ""
+
+    def attended(value: Traced) -> Traced:
+        return multihead(builder, layer.self_attn, f"{at}self_attn", value)
+
+    def fed(value: Traced) -> Traced:
+        hidden = _linear(builder, layer.linear1, f"{at}linear1", value)
+        return _linear(builder, layer.linear2, f"{at}linear2", _activated(builder, layer.activation, hidden))
+
+    def normed(value: Traced, name: str) -> Traced:
+        return _layer_norm(builder, getattr(layer, name), f"{at}{name}", value)
+
+    if layer.norm_first:
+        x = builder.emit("add", x, attended(normed(x, "norm1")))
+        return builder.emit("add", x, fed(normed(x, "norm2")))
+    x = normed(builder.emit("add", x, attended(x)), "norm1")
+    return normed(builder.emit("add", x, fed(x)), "norm2")
+
+
+def encoder(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+    """nn.TransformerEncoder."""
+    at = f"{path}." if path else ""
+    for number, inner in enumerate(layer.layers):
+        if type(inner) is not nn.TransformerEncoderLayer:
+            raise Refused(f"an encoder of {type(inner).__name__}", "use nn.TransformerEncoderLayer itself")
+        x = encoder_layer(builder, inner, f"{at}layers.{number}", x)
+    return x if layer.norm is None else _layer_norm(builder, layer.norm, f"{at}norm", x)
+
+
+def recurrent(builder: Builder, layer: Any, path: str, x: Traced) -> Any:
+    """nn.GRU and nn.LSTM: (outputs, last states)."""
+    if not layer.batch_first:
+        raise Refused("a recurrent layer over the first dimension would mix the records of a batch", _FIRST)
+    if getattr(layer, "proj_size", 0):
+        raise Refused("proj_size is not in the vocabulary", "use an nn.Linear behind the layer")
+    if x.shape is None:
+        return UNKNOWN, UNKNOWN
+    name, states = type(layer).__name__.lower(), []
+    for number in range(layer.num_layers):
+        size = x.shape[-1] if x.shape is not None else 0
+        outputs = []
+        for reverse in (False, True)[: 1 + layer.bidirectional]:
+            out = builder.emit(
+                name, x, path=path, input_size=size, hidden_size=layer.hidden_size,
+                layer=number, reverse=reverse, bias=layer.bias,
+            )  # fmt: skip
+            outputs.append(out)
+            states.append(place(builder, out, 0, 0 if reverse else x.shape[0] - 1 if x.shape is not None else 0))
+        x = outputs[0] if len(outputs) == 1 else _joined(builder, outputs)
+    last = Last(path, tuple(states))
+    return x, (last if name == "gru" else (last, Last(path, ())))
+
+
+def _joined(builder: Builder, outputs: list[Traced]) -> Traced:
+    """(t, a) and (t, b) as (t, a + b): `concat` joins first sides."""
+    turned = [builder.emit("permute", out, order=(1, 0)) for out in outputs]
+    return builder.emit("permute", builder.emit("concat", *turned), order=(1, 0))
+
+
+def _linear(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+    return builder.emit(
+        "linear", x, path=path, in_features=layer.in_features, out_features=layer.out_features, bias=layer.bias
+    )
+
+
+def _layer_norm(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+    if type(layer) is not nn.LayerNorm:
+        raise Refused(f"{type(layer).__name__} in a transformer is not in the vocabulary", "use nn.LayerNorm")
+    own = {"eps": layer.eps, "elementwise_affine": layer.elementwise_affine, "bias": layer.bias}
+    return builder.emit("layer_norm", x, path=path, normalized_shape=layer.normalized_shape, **own)
+
+
+def _activated(builder: Builder, function: Any, x: Traced) -> Traced:
+    if function in (functional.relu, torch.relu) or isinstance(function, nn.ReLU):
+        return builder.emit("relu", x)
+    if function is functional.gelu or isinstance(function, nn.GELU):
+        tanh = getattr(function, "approximate", "none") == "tanh"
+        return builder.emit("gelu_tanh" if tanh else "gelu", x)
+    raise Refused("this activation of a transformer is not in the vocabulary", "use 'relu' or 'gelu'")

@@ -1,0 +1,337 @@
+"""From the ML team's `nn.Module` to a graph, on the client's side.
+
+`torch.fx` runs the module's forward method once with symbolic values; layers of the vocabulary are leaves. What was
+traced is then lowered node by node. Nothing stops at the first problem: `validate` reports all of them, each by the
+layer's path with what to use instead. At last the rebuilt extractor is compared with the module on synthetic records,
+so that a difference which tracing cannot see (an in-place operation on an aliased value) cannot travel unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from dpswd.public_client.extractor.calls import FUNCTIONS, INSTEAD, METHODS
+from dpswd.public_client.extractor.functions import Function
+from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Problem, Refused, Traced
+from dpswd.public_client.extractor.modules import ELSE, MODULES, lower_module
+from dpswd.public_client.extractor.unlowered import Held, Unlowered, Whole
+from dpswd.public_client.extractor.views import concatenate, item
+from dpswd.shared.core.errors import ExtractorUnsupported, InvalidValue
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.graph import ExtractorGraph, operation_of, tensor_name
+from dpswd.shared.sandbox.operations import Shape
+from dpswd.shared.sandbox.weights import module_weights
+
+AGREEMENT = 1e-3
+"""Largest difference between module and rebuilt extractor, relative to the largest feature: float32 sums in another
+order differ by 1e-5 in deep networks; a wrong operation differs by order one."""
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_CONTROL_FLOW = (
+    "move branches and loops on values or shapes out of forward (torch.fx runs it once with symbolic values)"
+)
+_EMBEDDED = (
+    "A frozen backbone need not travel: the hospital's operator can turn records into its features with "
+    "`dpswd-curator records embed --model backbone.onnx` (docs/ml-team/extractors.md), and what is behind it travels"
+)
+
+
+class VocabularyTracer(fx.Tracer):
+    """A tracer whose leaves are the vocabulary's layers and every other layer of torch itself.
+
+    Attributes:
+        failed_at: path of the innermost layer in which tracing failed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed_at: str | None = None
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002 - fx's signature
+        """Whether a layer stays one node."""
+        return is_leaf(m)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Traces one layer, and notes where tracing failed."""
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            if self.failed_at is None:
+                self.failed_at = self.path_of_module(m)
+            raise
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a module is lowered, or refused, as a whole."""
+    if type(module) is nn.Module or isinstance(module, (*_CONTAINERS, fx.GraphModule)):
+        return False
+    return isinstance(module, tuple(MODULES)) or type(module).__module__.startswith("torch.")
+
+
+def trace(module: nn.Module, input_shape: Sequence[int]) -> ExtractorGraph:
+    """Traces a module into a graph of the closed vocabulary.
+
+    Args:
+        module: batch norm in eval mode; takes (b, *input_shape), gives (b, d).
+        input_shape: of one record.
+
+    Raises:
+        ExtractorUnsupported: with every problem, by the layer's path and with what to use instead.
+    """
+    graph, problems = _attempt(module, tuple(input_shape))
+    if graph is None:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        hint = f"\n{_EMBEDDED}" if any(problem.outside for problem in problems) else ""
+        raise ExtractorUnsupported(f"the extractor cannot travel as data:\n{listed}{hint}")
+    return graph
+
+
+def validate(module: nn.Module, input_shape: Sequence[int]) -> list[Problem]:
+    """All the reasons why a module cannot travel as data; an empty list if it can. No curator is asked."""
+    return _attempt(module, tuple(input_shape))[1]
+
+
+def _attempt(module: nn.Module, input_shape: Shape) -> tuple[ExtractorGraph | None, list[Problem]]:
+    traced = _trace(module)
+    if isinstance(traced, Problem):
+        return None, [traced, *_scan(module)]
+    lowering = _Lowering(module, traced, input_shape)
+    output = lowering.run()
+    if lowering.problems or output is None:
+        return None, lowering.problems
+    try:
+        graph = lowering.graph(output)
+        _compare(module, graph)
+    except Refused as refusal:
+        return None, [Problem("", refusal.reason, refusal.instead)]
+    except InvalidValue as error:
+        return None, [Problem("", str(error), "use a smaller or differently shaped extractor")]
+    return graph, []
+
+
+def _trace(module: nn.Module) -> fx.Graph | Problem:
+    if is_leaf(module):  # a single layer: its own forward must not be traced into
+        graph = fx.Graph()
+        graph.output(graph.call_module("", (graph.placeholder("input"),)))
+        return graph
+    for proxied in (True, False):  # a forward that branches on a buffer needs its values
+        tracer = VocabularyTracer()
+        tracer.proxy_buffer_attributes = proxied
+        try:
+            return tracer.trace(module)
+        except Exception as error:  # noqa: BLE001 - the module's own code ran, and may fail in any way
+            reason = f"tracing failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            problem = Problem(tracer.failed_at or "", reason[:300], _CONTROL_FLOW)
+    return problem
+
+
+def _scan(module: nn.Module) -> list[Problem]:
+    """Problems that show layer by layer, for a module that cannot be traced as a whole."""
+    problems = []
+    for path, child in module.named_modules():
+        try:
+            if is_leaf(child):
+                lower_module(Builder((1,)), child, path, (UNKNOWN,))
+        except Refused as refusal:
+            problems.append(Problem(path, refusal.reason, refusal.instead))
+    return problems
+
+
+class _Lowering:
+    """One pass over a traced program."""
+
+    def __init__(self, module: nn.Module, traced: fx.Graph, input_shape: Shape) -> None:
+        self.problems: list[Problem] = []
+        self._module = module
+        self._traced = traced
+        self._input_shape = input_shape
+        self._builder = Builder(input_shape)
+        self._values: dict[fx.Node, Any] = {}
+        self._inputs = 0
+
+    def run(self) -> Traced | None:
+        """Lowers what the output needs; None where it is no tensor of the graph."""
+        self._traced.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+        output = None
+        for node in self._traced.nodes:
+            if node.op == "output":
+                output = self._resolve(node.args[0])
+            else:
+                self._values[node] = self._lower(node)
+        if isinstance(output, Traced):
+            return output
+        if isinstance(output, Unlowered):
+            own = output.refused("returning")
+            self.problems.append(Problem("", own.reason, own.instead))
+            return None
+        self.problems.append(
+            Problem("", f"forward returns {type(output).__name__}, not one tensor", "return one tensor (b, features)")
+        )
+        return None
+
+    def graph(self, output: Traced) -> ExtractorGraph:
+        """The graph of what the output needs, renumbered."""
+        shape = output.shape or ()
+        if len(shape) != 1:
+            raise Refused(f"the output has shape {shape} per record, not a vector", "end with nn.Flatten()")
+        keep: set[int] = set()
+        stack = [output.number]
+        while stack:
+            number = stack.pop()
+            if number and number not in keep:
+                keep.add(number)
+                stack.extend(self._builder.nodes[number - 1].inputs)
+        numbers = {0: 0} | {old: new for new, old in enumerate(sorted(keep), start=1)}
+        kept = (self._builder.nodes[old - 1] for old in sorted(keep))
+        nodes = tuple(replace(node, inputs=tuple(numbers[i] for i in node.inputs)) for node in kept)
+        graph = ExtractorGraph(nodes, self._input_shape)
+        _refuse_tied(self._module, graph)
+        _refuse_not_finite(self._module, graph)
+        return graph
+
+    def _lower(self, node: fx.Node) -> Any:
+        path = str(node.target) if node.op == "call_module" else _module_path(node)
+        try:
+            self._refuse_in_place(node)
+            return self._dispatch(node)
+        except Refused as refusal:
+            self.problems.append(Problem(path, refusal.reason, refusal.instead))
+        except (TypeError, IndexError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
+            what = f"{_name(node)} is called in a way that is not in the vocabulary ({error})"
+            self.problems.append(Problem(path, what[:300], "use the plain form in docs/ml-team/extractors.md"))
+        return UNKNOWN
+
+    def _dispatch(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            self._inputs += 1
+            if self._inputs == 1:
+                return self._builder.record()
+            if node.args:
+                return node.args[0]  # the default value of a further argument
+            raise Refused(f"forward takes a second input {node.name!r}", "take one tensor of records")
+        arguments = self._resolve(node.args)
+        options = self._resolve(node.kwargs)
+        if node.op == "call_module":
+            layer = self._module.get_submodule(str(node.target))
+            return lower_module(self._builder, layer, str(node.target), (*arguments, *options.values()))
+        if node.op == "get_attr":
+            return self._held(str(node.target))
+        lower = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
+        if lower is None:
+            plain_name = _name(node).strip(".()").rstrip("_")
+            raise Refused(f"{_name(node)} is not in the vocabulary", INSTEAD.get(plain_name, ELSE))
+        return self._call(lower, _name(node).strip(".()"), *arguments, **options)
+
+    def _call(self, lower: Function, name: str, *arguments: Any, **options: Any) -> Any:
+        """Lowers a function or method; what is no value of a record yet decides itself what it can be taken to."""
+        first, others = arguments[0], (*arguments[1:], *options.values())
+        if isinstance(first, Unlowered):
+            return first.called(self._builder, name, lower, *arguments[1:], **options)
+        among = tuple(first) if isinstance(first, (tuple, list)) else ()
+        if lower not in (concatenate, item) and any(isinstance(entry, (Traced, Unlowered)) for entry in among):
+            raise Refused(
+                f"{name} of several tensors at once", "unpack them, as _, (h, c) = lstm(x) and then h[-1], and take one"
+            )
+        for entry in (*(among if lower is concatenate else ()), *others):
+            if isinstance(entry, Unlowered) and not isinstance(entry, Held):
+                raise entry.refused(name)
+        return lower(self._builder, *arguments, **options)
+
+    def _held(self, target: str) -> Unlowered:
+        """A tensor that forward reads itself."""
+        trained = dict(self._module.named_parameters(remove_duplicate=False)).get(target)
+        found = trained if trained is not None else dict(self._module.named_buffers(remove_duplicate=False)).get(target)
+        if found is None:
+            raise Refused(f"forward reads {target!r}, which is no parameter or buffer", "register it with the module")
+        if found.dtype in (torch.int64, torch.int32) and trained is None:
+            return Whole(target, found.detach().cpu())
+        if found.dtype != torch.float32:
+            raise Refused(f"{target} is {found.dtype}; only float32 travels", "call .float()")
+        shape = tuple(found.shape)
+        return Held(target, shape, trained is not None, shape)
+
+    def _refuse_in_place(self, node: fx.Node) -> None:
+        """An in-place operation changes a value that others may still read; the graph would not."""
+        if not node.all_input_nodes or len(node.all_input_nodes[0].users) < 2:
+            return
+        if node.op == "call_module":
+            in_place = bool(getattr(self._module.get_submodule(str(node.target)), "inplace", False))
+        else:
+            name = str(node.target) if node.op == "call_method" else ""
+            in_place = bool(node.kwargs.get("inplace")) or (name.endswith("_") and not name.endswith("__"))
+        if in_place:
+            raise Refused("works in place on a value that is used elsewhere too", "use inplace=False")
+
+    def _resolve(self, argument: Any) -> Any:
+        return fx.node.map_arg(argument, lambda node: self._values[node])
+
+
+def _module_path(node: fx.Node) -> str:
+    """Path of the module whose forward called a function."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return str(next(reversed(stack))) if stack else ""
+
+
+def _name(node: fx.Node) -> str:
+    return f".{node.target}()" if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
+
+
+def _refuse_tied(module: nn.Module, graph: ExtractorGraph) -> None:
+    """One tensor under two names would receive only part of its gradient under each."""
+    owners: dict[int, str] = {}
+    for node in graph.nodes:
+        for name in operation_of(node).parameters(node.attributes):
+            tensor = module.get_parameter(tensor_name(node.path, name))
+            if owners.setdefault(id(tensor), node.path) != node.path:
+                raise Refused(
+                    f"{node.path}.{name} is tied to a tensor of {owners[id(tensor)]}",
+                    "call the same layer twice, or untie them",
+                )
+
+
+def _refuse_not_finite(module: nn.Module, graph: ExtractorGraph) -> None:
+    """Weights that a diverged training left behind."""
+    for name, tensor in module_weights(module, graph).items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise Refused(
+                f"{name} holds NaN or infinity", "load weights from before it diverged, or train at a lower rate"
+            )
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Eval mode for a moment; every layer's own mode comes back."""
+    modes = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child, training in modes:
+            child.training = training
+
+
+def _compare(module: nn.Module, graph: ExtractorGraph) -> None:
+    """Runs module and rebuilt extractor on two synthetic records."""
+    weights = module_weights(module, graph)
+    device = next((tensor.device for tensor in weights.values()), torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    records = torch.randn(2, *graph.input_shape, generator=generator).to(device)
+    if words := [node.attributes["num_embeddings"] for node in graph.nodes if node.operation == "embedding"]:
+        records = torch.randint(min(words), (2, *graph.input_shape), generator=generator).float().to(device)
+    with torch.no_grad(), evaluating(module):
+        expected = module(records.clone())
+    rebuilt = Extractor.from_graph(graph, weights, device=device).features(records)
+    scale = float(expected.abs().max()) + 1e-6
+    difference = float((expected - rebuilt).abs().max()) if expected.shape == rebuilt.shape else float("inf")
+    if not difference <= AGREEMENT * scale:
+        raise Refused(
+            "the rebuilt extractor computes something else than the module",
+            "avoid in-place operations on shared values and code that depends on the mode or on state",
+        )

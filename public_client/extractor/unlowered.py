@@ -1,0 +1,376 @@
+"""What a traced program holds that is no value of a record yet, and the few calls that make one of it.
+
+A team's own tensors, the last states of a recurrent layer, views of a record with more sides than a value has. Every
+other call is refused in words that say what the thing is and what to write.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpswd.public_client.extractor.lowering import BATCH, Batch, Builder, Refused, Traced
+from dpswd.shared.sandbox.operations import Shape
+
+Lower = Callable[..., Any]
+MAX_SIDES = 3
+"""Sides that a value of one record has at most."""
+PLACE = "the place where records lie"
+"""Stands for x.device, which does not travel."""
+_RESHAPES: dict[str, Callable[..., Tensor]] = {
+    name: getattr(Tensor, name) for name in ("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")
+}
+_NO_CHANGE = ("to", "type_as", "contiguous", "clone", "float")
+_TAKE_OWN = {"add", "sub", "mul", "div", "truediv", "matmul", "bmm", "iadd", "imul", "expand", "repeat"}
+_FLOATS, _WHOLE = (torch.float32, torch.float), (torch.int64, torch.int32)
+
+
+class Unlowered:
+    """No value of a record yet."""
+
+    def called(self, builder: Builder, name: str, lower: Lower, *arguments: Any, **options: Any) -> Any:  # noqa: ARG002 - the common signature
+        """What a function or method gives that takes this first.
+
+        Args:
+            builder: of the graph.
+            name: of the function or method.
+            lower: what it is lowered by, for values of a record.
+            arguments: its others.
+            options: by keyword.
+
+        Raises:
+            Refused: there is no word for it.
+        """
+        raise self.refused(name)
+
+    def refused(self, name: str) -> Refused:
+        """Why it cannot be used so.
+
+        Args:
+            name: of the function, method or layer.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Last(Unlowered):
+    """What a recurrent layer returns beside its outputs: the last state of each layer and direction.
+
+    Attributes:
+        path: of the recurrent layer.
+        states: one for each layer and direction; none of an LSTM's cell, which no word gives.
+    """
+
+    path: str
+    states: tuple[Traced, ...]
+
+    def called(self, builder: Builder, name: str, lower: Lower, *arguments: Any, **options: Any) -> Any:  # noqa: ARG002 - the common signature
+        """Takes one of them: h[-1], h.squeeze(0) where there is only one."""
+        (index,) = (*arguments, *options.values()) if len(arguments) + len(options) == 1 else (None,)
+        if name == "getitem" and type(index) is int and -len(self.states) <= index < len(self.states):
+            return self.states[index]
+        if name == "squeeze" and type(index) is int and index in (0, -3) and len(self.states) == 1:
+            return self.states[0]
+        raise self.refused(name)
+
+    def refused(self, name: str) -> Refused:
+        """What h is, and what to write."""
+        layer = f"the recurrent layer {self.path!r}" if self.path else "the recurrent layer"
+        if not self.states:
+            return Refused(
+                f"the cell state c of {layer} has no word ({name} uses it)",
+                "use its last state h[-1] or its outputs, and leave the cell state out",
+            )
+        return Refused(
+            f"{name} of the last states h of {layer}: h is (layers, batch, features), here ({len(self.states)}, b, "
+            f"{(self.states[0].shape or ('?',))[-1]}), and only one layer's h[i] is a value of a record",
+            "write h[-1]" + (", or torch.cat([h[-2], h[-1]], 1) of both directions" if len(self.states) > 1 else ""),
+        )
+
+
+@dataclass(frozen=True)
+class View(Unlowered):
+    """A view of a record with more sides than a value has, as between a projection and its heads.
+
+    Attributes:
+        base: the value, its numbers in the order of `sides`.
+        sides: of the record in the view.
+        order: which dimension stands where, with 0 for the batch and i + 1 for side i.
+    """
+
+    base: Traced
+    sides: Shape
+    order: tuple[int, ...] = field(default=())
+
+    def called(self, builder: Builder, name: str, lower: Lower, *arguments: Any, **options: Any) -> Any:
+        """Turns the view, or takes places of one of its sides."""
+        order, rank = self.order, len(self.order)
+        given = (*arguments, *options.values())
+        if name == "permute":
+            wanted = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+            if all(type(d) is int for d in wanted) and sorted(d % rank for d in wanted) == list(range(rank)):
+                return replace(self, order=tuple(order[d] for d in wanted))
+        if name == "transpose" and len(given) == 2:
+            turned = list(range(rank))
+            turned[given[0]], turned[given[1]] = turned[given[1]], turned[given[0]]
+            return replace(self, order=tuple(order[d] for d in turned))
+        if name == "unbind" and len(given) <= 1:
+            at = given[0] if given else 0
+            return tuple(self._place(builder, at, k) for k in range((0, *self.sides)[order[at]] or 1))
+        if name == "getitem":
+            *before, last = given[0] if isinstance(given[0], tuple) else given
+            if type(last) is int and all(entry == slice(None) for entry in before):
+                return self._place(builder, len(before), last)
+        if name == "getattr" and given == ("shape",):
+            return tuple((BATCH, *self.sides)[d] for d in order)
+        if name in ("reshape", "view") and order == tuple(range(rank)):
+            return lower(builder, self.base, *arguments, **options)
+        if name == "contiguous":
+            return self
+        raise self.refused(name)
+
+    def _place(self, builder: Builder, at: int, number: int) -> Traced | View:
+        """One place of the view's dimension `at`, which is dropped."""
+        side = self.order[at] - 1
+        if side < 0:
+            raise Refused("taking one record of the batch", "take places of another dimension")
+        length = self.sides[side]
+        if not -length <= number < length:
+            raise IndexError(f"place {number} of {length}")
+        before, after = self.sides[:side], self.sides[side + 1 :]
+        cut = builder.reshape(self.base, (math.prod(before), length, math.prod(after)))
+        one = place(builder, cut, 1, number % length)
+        order = tuple(d - (d > side + 1) for d in self.order if d != side + 1)
+        return viewed(builder, one, (*before, *after), order)
+
+    def refused(self, name: str) -> Refused:
+        """Which sides there are, and what to write."""
+        shape = tuple("batch" if d == 0 else self.sides[d - 1] for d in self.order)
+        return Refused(
+            f"{name} of a view of shape ({', '.join(map(str, shape))}): a value has the batch first "
+            f"and at most {MAX_SIDES} sides",
+            "take it apart first (q, k, v = qkv.unbind(0)), or use chunk(3, dim=-1) or nn.MultiheadAttention",
+        )
+
+
+def viewed(builder: Builder, value: Traced, sides: Shape, order: tuple[int, ...] = ()) -> Traced | View:
+    """A value seen with other sides, its dimensions in some order: a value where one can be, else a view."""
+    order = order or tuple(range(len(sides) + 1))
+    if len(sides) > MAX_SIDES or order[0] != 0:
+        return View(value, sides, order)
+    value = builder.reshape(value, sides)
+    return (
+        value if order == tuple(range(len(order))) else builder.emit("permute", value, order=[d - 1 for d in order[1:]])
+    )
+
+
+@dataclass(frozen=True)
+class Held(Unlowered):
+    """A parameter or buffer that forward reads itself.
+
+    Attributes:
+        path: its name in the module.
+        shape: as forward sees it; a leading 1 stands for the batch.
+        trained: whether it is a parameter.
+        stored: its shape in the module.
+        part: the value, where only a part of it is meant.
+    """
+
+    path: str
+    shape: Shape
+    trained: bool
+    stored: Shape
+    part: Traced | None = None
+
+    def beside(self, builder: Builder, rank: int) -> Traced:
+        """As a value of one record of so many sides, as broadcasting against a batch of them would take it.
+
+        Raises:
+            Refused: it has a side for the batch.
+        """
+        shape = self.shape
+        if not 1 <= len(shape) <= rank + 1 or (len(shape) == rank + 1 and shape[0] != 1):
+            raise Refused(
+                f"the tensor {self.path!r} of shape {shape} does not go with records of {rank} sides",
+                "give it the shape of one record, or a leading 1",
+            )
+        own = shape[1:] if len(shape) == rank + 1 else (1,) * (rank - len(shape)) + shape
+        return builder.reshape(self._value(builder), own)
+
+    def _value(self, builder: Builder) -> Traced:
+        name = "parameter" if self.trained else "buffer"
+        return self.part or builder.emit(name, path=self.path, shape=self.stored)
+
+    def rows(self, builder: Builder, begin: int, end: int) -> Held:
+        """Consecutive rows of a table."""
+        value = self._value(builder)
+        if (begin, end) != (0, self.shape[0]):
+            value = builder.emit("slice", value, axis=0, begin=begin, end=end)
+        return replace(self, shape=(end - begin, *self.shape[1:]), part=value)
+
+    def called(self, builder: Builder, name: str, lower: Lower, *arguments: Any, **options: Any) -> Any:
+        """Reshapes it, cuts it, or takes it to arithmetic."""
+        if name in _TAKE_OWN:
+            return lower(builder, self, *arguments, **options)
+        if name in _NO_CHANGE:
+            _refuse_types((*arguments, *options.values()), _FLOATS)
+            return self
+        if name in _RESHAPES:
+            shape = _RESHAPES[name](_like(self.shape), *_without_batch(arguments), **options).shape
+            return replace(self, shape=tuple(shape))
+        if name in ("getattr", "size"):
+            return _described(self.shape, *arguments)
+        if name == "getitem":
+            return self._indexed(builder, arguments[0])
+        raise self.refused(name)
+
+    def _indexed(self, builder: Builder, index: Any) -> Held:
+        whole = index if isinstance(index, tuple) else (index,)
+        if any(entry not in (None, Ellipsis) and type(entry) not in (int, slice) for entry in whole):
+            raise self.refused("indexing by anything but constants")
+        seen = tuple(_like(self.shape)[index].shape)
+        if math.prod(seen) == math.prod(self.shape):  # sides of 1 come and go
+            return replace(self, shape=seen)
+        lead = self.shape[0] == 1 and whole[0] == slice(None)
+        if None in whole or len(self.shape) - lead > MAX_SIDES:
+            raise self.refused("indexing")
+        value = builder.reshape(self._value(builder), self.shape[1:] if lead else self.shape)
+        cut = indexed(builder, value, whole if lead else (slice(None), *whole))
+        return replace(self, shape=(1,) * lead + (cut.shape or ()), part=cut)
+
+    def refused(self, name: str) -> Refused:
+        """Which tensor, and what to write."""
+        return Refused(
+            f"{name} of the module's own tensor {self.path!r} is not in the vocabulary",
+            "hold it as it is to be used, in +, -, *, /, @ and torch.cat with a record's value",
+        )
+
+
+@dataclass(frozen=True)
+class Whole(Unlowered):
+    """A buffer of whole numbers: positions, which an embedding's rows stand for.
+
+    Attributes:
+        path: its name in the module.
+        numbers: as forward sees them.
+    """
+
+    path: str
+    numbers: Tensor
+
+    def called(self, builder: Builder, name: str, lower: Lower, *arguments: Any, **options: Any) -> Any:  # noqa: ARG002 - the common signature
+        """Computes with the numbers, which are no one's data."""
+        if name in ("expand", "repeat"):
+            sizes = arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments
+            kept = {1} if name == "repeat" else {-1, *self.numbers.shape[1:]}
+            if self.numbers.shape[:1] == (1,) and sizes[0] is BATCH and set(sizes[1:]) <= kept:
+                return self
+        elif name in _NO_CHANGE[:-1] or name in ("long", "int"):
+            _refuse_types((*arguments, *options.values()), _WHOLE)
+            return self
+        elif name in _RESHAPES:
+            return replace(self, numbers=_RESHAPES[name](self.numbers, *_without_batch(arguments), **options))
+        elif name in ("getattr", "size"):
+            return _described(tuple(self.numbers.shape), *arguments)
+        elif name == "getitem":
+            return replace(self, numbers=self.numbers[arguments[0]])
+        raise self.refused(name)
+
+    def rows_of(self, builder: Builder, path: str, table: Shape) -> Held:
+        """An embedding of the numbers: rows of its table, without a record.
+
+        Raises:
+            Refused: they are not consecutive rows of it.
+        """
+        numbers = self.numbers.flatten().tolist()
+        lead = self.numbers.dim() == 2 and self.numbers.shape[0] == 1
+        begin, end = (numbers[0], numbers[0] + len(numbers)) if numbers else (0, 0)
+        if (
+            (self.numbers.dim() != 1 and not lead)
+            or numbers != list(range(begin, end))
+            or not 0 <= begin < end <= table[0]
+        ):
+            raise Refused(
+                f"an embedding of the buffer {self.path!r}, which does not hold consecutive rows (n, n + 1, ...)",
+                "hold what it gives as an nn.Parameter of shape (positions, features), and add it",
+            )
+        held = Held(path, table, trained=True, stored=table).rows(builder, begin, end)
+        return replace(held, shape=(1, *held.shape)) if lead else held
+
+    def refused(self, name: str) -> Refused:
+        """Which tensor, and what to write."""
+        return Refused(
+            f"{name} of the buffer {self.path!r}, which holds {self.numbers.dtype}; whole numbers can only be "
+            "rows of an nn.Embedding",
+            "register the buffer as float32 to compute with it",
+        )
+
+
+def place(builder: Builder, x: Traced, axis: int, number: int) -> Traced:
+    """One place of a side, which is dropped."""
+    if x.shape is None:
+        return x
+    one = builder.emit("slice", x, axis=axis, begin=number, end=number + 1)
+    return builder.reshape(one, (*x.shape[:axis], *x.shape[axis + 1 :]))
+
+
+def indexed(builder: Builder, x: Traced, index: tuple[Any, ...]) -> Traced:
+    """x[:, a:b, n]: the batch is left alone."""
+    if Ellipsis in index:
+        missing = len(x.shape or ()) + 2 - len(index)
+        at = index.index(Ellipsis)
+        index = (*index[:at], *(slice(None),) * missing, *index[at + 1 :])
+    batch, *sides = index
+    if batch != slice(None) or len(sides) > len(x.shape or ()):
+        raise Refused("indexing must leave the batch alone", "begin with x[:, ...]")
+    axis = 0
+    for one in sides:
+        assert x.shape is not None, "a refusal ends this"
+        length = x.shape[axis]
+        if type(one) is int and -length <= one < length:
+            x = place(builder, x, axis, one % length)
+            continue
+        if not isinstance(one, slice) or one.step not in (None, 1):
+            raise Refused("indexing by anything but constants and slices without a step", "use x[:, a:b]")
+        begin, end, _ = one.indices(length)
+        if (begin, end) != (0, length):
+            x = builder.emit("slice", x, axis=axis, begin=begin, end=end)
+        axis += 1
+    return x
+
+
+def moved(builder: Builder, x: Traced, *arguments: Any, **options: Any) -> Traced:  # noqa: ARG001 - the same
+    """x.to(device), x.to(y), x.type_as(y): nothing changes where all is float32; whole numbers stay in a record."""
+    _refuse_types((*arguments, *options.values()), (*_FLOATS, *_WHOLE))
+    return x
+
+
+def _refuse_types(arguments: tuple[Any, ...], allowed: tuple[torch.dtype, ...]) -> None:
+    for given in arguments:
+        if isinstance(given, torch.dtype) and given not in allowed:
+            raise Refused(f"a change to {given}; only float32 travels", "leave the change of type out")
+
+
+def _described(shape: Shape, name: Any = "shape") -> Any:
+    if type(name) is int:
+        return shape[name]
+    if name not in ("shape", "device"):
+        raise Refused(f"attribute {name!r} is not in the vocabulary", "only .shape and .device can be read")
+    return shape if name == "shape" else PLACE
+
+
+def _like(shape: Shape) -> Tensor:
+    return torch.empty(shape, device="meta")
+
+
+def _without_batch(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    if any(
+        isinstance(entry, Batch) for given in arguments for entry in (given if isinstance(given, tuple) else (given,))
+    ):
+        raise Refused("a tensor of one's own reshaped by the batch size", "use expand(b, -1, -1), or let + broadcast")
+    return arguments

@@ -1,0 +1,227 @@
+"""Lowering of what changes the shape of a record: views, flattening, concatenation, reduction over the sides.
+
+The batch dimension is never merged, dropped or permuted: that is what would let one record see another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dpswd.public_client.extractor.functions import Function, adaptive_pool
+from dpswd.public_client.extractor.lowering import BATCH, UNKNOWN, Batch, Builder, Refused, Traced
+from dpswd.public_client.extractor.unlowered import PLACE, Held, View, indexed, place, viewed
+
+
+def side_reduction(form: str) -> Function:
+    """Mean or maximum over all spatial sides, as global pooling."""
+
+    def lower(builder: Builder, input: Traced, dim: Any = None, keepdim: bool = False) -> Traced:
+        if input.shape is None:
+            return UNKNOWN
+        rank = len(input.shape) + 1
+        given = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+        dims = {d % rank for d in given if isinstance(d, int)}
+        if rank == 3 and dims == {1} and not keepdim:  # over the places of a sequence (t, d)
+            turned = builder.emit("permute", input, order=(1, 0))
+            return builder.reshape(adaptive_pool(form, 1)(builder, turned, 1), input.shape[1:])
+        if len(given) != len(dims) or dims != set(range(2, rank)) or rank < 3:
+            raise Refused(
+                "only a reduction over all spatial sides (dim=(2, 3)) keeps records and channels apart",
+                "use nn.AdaptiveAvgPool2d(1) and nn.Flatten, or reduce over the spatial sides",
+            )
+        pooled = adaptive_pool(form, rank - 2)(builder, input, 1)
+        return pooled if keepdim else builder.reshape(pooled, input.shape[:1])
+
+    return lower
+
+
+def reshaping(function: Callable[..., Tensor], instead: str) -> Function:
+    """What changes nothing but a record's shape, found by trying it on a batch without storage.
+
+    Args:
+        function: of torch; takes the records first.
+        instead: what to use where the batch dimension does not stay apart.
+    """
+
+    def lower(builder: Builder, input: Traced, *arguments: Any, **options: Any) -> Traced | View:
+        if input.shape is None or any(value is UNKNOWN for value in arguments):
+            return UNKNOWN
+        shapes = set()
+        for records in _TRIED:
+            batch = torch.empty(records, *input.shape, device="meta")
+            try:
+                seen = function(batch, *_known(arguments, records), **_known(options, records))
+                shapes.add(tuple(seen.shape[1:]) if seen.shape[:1] == (records,) else None)
+            except RuntimeError:  # the sizes do not fit
+                shapes.add(None)
+        shape = shapes.pop()
+        if shapes or shape is None:
+            reason = f"{function.__name__} of records of shape {input.shape} as {_shown(arguments)}"
+            raise Refused(f"{reason} mixes the records of a batch, or does not keep the batch dimension apart", instead)
+        return viewed(builder, input, shape)
+
+    return lower
+
+
+_TRIED = (1, 2**31 - 1)
+"""Numbers of records that a view is tried with: one is what squeeze() drops, a prime is what no constant splits."""
+
+
+def _known(value: Any, records: int) -> Any:
+    """The arguments of a call with a number in the place of the batch size."""
+    return fx.node.map_aggregate(value, lambda entry: records if isinstance(entry, Batch) else entry)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(_shown(entry) for entry in value) + ")"
+    return "batch" if isinstance(value, Batch) else str(value)
+
+
+flatten = reshaping(Tensor.flatten, "use torch.flatten(x, 1)")
+unflatten = reshaping(Tensor.unflatten, "use dim=1")
+view = reshaping(Tensor.reshape, "use x.flatten(1) or x.view(x.size(0), -1)")
+squeeze = reshaping(Tensor.squeeze, "use squeeze(dim) with another dimension than 0, or flatten(1)")
+unsqueeze = reshaping(Tensor.unsqueeze, "use unsqueeze(1)")
+
+
+def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None = None) -> Traced:
+    """torch.cat along the channels or features."""
+    shapes = [value.shape for value in tensors if isinstance(value, Traced)]
+    rank = max((len(shape) for shape in shapes if shape is not None), default=0)
+    values: list[Any] = [
+        value.beside(builder, rank) if isinstance(value, Held) and rank else value for value in tensors
+    ]
+    if any(not isinstance(value, Traced) for value in values):
+        raise Refused("torch.cat takes a list of traced tensors", "keep constants out")
+    if any(value.shape is None for value in values):
+        return UNKNOWN
+    where = (dim if axis is None else axis) % (len(values[0].shape) + 1) - 1
+    if where < 0:
+        raise Refused("torch.cat along the batch mixes records", "concatenate along dim=1")
+    if len(values) == 1:
+        only: Traced = values[0]
+        return only
+    if where == 0:
+        return builder.emit("concat", *values)
+    # `concat` joins first sides: the one that is meant is brought there and back.
+    order = (where, *(side for side in range(rank) if side != where))
+    joined = builder.emit("concat", *(builder.emit("permute", value, order=order) for value in values))
+    return builder.emit("permute", joined, order=tuple(order.index(side) for side in range(rank)))
+
+
+def size(builder: Builder, input: Traced, dim: int | None = None) -> Any:
+    """x.size() and x.shape: the batch stays symbolic."""
+    if input.shape is None:
+        return UNKNOWN
+    sizes = (BATCH, *input.shape)
+    return sizes if dim is None else sizes[dim]
+
+
+def attribute(builder: Builder, input: Any, name: str) -> Any:
+    """Getattr in the traced program: what does not depend on a tensor's values."""
+    if input is UNKNOWN:
+        return UNKNOWN
+    if name == "shape" and isinstance(input, Traced):
+        return size(builder, input)
+    if name == "device" and isinstance(input, Traced):
+        return PLACE
+    raise Refused(f"attribute {name[:40]!r} is not in the vocabulary", "only .shape and .device can be read")
+
+
+def item(builder: Builder, input: Any, index: Any) -> Any:
+    """Indexing: of a shape, of what a layer returns, and of a record's sides by constants, as x[:, 0]."""
+    if input is UNKNOWN:
+        return UNKNOWN
+    if isinstance(input, tuple) and isinstance(index, (int, slice)):
+        return input[index]
+    if isinstance(input, Traced) and isinstance(index, tuple) and input.shape is not None:
+        return indexed(builder, input, index)
+    raise Refused("indexing a tensor so is not in the vocabulary", "use x[:, 0], x[:, a:b] with constants")
+
+
+def permute(builder: Builder, input: Traced, *dims: Any) -> Traced:
+    """x.permute(0, 2, 1): the batch stays first."""
+    order = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
+    if input.shape is None:
+        return UNKNOWN
+    rank = len(input.shape) + 1
+    turned = tuple(d % rank for d in order)
+    if len(turned) != rank or turned[0] != 0:
+        raise Refused(f"permute{order} moves the batch", "leave dimension 0 first")
+    return builder.emit("permute", input, order=tuple(d - 1 for d in turned[1:]))
+
+
+def transpose(builder: Builder, input: Traced, dim0: int, dim1: int) -> Traced:
+    """x.transpose(1, 2)."""
+    if input.shape is None:
+        return UNKNOWN
+    order = list(range(len(input.shape) + 1))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return permute(builder, input, *order)
+
+
+def split(builder: Builder, input: Traced, split_size: Any, dim: int = 0) -> Any:
+    """x.split(size, dim) and x.split([a, b], dim)."""
+    if input.shape is None:
+        return UNKNOWN
+    axis = dim % (len(input.shape) + 1) - 1
+    if axis < 0:
+        raise Refused("a split along the batch mixes records", "name another dimension")
+    length = input.shape[axis]
+    if isinstance(split_size, int):
+        sizes = [min(split_size, length - begin) for begin in range(0, length, split_size)]
+    else:
+        sizes = list(split_size)
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return tuple(
+        builder.emit("slice", input, axis=axis, begin=end - size, end=end)
+        for size, end in zip(sizes, ends, strict=True)
+    )
+
+
+def chunk(builder: Builder, input: Traced, chunks: int, dim: int = 0) -> Any:
+    """x.chunk(3, dim=-1)."""
+    if input.shape is None:
+        return UNKNOWN
+    length = (0, *input.shape)[dim % (len(input.shape) + 1)]
+    return split(builder, input, max(1, -(-length // chunks)), dim)
+
+
+def unbind(builder: Builder, input: Traced, dim: int = 0) -> Any:
+    """q, k, v = x.unbind(2): the places of a side, which is dropped."""
+    if input.shape is None:
+        return UNKNOWN
+    axis = dim % (len(input.shape) + 1) - 1
+    if axis < 0:
+        raise Refused("unbind of the batch mixes records", "name another dimension")
+    return tuple(place(builder, input, axis, number) for number in range(input.shape[axis]))
+
+
+def over_last(name: str) -> Function:
+    """What is computed along the last side: softmax."""
+
+    def lower(builder: Builder, input: Traced, dim: int | None = None, dtype: Any = None) -> Traced:
+        if input.shape is None:
+            return UNKNOWN
+        if dim is None or dim % (len(input.shape) + 1) != len(input.shape):
+            raise Refused(f"{name} along dimension {dim} is not in the vocabulary", "use dim=-1")
+        return builder.emit(name, input)
+
+    return lower
+
+
+def normalize(
+    builder: Builder, input: Traced, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None
+) -> Traced:
+    """F.normalize by the Euclidean norm."""
+    if input.shape is None:
+        return UNKNOWN
+    axis = dim % (len(input.shape) + 1) - 1
+    if p != 2 or axis < 0 or out is not None:
+        raise Refused(f"normalize with p={p} along dimension {dim} is not in the vocabulary", "use p=2 and dim=1 or -1")
+    return builder.emit("normalize", input, axis=axis, eps=eps)

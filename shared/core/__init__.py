@@ -1,0 +1,1 @@
+"""The core of the promise: what a hospital's reviewer reads to believe it."""

@@ -1,0 +1,40 @@
+"""What a curator can release: one frozen value for each kind, in one folder each.
+
+To add a mechanism, add its folder and its line here; admission, price, trial, release, receipts, checkpoints, plans and
+the mock curator know none by name. docs/privacy derives each one's price.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS
+from dpswd.shared.core.mechanisms.critic.mechanism import CRITIC
+from dpswd.shared.core.mechanisms.distributions.mechanism import DISTRIBUTIONS, LABELLED_DISTRIBUTIONS
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION
+from dpswd.shared.core.mechanisms.gradient.mechanism import GRADIENT
+from dpswd.shared.core.mechanisms.interface import AnyMechanism
+from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT
+from dpswd.shared.core.mechanisms.quantiles.mechanism import LABELLED_QUANTILES, QUANTILES
+from dpswd.shared.core.mechanisms.rows.mechanism import LABELLED_ROWS, ROWS
+from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SINKHORN
+
+MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
+    {
+        mechanism.name: mechanism
+        for mechanism in (
+            ROWS,
+            QUANTILES,
+            GRADIENT,
+            CRITIC,
+            EVALUATION,
+            CLASS_STATISTICS,
+            LABELLED_GRADIENT,
+            SINKHORN,
+            LABELLED_ROWS,
+            LABELLED_QUANTILES,
+            DISTRIBUTIONS,
+            LABELLED_DISTRIBUTIONS,
+        )
+    }
+)
+"""Every mechanism by its name; no plug-ins, nothing is registered at import."""

@@ -1,0 +1,100 @@
+"""A sum over the sample of one clipped gradient for each record, as runs declare it (docs/privacy, section 5).
+
+The mechanisms that release such a sum (through the target branch, of a critic's loss) share its declaration, its rules,
+its price and the adapted parameters that a step brings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from torch import Tensor
+
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, RunSize
+from dpswd.shared.core.noise.noise import GridArray, NoiseSource
+from dpswd.shared.core.noise.sanitized import gradient_step, release_gradient
+from dpswd.shared.core.privacy.events import SanitizedGradient
+from dpswd.shared.core.wire import limits as protocol
+from dpswd.shared.core.wire.checks import Violation, positive
+from dpswd.shared.core.wire.payloads import MessagePayload, Wire
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+
+FRAMING_BYTES = 4096
+"""Of a reply besides its values: seed, receipt, shapes."""
+
+SummedGradient = Annotated[GridArray, Wire(shape=("p",), most=protocol.MAX_ADAPTED_PARAMETERS)]
+"""The noised sum of clipped per-record gradients, (p,), in replies."""
+
+_FIELD = "declaration.sum"
+
+
+@dataclass(frozen=True)
+class ClippedSum(MessagePayload, message=pb.ClippedSumDeclaration, field="declaration.sum"):
+    """What is summed, how it is clipped, and its noise.
+
+    Attributes:
+        parameters: names of the adapted parameters, in the order of the flat gradient.
+        clip_norm: C, the largest norm of one record's gradient.
+        sigma: standard deviation of the noise on each coordinate of the sum over the sample.
+    """
+
+    parameters: tuple[str, ...]
+    clip_norm: float
+    sigma: float
+
+    def violations(self, run: RunSize, facts: Facts, limits: Limits) -> list[Violation]:
+        """Every rule that the declaration breaks."""
+        broken = positive(f"{_FIELD}.clip_norm", self.clip_norm) + positive(f"{_FIELD}.sigma", self.sigma)
+        if not broken:
+            try:
+                self._step(run)
+            except InvalidValue as error:
+                broken.append((f"{_FIELD}.sigma", str(error)))
+        field, known = f"{_FIELD}.parameters", facts.model.parameter_shapes
+        if not self.parameters or len(set(self.parameters)) != len(self.parameters):
+            broken.append((field, "must name at least one parameter, each once"))
+        unknown = [name for name in self.parameters if name not in known]
+        if unknown:
+            some = ", ".join(sorted(known)[:20]) or "none"
+            broken.append((field, f"{unknown[:5]} are no parameters of the extractor; it has {some}"))
+        size = facts.model.size(self.parameters)
+        if size > limits.max_adapted_parameters:
+            broken.append((field, f"have {size} values; at most {limits.max_adapted_parameters} are allowed"))
+        if 4 * size + FRAMING_BYTES > limits.max_message_bytes // 2:
+            most = limits.max_message_bytes // 2
+            broken.append((field, f"have {size} values; gradients of at most {most} bytes are sent"))
+        if size * run.batch > limits.max_gradient_values:
+            text = f"have {size} values, times the batch more than {limits.max_gradient_values}; adapt or sample fewer"
+            broken.append((field, text))
+        return broken
+
+    def part(self, run: RunSize, facts: Facts) -> SanitizedGradient:
+        """The part that prices it; refuses nothing that `violations` lets pass."""
+        size = facts.model.size(self.parameters)
+        return SanitizedGradient(size, self.clip_norm, self.sigma, self._step(run))
+
+    def _step(self, run: RunSize) -> float:
+        return gradient_step(batch=run.batch, clip_norm=self.clip_norm, sigma=self.sigma)
+
+    def check(self, adapted: FloatArray | None, facts: Facts) -> list[Violation]:
+        """Whether a step brings as many adapted values as were declared, or none at all."""
+        size = facts.model.size(self.parameters)
+        if adapted is None or adapted.size == size:
+            return []
+        return [("payload.adapted_parameters", f"holds {adapted.size} values; the run declares {size}")]
+
+    def made_values(self, facts: Facts) -> FloatArray:
+        """Adapted values that a step may bring, (p,), made up: small, and none of them zero."""
+        return np.random.default_rng(2).normal(0.0, 0.01, facts.model.size(self.parameters)).astype(np.float32)
+
+    def released(self, per_record: Tensor, noise: NoiseSource) -> GridArray:
+        """Clips gradients (b, p) record by record, sums them, and adds noise: (p,)."""
+        return release_gradient(per_record, clip_norm=self.clip_norm, sigma=self.sigma, noise=noise)
+
+    def summary(self, facts: Facts) -> str:
+        """In words."""
+        size = facts.model.size(self.parameters)
+        return f"a sanitized gradient of {size} numbers, clipped to {self.clip_norm:.3g} record by record"

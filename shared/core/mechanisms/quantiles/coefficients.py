@@ -1,0 +1,143 @@
+"""Sliced quantile coefficients (docs/privacy, section 6): a few numbers for each direction instead of one for each row.
+
+q_j = sort(F u_j), c = B^T [q_1 ... q_k] + V with V iid N(0, sigma^2). One replaced record z moves c by at most
+sqrt(kappa / b) ||z U||, kappa = 1 + 2 (L - 1).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.rows.projections import project
+from dpswd.shared.core.noise.noise import GridArray, NoiseSource, narrowest_integer, release_on_grid
+
+
+def cosine_basis(
+    batch: int, coefficients: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """B: B_0 = 1 / sqrt(b), B_l(r) = sqrt(2 / b) cos(pi l (r + 1/2) / b).
+
+    Args:
+        batch: b, at least 1.
+        coefficients: L, between 1 and b.
+        device: where the tensor lives.
+        dtype: of the result.
+
+    Returns:
+        (b, L), orthonormal columns.
+
+    Raises:
+        InvalidValue: L is outside 1..b.
+    """
+    if not 1 <= coefficients <= batch:
+        raise InvalidValue(f"asked for {coefficients} coefficients of {batch} records; use 1 to {batch}")
+    levels = (torch.arange(batch, dtype=torch.float64) + 0.5) / batch  # (b,)
+    basis = torch.stack([basis_function(levels, order) for order in range(coefficients)], dim=1)
+    return (basis / math.sqrt(batch)).to(device=device, dtype=dtype)
+
+
+def basis_function(levels: Tensor, order: int) -> Tensor:
+    """The basis as a function of the quantile level, sqrt(b) B_l: 1, or sqrt(2) cos(pi l t).
+
+    Args:
+        levels: any shape, in [0, 1].
+        order: l, at least 0.
+
+    Returns:
+        The same shape.
+    """
+    if order == 0:
+        return torch.ones_like(levels)
+    return math.sqrt(2.0) * torch.cos(math.pi * order * levels)
+
+
+def release_coefficients(
+    features: Tensor, U: Tensor, *, coefficients: int, sigma: float, noise: NoiseSource
+) -> GridArray:
+    """Noised quantile coefficients of the batch.
+
+    Args:
+        features: (b, d), each row clipped to norm 1/2.
+        U: (d, k), drawn after the extractor was fixed.
+        coefficients: L, between 1 and b.
+        sigma: standard deviation of the noise, in the features' units.
+        noise: where the noise comes from.
+
+    Returns:
+        (L, k). A coefficient is at most sqrt(b) / 2: the sorted projections have norm at most sqrt(b) / 2, and the
+        basis is orthonormal.
+
+    Raises:
+        InvalidValue: a shape or L is outside what is allowed.
+    """
+    ordered = project(features, U).sort(dim=0).values  # (b, k)
+    basis = cosine_basis(ordered.shape[0], coefficients, device=ordered.device)
+    integer = narrowest_integer(math.sqrt(ordered.shape[0]) / 2, sigma=sigma)
+    return release_on_grid(basis.T @ ordered, sigma=sigma, noise=noise, integer=integer)
+
+
+def source_coefficients(source_projections: Tensor, *, batch: int, coefficients: int) -> Tensor:
+    """Coefficients of the public source at the batch's size; the source is public and needs no noise.
+
+    The source's quantile function is averaged over each of the batch's b parts before the basis is applied; for
+    m == b that is the sorted sample itself.
+
+    Args:
+        source_projections: (m, k); m may differ from b.
+        batch: b of the release.
+        coefficients: L.
+
+    Returns:
+        (L, k); differentiable in the projections.
+
+    Raises:
+        InvalidValue: L is outside 1..b.
+    """
+    ordered = source_projections.sort(dim=0).values
+    weights = _source_weights(ordered.shape[0], batch, coefficients).to(ordered)
+    return weights @ ordered
+
+
+def _source_weights(source: int, batch: int, coefficients: int) -> Tensor:
+    """(L, m): averaging over the batch's parts and the basis in one matrix, without a b x m matrix between them.
+
+    The integral of a basis function that is constant on the batch's parts is piecewise linear, so its values at the
+    source's levels i / m give each source point's weight.
+    """
+    basis = cosine_basis(batch, coefficients)
+    integral = torch.cat([torch.zeros(1, coefficients, dtype=torch.float64), basis.cumsum(dim=0)])  # (b + 1, L)
+    scaled = torch.arange(source + 1) * batch  # level i / m, in units of 1 / (b m)
+    whole = torch.div(scaled, source, rounding_mode="floor")
+    part = (scaled - whole * source).to(torch.float64) / source
+    following = torch.cat([basis, torch.zeros(1, coefficients, dtype=torch.float64)])
+    return (integral[whole] + part[:, None] * following[whole]).diff(dim=0).T
+
+
+def distance(source: Tensor, target: Tensor, *, sigma: float, batch: int) -> Tensor:
+    """The squared sliced W_2 distance truncated to L coefficients, without the noise's bias.
+
+    sum_j ||c_j^s - c_j^t||^2 / (b k) has expectation (true value) + L sigma^2 / b, which is subtracted; the result
+    is unbiased and may therefore be negative.
+
+    Args:
+        source: (L, k), without noise.
+        target: (L, k), released.
+        sigma: standard deviation of the release's noise (0 for no noise).
+        batch: b of the release.
+
+    Returns:
+        Scalar, in squared feature units; differentiable in both.
+
+    Raises:
+        InvalidValue: the shapes differ.
+    """
+    if source.shape != target.shape or source.dim() != 2:
+        raise InvalidValue(
+            f"coefficients have shapes {tuple(source.shape)} and {tuple(target.shape)}; both must be (L, k)"
+        )
+    count, k = source.shape
+    return (source - target).pow(2).sum() / (batch * k) - count * sigma**2 / batch

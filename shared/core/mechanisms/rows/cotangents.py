@@ -1,0 +1,89 @@
+"""DP-SWD between released rows and equally noised source rows, and its gradients (DP-SWD, Algorithm 2).
+
+All of it is post-processing: P is released, the source and its noise are public. The source gets the same noise so
+that both sides are smeared alike and the distance compares like with like.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.quantiles.cotangents import mean_norm
+from dpswd.shared.core.noise.noise import SeededNoise, grid_step
+from dpswd.shared.core.optimal_transport.one_dimensional import resample_quantiles, wasserstein_1d
+
+
+def noised_source_projections(source_features: Tensor, U: Tensor, *, sigma: float, seed: bytes) -> Tensor:
+    """Source projections with the release's noise law, from a public seed: the same bits at both parties.
+
+    Args:
+        source_features: (m, d), mapped and clipped like the target's.
+        U: (d, k).
+        sigma: standard deviation of the release's noise.
+        seed: 32 public bytes; the seed of U serves, its uses do not overlap.
+
+    Returns:
+        (m, k); differentiable in the features.
+    """
+    step = grid_step(sigma)
+    steps = SeededNoise(seed, purpose="source noise").grid_gaussian(
+        (source_features.shape[0], U.shape[1]), sigma=sigma, step=step
+    )
+    return source_features @ U.to(source_features) + torch.from_numpy(steps * step).to(source_features)
+
+
+def row_distance(released: Tensor, noised_source: Tensor) -> Tensor:
+    """DP-SWD: the squared sliced W_2 distance of two projected, noised samples.
+
+    Args:
+        released: (b, k), noised target projections.
+        noised_source: (m, k); m may differ from b.
+
+    Returns:
+        Scalar: the mean over directions and sorted rows of the squared difference; differentiable in both.
+    """
+    return wasserstein_1d(noised_source, released, p=2.0).mean()
+
+
+def row_cotangents(released: Tensor, noised_source: Tensor, U: Tensor) -> tuple[Tensor, float]:
+    """The gradient of `row_distance` with respect to the target rows, mapped back to features.
+
+    Row r moves by (d / k) sum_j u_j (P_rj - the source quantile that the sorted matching gives to P_rj), b d / 2
+    times the gradient: a displacement in feature units, which does not shrink as b or k grows.
+
+    Args:
+        released: (b, k), noised target projections.
+        noised_source: (m, k).
+        U: (d, k).
+
+    Returns:
+        Cotangents (b, d), in the sample's order and divided by their scale; and that scale, the mean norm of the source
+        rows' own cotangents, in feature units: it comes from the source rows alone.
+
+    Raises:
+        InvalidValue: the shapes do not fit together.
+    """
+    if (
+        released.dim() != 2
+        or noised_source.dim() != 2
+        or not (released.shape[1] == noised_source.shape[1] == U.shape[1])
+    ):
+        raise InvalidValue(
+            f"released rows have shape {tuple(released.shape)}, source rows {tuple(noised_source.shape)} and "
+            f"directions {tuple(U.shape)}; use (b, k), (m, k) and (d, k)"
+        )
+    source = noised_source.detach()
+    target, directions = released.detach().to(source), U.to(source)
+    scale = mean_norm(_displacements(source, target, directions))
+    return _displacements(target, source, directions) / scale, scale
+
+
+def _displacements(rows: Tensor, others: Tensor, U: Tensor) -> Tensor:
+    """(n, d): from each row's partner under the sorted matching to the row, averaged over directions."""
+    partners = resample_quantiles(others.sort(dim=0).values, rows.shape[0])  # (n, k)
+    order = rows.argsort(dim=0)
+    matched = torch.empty_like(rows).scatter_(0, order, partners)
+    d, k = U.shape
+    return (rows - matched) @ U.T * (d / k)

@@ -1,0 +1,127 @@
+"""Entropic optimal transport between two samples with equal weights, in the log domain (Cuturi 2013; Schmitzer 2019).
+
+    W(x, y) = min_P  sum_ij P_ij C_ij + blur KL(P | uniform),    P with the marginals 1/n and 1/m,
+
+C the ground cost. A curator computes this of private points, so what stands here takes the same time for all numbers
+(`dpswd.shared.sandbox.steady` says which operations do): a fixed number of iterations, `exp2` of bounded arguments,
+`relu`.
+
+At the optimum P_ij = exp((f_i + g_j - C_ij) / blur) / (n m), W = mean f + mean g, and the gradient of W in
+the points is that of sum_ij P_ij C_ij at fixed P (the envelope theorem; Feydy and others 2019, section 3).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dpswd.shared.core.errors import InvalidValue
+
+_LOG2_E = math.log2(math.e)
+_SMALLEST = 80.0  # -log2 of the smallest share; of thousands of them nothing is seen in float64
+_CHECKED_EVERY = 10
+"""Iterations between two looks at the marginals, where a tolerance is given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Coupling:
+    """An entropic coupling of n and m points.
+
+    Attributes:
+        plan: (n, m), the rows sum to 1/n but for rounding, the columns to 1/m but for `error`.
+        value: W; scalar.
+        error: sum over the columns of |column sum - 1/m|, from 0 to 2.
+        iterations: that were made.
+    """
+
+    plan: Tensor
+    value: Tensor
+    error: float
+    iterations: int
+
+
+def ground_cost(x: Tensor, y: Tensor, *, l1: float = 0.0) -> Tensor:
+    """|x_i - y_j|_2^2 + l1 |x_i - y_j|_1, the cost of DP-Sinkhorn (Cao and others 2021, section 5.1).
+
+    Args:
+        x: (n, d), float64 for results that hold to the last digits.
+        y: (m, d).
+        l1: weight of the second term, 0 or more.
+
+    Returns:
+        (n, m); differentiable.
+    """
+    squares = x.square().sum(dim=1)[:, None] + y.square().sum(dim=1) - 2.0 * (x @ y.T)
+    cost = torch.relu(squares)  # rounding may leave it a little below 0
+    return cost + l1 * torch.cdist(x, y, p=1.0) if l1 else cost
+
+
+def coupling(cost: Tensor, *, blur: float, iterations: int, tolerance: float = 0.0) -> Coupling:
+    """Sinkhorn's iterations on a cost matrix; the blur falls from the largest cost to its own value in the first half.
+
+    Without a tolerance their number is fixed, and so is the time that they take, whatever the costs.
+
+    Args:
+        cost: (n, m), finite.
+        blur: weight of the entropy, in the cost's units.
+        iterations: at most; each updates f and g once.
+        tolerance: on the marginals (`Coupling.error`); 0 makes all iterations.
+
+    Raises:
+        InvalidValue: blur, iterations or tolerance are out of range, or a cost is not finite.
+    """
+    if not (0.0 < blur < math.inf and iterations >= 1 and 0.0 <= tolerance < math.inf):
+        text = f"blur {blur}, {iterations} iterations and tolerance {tolerance}"
+        raise InvalidValue(f"{text}: needed are a positive blur, an iteration at least, and a tolerance of 0 or more")
+    fixed = cost.detach()
+    n, m = fixed.shape
+    spread = float(fixed.abs().max())
+    if not math.isfinite(spread):
+        raise InvalidValue("a ground cost is not finite; bring the points into a range whose squares are")
+    g, cooling, made = fixed.new_zeros(m), max(1, iterations // 2), 0
+    start, error = max(spread, blur), math.inf
+    while made < iterations and error > tolerance:
+        width = blur * (start / blur) ** max(0.0, 1.0 - made / cooling)
+        f = _smallest(fixed - g, width, dim=1)
+        g = _smallest(fixed - f[:, None], width, dim=0)
+        made += 1
+        if tolerance and made > cooling and made % _CHECKED_EVERY == 0:
+            error = float((_rows(fixed - g, blur).mean(dim=0) - 1.0 / m).abs().sum())
+    f, plan = _smallest(fixed - g, blur, dim=1), _rows(fixed - g, blur) / n
+    return Coupling(plan, f.mean() + g.mean(), float((plan.sum(dim=0) - 1.0 / m).abs().sum()), made)
+
+
+def sinkhorn(x: Tensor, y: Tensor, *, l1: float = 0.0, blur: float, iterations: int, tolerance: float = 0.0) -> Tensor:
+    """W(x, y) of the ground cost; see `ground_cost` and `coupling`.
+
+    Returns:
+        Scalar; its gradient in x and y is that at the coupling.
+    """
+    cost = ground_cost(x, y, l1=l1)
+    found = coupling(cost, blur=blur, iterations=iterations, tolerance=tolerance)
+    moved: Tensor = (found.plan * (cost - cost.detach())).sum()
+    return found.value + moved
+
+
+def _smallest(values: Tensor, blur: float, *, dim: int) -> Tensor:
+    """The soft minimum along a dimension: -blur log mean exp(-values / blur)."""
+    scaled = values * (-_LOG2_E / blur)
+    largest = scaled.amax(dim=dim, keepdim=True)
+    mean = _exp2(scaled - largest).mean(dim=dim)  # between 1 / count and 1
+    return (largest.squeeze(dim) + torch.log2(mean)) * (-blur / _LOG2_E)
+
+
+def _rows(values: Tensor, blur: float) -> Tensor:
+    """exp(-values / blur), each row divided by its sum."""
+    scaled = values * (-_LOG2_E / blur)
+    shares = _exp2(scaled - scaled.amax(dim=1, keepdim=True))
+    return shares / shares.sum(dim=1, keepdim=True)
+
+
+def _exp2(x: Tensor) -> Tensor:
+    """2^x, where what is below 2^-80 counts as that."""
+    return torch.exp2(functional.hardtanh(x, -_SMALLEST, _SMALLEST))

@@ -1,0 +1,78 @@
+"""The values of a Renyi filter: a budget, a price, and what was spent.
+
+**What must never change.** The ledger stores budgets and prices; the meaning of their fields is fixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.privacy.conversion import check_delta
+from dpswd.shared.core.privacy.events import NeighbouringRelation
+from dpswd.shared.core.privacy.filter_json import dump, load, numbers
+
+MIN_EPSILON, MAX_EPSILON = 1e-6, 1e4
+"""Budgets beyond which a guarantee is either unreachable or empty."""
+
+
+@dataclass(frozen=True)
+class PrivacyBudget:
+    """What a data set, or a client's share of it, may lose over its whole life.
+
+    Attributes:
+        epsilon: from 1e-6 to 1e4.
+        delta: from 1e-300 to 0.5.
+        relation: the neighbouring relation of the guarantee.
+    """
+
+    epsilon: float
+    delta: float
+    relation: NeighbouringRelation = NeighbouringRelation.REPLACE_ONE
+
+    def __post_init__(self) -> None:
+        if isinstance(self.epsilon, bool) or not MIN_EPSILON <= self.epsilon <= MAX_EPSILON:
+            raise InvalidValue(f"epsilon is {self.epsilon!r}; it must be from {MIN_EPSILON:g} to {MAX_EPSILON:g}")
+        check_delta(self.delta)
+        if not isinstance(self.relation, NeighbouringRelation):
+            raise InvalidValue(f"relation is {self.relation!r}; it must be a NeighbouringRelation")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one event adds to the lanes of one filter. Rounded up.
+
+    Attributes:
+        renyi: cost at each order of the filter.
+        infinity: epsilon in the lane of infinity, ``inf`` if that lane does not take the event.
+        run_delta: delta that goes with ``infinity`` in that lane only (a run priced by its PLD).
+    """
+
+    renyi: tuple[float, ...]
+    infinity: float
+    run_delta: float
+
+    def to_json(self) -> str:
+        """Canonical JSON."""
+        return dump("price", renyi=self.renyi, infinity=self.infinity, run_delta=self.run_delta)
+
+    @classmethod
+    def from_json(cls, text: str) -> Price:
+        """The inverse of ``to_json``; refuses anything else with InvalidValue."""
+        body = load(text, "price", ("renyi", "infinity", "run_delta"))
+        return cls(numbers(body, "renyi"), *(numbers(body, name)[0] for name in ("infinity", "run_delta")))
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Sums of accepted prices, lane by lane.
+
+    Attributes:
+        renyi: sums of costs at each order of the filter.
+        infinity: sum of epsilons in the lane of infinity; ``inf`` once that lane is closed.
+        run_delta: sum of the runs' deltas while that lane was open.
+    """
+
+    renyi: tuple[float, ...]
+    infinity: float
+    run_delta: float

@@ -1,0 +1,173 @@
+"""One step on secret records, whatever the mechanism: draw the sample, compute, encode what was noised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, LabelArray, Step
+from dpswd.shared.core.mechanisms.linear import AnyLinear, LinearMechanism, Shard, ShardSum, added
+from dpswd.shared.core.noise.noise import NoiseSource
+from dpswd.shared.core.steps.admission import AdmittedRun
+from dpswd.shared.core.steps.sampling import sample_without_replacement
+from dpswd.shared.sandbox.session import Session
+
+
+class Records(Protocol):
+    """What a step reads."""
+
+    @property
+    def count(self) -> int:
+        """N."""
+        ...
+
+    def take(self, indices: npt.NDArray[np.int64]) -> FloatArray:
+        """Records in the order of `indices`, (b, *record_shape)."""
+        ...
+
+
+class Labels(Protocol):
+    """The records' class numbers, in memory or in their file."""
+
+    def __getitem__(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[np.integer[Any]]:
+        """(b,) class numbers of these records."""
+        ...
+
+
+@dataclass(frozen=True)
+class SecretSample:
+    """A `Sample` of records; private.
+
+    Attributes:
+        records: all of them.
+        labels: of them, or None.
+        rows: (b,) secret record numbers, in the sample's random order; None for every record in the stored order.
+    """
+
+    records: Records
+    labels: Labels | None
+    rows: npt.NDArray[np.int64] | None
+
+    @property
+    def count(self) -> int:
+        """See `Sample`."""
+        return self.records.count if self.rows is None else len(self.rows)
+
+    def take(self, start: int, stop: int) -> tuple[FloatArray, LabelArray | None]:
+        """See `Sample`."""
+        rows = np.arange(start, stop, dtype=np.int64) if self.rows is None else self.rows[start:stop]
+        labels: LabelArray | None = None if self.labels is None else self.labels[rows].astype(np.int64)
+        return self.records.take(rows), labels
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """What steps are computed with.
+
+    Attributes:
+        records: the data set's.
+        labels: class numbers, private; None where there are none.
+        noise: the only source of noise.
+        device: where the arithmetic runs.
+        fresh_seed: 32 public random bytes, unknown to everybody before.
+        reached: told of the step's named points: sampled, then the mechanism's own.
+    """
+
+    records: Records
+    labels: Labels | None
+    noise: NoiseSource
+    device: torch.device
+    fresh_seed: Callable[[], bytes]
+    reached: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LinearRun:
+    """What a sum over every record needs to know of its run: enough for a process that sees neither ledger nor price.
+
+    Attributes:
+        mechanism: what is summed.
+        declared: the mechanism's own declaration.
+        facts: public shapes.
+    """
+
+    mechanism: AnyLinear
+    declared: Any
+    facts: Facts
+
+    @classmethod
+    def of(cls, run: AdmittedRun) -> LinearRun | None:
+        """None where the mechanism is no sum over every record."""
+        if isinstance(run.mechanism, LinearMechanism):
+            return cls(run.mechanism, run.declared, run.facts)
+        return None
+
+
+def computed(run: AdmittedRun, request: Any, model: Session, lab: Laboratory) -> bytes:
+    """The mechanism's reply to a checked request, as bytes whose length depends on declared sizes only.
+
+    Everything private lives and dies inside this call.
+
+    Args:
+        run: checked.
+        request: checked against the run.
+        model: evaluates the run's extractor.
+        lab: records, noise and device.
+    """
+    mechanism, size = run.mechanism, run.size
+    rows = None if mechanism.whole else sample_without_replacement(lab.records.count, size.batch)
+    sample = SecretSample(lab.records, lab.labels if mechanism.needs_labels else None, rows)
+    lab.reached("sampled")
+    step = Step(
+        run=size,
+        facts=run.facts,
+        sample=sample,
+        model=model,
+        noise=lab.noise,
+        device=lab.device,
+        fresh_seed=lab.fresh_seed,
+        reached=lab.reached,
+    )
+    reply: bytes = mechanism.compute(run.declared, request, step).to_bytes()
+    return reply
+
+
+def summed(
+    run: LinearRun, shard: Shard, model: Session, *, records: Records, labels: Labels | None, device: torch.device
+) -> ShardSum:
+    """The exact sum of one shard; private, and without noise.
+
+    Args:
+        run: what is summed.
+        shard: of the data set.
+        model: evaluates the run's extractor.
+        records: the data set's.
+        labels: of them; None where there are none.
+        device: where the arithmetic runs.
+    """
+    everything = SecretSample(records, labels if run.mechanism.needs_labels else None, None)
+    return run.mechanism.summed(run.declared, run.facts, shard, everything, model, device)
+
+
+def completed(run: LinearRun, parts: Iterable[ShardSum], lab: Laboratory) -> bytes:
+    """The reply of a linear mechanism from the sums of all shards; noise is added here, once.
+
+    Args:
+        run: what was summed.
+        parts: the shards' sums, in any order.
+        lab: noise.
+
+    Raises:
+        InvalidValue: a record is in none of the shards, or in two.
+    """
+    lab.reached("sampled")
+    total = added(parts, records=run.facts.data.records)
+    lab.reached("extracted")
+    reply: bytes = run.mechanism.released(run.declared, run.facts, total, lab.noise).to_bytes()
+    lab.reached("released")
+    return reply

@@ -1,0 +1,1 @@
+"""The curator's noise on a CUDA device, in Triton."""

@@ -1,0 +1,338 @@
+"""Evaluation of a graph, one record at a time.
+
+Every feature and every gradient is computed under `torch.func.vmap` of a function of ONE record, the weights and public
+tensors. One record can therefore never see another, whatever the graph says: the sensitivity proofs
+(docs/privacy, 2 and 5) rest on that, and `check_row_independence` tests it on the machine at hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from dpswd.shared.core.errors import DpswdError, InvalidValue
+from dpswd.shared.sandbox.graph import ExtractorGraph, operation_of, tensor_name
+from dpswd.shared.sandbox.operations import Shape
+from dpswd.shared.sandbox.weights import check_weights
+
+KEPT_VALUES = 2**26
+"""Up to so many intermediate numbers of a whole batch, `begin` keeps them for the gradients (about 750 MB with what
+autograd adds); beyond, they are computed twice."""
+CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**28}
+"""Numbers in the intermediate values of one chunk of records: on a CPU about what its caches hold (8 MiB; measured in
+benchmarks/extractor.py), on a GPU a gigabyte."""
+
+MAX_CHECKED = 2**18
+"""Numbers in a tensor whose gradients the row check computes: it runs on every upload and must stay cheap."""
+
+
+class RowsDepend(DpswdError):
+    """Perturbing one record changed another's features: this device or build cannot be used."""
+
+
+class ForwardPass:
+    """One forward pass: features of a batch of records, and on demand the gradient of each record by itself.
+
+    The gradients can be taken later, after a release has been made from the features. Each record is evaluated together
+    with its own copy of the declared tensors, under vmap; autograd through the vmapped function then leaves in each
+    copy the gradient of its own record. A copy is used by its record alone, so the rows are independent by
+    construction, and the whole batch costs one backward pass.
+
+    Attributes:
+        outputs: (b, d), the features of each record, detached.
+    """
+
+    def __init__(
+        self,
+        *,
+        evaluate: Callable[[Tensor, dict[str, Tensor]], Tensor],
+        records: Tensor,
+        declared: Mapping[str, Tensor],
+        chunk_size: int,
+        keep: bool,
+    ) -> None:
+        self._evaluate = evaluate
+        self._declared = declared
+        if not len(records):
+            raise InvalidValue("a forward pass needs at least one record")
+        self._chunks = torch.split(records, chunk_size)
+        self._kept: list[tuple[Tensor, list[Tensor]]] = []
+        outputs = []
+        for chunk in self._chunks:
+            with torch.set_grad_enabled(keep):
+                out, copies = self._forward(chunk)
+            outputs.append(out.detach())
+            if keep:
+                self._kept.append((out, copies))
+        self.outputs = torch.cat(outputs)
+
+    def gradients(self, cotangents: Tensor) -> Tensor:
+        """The gradient of <cotangent, features> for each record.
+
+        Frees what was kept; a second call evaluates the records again.
+
+        Args:
+            cotangents: (b, d), one for each record.
+
+        Returns:
+            (b, p), flattened in the order in which the tensors were declared.
+
+        Raises:
+            InvalidValue: the cotangents have another shape than the outputs.
+        """
+        if cotangents.shape != self.outputs.shape:
+            raise InvalidValue(f"cotangents must have the outputs' shape {tuple(self.outputs.shape)}")
+        kept, self._kept = self._kept, []
+        parts = []
+        of_chunks = torch.split(cotangents, len(self._chunks[0]))
+        for position, (chunk, rows) in enumerate(zip(self._chunks, of_chunks, strict=True)):
+            if kept:
+                out, copies = kept[position]
+                kept[position] = (out.detach(), [])  # lets the graph go as soon as it is used
+            else:
+                with torch.enable_grad():
+                    out, copies = self._forward(chunk)
+            gradients = torch.autograd.grad(
+                out, copies, rows.detach().to(out), allow_unused=True, materialize_grads=True
+            )
+            parts.append(torch.cat([gradient.reshape(len(chunk), -1) for gradient in gradients], dim=1))
+        return torch.cat(parts)
+
+    def _forward(self, chunk: Tensor) -> tuple[Tensor, list[Tensor]]:
+        copies = {
+            name: tensor.detach().expand(len(chunk), *tensor.shape).requires_grad_()
+            for name, tensor in self._declared.items()
+        }
+        return self._evaluate(chunk, copies), list(copies.values())
+
+
+class Extractor:
+    """A graph with its weights on a device.
+
+    Attributes:
+        graph: the validated graph.
+        device: where records are evaluated.
+    """
+
+    def __init__(self, graph: ExtractorGraph, weights: Mapping[str, Tensor], device: torch.device) -> None:
+        self.graph = graph
+        self.device = device
+        self._weights = dict(weights)
+        self._tensor_names = [
+            {name: tensor_name(node.path, name) for name in operation_of(node).tensors(node.attributes)}
+            for node in graph.nodes
+        ]
+
+    @classmethod
+    def from_graph(
+        cls, graph: ExtractorGraph, weights: Mapping[str, Tensor], *, device: torch.device | str = "cpu"
+    ) -> Extractor:
+        """Builds the extractor from the closed vocabulary; the weights are copied.
+
+        Raises:
+            InvalidValue: the weights are not exactly the graph's, or not finite.
+        """
+        check_weights(graph, weights)
+        place = torch.device(device)
+        return cls(
+            graph, {name: _laid_out(weights[name].detach().to(place, copy=True)) for name in graph.tensor_shapes}, place
+        )
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors by name (shared, not copied)."""
+        return dict(self._weights)
+
+    def on(self, device: torch.device) -> Extractor:
+        """The same extractor on a device."""
+        return Extractor.from_graph(self.graph, self._weights, device=device)
+
+    def differentiable(self, records: Tensor) -> Tensor:
+        """Features (b, feature_dimension) of public records (b, *input_shape), with a graph back to the records.
+
+        Raises:
+            InvalidValue: they are of another shape or type.
+        """
+        self._place(records)
+        parts = torch.split(records.to(self.device), self._chunk(len(records), None))
+        return torch.cat([self._evaluator(self._weights)(part, {}) for part in parts])
+
+    def features(
+        self, records: Tensor, parameters: Mapping[str, Tensor] | None = None, *, chunk_size: int | None = None
+    ) -> Tensor:
+        """Features of each record by itself, without gradients.
+
+        Args:
+            records: (b, *input_shape).
+            parameters: replacements of some trainable tensors (the adapted part of this step).
+            chunk_size: records evaluated at once; by default what the device's caches hold.
+
+        Returns:
+            (b, feature_dimension), float32, on the extractor's device.
+        """
+        x = self._place(records)
+        evaluate = self._evaluator(self._with(parameters))
+        with torch.no_grad():
+            # vmap refuses an empty batch; its dimension is known without it.
+            parts = [evaluate(chunk, {}) for chunk in torch.split(x, self._chunk(len(x), chunk_size)) if len(chunk)]
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts) if parts else x.new_zeros(0, self.graph.feature_dimension)
+
+    def begin(
+        self,
+        records: Tensor,
+        names: Sequence[str],
+        *,
+        parameters: Mapping[str, Tensor] | None = None,
+        chunk_size: int | None = None,
+    ) -> ForwardPass:
+        """Evaluates the records and keeps what their gradients need, so that a release can stand in between.
+
+        Args:
+            records: (b, *input_shape).
+            names: the declared trainable tensors, in the order of the flat gradient.
+            parameters: replacements of some trainable tensors.
+            chunk_size: records evaluated at once; by default what the device's caches hold.
+
+        Returns:
+            The features and, on demand, the gradient of each record.
+
+        Raises:
+            InvalidValue: there are no records, or they are of another shape or type; the names are not declarable.
+        """
+        wanted = self.gradient_shapes(names)
+        x = self._place(records)
+        weights = self._with(parameters)
+        return ForwardPass(
+            evaluate=self._evaluator(weights),
+            records=x,
+            declared={name: weights[name] for name in wanted},
+            chunk_size=self._chunk(len(x), chunk_size, declared=wanted),
+            keep=len(x) * (self.graph.cost.activations + _numbers(wanted)) <= KEPT_VALUES,
+        )
+
+    def _evaluator(self, weights: Mapping[str, Tensor]) -> Callable[[Tensor, dict[str, Tensor]], Tensor]:
+        """(records, copies of the declared tensors, one for each record) -> features, under vmap."""
+
+        def one(record: Tensor, own: dict[str, Tensor]) -> Tensor:
+            return self._run(record, {**weights, **own})
+
+        return vmap(one)
+
+    def gradient_shapes(self, names: Sequence[str]) -> dict[str, Shape]:
+        """Shapes of the declared tensors, in order; raises InvalidValue for unknown, repeated or no names."""
+        known = self.graph.parameter_shapes
+        unknown = [name for name in names if name not in known]
+        if unknown or len(set(names)) != len(names) or not names:
+            raise InvalidValue(
+                f"declare trainable tensors of the graph, each once and at least one; unknown: {unknown[:5]}"
+            )
+        return {name: known[name] for name in names}
+
+    def default_chunk_size(self, declared: Mapping[str, Shape] | None = None) -> int:
+        """Records whose intermediate values, and own copies of the declared tensors, together fit the caches."""
+        each = self.graph.cost.activations + _numbers(declared or {})
+        return max(1, CHUNK_VALUES.get(self.device.type, CHUNK_VALUES["cuda"]) // each)
+
+    def _chunk(self, records: int, chunk_size: int | None, *, declared: Mapping[str, Shape] | None = None) -> int:
+        return min(max(1, records), chunk_size if chunk_size is not None else self.default_chunk_size(declared))
+
+    def _place(self, records: Tensor) -> Tensor:
+        if records.dtype != torch.float32 or tuple(records.shape[1:]) != self.graph.input_shape or not records.dim():
+            raise InvalidValue(
+                f"records must be float32 of shape (b, {', '.join(map(str, self.graph.input_shape))}), got "
+                f"{records.dtype} of {tuple(records.shape)}"
+            )
+        return records.detach().to(self.device)
+
+    def _with(self, parameters: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """The stored tensors with some trainable ones replaced."""
+        weights = dict(self._weights)
+        for name, tensor in (parameters or {}).items():
+            shape = self.graph.parameter_shapes.get(name)
+            if shape is None or tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
+                raise InvalidValue(
+                    f"{name[:200]!r} must be a trainable tensor of the graph, float32, of its shape {shape}"
+                )
+            weights[name] = _laid_out(tensor.detach().to(self.device))
+        return weights
+
+    def _run(self, record: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Evaluates the graph on one record (*input_shape) -> (feature_dimension,)."""
+        values = [record]
+        for node, names in zip(self.graph.nodes, self._tensor_names, strict=True):
+            tensors = {short: weights[name] for short, name in names.items()}
+            values.append(operation_of(node).apply([values[i] for i in node.inputs], node.attributes, tensors))
+        return values[-1]
+
+
+def split_gradient(vector: Tensor, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+    """Cuts a flat gradient (..., p) into named tensors (..., *shape), in the order of `shapes`."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    if vector.shape[-1] != sum(sizes):
+        raise InvalidValue(f"the gradient has {vector.shape[-1]} numbers, the named tensors {sum(sizes)}")
+    parts = torch.split(vector, sizes, dim=-1)
+    return {
+        name: part.reshape(*vector.shape[:-1], *shape)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
+
+
+def check_row_independence(extractor: Extractor) -> None:
+    """Perturbs one synthetic record in several ways, not-a-number included, and demands the others bit-identical.
+
+    Gradients are checked for the first and the last of the tensors that hold at most `MAX_CHECKED` numbers.
+
+    Args:
+        extractor: on the device where it will serve.
+
+    Raises:
+        RowsDepend: another row's features, or gradients, changed.
+    """
+    rows = 4
+    generator = torch.Generator().manual_seed(0)  # synthetic records: no one's data
+    batch = torch.randn(rows, *extractor.graph.input_shape, generator=generator)
+    small = [name for name, shape in extractor.graph.parameter_shapes.items() if math.prod(shape) <= MAX_CHECKED]
+    names = list(dict.fromkeys((*small[:1], *small[-1:])))
+    position = int(torch.randint(rows, (), generator=generator))
+    others = [row for row in range(rows) if row != position]
+    perturbed = (
+        torch.randn(extractor.graph.input_shape, generator=generator),
+        torch.full(extractor.graph.input_shape, 1e30),  # overflows to infinity on its way
+        torch.full(extractor.graph.input_shape, float("nan")),
+    )
+
+    def outputs(records: Tensor) -> list[Tensor]:
+        found = [extractor.features(records, chunk_size=rows)[others]]
+        if names:
+            forward = extractor.begin(records, names, chunk_size=rows)
+            found.append(forward.gradients(forward.outputs)[others])
+        return found
+
+    reference = outputs(batch)
+    for replacement in perturbed:
+        changed = batch.clone()
+        changed[position] = replacement
+        for before, after in zip(reference, outputs(changed), strict=True):
+            # Compare bits, so that a not-a-number equals itself.
+            if not torch.equal(before.view(torch.int32), after.view(torch.int32)):
+                raise RowsDepend(
+                    "perturbing one record changed another's features or gradients on this device; "
+                    "do not serve records with it"
+                )
+
+
+def _laid_out(tensor: Tensor) -> Tensor:
+    """Puts the channels of a convolution's weights innermost on a CPU: convolution and pooling follow their layout."""
+    if tensor.dim() != 4 or tensor.device.type != "cpu":
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def _numbers(shapes: Mapping[str, Shape]) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())

@@ -1,0 +1,121 @@
+"""Weights as safetensors, read from untrusted bytes.
+
+The header is checked here before the safetensors library sees the bytes: its own limits allow a header of 100 MB, every
+data type and every tensor. What is accepted is exactly what the graph asks for: float32, those names, those shapes, the
+data packed without holes, every number finite.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.sandbox.graph import MAX_NODES, MAX_PATH, ExtractorGraph
+from dpswd.shared.sandbox.operations import Shape
+
+MAX_HEADER_BYTES = 4 * MAX_NODES * (MAX_PATH + 100)
+"""At most four tensors a node, each with a name and about 100 bytes of shape and offsets (2.4 MB)."""
+_PREFIX = 8  # bytes: the header's length, little endian
+_ITEM = 4  # bytes of a float32
+
+
+def weights_to_bytes(weights: Mapping[str, Tensor]) -> bytes:
+    """Serialises float32 tensors; the same tensors give the same bytes on any machine."""
+    for name, tensor in weights.items():
+        if tensor.dtype != torch.float32:
+            raise InvalidValue(f"{name} is {tensor.dtype}; only float32 travels, call module.float() first")
+    ordered = {name: weights[name].detach().cpu().contiguous().clone() for name in sorted(weights)}
+    return bytes(safetensors.torch.save(ordered))
+
+
+def weights_from_bytes(data: bytes, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+    """Parses untrusted bytes into exactly the tensors that `shapes` names.
+
+    Args:
+        data: safetensors; for an extractor's upload `shapes` is `graph.tensor_shapes`, for the adapted part of one step
+            the declared parameters' shapes.
+        shapes: name -> shape.
+
+    Raises:
+        InvalidValue: another size, header, name, type, shape or layout, or a value that is not finite.
+    """
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    if not _PREFIX <= len(data) <= _PREFIX + MAX_HEADER_BYTES + numbers * _ITEM:
+        raise InvalidValue(f"weights must be safetensors of {numbers} float32 numbers, got {len(data)} bytes")
+    size = int.from_bytes(data[:_PREFIX], "little")
+    if size > MAX_HEADER_BYTES or _PREFIX + size + numbers * _ITEM != len(data):
+        raise InvalidValue(
+            f"weights must hold {numbers} float32 numbers after a header within {MAX_HEADER_BYTES} bytes"
+        )
+    _check_header(data[_PREFIX : _PREFIX + size], shapes)
+    try:
+        tensors = safetensors.torch.load(data)  # refuses other sizes than those of the shapes, holes and overlaps
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise InvalidValue(f"weights are not valid safetensors ({error})") from error
+    _check_tensors(tensors, shapes)
+    return {name: tensors[name] for name in shapes}
+
+
+def check_weights(graph: ExtractorGraph, weights: Mapping[str, Tensor]) -> None:
+    """Raises InvalidValue unless `weights` are exactly the graph's, finite, with sensible statistics."""
+    _check_tensors(weights, graph.tensor_shapes)
+    for name in graph.buffer_shapes:
+        tensor = weights[name]
+        if name.rpartition(".")[2] == "running_var" and bool((tensor < 0).any()):
+            raise InvalidValue(f"{name} must not be negative: it is a variance")
+        if name.rpartition(".")[2] == "knots" and not bool((tensor[:, 1:] > tensor[:, :-1]).all()):
+            raise InvalidValue(f"{name} must increase in each row")
+
+
+def module_weights(module: nn.Module, graph: ExtractorGraph) -> dict[str, Tensor]:
+    """The tensors of a traced module that its graph names, detached."""
+    state = dict(module.named_buffers(remove_duplicate=False)) | module.state_dict()  # buffers need not persist
+    _check_names(set(state) & set(graph.tensor_shapes), set(graph.tensor_shapes))
+    return {name: state[name].detach() for name in graph.tensor_shapes}
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
+    """Raises InvalidValue unless these are exactly the tensors of these shapes, float32 and finite."""
+    _check_names(set(tensors), set(shapes))
+    for name, shape in shapes.items():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
+            raise InvalidValue(f"{name} must be float32 of shape {shape}, got {tensor.dtype} of {tuple(tensor.shape)}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise InvalidValue(f"{name} holds a value that is not finite")
+
+
+def _check_header(header: bytes, shapes: Mapping[str, Shape]) -> None:
+    """What safetensors itself would let pass: repeated names, metadata, other keys, other types than float32."""
+    try:
+        document = json.loads(header.decode("ascii"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue("the header of the weights must be ASCII JSON without duplicate names") from error
+    if not isinstance(document, dict):
+        raise InvalidValue("the header of the weights must be an object")
+    _check_names(set(document), set(shapes))
+    for name, entry in document.items():
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise InvalidValue(f"{name} must have dtype, shape and data_offsets")
+        if entry["dtype"] != "F32":
+            raise InvalidValue(f"{name} must be F32")
+
+
+def _check_names(names: set[str], wanted: set[str]) -> None:
+    if names != wanted:
+        missing, surplus = sorted(wanted - names)[:5], len(names - wanted)
+        raise InvalidValue(f"weights must be exactly the graph's tensors; missing {missing}, not asked for: {surplus}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise ValueError("duplicate name")
+    return document
