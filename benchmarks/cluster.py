@@ -25,12 +25,12 @@ from torch import nn
 from benchmarks.large_records import make_sparse
 from dpswd.private_curator.cluster.shards import ClusterShards
 from dpswd.private_curator.cluster.task import Meant
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource, Shards
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.labels import load_labels
-from dpswd.private_curator.sandbox.choice import make_engine
-from dpswd.private_curator.sandbox.sessions import ExtractorSource
 from dpswd.private_curator.settings import tree as configuration
-from dpswd.private_curator.steps.shards import LocalShards, Shards
+from dpswd.private_curator.steps.engines import make_engine
+from dpswd.private_curator.steps.shards import LocalShards
 from dpswd.private_curator.storage.certificates import make_cluster_members
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration

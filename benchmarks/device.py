@@ -31,10 +31,11 @@ import torch
 from benchmarks.device_cases import CLASSES, CPU, Case, Ready, features, in_turn
 from benchmarks.device_sizes import size_lines
 from benchmarks.worker import lenet
-from dpswd.private_curator.core.steps.randomness import DeviceNoise, SystemNoise
+from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
+from dpswd.private_curator.steps.device_noise import DeviceNoise
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration
@@ -42,8 +43,9 @@ from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 from dpswd.shared.core.noise.grid_gaussian import grid_gaussian_table
 from dpswd.shared.core.noise.keystream import KEY_BYTES, Keystream
 from dpswd.shared.core.noise.noise import GridArray
-from dpswd.shared.device_noise.noise import DeviceSampler
-from dpswd.shared.devices import compute_in_full_float32, resolve_device
+from dpswd.shared.device_noise.noise import DeviceSampler, draw_on
+from dpswd.shared.devices import resolve_device
+from dpswd.shared.sandbox.building import compute_in_full_float32
 
 NOISE_VALUES = (1 << 14, 1 << 18, 1 << 22, 1 << 24)
 _WORKER_BYTES = 16 << 30
@@ -116,7 +118,7 @@ def step_lines(device: torch.device, seconds: float) -> list[str]:
     pool = WorkerPool(settings, workers=1)
     for case in CASES:
         ready = Ready.of(case)
-        lab = replace(ready.lab, noise=DeviceNoise(device), device=device)
+        lab = replace(ready.lab, noise=DeviceNoise(device), device=device, draw=draw_on(device))
         calls: dict[str, Callable[[], object]] = {
             "CPU": lambda ready=ready: ready.step(here, ready.lab),
             "device": lambda ready=ready, lab=lab: ready.step(there, lab),

@@ -13,17 +13,18 @@ import numpy as np
 import torch
 from torch import nn
 
+from dpswd.private_curator.core.steps.denormals import flushed_denormals
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.private_curator.sandbox.denormals import flushed_denormals
-from dpswd.private_curator.sandbox.sessions import Engine, ExtractorSource
+from dpswd.private_curator.sandbox.engine import Engine
 from dpswd.public_client.extractor.tracing import trace
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts, Payload
 from dpswd.shared.core.noise.keystream import KEY_BYTES
 from dpswd.shared.core.steps.admission import AdmittedRun, admit_run
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CLASSES = 10
@@ -99,7 +100,7 @@ class Ready:
         facts = ModelFacts.of(graph)
         parameters = RunParameters("a" * 64, "b" * 64, case.mechanism, case.declared.to_bytes(), case.batch, 1)
         data = DataSetFacts(case.records, case.shape, CLASSES)
-        run = admit_run(parameters, mechanisms=MECHANISMS, data=data, model=facts, limits=Limits())
+        run = admit_run(parameters, mechanisms=ALL_MECHANISMS, data=data, model=facts, limits=Limits())
         rng = np.random.default_rng(3)
         request = run.mechanism.synthetic(run.declared, run.size, run.facts)
         if case.mechanism == "gradient":

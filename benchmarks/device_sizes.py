@@ -12,10 +12,11 @@ from dataclasses import replace
 import torch
 
 from benchmarks.device_cases import CLASSES, Case, Ready, features, in_turn
-from dpswd.private_curator.core.steps.randomness import noise_for
 from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.steps.device_noise import noise_for
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
+from dpswd.shared.device_noise.noise import draw_on
 
 _FARTHEST = 10**8  # records to which linear releases are extrapolated
 _LINEAR = {64: (10**5, 10**6), 784: (10**4, 10**5), 8192: (2000, 10_000)}  # measured n, by d
@@ -47,7 +48,7 @@ def size_lines(device: torch.device, seconds: float) -> list[str]:
 
     def measured(case: Case) -> tuple[float, str, str]:
         ready = Ready.of(case)
-        lab = replace(ready.lab, noise=noise_for(device), device=device)
+        lab = replace(ready.lab, noise=noise_for(device), device=device, draw=draw_on(device))
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         spent = in_turn({"step": lambda: ready.step(engine, lab)}, seconds)["step"]

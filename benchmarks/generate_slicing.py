@@ -26,6 +26,7 @@ from benchmarks.generate import data
 from benchmarks.generate_published import accuracy, fitted
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.sliced_distances import row_distance
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.sliced import DpSwd
@@ -33,7 +34,6 @@ from dpswd.public_client.methods.aligned_run import AlignedRun
 from dpswd.public_client.replay.fit import cosine
 from dpswd.public_client.training.run import ChargedRun
 from dpswd.shared.core.mechanisms.interface import RunSize
-from dpswd.shared.core.mechanisms.rows.cotangents import row_distance
 from dpswd.shared.core.mechanisms.sliced import labelled
 from dpswd.shared.core.noise.feature_map import FeatureMap
 

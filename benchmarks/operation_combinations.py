@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.detectors import FEATURES, detector_for
 from benchmarks.operation_times import CASES, Case
-from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.serving.pacing import QUANTUM_OVER_TRIAL as ROOM
 from dpswd.private_curator.steps.trial_run import KINDS
 from dpswd.shared.core.wire.limits import MIN_BATCH_SIZE

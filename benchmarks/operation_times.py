@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.shared.sandbox.attributes import Attributes
 from dpswd.shared.sandbox.operations import Operation, Shape
 from dpswd.shared.sandbox.steady import LARGEST_RATIO

@@ -16,7 +16,7 @@ import sys
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from dpswd.shared.core.privacy.persons import allowed_for_record
+from dpswd.shared.accounting.persons import allowed_for_record
 
 NUMBERS = (1, 2, 3, 5, 10, 20)
 

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from benchmarks.large_records import Peak, make_sparse
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.private_curator.records.labels import LabelsInFile
 from dpswd.private_curator.records.mapped import MappedRecords
@@ -33,7 +34,6 @@ from dpswd.private_curator.records.target import Target
 from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
-from dpswd.private_curator.sandbox.sessions import ExtractorSource
 from dpswd.private_curator.steps.shards import LocalShards
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration

@@ -34,7 +34,6 @@ from dpswd.private_curator.core.steps.randomness import SystemNoise, fresh_seed
 from dpswd.private_curator.records.target import Target
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.accounting.calibration import calibrate_sigma
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, Sums
 from dpswd.shared.core.mechanisms.distributions.encoding import THRESHOLDS
 from dpswd.shared.core.mechanisms.distributions.histograms import public_directions
@@ -49,6 +48,7 @@ from dpswd.shared.core.steps.admission import AdmittedRun, run_event
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.limits import MAX_BATCH_SIZE
 from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
 from dpswd.shared.sandbox.weights import module_weights
@@ -76,7 +76,7 @@ def released(
     module = nn.Identity()
     graph = trace(module, (D,))
     facts = Facts(DataSetFacts(len(made), (D,), CLASSES), ModelFacts.of(graph))
-    own = MECHANISMS[mechanism]
+    own = ALL_MECHANISMS[mechanism]
     size = RunSize(len(made) if own.whole else min(len(made), MAX_BATCH_SIZE))
 
     def event(sigma: float) -> object:

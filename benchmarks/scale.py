@@ -28,27 +28,27 @@ import numpy as np
 import torch
 from torch import nn
 
+from dpswd.private_curator.core.steps.denormals import flushed_denormals
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.private_curator.sandbox.denormals import flushed_denormals
 from dpswd.private_curator.sandbox.local import LocalEngine
-from dpswd.private_curator.sandbox.sessions import ExtractorSource
 from dpswd.private_curator.steps.trial_run import MadeRecords
 from dpswd.public_client.extractor.tracing import trace
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
-from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 from dpswd.shared.core.steps.admission import AdmittedRun, run_event
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.limits import MAX_RELEASE_VALUES
 from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
@@ -138,7 +138,7 @@ def prepared(row: Row, records: int, dimension: int) -> tuple[AdmittedRun, Extra
     graph = trace(module, (dimension,))
     sent = graph.to_bytes(), weights_to_bytes(module_weights(module, graph))
     facts = Facts(DataSetFacts(records, (dimension,), CLASSES), ModelFacts.of(graph))
-    mechanism, declared = MECHANISMS[row.mechanism], row.declare(dimension)
+    mechanism, declared = ALL_MECHANISMS[row.mechanism], row.declare(dimension)
     parameters = RunParameters(
         "a" * 64, "b" * 64, row.mechanism, declared.to_bytes(), sampled(row, records, dimension), 1
     )
@@ -237,7 +237,7 @@ def cell(row: Row, records: int, dimension: int, found: dict[str, dict[str, floa
     ]
     size, own = max(points, key=lambda point: point[0])
     factor = count / sampled(row, size, dimension)
-    memory = own["memory"] * (1.0 if MECHANISMS[row.mechanism].whole else factor)
+    memory = own["memory"] * (1.0 if ALL_MECHANISMS[row.mechanism].whole else factor)
     return f"*{_seconds(own['seconds'] * factor)}, {_bytes(memory)}*"
 
 

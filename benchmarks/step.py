@@ -30,20 +30,20 @@ from torch import nn
 
 from benchmarks.wire import CountingProxy
 from benchmarks.worker import DIRECTIONS, Case, Running, lenet, prepared
+from dpswd.private_curator.core.steps.denormals import flushed_denormals
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.private_curator.sandbox.denormals import flushed_denormals
 from dpswd.private_curator.sandbox.local import LocalEngine
-from dpswd.private_curator.sandbox.sessions import ExtractorSource
 from dpswd.private_curator.steps.trial_run import MadeRecords
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import Run
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.public_client.testing.local_hospital import LocalHospital
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts
 from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.messages import StepRelease
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 _SHAPE = (1, 28, 28)
@@ -117,7 +117,7 @@ class Prepared:
             extractor=ExtractorSource(key=graph.digest, facts=facts, read=lambda: (graph.to_bytes(), stored)),
             admitted=admit_run(
                 parameters,
-                mechanisms=MECHANISMS,
+                mechanisms=ALL_MECHANISMS,
                 data=DataSetFacts(_RECORDS, _SHAPE),
                 model=facts,
                 limits=Limits(),

@@ -9,17 +9,6 @@ from dpswd.shared.core.errors import SettingsError
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def compute_in_full_float32() -> None:
-    """Keeps CUDA's convolutions and products in this process from TF32's 10 bits, and makes them repeatable.
-
-    A hospital's features should be those that the client's own machine computes, but for the order of float32 sums; and
-    the same step twice should have the same ones.
-    """
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.deterministic = True
-
-
 def resolve_device(name: str) -> torch.device:
     """The torch device for "cpu", "cuda" or "auto" (cuda where there is one).
 

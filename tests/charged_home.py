@@ -8,10 +8,10 @@ from declarations import Declared
 
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.core.ledger.statements import Request, Run
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from dpswd.shared.core.privacy.events import RunEvent, StepEvent
 from dpswd.shared.core.wire.messages import RunParameters, run_digest
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 
 def charged(
@@ -21,7 +21,7 @@ def charged(
     mechanism, declaration = declared
     parameters = RunParameters("a" * 64, "b" * 64, mechanism, declaration.to_bytes(), batch, steps)
     facts = Facts(DataSetFacts(ledger.records, (4,)), ModelFacts((4,), 4, {}))
-    parts = MECHANISMS[mechanism].parts(declaration, RunSize(batch, steps), facts)
+    parts = ALL_MECHANISMS[mechanism].parts(declaration, RunSize(batch, steps), facts)
     request = Request(client=client, request_id=str(uuid.uuid4()), digest=run_digest(parameters))
     event = RunEvent(StepEvent(ledger.records, batch, parts), steps)
     return ledger.open_run(request, event=event, parameters=parameters.to_bytes(), purpose=purpose)

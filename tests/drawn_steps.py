@@ -7,10 +7,10 @@ from typing import Any
 from declarations import Declared
 
 from dpswd.public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.core.mechanisms.interface import FloatArray
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 
 def parameters(uploaded: UploadedExtractor, declared: Declared, *, batch_size: int, steps: int) -> RunParameters:
@@ -34,4 +34,4 @@ def new_step(run: Run, source: FloatArray | str | None = None, *, request_id: st
 
 def reply_of(run: Run, release: StepRelease) -> Any:
     """The mechanism's reply that a step's release holds."""
-    return MECHANISMS[run.parameters.mechanism].reply.from_bytes(release.payload)
+    return ALL_MECHANISMS[run.parameters.mechanism].reply.from_bytes(release.payload)

@@ -14,25 +14,27 @@ from torch import nn
 
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.core.ledger.statements import Request, Run, StoredReply
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource, Shards
 from dpswd.private_curator.core.steps.randomness import fresh_seed
 from dpswd.private_curator.core.steps.release import ReleasePipeline, no_checkpoint
 from dpswd.private_curator.records import target
+from dpswd.private_curator.sandbox.engine import Engine
 from dpswd.private_curator.sandbox.local import LocalEngine
-from dpswd.private_curator.sandbox.sessions import Engine, ExtractorSource
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.private_curator.steps.extraction import ExtractorCatalogue
-from dpswd.private_curator.steps.shards import Shards
+from dpswd.private_curator.steps.shards import LocalShards
+from dpswd.private_curator.steps.trial_run import Trials
 from dpswd.private_curator.storage import home_directory as home
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.private_curator.storage.uploads import Kind, UploadStore
 from dpswd.public_client.extractor.tracing import trace
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, Limits, Payload
 from dpswd.shared.core.noise.noise import NoiseSource, SeededNoise
 from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step
 from dpswd.shared.core.steps.computing import Laboratory
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CLIENT = "ml-team"
@@ -62,7 +64,7 @@ class Hospital:
         labels: np.ndarray | None = None,
         classes: int = 0,
         engine: Engine | None = None,
-        mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
+        mechanisms: Mapping[str, AnyMechanism] = ALL_MECHANISMS,
         shards: Shards | None = None,
         pass_speedup: float = 1.0,
     ) -> None:
@@ -95,12 +97,12 @@ class Hospital:
         )
         self.pipeline = ReleasePipeline(
             ledger=self.ledger,
-            engine=self.engine,
+            evaluator=self.engine,
             lab=self.lab,
             max_attempts=max_attempts,
-            shards=shards,
-            pass_speedup=pass_speedup,
+            shards=shards or LocalShards(self.engine, records=self.lab.records, labels=labels, device=cpu, parallel=1),
         )
+        self.trials = Trials(self.pipeline, pass_speedup=pass_speedup)
 
     def upload(self, module: nn.Module) -> dict[str, str]:
         graph = trace(module, self.facts.record_shape)

@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.accountant.contenders import autodp_step
 from benchmarks.accountant.settings import SETTINGS, Setting, markdown_table
 from dpswd.shared.accounting.amplification import log_moments
+from dpswd.shared.accounting.bounds import Bound
+from dpswd.shared.accounting.costs import step_costs
 from dpswd.shared.accounting.crosscheck import ORDERS, TOLERANCE
-from dpswd.shared.core.privacy.bounds import Bound
-from dpswd.shared.core.privacy.costs import step_costs
 
 SHOWN = (2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 DIGITS = 400

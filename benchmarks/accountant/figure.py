@@ -11,8 +11,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.accountant.settings import PUBLISHED, Setting
+from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.calibration import calibrate_sigma, epsilon
-from dpswd.shared.core.privacy.bounds import Bound
 from dpswd.shared.core.privacy.events import RunEvent
 
 STEPS = np.unique(np.geomspace(1, 1e6, 37).round().astype(int))

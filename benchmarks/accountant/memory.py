@@ -6,8 +6,8 @@ from pathlib import Path
 
 from benchmarks.accountant.settings import SETTINGS, TARGETS
 from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.accounting.pricing import filter_for
 from dpswd.shared.core.privacy.budget import PrivacyBudget
-from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 MEASURED = "all of the table's `auto` calibrations and their admissions"
 
@@ -23,7 +23,7 @@ def main() -> None:
     for setting in SETTINGS:
         for target in TARGETS:
             run = setting.rows(calibrate_sigma(setting.rows, epsilon=target, delta=setting.delta))
-            budget = PrivacyFilter.for_budget(PrivacyBudget(target, setting.delta), run)
+            budget = filter_for(PrivacyBudget(target, setting.delta), run)
             budget.admit(budget.zero(), budget.price(run))
     print(base, _megabytes())
 

@@ -24,11 +24,12 @@ from benchmarks.accountant.memory import MEASURED
 from benchmarks.accountant.settings import SETTINGS, Setting, markdown_table
 from dpswd.shared.accounting import profile
 from dpswd.shared.accounting.amplification import renyi_curve
+from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.accounting.conversion import epsilon_of
 from dpswd.shared.accounting.crosscheck import check_with_autodp
-from dpswd.shared.core.privacy.bounds import Bound
+from dpswd.shared.accounting.pricing import filter_for
 from dpswd.shared.core.privacy.budget import PrivacyBudget
-from dpswd.shared.core.privacy.conversion import epsilon_of
 from dpswd.shared.core.privacy.curves import ShiftLaw
 from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.privacy.filter import PrivacyFilter
@@ -209,7 +210,7 @@ class Contender:
 
 
 def _ledger(steps: Sequence[RunEvent], delta: float) -> float:
-    return _charge(steps, PrivacyFilter.for_budget(PrivacyBudget(EPSILON, delta), steps[len(steps) // 2]))
+    return _charge(steps, filter_for(PrivacyBudget(EPSILON, delta), steps[len(steps) // 2]))
 
 
 def _as_one_gaussian(steps: Sequence[RunEvent], delta: float) -> float:
@@ -253,7 +254,7 @@ DIRECTIONS = (7, 30, 150, 64, 333, 500, 100, 1_000, 2_000)
 def _admission() -> str:
     setting = MNIST_USPS
     plan = setting.rows(1.2)
-    budget = PrivacyFilter.for_budget(PrivacyBudget(EPSILON, setting.delta), plan)
+    budget = filter_for(PrivacyBudget(EPSILON, setting.delta), plan)
     part = replace(plan, steps=1)
     session = budget.admit(budget.zero(), budget.price(part))
     known = []
@@ -262,7 +263,7 @@ def _admission() -> str:
         budget.admit(session, budget.price(part))
         known.append((time.perf_counter_ns() - begin) * 1e-9)
     one_step, whole_run, second_opinion = [], [], []
-    adaptive = PrivacyFilter.for_budget(PrivacyBudget(EPSILON, setting.delta), part)
+    adaptive = filter_for(PrivacyBudget(EPSILON, setting.delta), part)
     for features, directions in zip(FEATURES, DIRECTIONS, strict=True):
         run = replace(setting, features=features, directions=directions).rows(2.0 * (directions / features) ** 0.5)
         one_step.append(_timed(functools.partial(adaptive.price, replace(run, steps=1)), cold=True))

@@ -14,9 +14,9 @@ from benchmarks.accountant.settings import (
     markdown_table,
     show,
 )
+from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.calibration import calibrate_sigma, epsilon
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.privacy.bounds import Bound
 
 COLUMNS = (
     Bound.BERNSTEIN_PUBLISHED,

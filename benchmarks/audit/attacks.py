@@ -25,7 +25,6 @@ from torch.nn import functional
 from benchmarks.audit.faults import KNOWN_SEED
 from dpswd.public_client.curator.values import UploadedExtractor
 from dpswd.shared.accounting.calibration import calibrate_sigma
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
@@ -37,6 +36,7 @@ from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.steps.admission import run_event
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 OUTLIER = -1e4
 GAIN = 4.0  # norm of the features of a record of value 1: eight times the clip norm
@@ -176,7 +176,7 @@ class Attack:
 
     def released(self, release: StepRelease, sigmas: tuple[float, ...]) -> Released:
         """What a step's reply says, with the noise of each part of the run."""
-        reply = MECHANISMS[self.mechanism].reply.from_bytes(release.payload)
+        reply = ALL_MECHANISMS[self.mechanism].reply.from_bytes(release.payload)
         sliced = reply.sliced if isinstance(reply, GradientReply) else reply
         gradient = reply.gradient.to_tensor(dtype=torch.float64) if isinstance(reply, GradientReply) else None
         return Released(sliced.seed, sliced.values.to_tensor(dtype=torch.float64), gradient, sigmas)
@@ -184,7 +184,7 @@ class Attack:
     def event(self, sigma: float, *, steps: int | None = None) -> RunEvent:
         """What is priced for one trial."""
         size = RunSize(self.batch, steps or self.steps)
-        return run_event(MECHANISMS[self.mechanism], self.declaration(sigma), size, self.facts)
+        return run_event(ALL_MECHANISMS[self.mechanism], self.declaration(sigma), size, self.facts)
 
     @property
     def is_constant(self) -> bool:

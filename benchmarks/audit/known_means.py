@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.audit.attacks import GAIN, SLICED_ATTACKS, Attack, Released
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights, free_moment_weight
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     CLASS_STATISTICS,
@@ -25,7 +24,6 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     StatisticsRequest,
 )
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.core.mechanisms.critic.mechanism import CRITIC, CriticDeclaration
 from dpswd.shared.core.mechanisms.distributions.encoding import THRESHOLDS, cell_table
 from dpswd.shared.core.mechanisms.distributions.histograms import public_directions
 from dpswd.shared.core.mechanisms.distributions.mechanism import (
@@ -44,10 +42,12 @@ from dpswd.shared.core.mechanisms.evaluation.mechanism import (
 )
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
-from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_records
-from dpswd.shared.core.optimal_transport.semi_debiased import labelled_points, semi_debiased
 from dpswd.shared.core.wire.messages import StepRelease
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.critic.mechanism import CRITIC, CriticDeclaration
+from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
+from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points, semi_debiased
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class KnownMean(Attack):
 
     def released(self, release: StepRelease, sigmas: tuple[float, ...]) -> Released:
         """What a step's reply says, all of it in units of its noise."""
-        parts = self.parts(MECHANISMS[self.mechanism].reply.from_bytes(release.payload))
+        parts = self.parts(ALL_MECHANISMS[self.mechanism].reply.from_bytes(release.payload))
         flat = [part.to_tensor(dtype=torch.float64).reshape(-1) for part in parts]
         noise = tuple(sigma for sigma, part in zip(sigmas, flat, strict=True) for _ in part)
         return Released(b"", torch.cat(flat), None, noise)

@@ -21,11 +21,12 @@ from scipy.stats import norm
 
 from benchmarks.digits import PUBLISHED, RESULTS
 from benchmarks.records import read
+from dpswd.public_client.data.sliced_distances import distance
 from dpswd.public_client.experiments.sliced_distance import sliced_wasserstein
+from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.published import sensitivity_bound
 from dpswd.shared.accounting.slice_law import slice_law
-from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, distance, source_coefficients
-from dpswd.shared.core.privacy.bounds import Bound
+from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, source_coefficients
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from dpswd.private_curator.books.derivation import Derivation, inconsistent
+from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.books.signatures import SignatureCheck, processes_for
-from dpswd.private_curator.core.ledger.accounting import RENYI, Accounting
+from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.accounts import DATA_SET
 from dpswd.private_curator.core.ledger.budget import Books
 from dpswd.private_curator.core.ledger.database import LedgerLocation, Session, by_seq

@@ -16,7 +16,8 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dpswd.private_curator.books.audit import verify_file
-from dpswd.private_curator.core.ledger.accounting import RENYI, Accounting
+from dpswd.private_curator.books.renyi import RENYI
+from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database, LedgerLocation
 from dpswd.private_curator.core.ledger.sqlite import sync
 from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile, as_location, new_file, remove

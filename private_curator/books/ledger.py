@@ -13,15 +13,18 @@ from dpswd.private_curator.books.audit import VerificationOptions, VerificationR
 from dpswd.private_curator.books.backup import write_backup
 from dpswd.private_curator.books.operator import OperatorActs
 from dpswd.private_curator.books.reading import account_status, status_of
+from dpswd.private_curator.books.renyi import RENYI
+from dpswd.private_curator.books.witness import Witness, lacks
+from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session
 from dpswd.private_curator.core.ledger.runs import RunActs
 from dpswd.private_curator.core.ledger.sqlite_file import as_location
 from dpswd.private_curator.core.ledger.statements import AccountStatus, DataSetState, Kind, LedgerStatus, budget_payload
 from dpswd.private_curator.core.ledger.store import LedgerOptions, append_entry, head, no_checkpoint, utc_now
+from dpswd.shared.accounting.persons import check_records_per_person
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
-from dpswd.shared.core.privacy.persons import check_records_per_person
 
 
 class Ledger(OperatorActs, RunActs):
@@ -40,6 +43,8 @@ class Ledger(OperatorActs, RunActs):
         records: int,
         budget: PrivacyBudget,
         records_per_person: int = 1,
+        accounting: Accounting = RENYI,
+        witness: Path | None = None,
         **options: Unpack[LedgerOptions],
     ) -> Self:
         """Makes the ledger of a data set, complete or not at all, and opens it.
@@ -50,6 +55,8 @@ class Ledger(OperatorActs, RunActs):
             records: n, the number of records; public from now on.
             budget: the `PrivacyBudget` for the data set's whole life, of a record.
             records_per_person: k, how many records of one person there are at most; public from now on.
+            accounting: as for `open`.
+            witness: as for `open`.
             options: see `LedgerOptions`.
 
         Raises:
@@ -74,22 +81,34 @@ class Ledger(OperatorActs, RunActs):
             options.get("checkpoint", no_checkpoint)("create:data-set-opened")
 
         location.create(fill, lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
-        return cls.open(location, key=key, **options)
+        return cls.open(location, key=key, accounting=accounting, witness=witness, **options)
 
     @classmethod
-    def open(cls, location: LedgerLocation | Path, *, key: Ed25519PrivateKey, **options: Unpack[LedgerOptions]) -> Self:
+    def open(
+        cls,
+        location: LedgerLocation | Path,
+        *,
+        key: Ed25519PrivateKey,
+        accounting: Accounting = RENYI,
+        witness: Path | None = None,
+        **options: Unpack[LedgerOptions],
+    ) -> Self:
         """Opens a ledger; follows its chain of hashes first, unless ``options`` leave that to `verify`.
 
         Args:
             location: as for `create`.
             key: the ledger's own.
+            accounting: prices runs.
+            witness: a file, kept elsewhere than the ledger, in which the last entry seen is noted: a ledger that lacks
+                it was put back to an older state. None to notice that only while the ledger is open.
             options: see `LedgerOptions`.
 
         Raises:
             LedgerUnavailable: it is not there, locked, read-only, or the disk is full.
             LedgerCorrupt: the chain is broken, another key made it, or what the witness noted is missing.
         """
-        return cls(as_location(location), key=key, **options)
+        noted = None if witness is None else Witness(witness)
+        return cls(as_location(location), key=key, accounting=accounting, witness=noted, **options)
 
     @property
     def records(self) -> int:
@@ -113,6 +132,28 @@ class Ledger(OperatorActs, RunActs):
             return self._books.account.status(closed=closed), account_status(
                 self._books.shares.get(client), closed=closed
             )
+
+    def hold_to(self, receipt: SignedEntry) -> None:
+        """Holds the ledger to a receipt that somebody presents; one that this ledger's key did not sign says nothing.
+
+        Raises:
+            LedgerCorrupt: the ledger lacks it: it was put back to an older state. From now on nothing is read or
+                written, here or after a restart, until the operator has decided.
+        """
+        if not receipt.signed_by(self.public_key):
+            return
+        with self._reading() as session:
+            if not lacks(session, receipt):
+                return
+        self._stopped = (
+            f"{self.location} lacks entry {receipt.seq} of {receipt.time}, whose signed receipt a client holds: it "
+            "was put back to an older state, and what was spent since then would be spent again. Nothing is charged or "
+            "released any more. Stop the curator and restore a newer backup, or accept this state in writing "
+            "(docs/operator/incidents.md)"
+        )
+        if self._witness is not None:
+            self._witness.keep(receipt)
+        raise LedgerCorrupt(self._stopped)
 
     def head(self) -> SignedEntry:
         """The last entry. Noted elsewhere, it proves a later truncation or rollback, like any receipt."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpswd.private_curator.core.ledger.accounting import RENYI, Accounting
+from dpswd.private_curator.books.renyi import RENYI
+from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.accounts import Account
 from dpswd.private_curator.core.ledger.budget import Books
 from dpswd.private_curator.core.ledger.database import LedgerLocation, Session

@@ -19,8 +19,8 @@ from dpswd.private_curator.records.opening import open_source
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.settings.groups import ComputeSettings, RecordsSettings
 from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.accounting.persons import MOST_RECORDS
 from dpswd.shared.core.errors import SettingsError
-from dpswd.shared.core.privacy.persons import MOST_RECORDS
 from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.files import write_private
 

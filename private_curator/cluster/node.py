@@ -16,17 +16,17 @@ from pathlib import Path
 import torch
 
 from dpswd.private_curator.cluster import engine, task
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.labels import load_labels
-from dpswd.private_curator.sandbox.choice import make_engine, report
 from dpswd.private_curator.sandbox.process import LimitReached
-from dpswd.private_curator.sandbox.sessions import ExtractorSource
 from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.private_curator.steps.engines import make_engine, report
 from dpswd.private_curator.steps.shards import LocalShards, ShardLost
 from dpswd.shared.core.errors import DpswdError
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import ModelFacts
 from dpswd.shared.devices import resolve_device
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Node:
     def answer(self, told: bytes, graph: bytes, weights: bytes) -> bytes:
         """The sum of one shard, or why there is none; never an exception, whose words might quote a record."""
         try:
-            run, shard, meant = task.from_bytes(told, MECHANISMS)
+            run, shard, meant = task.from_bytes(told, ALL_MECHANISMS)
             if different := meant.differs(self._here):
                 return task.FAILED + f"this node is not the curator's: {different}".encode()
             key = hashlib.sha256(graph).hexdigest() + hashlib.sha256(weights).hexdigest()

@@ -14,7 +14,7 @@ import torch
 
 from dpswd.private_curator.cluster import task
 from dpswd.private_curator.cluster.connection import Connection
-from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.steps.shards import ShardLost, divided, gathered
 from dpswd.shared.core.errors import ExtractionStopped, SettingsError
 from dpswd.shared.core.mechanisms.linear import ShardSum

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpswd.private_curator.sandbox.arena import Arena, FloatArray, blob, lay_out
-from dpswd.private_curator.sandbox.choice import told
-from dpswd.private_curator.sandbox.process import LimitReached, WorkerFailed, WorkerProcess, WorkerSettings
+from dpswd.private_curator.sandbox.process import LimitReached, WorkerFailed, WorkerProcess, WorkerSettings, told
 from dpswd.shared.core.errors import ExtractionStopped, InvalidValue, RequestInvalid, SettingsError
 from dpswd.shared.sandbox.graph import MAX_FEATURES
 

@@ -20,11 +20,11 @@ from dpswd.private_curator.serving import renewals
 from dpswd.private_curator.serving.renewals import SigningRequest
 from dpswd.private_curator.storage.certificates import ClientCertificate
 from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.accounting.persons import allowed_for_record, promised_to_person
 from dpswd.shared.certificates import request_fingerprint
 from dpswd.shared.core.errors import CredentialsInvalid, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
-from dpswd.shared.core.privacy.persons import allowed_for_record, promised_to_person
 
 LEAST_TOLD = 16
 """Hexadecimal digits of a request's fingerprint that have to be told: 64 bits, which nobody hits by trying."""

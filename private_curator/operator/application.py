@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.operator.drift import DriftMeter, DriftReport
 from dpswd.private_curator.records.labels import Labels
 from dpswd.private_curator.records.target import Target
-from dpswd.private_curator.sandbox.denormals import flushed_denormals
 from dpswd.shared.core.errors import DataInvalid, InvalidValue, SettingsError
 from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.files import create_private

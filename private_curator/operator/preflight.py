@@ -40,8 +40,8 @@ from dpswd.shared.books.chain_checks import Tampering
 from dpswd.shared.certificates import belong_together
 from dpswd.shared.configuration import settings_of
 from dpswd.shared.core.errors import DpswdError, SettingsError
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.wire import limits
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 MIN_FREE_BYTES = 1 << 30  # stored replies grow by about 50 kB a step: room for some 20,000 steps
 RENEW_BEFORE = dt.timedelta(days=30)
@@ -167,7 +167,7 @@ def _explained(error: Exception) -> str:
 
 
 def _settings(site: _Site) -> str:
-    check_permissions(site.settings.clients, MECHANISMS)
+    check_permissions(site.settings.clients, ALL_MECHANISMS)
     return f"{len(settings_of(CuratorSettings))} settings are in order"
 
 
@@ -316,7 +316,7 @@ def _device(site: _Site) -> str:
 
 
 def _worker(site: _Site) -> str:
-    from dpswd.private_curator.sandbox.choice import examine, make_engine
+    from dpswd.private_curator.steps.engines import examine, make_engine
     from dpswd.shared.devices import resolve_device
 
     compute = site.settings.compute.model_copy(update={"parallel_steps": 1})

@@ -21,9 +21,9 @@ from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.asks import LastUse, Refusals
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.private_curator.storage.incidents import IncidentBook
+from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import GrantNotHeld
 from dpswd.shared.core.privacy.events import Part
-from dpswd.shared.core.privacy.persons import promised_to_person
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 

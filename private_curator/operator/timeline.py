@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpswd.private_curator.core.ledger.accounting import RENYI
+from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.core.ledger.accounts import Account
 from dpswd.private_curator.core.ledger.budget import Books
 from dpswd.private_curator.core.ledger.statements import Kind

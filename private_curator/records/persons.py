@@ -3,7 +3,7 @@
 The promise is of records: replacing one record changes what is released by little. A person with k records is protected
 k times less (k times epsilon, and more than k times delta). Whoever wants the promise for persons keeps one record of
 each, or at most k and says so at `init`: then a record's budget is as much smaller
-(`dpswd.shared.core.privacy.persons`).
+(`dpswd.shared.accounting.persons`).
 """
 
 from __future__ import annotations

@@ -11,17 +11,18 @@ from contextlib import contextmanager
 
 import torch
 
-from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.private_curator.core.steps.denormals import flushed_denormals
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.sandbox.loop import Refused, built
 from dpswd.private_curator.sandbox.pool import MAX_LOADED
-from dpswd.private_curator.sandbox.sessions import ExtractorSource
+from dpswd.shared.core.mechanisms.interface import Session
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.sandbox.building import Extractor, check_row_independence
-from dpswd.shared.sandbox.session import DirectSession, Session
+from dpswd.shared.sandbox.session import DirectSession
 
 
 class LocalEngine:
-    """See `sessions.Engine`.
+    """See `engine.Engine`.
 
     Args:
         device: where extractors are evaluated.
@@ -35,16 +36,16 @@ class LocalEngine:
 
     @contextmanager
     def session(self, source: ExtractorSource) -> Iterator[Session]:
-        """See `sessions.Engine`."""
+        """See `engine.Engine`."""
         yield DirectSession(self._built(source))
 
     def check(self, graph: bytes, weights: bytes) -> None:
-        """See `sessions.Engine`."""
+        """See `engine.Engine`."""
         with flushed_denormals():
             check_row_independence(self._make(graph, weights))
 
     def close(self) -> None:
-        """See `sessions.Engine`."""
+        """See `engine.Engine`."""
         self._built.cache_clear()
 
     def _make(self, graph: bytes, weights: bytes) -> Extractor:

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.sandbox.arena import Arena, Slot, blob, lay_out
 from dpswd.private_curator.sandbox.process import Confinement, WorkerProcess, WorkerSettings
-from dpswd.private_curator.sandbox.sessions import ExtractorSource
 from dpswd.shared.core.errors import DpswdError, ExtractionStopped
-from dpswd.shared.sandbox.session import FloatArray, Session
+from dpswd.shared.core.mechanisms.interface import FloatArray, Session
 
 MAX_LOADED = 4  # extractors that a worker holds: one for each of a few concurrent runs, at most 80 MB each
 _KEPT_BYTES = 256 << 20  # an arena of at most this size is kept for the next step
@@ -70,7 +70,7 @@ class _PooledWorker:
 
 
 class WorkerPool:
-    """Evaluates extractors in workers; see `sessions.Engine`.
+    """Evaluates extractors in workers; see `engine.Engine`.
 
     Args:
         settings: of every worker.
@@ -108,7 +108,7 @@ class WorkerPool:
 
     @contextmanager
     def session(self, source: ExtractorSource) -> Iterator[Session]:
-        """See `sessions.Engine`."""
+        """See `engine.Engine`."""
         with self._taken() as pooled:
             worker = pooled.ensure()
             self._load(worker, source)
@@ -126,7 +126,7 @@ class WorkerPool:
                     pooled.drop_arena()
 
     def check(self, graph: bytes, weights: bytes) -> None:
-        """See `sessions.Engine`."""
+        """See `engine.Engine`."""
         with self._uploads_lock:
             if self._uploads is None:
                 self._uploads = _PooledWorker(self._for_uploads)
@@ -139,7 +139,7 @@ class WorkerPool:
                     self._uploads.replace()
 
     def close(self) -> None:
-        """See `sessions.Engine`."""
+        """See `engine.Engine`."""
         self._closed = True
         for pooled in (*self._for_steps, self._uploads):
             if pooled is not None:
@@ -147,7 +147,7 @@ class WorkerPool:
 
     @property
     def restarts(self) -> int:
-        """See `sessions.Engine`."""
+        """See `engine.Engine`."""
         return sum(pooled.restarts for pooled in (*self._for_steps, self._uploads) if pooled is not None)
 
     @property

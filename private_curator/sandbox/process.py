@@ -71,6 +71,13 @@ Confinement = Mapping[str, bool]
 """For each of "namespace", "landlock" and "system calls", whether the kernel has put it in force."""
 
 
+def told(confinement: Confinement) -> str:
+    """Which layers hold, in words."""
+    held = ", ".join(layer for layer, there in confinement.items() if there) or "nothing"
+    missing = ", ".join(layer for layer, there in confinement.items() if not there)
+    return f"confined by {held}" + (f"; not by {missing}" if missing else "")
+
+
 class WorkerProcess:
     """A worker; starting it does not wait until it is ready.
 

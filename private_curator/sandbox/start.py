@@ -38,7 +38,7 @@ def main(operations: Callable[[], Mapping[str, Operation]] | None = None) -> Non
     import torch
 
     from dpswd.private_curator.sandbox import loop
-    from dpswd.shared.devices import compute_in_full_float32
+    from dpswd.shared.sandbox.building import compute_in_full_float32
 
     torch.set_flush_denormal(True)  # for good, and inherited by every thread that torch starts from here on
     if wishes["threads"]:

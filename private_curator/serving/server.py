@@ -19,7 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.cluster.choice import cluster_of
-from dpswd.private_curator.core.steps.randomness import fresh_seed, noise_for
+from dpswd.private_curator.core.steps.randomness import fresh_seed
 from dpswd.private_curator.core.steps.release import ReleasePipeline, no_checkpoint
 from dpswd.private_curator.observability import logs
 from dpswd.private_curator.observability.metrics import Metrics, MetricsServer
@@ -27,7 +27,6 @@ from dpswd.private_curator.observability.requests import OK, RequestWatch, traci
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.contract import require_kept
 from dpswd.private_curator.records.labels import class_count, load_labels
-from dpswd.private_curator.sandbox.choice import make_engine, report
 from dpswd.private_curator.serving.asking import AskLog
 from dpswd.private_curator.serving.pacing import Pacer
 from dpswd.private_curator.serving.second_accountant import SecondAccountant
@@ -35,19 +34,25 @@ from dpswd.private_curator.serving.service import CuratorService
 from dpswd.private_curator.serving.turns import Turns
 from dpswd.private_curator.settings.permissions import check_permissions
 from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.private_curator.steps.device_noise import noise_for
+from dpswd.private_curator.steps.engines import make_engine, report
 from dpswd.private_curator.steps.extraction import ExtractorCatalogue
+from dpswd.private_curator.steps.shards import LocalShards
+from dpswd.private_curator.steps.trial_run import Trials
 from dpswd.private_curator.storage.asks import Ask
 from dpswd.private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
 from dpswd.private_curator.storage.home_directory import SAFE_UMASK, HomeDirectory
 from dpswd.private_curator.storage.incidents import IncidentBook
 from dpswd.private_curator.storage.uploads import UploadStore
 from dpswd.shared.core.errors import SettingsError
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts
 from dpswd.shared.core.steps.computing import Laboratory
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
-from dpswd.shared.devices import compute_in_full_float32, resolve_device
+from dpswd.shared.device_noise.noise import draw_on
+from dpswd.shared.devices import resolve_device
 from dpswd.shared.files import write_public
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.sandbox.building import compute_in_full_float32
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["CuratorService"].full_name
 
@@ -78,7 +83,7 @@ class CuratorServer:
         settings: CuratorSettings,
         *,
         checkpoint: Callable[[str], None] = no_checkpoint,
-        mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
+        mechanisms: Mapping[str, AnyMechanism] = ALL_MECHANISMS,
         ledger: Ledger | None = None,
     ) -> None:
         check_permissions(settings.clients, mechanisms)
@@ -115,9 +120,19 @@ class CuratorServer:
             shards = cluster_of(settings, records=data, labels=labels)
             if shards is not None:
                 opened.callback(shards.close)
+            compute = settings.compute
             self._pipeline = ReleasePipeline(
                 ledger=self._ledger,
-                engine=self._engine,
+                evaluator=self._engine,
+                shards=shards
+                or LocalShards(
+                    self._engine,
+                    records=data,
+                    labels=labels,
+                    device=device,
+                    parallel=compute.parallel_steps,
+                    pass_seconds=compute.pass_seconds,
+                ),
                 lab=Laboratory(
                     records=data,
                     labels=labels,
@@ -125,13 +140,10 @@ class CuratorServer:
                     device=device,
                     fresh_seed=fresh_seed,
                     reached=checkpoint,
+                    draw=draw_on(device),
                 ),
-                parallel_steps=settings.compute.parallel_steps,
+                parallel_steps=compute.parallel_steps,
                 max_attempts=limits.max_step_attempts,
-                most_seconds=settings.compute.worker_seconds,
-                pass_seconds=settings.compute.pass_seconds,
-                pass_speedup=settings.compute.pass_speedup,
-                shards=shards,
             )
             second_accountant = SecondAccountant()
             opened.callback(second_accountant.close)
@@ -152,6 +164,12 @@ class CuratorServer:
                     uploads, approval=settings.extractors.approval, ledger=self._ledger, engine=self._engine
                 ),
                 pipeline=self._pipeline,
+                trials=Trials(
+                    self._pipeline,
+                    most_seconds=compute.worker_seconds,
+                    pass_seconds=compute.pass_seconds,
+                    pass_speedup=compute.pass_speedup,
+                ),
                 incidents=IncidentBook(home.incidents),
                 pacer=Pacer(pace if pace == "auto" else pace / 1000.0),
                 turns=Turns(

@@ -26,9 +26,9 @@ from grpc_status import rpc_status
 
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.core.ledger.statements import AccountStatus, Client, DataSetState, Request, Run
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.release import ReleasePipeline
 from dpswd.private_curator.observability.requests import OK, UNKNOWN
-from dpswd.private_curator.sandbox.sessions import ExtractorSource
 from dpswd.private_curator.serving import wire
 from dpswd.private_curator.serving.asking import AskLog, described, said_by
 from dpswd.private_curator.serving.authentication import authenticate
@@ -38,6 +38,7 @@ from dpswd.private_curator.settings.groups import LimitSettings
 from dpswd.private_curator.settings.permissions import permitted, require_permitted
 from dpswd.private_curator.settings.tree import CuratorSettings
 from dpswd.private_curator.steps.extraction import ExtractorCatalogue
+from dpswd.private_curator.steps.trial_run import Trials
 from dpswd.private_curator.storage.incidents import IncidentBook
 from dpswd.private_curator.storage.uploads import Kind, UploadStore
 from dpswd.shared.core.errors import (
@@ -96,6 +97,7 @@ class CuratorService:
         uploads: extractors and source features.
         extractors: builds extractors from uploads.
         pipeline: computes and releases steps.
+        trials: measures steps before they are charged.
         incidents: unexpected errors.
         pacer: holds replies to charged requests back.
         turns: bounds what one client may have under way.
@@ -112,6 +114,7 @@ class CuratorService:
     uploads: UploadStore
     extractors: ExtractorCatalogue
     pipeline: ReleasePipeline
+    trials: Trials
     incidents: IncidentBook
     pacer: Pacer
     turns: Turns
@@ -339,7 +342,7 @@ class CuratorService:
         run, extractor = self.admitted(client, parameters)
         self.crosscheck(run.event)
         if self.ledger.price_run(client=client.name, event=run.event).fits:  # else the ledger refuses, with figures
-            self.pipeline.trial(run, extractor)
+            self.trials.seconds(run, extractor)
         return self.ledger.open_run(request, event=run.event, parameters=parameters.to_bytes(), purpose=purpose)
 
     def _request_budget(self, client: Client, request: pb.RequestBudgetRequest) -> pb.RequestBudgetResponse:
@@ -370,7 +373,7 @@ class CuratorService:
                 raise RuntimeError("a run's charged event differs from what its declaration means now")
             step = admit_step(run, message.payload, public=self._uploaded_by(client, run), limits=self.limits)
             self.pipeline.ready(run)  # an outage is told at once, and not when such a step would be answered
-            self.pacer.expect(self.pipeline.trial(run, extractor))
+            self.pacer.expect(self.trials.seconds(run, extractor))
             stored = self.pipeline.answer(run, step, extractor, request=request, run_id=run_id)
         return pb.DrawStepResponse(step_release=stored.reply, receipt=wire.receipt(stored))
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 
 from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
+from dpswd.private_curator.sandbox.engine import Engine
 from dpswd.private_curator.sandbox.process import LimitReached
-from dpswd.private_curator.sandbox.sessions import Engine, ExtractorSource
 from dpswd.private_curator.storage.uploads import Kind, UploadStore
 from dpswd.shared.core.errors import ExtractorNotApproved, ExtractorUnknown, InvalidValue
 from dpswd.shared.core.mechanisms.interface import ModelFacts

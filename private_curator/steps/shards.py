@@ -14,13 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Protocol
 
 import torch
 
-from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.private_curator.core.steps.denormals import flushed_denormals
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
+from dpswd.private_curator.sandbox.engine import Engine
 from dpswd.private_curator.sandbox.process import LimitReached
-from dpswd.private_curator.sandbox.sessions import Engine, ExtractorSource
 from dpswd.shared.core.errors import ExtractionStopped
 from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, shards
 from dpswd.shared.core.steps.computing import Labels, LinearRun, Records, summed
@@ -40,27 +40,6 @@ _log = logging.getLogger(__name__)
 
 class ShardLost(ExtractionStopped):
     """Whoever computed a shard has ended, and not because of a limit: the shard may be computed again."""
-
-
-class Shards(Protocol):
-    """Computes the shards of a sum over every record."""
-
-    def ready(self) -> None:
-        """Asks, before a step is begun, whether shards can be computed now: an outage costs no attempt of a step.
-
-        Raises:
-            ExtractionStopped: nobody computes now.
-        """
-
-    def sums(self, run: LinearRun, extractor: ExtractorSource) -> Iterable[ShardSum]:
-        """The exact sums of shards that together hold every record once; private.
-
-        Raises:
-            ExtractionStopped: a limit was reached, a shard was lost too often, or all of them take too long.
-        """
-
-    def close(self) -> None:
-        """Ends what was begun for it. Idempotent."""
 
 
 def divided(run: LinearRun, *, parallel: int) -> tuple[Shard, ...]:

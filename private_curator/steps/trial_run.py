@@ -10,18 +10,26 @@ which reply times are padded (private_curator/serving/pacing.py).
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
+from dpswd.private_curator.core.steps.release import ReleasePipeline, no_checkpoint
+from dpswd.private_curator.sandbox.process import LimitReached
 from dpswd.shared.core.mechanisms.interface import LabelArray
 from dpswd.shared.core.steps.admission import AdmittedRun
+from dpswd.shared.core.steps.computing import LinearRun, computed
+from dpswd.shared.core.wire.checks import invalid
 
+TRIAL_SHARE = 0.5  # of the time limit: a step on made records may take so much, and a busy machine twice as long
 MAX_REMEMBERED = 256  # kinds of steps
 _MOST_RECORDS = 4096  # of a step that reads all records: part of them is enough to know its time
 _MOST_REPEATS = 8  # of each kind of records: the shortest is free of what else the machine was doing
@@ -101,3 +109,71 @@ class TrialTimes:
             while len(self._seconds) > MAX_REMEMBERED:
                 self._seconds.popitem(last=False)
         return measured
+
+
+class Trials:
+    """Measures steps before they are charged, in the places of the steps themselves.
+
+    Args:
+        pipeline: computes the steps.
+        most_seconds: that one evaluation of an extractor may take.
+        pass_seconds: that a sum over every record may take.
+        pass_speedup: how many times as fast as by one worker here such a sum surely is; the operator's, hence public.
+    """
+
+    def __init__(
+        self,
+        pipeline: ReleasePipeline,
+        *,
+        most_seconds: float = 300.0,
+        pass_seconds: float = 3600.0,
+        pass_speedup: float = 1.0,
+    ) -> None:
+        self._pipeline = pipeline
+        self._most_seconds = most_seconds
+        self._pass_seconds = pass_seconds
+        self._pass_speedup = pass_speedup
+        self._times = TrialTimes()
+
+    def seconds(self, run: AdmittedRun, extractor: ExtractorSource) -> float:
+        """How long the largest step of this run takes on made records, in seconds: a public quantity.
+
+        Reads no record and releases nothing. Remembered; known before a run is charged and before a step begins, so
+        that a run whose steps would be stopped costs nothing, and limits are met by sizes and not by records.
+
+        Raises:
+            RequestInvalid: a step would exceed the operator's limits of time or memory.
+        """
+
+        @functools.cache
+        def sent() -> bytes:  # may be large, and is made where a time is not remembered
+            made: bytes = run.mechanism.synthetic(run.declared, run.size, run.facts).to_bytes()
+            return made
+
+        def once(value: float | None) -> float:
+            records, labels, scale = MadeRecords.for_run(run, value=value)
+            if LinearRun.of(run) is not None:
+                scale /= self._pass_speedup
+            lab = replace(self._pipeline.lab, records=records, labels=labels, reached=no_checkpoint)
+            request_bytes = sent()
+            with self._pipeline.place():
+                begun = time.monotonic()
+                request = run.mechanism.request.from_bytes(request_bytes)
+                with self._pipeline.evaluator.session(extractor) as session:
+                    computed(run, request, session, lab)
+                return scale * (time.monotonic() - begun)
+
+        try:
+            seconds = self._times.seconds(run, once)
+        except LimitReached as error:
+            text = f"declare steps that cannot be computed here, as made records show: {error}"
+            raise invalid("parameters", text) from error
+        # A sum over every record asks its worker for one block after the other: no evaluation is the whole of it.
+        most = self._pass_seconds if run.mechanism.whole else TRIAL_SHARE * self._most_seconds
+        if seconds > most:
+            text = (
+                f"declare steps that take about {seconds:.0f} seconds here; at most {most:g} are allowed: use a "
+                "smaller batch or extractor"
+            )
+            raise invalid("parameters", text)
+        return seconds

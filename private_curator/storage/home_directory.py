@@ -27,11 +27,11 @@ from dpswd.private_curator.storage.asks import AskBook
 from dpswd.private_curator.storage.certificates import CertificateAuthority
 from dpswd.private_curator.storage.checks import CheckNotes
 from dpswd.private_curator.storage.notices import Notices
+from dpswd.shared.accounting.persons import allowed_for_record
 from dpswd.shared.certificates import private_pem
 from dpswd.shared.core.errors import InvalidValue, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
-from dpswd.shared.core.privacy.persons import allowed_for_record
 from dpswd.shared.files import write_private
 
 MAX_OPERATOR_LENGTH = 100

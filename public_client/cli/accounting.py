@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import click
 
 from dpswd.public_client.cli.options import echo_json, format_option
+from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
-from dpswd.shared.core.privacy.bounds import Bound
 from dpswd.shared.core.privacy.events import RowProjections, RunEvent, StepEvent
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

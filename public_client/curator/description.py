@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import InvalidValue, rounded
 from dpswd.shared.core.mechanisms.interface import Limits
-from dpswd.shared.core.privacy.persons import promised_to_person
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.protocol.contract import DataContract
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dpswd.shared.core.optimal_transport.one_dimensional import wasserstein_1d
+from dpswd.public_client.data.sliced_distances import wasserstein_1d
 
 
 def sliced_wasserstein(x: Tensor, y: Tensor, U: Tensor, *, p: float = 2.0) -> Tensor:

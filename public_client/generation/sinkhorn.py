@@ -29,11 +29,11 @@ from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
-from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.optimal_transport.semi_debiased import labelled_points
-from dpswd.shared.core.optimal_transport.sinkhorn import sinkhorn
+from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
+from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points
+from dpswd.shared.published_mechanisms.sinkhorn.transport import sinkhorn
 
 
 @dataclass(frozen=True, kw_only=True)

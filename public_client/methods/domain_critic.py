@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.training.adapters import adapter_names
-from dpswd.shared.core.mechanisms.critic.domain_loss import source_loss, target_cotangents
+from dpswd.shared.published_mechanisms.critic.domain_loss import source_loss, target_cotangents
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import weights_from_bytes
 

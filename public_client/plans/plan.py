@@ -16,12 +16,12 @@ from typing import Any
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.values import UploadedExtractor
 from dpswd.public_client.plans.recipe import Recipe, RunTerms, not_counts, not_positive, refuse
+from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
 from dpswd.shared.core.errors import InvalidValue, rounded
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.privacy.bounds import Bound
 from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.steps.admission import run_event
 from dpswd.shared.core.wire.messages import RunParameters

@@ -14,10 +14,11 @@ from dpswd.public_client.curator.description import Budget, Description
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.plans.declarable import Declarable, within_quote
 from dpswd.public_client.plans.plan import Plan
+from dpswd.shared.accounting.costs import best_order, step_costs
 from dpswd.shared.accounting.lanes import orders_for
+from dpswd.shared.accounting.pricing import filter_for
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, PrivacyError, rounded
 from dpswd.shared.core.privacy.budget import PrivacyBudget
-from dpswd.shared.core.privacy.costs import best_order, step_costs
 from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
 from dpswd.shared.core.privacy.filter import PrivacyFilter
 
@@ -145,7 +146,7 @@ def _budgets(told: Description) -> tuple[Budget, ...]:
 def _accountant(told: Description, budget: Budget, first: RunEvent) -> PrivacyFilter:
     """The filter that the first charge gives to an unused budget."""
     relation = NeighbouringRelation(told.neighbouring_relation)
-    return PrivacyFilter.for_budget(PrivacyBudget(budget.epsilon, budget.delta, relation), plan=first)
+    return filter_for(PrivacyBudget(budget.epsilon, budget.delta, relation), plan=first)
 
 
 def _alone(told: Description, event: RunEvent) -> float:

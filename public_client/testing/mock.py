@@ -27,9 +27,9 @@ from dpswd.public_client.curator.connection import Patience
 from dpswd.public_client.curator.description import Budget, Description
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.transport import REPLIES, Exchange
+from dpswd.shared.accounting.pricing import filter_for
 from dpswd.shared.core import errors
 from dpswd.shared.core.ledger import receipts as chain
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import (
     AnyMechanism,
     DataSetFacts,
@@ -52,6 +52,7 @@ from dpswd.shared.core.wire.payloads import float_bytes
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.protocol.contract import DataContract
 from dpswd.shared.protocol.receipts import encode_receipt
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.graph import ExtractorGraph
 from dpswd.shared.sandbox.session import DirectSession
@@ -118,7 +119,7 @@ def mock_description(
         data_set_budget=budget,
         client_budget=budget,
         neighbouring_relation=NeighbouringRelation.REPLACE_ONE.value,
-        mechanisms=offered(MECHANISMS, facts),
+        mechanisms=offered(ALL_MECHANISMS, facts),
         limits=replace(
             Limits(),
             max_batch_size=min(protocol.MAX_BATCH_SIZE, records),
@@ -176,7 +177,7 @@ class MockCurator(Curator):
         *,
         seed: int = 0,
         randomness: Callable[[int], bytes] = secrets.token_bytes,
-        mechanisms: Mapping[str, AnyMechanism] = MECHANISMS,
+        mechanisms: Mapping[str, AnyMechanism] = ALL_MECHANISMS,
         records: Callable[[int], Tensor] | FloatArray | None = None,
         labels: LabelArray | None = None,
     ) -> None:
@@ -320,7 +321,7 @@ class MockCurator(Curator):
 
     def _books(self, run: AdmittedRun) -> tuple[PrivacyFilter, Spent]:
         """The ledger's filter, which the first run chooses, and what it counts as spent."""
-        filter_ = self._filter or PrivacyFilter.for_budget(self._budget, plan=run.event)
+        filter_ = self._filter or filter_for(self._budget, plan=run.event)
         return filter_, self._spent or filter_.zero()
 
     def _answer_open(self, run: AdmittedRun, run_id: str) -> pb.OpenRunResponse:

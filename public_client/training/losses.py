@@ -16,11 +16,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dpswd.public_client.data.sliced_distances import distance, row_distance
 from dpswd.shared.core.mechanisms.gradient.mechanism import GradientReply
-from dpswd.shared.core.mechanisms.quantiles.coefficients import distance, source_coefficients
-from dpswd.shared.core.mechanisms.rows.cotangents import noised_source_projections, row_distance
+from dpswd.shared.core.mechanisms.quantiles.coefficients import source_coefficients
+from dpswd.shared.core.mechanisms.rows.cotangents import noised_source_projections
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.device_noise.noise import draw_on
 
 
 def quantile_loss(
@@ -35,7 +37,7 @@ def quantile_loss(
         batch: b.
         sigma: noise of each coefficient.
     """
-    U = release.directions(source_features)
+    U = release.directions(source_features, draw_on(source_features.device))
     projections = feature_map.clipped(source_features) @ U  # (m, k)
     source = source_coefficients(projections, batch=batch, coefficients=release.values.values.shape[0])  # (L, k)
     target = release.values.to_tensor().to(source)
@@ -51,7 +53,7 @@ def row_loss(source_features: Tensor, release: SlicedReply, *, feature_map: Feat
         feature_map: the public map of the step.
         sigma: noise of each projection; the source gets the same, from the step's public seed, as at the curator.
     """
-    U = release.directions(source_features)
+    U = release.directions(source_features, draw_on(source_features.device))
     clipped = feature_map.clipped(source_features)
     source = noised_source_projections(clipped, U, sigma=sigma, seed=release.seed)  # (m, k)
     target = release.values.to_tensor().to(source)  # (b, k)

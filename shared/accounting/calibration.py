@@ -14,10 +14,12 @@ import numpy as np
 
 from dpswd.shared.accounting import c_gamma, pld, published
 from dpswd.shared.accounting.amplification import LARGEST_ORDER, renyi_curve
+from dpswd.shared.accounting.bounds import Bound
+from dpswd.shared.accounting.conversion import affordable_end, epsilon_of
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.privacy.bounds import Bound
-from dpswd.shared.core.privacy.conversion import affordable_end, check_delta, epsilon_of
+from dpswd.shared.core.privacy.budget import check_delta
 from dpswd.shared.core.privacy.events import MAX_SIGMA, MIN_SIGMA, RunEvent
+from dpswd.shared.core.privacy.filter import WORTHLESS_EPSILON
 
 MIN_EPSILON, MAX_EPSILON = 1e-6, 1e4
 """Targets between which calibration is meaningful; beyond them a run is free or worthless."""
@@ -25,9 +27,6 @@ MIN_EPSILON, MAX_EPSILON = 1e-6, 1e4
 WHOLE_SHARE = 0.9999
 """Part of delta at which ``auto`` sizes a run: a filter gives this much to a run that takes the whole budget, and keeps
 the rest for what may come after the operator extends it (``lanes``). It raises epsilon by about one part in 100,000."""
-
-WORTHLESS_EPSILON = 1000.0
-"""Above it ``auto`` leaves the Renyi price alone: a PLD of such shifts takes long, and nobody would run it."""
 
 _TOLERANCE = 1e-6
 """Relative width of the last bracket of sigma; its upper end is returned."""

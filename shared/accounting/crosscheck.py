@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpswd.shared.accounting.amplification import log_moments
+from dpswd.shared.accounting.bounds import Bound
+from dpswd.shared.accounting.costs import step_costs
 from dpswd.shared.core.errors import AccountantsDisagree
-from dpswd.shared.core.privacy.bounds import Bound
-from dpswd.shared.core.privacy.costs import step_costs
 from dpswd.shared.core.privacy.events import RunEvent, StepEvent
 
 ORDERS = tuple(float(order) for order in (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24))

@@ -15,9 +15,7 @@ import math
 from dataclasses import dataclass
 
 from dpswd.shared.accounting.calibration import WHOLE_SHARE
-
-MAX_ORDER = 4096.0
-"""Largest order of a filter: enough for epsilon down to about log(1/delta)/2000; the lane of infinity serves below."""
+from dpswd.shared.core.privacy.filter import MAX_ORDER
 
 _BALANCED_CENTRE = 0.62
 

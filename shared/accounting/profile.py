@@ -15,10 +15,10 @@ import math
 
 import numpy as np
 
+from dpswd.shared.accounting.conversion import affordable_end
 from dpswd.shared.accounting.discretisation import StepPair
 from dpswd.shared.accounting.slice_law import shift_nodes, with_largest
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.privacy.conversion import affordable_end
 from dpswd.shared.core.privacy.curves import ShiftLaw
 
 MIN_DELTA = 1e-200

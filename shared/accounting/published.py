@@ -18,9 +18,9 @@ import numpy as np
 from scipy.special import ndtri
 
 from dpswd.shared.accounting.amplification import LARGEST_ORDER, subsampled_curve
+from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.privacy.bounds import Bound
-from dpswd.shared.core.privacy.conversion import check_delta
+from dpswd.shared.core.privacy.budget import check_delta
 from dpswd.shared.core.privacy.curves import ShiftLaw
 from dpswd.shared.core.privacy.events import RowProjections, RunEvent
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.noise.directions import Draw, drawn_here
 from dpswd.shared.core.noise.grid_gaussian import CENTRE, COLUMN_BITS, grid_gaussian_table
 from dpswd.shared.core.noise.keystream import Keystream, check_place
 from dpswd.shared.device_noise.keystream import key_words, words
@@ -142,6 +144,25 @@ class DeviceSampler:
 def device_sampler(device: torch.device) -> DeviceSampler:
     """The process's sampler for a device, made and tried at the first call."""
     return DeviceSampler(device)
+
+
+def draw_on(device: torch.device) -> Draw:
+    """Draws directions' Gaussians on a CUDA device, and on a CPU for every other."""
+    if device.type != "cuda":
+        return drawn_here
+
+    def draw(key: bytes) -> Callable[[int], Tensor]:
+        first = 0
+
+        def following(count: int) -> Tensor:
+            nonlocal first
+            values = device_sampler(device).sample(key, count, first=first)
+            first += count
+            return values
+
+        return following
+
+    return draw
 
 
 def _kernel_works(device: torch.device) -> bool:

@@ -336,3 +336,14 @@ def _laid_out(tensor: Tensor) -> Tensor:
 
 def _numbers(shapes: Mapping[str, Shape]) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
+
+
+def compute_in_full_float32() -> None:
+    """Keeps CUDA's convolutions and products in this process from TF32's 10 bits, and makes them repeatable.
+
+    A hospital's features should be those that the client's own machine computes, but for the order of float32 sums; and
+    the same step twice should have the same ones.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from benchmarks import operation_combinations, operation_times
 from benchmarks.operation_times import CASES, measured
-from dpswd.private_curator.sandbox.denormals import flushed_denormals
+from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.serving.pacing import QUANTUM_OVER_TRIAL
 from dpswd.shared.sandbox.steady import LARGEST_RATIO
 from dpswd.shared.sandbox.vocabulary import VOCABULARY

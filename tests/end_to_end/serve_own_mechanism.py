@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import serve_with_stops
 from own_mechanism import CLIPPED_MEAN
 
-from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 if __name__ == "__main__":
-    serve_with_stops.main(sys.argv[1:], mechanisms={**MECHANISMS, CLIPPED_MEAN.name: CLIPPED_MEAN})
+    serve_with_stops.main(sys.argv[1:], mechanisms={**ALL_MECHANISMS, CLIPPED_MEAN.name: CLIPPED_MEAN})

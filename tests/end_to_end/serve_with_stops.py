@@ -15,11 +15,11 @@ from pathlib import Path
 from dpswd.private_curator.serving import server
 from dpswd.private_curator.settings import tree as settings
 from dpswd.private_curator.storage.home_directory import HomeDirectory
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import AnyMechanism
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 
-def main(arguments: Sequence[str], *, mechanisms: Mapping[str, AnyMechanism] = MECHANISMS) -> None:
+def main(arguments: Sequence[str], *, mechanisms: Mapping[str, AnyMechanism] = ALL_MECHANISMS) -> None:
     """Serves HOME until a signal; with POINT and ACTION, until a step reaches that point."""
     home = HomeDirectory(Path(arguments[0]))
     point, action = arguments[1:] or ("", "")

@@ -27,10 +27,10 @@ from torch import nn
 from dpswd import DomainAdaptation, Hospital
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.shared.core.errors import BudgetExhausted, CuratorUnavailable, RequestIdReused, RequestInvalid, RunFinished
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.wire.messages import run_digest, step_digest
 from dpswd.shared.protocol.receipts import decode_receipt
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 pytestmark = pytest.mark.end_to_end
 PROGRAM = Path(__file__).with_name("serve_own_mechanism.py")
@@ -71,7 +71,7 @@ def _model(connected: Hospital) -> DomainAdaptation:
 
 
 def test_a_mechanism_of_a_tests_own_from_offer_to_exhausted_budget(hospital, tmp_path):
-    assert CLIPPED_MEAN.name not in MECHANISMS
+    assert CLIPPED_MEAN.name not in ALL_MECHANISMS
     checkpoint = tmp_path / "run"
 
     # Offered, planned with, and killed when its first step has seen the records.
@@ -79,7 +79,7 @@ def test_a_mechanism_of_a_tests_own_from_offer_to_exhausted_budget(hospital, tmp
     with _connect(hospital, checkpoint) as connected:
         told = connected.describe()
         assert CLIPPED_MEAN.name in told.mechanisms
-        assert {m.name for m in MECHANISMS.values() if not m.needs_labels} < set(told.mechanisms)
+        assert {m.name for m in ALL_MECHANISMS.values() if not m.needs_labels} < set(told.mechanisms)
         model = _model(connected)
         assert f"match-means: {STEPS} steps, each on {BATCH} of {len(RECORDS)} records" in str(model.plan)
         assert connected.describe().spent == 0.0

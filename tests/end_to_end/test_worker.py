@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import nn
 
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.sandbox.confinement import probe
 from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.sandbox.pool import MAX_LOADED, WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerFailed, WorkerProcess, WorkerSettings
-from dpswd.private_curator.sandbox.sessions import ExtractorSource
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.errors import ExtractionStopped, RequestInvalid, SettingsError
 from dpswd.shared.core.mechanisms.interface import ModelFacts

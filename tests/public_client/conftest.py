@@ -27,7 +27,6 @@ from grpc_status import rpc_status
 from dpswd.public_client.replay import fit
 from dpswd.shared.core import errors
 from dpswd.shared.core.ledger import receipts
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsReply
 from dpswd.shared.core.mechanisms.gradient.mechanism import GradientReply
 from dpswd.shared.core.mechanisms.interface import ModelFacts
@@ -39,6 +38,7 @@ from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.core.wire.v1 import curator_pb2_grpc as rpc
 from dpswd.shared.protocol.receipts import encode_receipt
 from dpswd.shared.protocol.status import to_status
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
 torch.set_num_threads(1)
@@ -161,7 +161,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
     def mechanism(self):
         """Of the open run."""
         assert self.run is not None
-        return MECHANISMS[self.run.mechanism]
+        return ALL_MECHANISMS[self.run.mechanism]
 
     @property
     def declared(self):

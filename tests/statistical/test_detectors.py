@@ -21,9 +21,9 @@ from signs import ALPHA, Signs, in_random_order
 
 from benchmarks.detectors import INPUTS, detector_for
 from benchmarks.operation_times import CASES
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
-from dpswd.private_curator.sandbox.sessions import ExtractorSource
 from dpswd.shared.core.mechanisms.interface import ModelFacts
 from dpswd.shared.core.wire.limits import MIN_BATCH_SIZE
 from dpswd.shared.sandbox.weights import weights_to_bytes

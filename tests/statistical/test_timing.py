@@ -21,9 +21,9 @@ from raw_client import RawClient
 from signs import ALPHA, Signs, in_random_order
 from torch import nn
 
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
-from dpswd.private_curator.sandbox.sessions import ExtractorSource
 from dpswd.private_curator.serving import server
 from dpswd.private_curator.settings import tree as settings
 from dpswd.public_client.extractor.tracing import trace

@@ -9,16 +9,24 @@ Every method is a pure function of public parameters. Objects are frozen and the
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.privacy.budget import Price, PrivacyBudget
 from dpswd.shared.core.privacy.event_json import event_from_json, event_to_json
 from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
-from dpswd.shared.core.privacy.filter import PrivacyFilter
+from dpswd.shared.core.privacy.filter import Pricing, PrivacyFilter
 
 
+@dataclass(frozen=True)
 class Accounting:
-    """Makes budgets and filters, and reads what entries hold: the Renyi filter of `dpswd.shared.core.privacy`."""
+    """Makes budgets and filters, and reads what entries hold: the Renyi filter of `dpswd.shared.core.privacy`.
+
+    Attributes:
+        pricing: what runs cost; `dpswd.private_curator.books.renyi.RENYI` has the curator's.
+    """
+
+    pricing: Pricing
 
     def budget(self, *, epsilon: float, delta: float, relation: str) -> PrivacyBudget:
         """A budget as an entry states it.
@@ -33,11 +41,11 @@ class Accounting:
 
     def filter_for(self, budget: PrivacyBudget, plan: RunEvent) -> PrivacyFilter:
         """The filter of an account, fixed before its first charge from the first run's public parameters."""
-        return PrivacyFilter.for_budget(budget, plan=plan)
+        return self.pricing.filter_for(budget, plan)
 
     def filter_from_json(self, text: str) -> PrivacyFilter:
         """The filter that an entry holds."""
-        return PrivacyFilter.from_json(text)
+        return PrivacyFilter.from_json(text, self.pricing)
 
     def price(self, filter_: PrivacyFilter, event: RunEvent) -> Price:
         """What a filter charges for a run, held from below and from above by code of its own.
@@ -61,9 +69,6 @@ class Accounting:
     def event_from_json(self, text: str) -> RunEvent:
         """The event that an entry holds."""
         return _known_event(text)
-
-
-RENYI = Accounting()
 
 
 @functools.lru_cache(maxsize=1024)

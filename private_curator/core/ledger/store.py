@@ -12,14 +12,11 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Protocol, Self, TypedDict, Unpack
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dpswd.private_curator.books.heads import Heads
-from dpswd.private_curator.books.witness import Witness, lacks
-from dpswd.private_curator.core.ledger.accounting import RENYI, Accounting
+from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.budget import Books
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session, by_seq
 from dpswd.private_curator.core.ledger.statements import Kind
@@ -44,28 +41,46 @@ def no_checkpoint(_: str) -> None:
     """Does nothing: the default of the hook with which tests kill the process at a named point."""
 
 
+class Heads(Protocol):
+    """Whoever is told the last entry besides the database."""
+
+    def tell(self, entry: SignedEntry) -> None:
+        """Lets an entry be told soon; returns at once."""
+
+    def close(self) -> None:
+        """Waits until all was told. Idempotent."""
+
+
+class Witness(Protocol):
+    """Notes the last entry seen elsewhere than in the ledger: one that lacks it was put back to an older state."""
+
+    def check(self, session: Session, location: object) -> None:
+        """Raises LedgerCorrupt unless the ledger holds what was noted."""
+
+    def note(self, entry: SignedEntry) -> None:
+        """Keeps a newer entry instead."""
+
+    def keep(self, receipt: SignedEntry) -> None:
+        """Notes what the ledger lacks, for good: it is not opened again."""
+
+
 class LedgerOptions(TypedDict, total=False):
-    """What a ledger is opened with, beside its place and its key.
+    """What a ledger is opened with, beside its place, its key, its accountant and its witness.
 
     Attributes:
-        accounting: prices runs; the Renyi filter of `dpswd.shared.core.privacy` by default.
         clock: tells the time that entries state.
         checkpoint: called at named points; tests kill the process there.
         lock_timeout_s: how long to wait for another program, in seconds.
         heads: is told the last entry after each charge and each answer.
-        witness: a file, kept elsewhere than the ledger, in which the last entry seen is noted: a ledger that lacks
-            it was put back to an older state. None to notice that only while the ledger is open.
         by: the name of whoever acts with it; each act of an operator states it.
         listener: is called with the last entry of each transaction, once it is durable.
         followed: whether the chain is followed at once. False for a caller that verifies the ledger before anything of
             it is trusted: a large one is then read once.
     """
 
-    accounting: Accounting
     clock: Clock
     checkpoint: Checkpoint
     lock_timeout_s: float
-    witness: Path | None
     heads: Heads | None
     by: str
     listener: Callable[[SignedEntry], object]
@@ -106,12 +121,19 @@ class Transaction:
 class Store:
     """The part of the ledger that every operation shares. Use `dpswd.private_curator.books.ledger.Ledger`."""
 
-    def __init__(self, location: LedgerLocation, *, key: Ed25519PrivateKey, **options: Unpack[LedgerOptions]) -> None:
+    def __init__(
+        self,
+        location: LedgerLocation,
+        *,
+        key: Ed25519PrivateKey,
+        accounting: Accounting,
+        witness: Witness | None,
+        **options: Unpack[LedgerOptions],
+    ) -> None:
         self.location = location
-        witness = options.get("witness")
-        self._witness = None if witness is None else Witness(witness)
+        self._witness = witness
         self._heads = options.get("heads")
-        self.accounting = options.get("accounting", RENYI)
+        self.accounting = accounting
         self._key = key
         self._clock = options.get("clock", utc_now)
         self._checkpoint = options.get("checkpoint", no_checkpoint)
@@ -148,28 +170,6 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def hold_to(self, receipt: SignedEntry) -> None:
-        """Holds the ledger to a receipt that somebody presents; one that this ledger's key did not sign says nothing.
-
-        Raises:
-            LedgerCorrupt: the ledger lacks it: it was put back to an older state. From now on nothing is read or
-                written, here or after a restart, until the operator has decided.
-        """
-        if not receipt.signed_by(self.public_key):
-            return
-        with self._reading() as session:
-            if not lacks(session, receipt):
-                return
-        self._stopped = (
-            f"{self.location} lacks entry {receipt.seq} of {receipt.time}, whose signed receipt a client holds: it "
-            "was put back to an older state, and what was spent since then would be spent again. Nothing is charged or "
-            "released any more. Stop the curator and restore a newer backup, or accept this state in writing "
-            "(docs/operator/incidents.md)"
-        )
-        if self._witness is not None:
-            self._witness.keep(receipt)
-        raise LedgerCorrupt(self._stopped)
 
     def history(self, *, after: int = 0) -> Iterator[SignedEntry]:
         """Every entry behind ``after``, in order; reads page by page, so that writers need not wait."""

@@ -12,28 +12,22 @@ A crash or an error anywhere before 4 releases nothing: the request may be repea
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import hashlib
 import threading
-import time
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
-from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger.runs import RunActs
 from dpswd.private_curator.core.ledger.statements import Request, StepGranted, StoredReply
-from dpswd.private_curator.sandbox.denormals import flushed_denormals
-from dpswd.private_curator.sandbox.process import LimitReached
-from dpswd.private_curator.sandbox.sessions import Engine, ExtractorSource
-from dpswd.private_curator.steps.shards import LocalShards, Shards
-from dpswd.private_curator.steps.trial_run import MadeRecords, TrialTimes
+from dpswd.private_curator.core.steps.denormals import flushed_denormals
+from dpswd.private_curator.core.steps.evaluating import Evaluator, ExtractorSource, Shards
 from dpswd.shared.core.errors import DpswdError, ExtractionStopped
 from dpswd.shared.core.steps.admission import AdmittedRun
 from dpswd.shared.core.steps.computing import Laboratory, LinearRun, completed, computed
-from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import StepRelease
 
 AUDIT_FORMAT = "dpswd-audit-2"
-TRIAL_SHARE = 0.5  # of the time limit: a step on made records may take so much, and a busy machine twice as long
 
 
 class StepFailed(DpswdError):
@@ -49,44 +43,27 @@ class ReleasePipeline:
 
     Args:
         ledger: charges and stored replies.
-        engine: evaluates extractors.
+        evaluator: evaluates extractors.
+        shards: computes sums over every record.
         lab: the records, the noise, and the hook of the named points: consumed, those of `computed`, stored.
         parallel_steps: steps computed at the same time.
         max_attempts: how often one step is computed anew after failures.
-        most_seconds: that one evaluation of an extractor may take.
-        pass_seconds: that a sum over every record may take.
-        pass_speedup: how many times as fast as by one worker here such a sum surely is; the operator's, hence public.
-        shards: computes such a sum; None for this machine alone.
     """
 
     def __init__(
         self,
         *,
-        ledger: Ledger,
-        engine: Engine,
+        ledger: RunActs,
+        evaluator: Evaluator,
+        shards: Shards,
         lab: Laboratory,
         parallel_steps: int = 1,
         max_attempts: int = 16,
-        most_seconds: float = 300.0,
-        pass_seconds: float = 3600.0,
-        pass_speedup: float = 1.0,
-        shards: Shards | None = None,
     ) -> None:
+        self.evaluator = evaluator
+        self.lab = lab
         self._ledger = ledger
-        self._engine = engine
-        self._lab = lab
-        self._most_seconds = most_seconds
-        self._pass_seconds = pass_seconds
-        self._pass_speedup = pass_speedup
-        self._shards = shards or LocalShards(
-            engine,
-            records=lab.records,
-            labels=lab.labels,
-            device=lab.device,
-            parallel=parallel_steps,
-            pass_seconds=pass_seconds,
-        )
-        self._trials = TrialTimes()
+        self._shards = shards
         self._parallel_steps = parallel_steps
         self._slots = threading.BoundedSemaphore(parallel_steps)
         self._max_attempts = max_attempts
@@ -116,8 +93,8 @@ class ReleasePipeline:
         if isinstance(grant, StoredReply):
             return grant
         try:
-            self._lab.reached("consumed")
-            with self._slots, flushed_denormals():
+            self.lab.reached("consumed")
+            with self.place():
                 payload = self._computed(run, step, extractor)
             reply = StepRelease(run_id, grant.step_number, payload).to_bytes()
             audit = self._audit_record(run, grant, payload)
@@ -125,7 +102,7 @@ class ReleasePipeline:
             self._ledger.abandon_step(grant)
             raise
         stored = self._ledger.finish_step(grant, reply=reply, audit=audit)
-        self._lab.reached("stored")
+        self.lab.reached("stored")
         return stored
 
     def ready(self, run: AdmittedRun) -> None:
@@ -137,6 +114,12 @@ class ReleasePipeline:
         if LinearRun.of(run) is not None:
             self._shards.ready()
 
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """Waits for one of the places in which steps are computed."""
+        with self._slots, flushed_denormals():
+            yield
+
     def idle(self) -> bool:
         """Whether no step is being computed now."""
         taken = 0
@@ -146,55 +129,13 @@ class ReleasePipeline:
             self._slots.release()
         return taken == self._parallel_steps
 
-    def trial(self, run: AdmittedRun, extractor: ExtractorSource) -> float:
-        """How long the largest step of this run takes on made records, in seconds: a public quantity.
-
-        Reads no record and releases nothing. Remembered; known before a run is charged and before a step begins, so
-        that a run whose steps would be stopped costs nothing, and limits are met by sizes and not by records.
-
-        Raises:
-            RequestInvalid: a step would exceed the operator's limits of time or memory.
-        """
-
-        @functools.cache
-        def sent() -> bytes:  # may be large, and is made where a time is not remembered
-            made: bytes = run.mechanism.synthetic(run.declared, run.size, run.facts).to_bytes()
-            return made
-
-        def once(value: float | None) -> float:
-            records, labels, scale = MadeRecords.for_run(run, value=value)
-            if LinearRun.of(run) is not None:
-                scale /= self._pass_speedup
-            lab, request_bytes = replace(self._lab, records=records, labels=labels, reached=no_checkpoint), sent()
-            with self._slots, flushed_denormals():
-                begun = time.monotonic()
-                request = run.mechanism.request.from_bytes(request_bytes)
-                with self._engine.session(extractor) as session:
-                    computed(run, request, session, lab)
-                return scale * (time.monotonic() - begun)
-
-        try:
-            seconds = self._trials.seconds(run, once)
-        except LimitReached as error:
-            text = f"declare steps that cannot be computed here, as made records show: {error}"
-            raise invalid("parameters", text) from error
-        # A sum over every record asks its worker for one block after the other: no evaluation is the whole of it.
-        most = self._pass_seconds if run.mechanism.whole else TRIAL_SHARE * self._most_seconds
-        if seconds > most:
-            text = (
-                f"declare steps that take about {seconds:.0f} seconds here; at most {most:g} are allowed: use a "
-                "smaller batch or extractor"
-            )
-            raise invalid("parameters", text)
-        return seconds
-
     def _computed(self, run: AdmittedRun, step: Any, extractor: ExtractorSource) -> bytes:
         """The noised reply; an error from inside never travels to the client in its own words."""
         try:
             if (linear := LinearRun.of(run)) is not None:
-                return completed(linear, self._shards.sums(linear, extractor), self._lab)
-            with self._engine.session(extractor) as session:
-                return computed(run, step, session, self._lab)
+                return completed(linear, self._shards.sums(linear, extractor), self.lab)
+            with self.evaluator.session(extractor) as session:
+                return computed(run, step, session, self.lab)
         except ExtractionStopped:  # its words are made of settings
             raise
         except DpswdError as error:
@@ -205,7 +146,7 @@ class ReleasePipeline:
         return {
             "format": AUDIT_FORMAT,
             "attempt": grant.attempt,
-            "device": self._lab.device.type,
+            "device": self.lab.device.type,
             "mechanism": run.mechanism.name,
             "payload": hashlib.sha256(payload).hexdigest(),
         }

@@ -1,6 +1,7 @@
 """What a curator can release: one frozen value for each kind, in one folder each.
 
-To add a mechanism, add its folder and its line here; admission, price, trial, release, receipts, checkpoints, plans and
+To add a mechanism, add its folder and its line here, or in `dpswd.shared.published_mechanisms` if only a method of
+others' papers asks for it; admission, price, trial, release, receipts, checkpoints, plans and
 the mock curator know none by name. docs/privacy derives each one's price.
 """
 
@@ -8,7 +9,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS
-from dpswd.shared.core.mechanisms.critic.mechanism import CRITIC
 from dpswd.shared.core.mechanisms.distributions.mechanism import DISTRIBUTIONS, LABELLED_DISTRIBUTIONS
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION
 from dpswd.shared.core.mechanisms.gradient.mechanism import GRADIENT
@@ -16,7 +16,6 @@ from dpswd.shared.core.mechanisms.interface import AnyMechanism
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT
 from dpswd.shared.core.mechanisms.quantiles.mechanism import LABELLED_QUANTILES, QUANTILES
 from dpswd.shared.core.mechanisms.rows.mechanism import LABELLED_ROWS, ROWS
-from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SINKHORN
 
 MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
     {
@@ -25,11 +24,9 @@ MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
             ROWS,
             QUANTILES,
             GRADIENT,
-            CRITIC,
             EVALUATION,
             CLASS_STATISTICS,
             LABELLED_GRADIENT,
-            SINKHORN,
             LABELLED_ROWS,
             LABELLED_QUANTILES,
             DISTRIBUTIONS,
@@ -37,4 +34,4 @@ MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
         )
     }
 )
-"""Every mechanism by its name; no plug-ins, nothing is registered at import."""
+"""The core's mechanisms by name; no plug-ins, nothing is registered at import. Whoever composes hands a mapping in."""

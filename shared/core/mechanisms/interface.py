@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
+from dpswd.shared.core.noise.directions import Draw, drawn_here
 from dpswd.shared.core.noise.noise import NoiseSource
 from dpswd.shared.core.privacy.events import Part
 from dpswd.shared.core.wire import limits as protocol
 from dpswd.shared.core.wire.checks import Violation
-from dpswd.shared.sandbox.graph import ExtractorGraph
-from dpswd.shared.sandbox.session import Session
 
 FloatArray = npt.NDArray[np.float32]
 LabelArray = npt.NDArray[np.int64]
@@ -83,6 +83,17 @@ class DataSetFacts:
         return self.partly_labelled and not self.labelled
 
 
+class Shaped(Protocol):
+    """What is asked of a graph: `ModelFacts`."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def feature_dimension(self) -> int: ...  # noqa: D102
+    @property
+    def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]: ...  # noqa: D102
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """The shapes of an uploaded graph.
@@ -98,7 +109,7 @@ class ModelFacts:
     parameter_shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, graph: ExtractorGraph) -> ModelFacts:
+    def of(cls, graph: Shaped) -> ModelFacts:
         """The facts of a graph."""
         return cls(graph.input_shape, graph.feature_dimension, graph.parameter_shapes)
 
@@ -163,6 +174,50 @@ class Sample(Protocol):
         ...
 
 
+class Session(Protocol):
+    """One step's evaluations, all by the same extractor. Not for several threads."""
+
+    def features(
+        self,
+        records: FloatArray,
+        *,
+        adapted: FloatArray | None = None,
+        names: tuple[str, ...] = (),
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Raw features of each record by itself.
+
+        Args:
+            records: (b, *record_shape), b at least 1.
+            adapted: (p,) values of the adapted parameters, one behind the other in the order of `names`; None for
+                the uploaded values.
+            names: the adapted parameters, if their gradients will be asked for.
+            meanwhile: called once, while another process evaluates; what it does needs no feature.
+
+        Returns:
+            (b, d), float32, in the caller's own memory: the host's, or the extractor's device's where it is evaluated
+            in the caller's process.
+
+        Raises:
+            ExtractionStopped: a limit was reached, or the worker ended.
+        """
+        ...
+
+    def gradients(self, cotangents: Tensor) -> Tensor:
+        """The gradient of <cotangent, features> of each record by itself, for the records of the last `features`.
+
+        Args:
+            cotangents: (b, d).
+
+        Returns:
+            (b, p), float32; valid until the session's next call or its end.
+
+        Raises:
+            ExtractionStopped: a limit was reached, or the worker ended.
+        """
+        ...
+
+
 PublicArrays = Callable[[str], FloatArray]
 """Public source features (m, d) by the digest under which they were uploaded.
 
@@ -183,6 +238,7 @@ class Step:
         device: where the arithmetic runs.
         fresh_seed: 32 public random bytes, unknown to everybody before this step.
         reached: told of the step's named points; tests stop the process there.
+        draw: of the directions, where the arithmetic runs.
     """
 
     run: RunSize
@@ -193,6 +249,7 @@ class Step:
     device: torch.device
     fresh_seed: Callable[[], bytes]
     reached: Callable[[str], None]
+    draw: Draw = drawn_here
 
 
 D = TypeVar("D", bound=Payload)

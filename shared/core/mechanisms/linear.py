@@ -25,9 +25,19 @@ import torch
 from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.interface import D, Facts, FloatArray, LabelArray, Mechanism, Q, R, Sample, Step
+from dpswd.shared.core.mechanisms.interface import (
+    D,
+    Facts,
+    FloatArray,
+    LabelArray,
+    Mechanism,
+    Q,
+    R,
+    Sample,
+    Session,
+    Step,
+)
 from dpswd.shared.core.noise.noise import NoiseSource
-from dpswd.shared.sandbox.session import Session
 
 Integers = npt.NDArray[np.int64]
 

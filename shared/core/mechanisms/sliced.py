@@ -19,7 +19,7 @@ from torch.nn import functional
 from dpswd.shared.core.mechanisms.clipped_sum import FRAMING_BYTES
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, Mechanism, RunSize, Step
 from dpswd.shared.core.noise.clipping import RECORD_NORM
-from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.directions import Draw, directions, drawn_here
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray, NoiseSource
 from dpswd.shared.core.privacy.events import Part
@@ -79,10 +79,10 @@ class SlicedReply(MessagePayload, message=pb.SlicedReply, field="reply"):
         size = len(self.seed)
         return [] if size == 32 else [("directions_seed", f"has {size} bytes; needs 32")]
 
-    def directions(self, like: Tensor) -> Tensor:
+    def directions(self, like: Tensor, draw: Draw = drawn_here) -> Tensor:
         """U of the step, (d, k), for what is projected (m, d), in its type and on its device."""
         k = self.values.values.shape[1]
-        return directions(self.seed, like.shape[1], k, device=like.device).to(like)
+        return directions(self.seed, like.shape[1], k, device=like.device, draw=draw).to(like)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +214,8 @@ class Sliced(Mechanism[SlicedDeclaration, SlicedRequest, SlicedReply]):
 
         def direct() -> None:
             seed = step.fresh_seed()
-            drawn.append((seed, directions(seed, self.dimension(step.facts), declared.directions, device=step.device)))
+            d, k = self.dimension(step.facts), declared.directions
+            drawn.append((seed, directions(seed, d, k, device=step.device, draw=step.draw)))
             step.reached("directed")
 
         raw = step.model.features(records, adapted=adapted, names=names, meanwhile=direct).to(step.device)  # (b, d)

@@ -7,7 +7,6 @@ a seed never comes from a client.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -18,12 +17,20 @@ from torch import Tensor
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.grid_gaussian import grid_gaussian_table
 from dpswd.shared.core.noise.keystream import Keystream, derived_key
-from dpswd.shared.device_noise.noise import device_sampler
 
 DIRECTION_BITS = 20
 """Entries of `orthogonal_directions` are multiples of 2^-20, so that projections of rounded features are exact."""
 _FINER = 512  # steps of the small Gaussian in one of the large one's: `release_finely`'s construction
 _CHUNK = 1 << 13  # directions' entries at a time on a CPU: what they are made of stays in a core's own cache
+
+Draw = Callable[[bytes], Callable[[int], Tensor]]
+"""From a key, gives the next so many values of round(2^11 Z) at each call: the same ones wherever they are drawn."""
+
+
+def drawn_here(key: bytes) -> Callable[[int], Tensor]:
+    """The `Draw` of a CPU."""
+    stream, table = Keystream(key), grid_gaussian_table()
+    return lambda count: torch.from_numpy(table.sample(stream, count))
 
 
 def directions(
@@ -33,6 +40,7 @@ def directions(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    draw: Draw = drawn_here,
 ) -> Tensor:
     """U: independent columns, uniform on the unit sphere.
 
@@ -46,6 +54,7 @@ def directions(
         directions: k, at least 1.
         device: where the tensor lives.
         dtype: of the result; the draw itself is always float64.
+        draw: where the Gaussians are drawn; what they are does not depend on it.
 
     Returns:
         (d, k), columns of norm 1 up to rounding in `dtype`.
@@ -60,11 +69,11 @@ def directions(
     place, key = torch.device(device), derived_key(seed, "directions")
     points = torch.empty(feature_dimension, directions, dtype=torch.float64, device=place)
     squared = torch.zeros(directions, dtype=torch.int64, device=place)
-    draw = _table_on(place, key)
+    following = draw(key)
     at_once = feature_dimension if place.type == "cuda" else max(1, _CHUNK // directions)
     for start in range(0, feature_dimension, at_once):
         rows = points[start : start + at_once]
-        large, small = draw(2 * rows.numel()).reshape(len(rows), 2, directions).unbind(dim=1)
+        large, small = following(2 * rows.numel()).to(place).reshape(len(rows), 2, directions).unbind(dim=1)
         whole = large * _FINER + small  # some 2^20 large
         rows.copy_(whole)
         squared += (whole * whole).sum(dim=0)  # about d 2^40, exact in any order
@@ -105,11 +114,3 @@ def orthogonal_norm(feature_dimension: int, count: int) -> float:
     """
     d, k = feature_dimension, count
     return math.sqrt(-(-k // d)) * (1.0 + 1e-9) + 0.5 * math.sqrt(float(d * k)) * 2.0**-DIRECTION_BITS
-
-
-def _table_on(device: torch.device, key: bytes) -> Callable[[int], Tensor]:
-    """Returns the next values of round(2^11 Z) from a key, the same ones on every device."""
-    if device.type == "cuda":  # all of them in one call
-        return functools.partial(device_sampler(device).sample, key)
-    stream, table = Keystream(key), grid_gaussian_table()
-    return lambda count: torch.from_numpy(table.sample(stream, count)).to(device)

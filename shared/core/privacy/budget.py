@@ -8,12 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.privacy.conversion import check_delta
 from dpswd.shared.core.privacy.events import NeighbouringRelation
 from dpswd.shared.core.privacy.filter_json import dump, load, numbers
 
 MIN_EPSILON, MAX_EPSILON = 1e-6, 1e4
 """Budgets beyond which a guarantee is either unreachable or empty."""
+
+MIN_DELTA, MAX_DELTA = 1e-300, 0.5
+"""Below the first, logarithms of products leave float64's range; above the second a guarantee says little."""
+
+
+def check_delta(delta: float) -> None:
+    """Refuse a delta outside [1e-300, 0.5].
+
+    Raises:
+        InvalidValue: it names delta and the allowed range.
+    """
+    if isinstance(delta, bool) or not MIN_DELTA <= delta <= MAX_DELTA:  # also refuses NaN
+        raise InvalidValue(f"delta is {delta!r}; it must be from {MIN_DELTA:g} to {MAX_DELTA:g}")
 
 
 @dataclass(frozen=True)

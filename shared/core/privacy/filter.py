@@ -1,7 +1,7 @@
 """The Renyi filter: admits or refuses adaptively chosen runs under one (epsilon, delta) for the whole session.
 
 Fixed before the first charge: orders alpha with shares w_alpha of delta, and a share f for the lane of infinity,
-sum w_alpha + f <= 1 (``lanes``). After each accepted run the sums S_alpha of the Renyi costs grow, as do S_inf, the
+sum w_alpha + f <= 1. After each accepted run the sums S_alpha of the Renyi costs grow, as do S_inf, the
 sum of the epsilons of the runs' PLD prices, and the sum of the deltas at which these were computed. A run is accepted
 iff afterwards
 
@@ -22,15 +22,20 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from dpswd.shared.accounting import lanes
-from dpswd.shared.accounting.calibration import WORTHLESS_EPSILON, pld_epsilon
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, RelationMismatch
 from dpswd.shared.core.privacy import bracket
 from dpswd.shared.core.privacy.budget import Price, PrivacyBudget, Spent
-from dpswd.shared.core.privacy.costs import best_order, step_costs
-from dpswd.shared.core.privacy.events import MAX_STEPS, NeighbouringRelation, RunEvent
+from dpswd.shared.core.privacy.events import MAX_STEPS, NeighbouringRelation, RunEvent, StepEvent
 from dpswd.shared.core.privacy.filter_json import dump, load, numbers
+
+MAX_ORDER = 4096.0
+"""Largest order of a new filter: enough for epsilon down to about log(1/delta)/2000; the lane of infinity serves below.
+"""
+
+WORTHLESS_EPSILON = 1000.0
+"""Above it a run's Renyi price is left alone: a PLD of such shifts takes long, and nobody would run it."""
 
 MAX_CACHED_PRICES = 4096
 """Prices remembered by one filter; a client that varies its requests must not fill the memory."""
@@ -40,6 +45,22 @@ _STORED = ("orders", "shares", "infinity_share", "run_delta")
 
 _INEXACT = 1e-12
 """Relative margin by which a lane's limit is rounded down: many times float64's error in computing it."""
+
+
+class Pricing(Protocol):
+    """What runs cost, and the lanes of a new filter: handed in, since no answer of it is believed.
+
+    `PrivacyFilter.hold` refuses a price that is too low, and a filter refuses shares that use delta twice.
+    """
+
+    def step_costs(self, step: StepEvent, orders: tuple[float, ...], *, committed: bool) -> tuple[float, ...]:
+        """Upper bounds on the Renyi divergence of one step at increasing orders; committed: repeated in one run."""
+
+    def pld_epsilon(self, run: RunEvent, delta: float) -> float:
+        """Epsilon of a committed run at delta by its privacy loss distribution; ``inf`` where there is none."""
+
+    def filter_for(self, budget: PrivacyBudget, plan: RunEvent) -> PrivacyFilter:
+        """A filter for a budget, from the session's first run: from public values, before the first charge."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +73,7 @@ class PrivacyFilter:
         shares: w_alpha for each order; 0 closes the lane.
         infinity_share: f.
         run_delta: delta at which the lane of infinity prices a committed run; 0: it takes no runs.
+        pricing: what runs cost.
     """
 
     budget: PrivacyBudget
@@ -59,6 +81,7 @@ class PrivacyFilter:
     shares: tuple[float, ...]
     infinity_share: float
     run_delta: float
+    pricing: Pricing = field(repr=False, compare=False)
     _share: float = field(init=False, repr=False, compare=False)
     _limits: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _prices: dict[RunEvent, Price] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -66,8 +89,8 @@ class PrivacyFilter:
     def __post_init__(self) -> None:
         if len(self.orders) != len(self.shares) or not self.orders:
             raise InvalidValue("orders and shares must have the same length, at least 1")
-        if not all(1.0 < order <= 2.0 * lanes.MAX_ORDER for order in self.orders):
-            raise InvalidValue(f"orders must be above 1 and at most {2.0 * lanes.MAX_ORDER:g}")
+        if not all(1.0 < order <= 2.0 * MAX_ORDER for order in self.orders):
+            raise InvalidValue(f"orders must be above 1 and at most {2.0 * MAX_ORDER:g}")
         if any(low >= high for low, high in zip(self.orders, self.orders[1:], strict=False)):
             raise InvalidValue("orders must increase")
         if not all(0.0 <= share < 1.0 for share in (*self.shares, self.infinity_share)):
@@ -77,9 +100,9 @@ class PrivacyFilter:
         if not 0.0 <= self.run_delta <= self.infinity_share * self.budget.delta:
             raise InvalidValue("run_delta must be from 0 to infinity_share times delta")
         object.__setattr__(self, "_share", self.infinity_share * self.budget.delta)
-        object.__setattr__(self, "_limits", tuple(map(self._limit, self.orders, self.shares)))
+        object.__setattr__(self, "_limits", tuple(map(self.limit, self.orders, self.shares)))
 
-    def _limit(self, order: float, share: float) -> float:
+    def limit(self, order: float, share: float) -> float:
         """Largest S_alpha of a lane (Canonne, Kamath, Steinke 2020, Proposition 12), rounded down; -inf: share 0."""
         if share == 0.0:
             return -math.inf
@@ -87,49 +110,6 @@ class PrivacyFilter:
         gain = (log_delta + math.log(order)) / (order - 1.0)
         limit = self.budget.epsilon - math.log1p(-1.0 / order) + gain
         return limit - _INEXACT * (self.budget.epsilon + abs(gain) + 1.0)
-
-    @classmethod
-    def for_budget(cls, budget: PrivacyBudget, plan: RunEvent) -> PrivacyFilter:
-        """Choose orders and shares from public values, before the first charge.
-
-        Args:
-            budget: what may be lost in total.
-            plan: the first, or the typical, run of the session.
-
-        Raises:
-            RelationMismatch: the plan is under another neighbouring relation.
-        """
-        own = min(best_order(plan, budget.delta), lanes.MAX_ORDER)
-        orders = lanes.orders_for(budget.epsilon, budget.delta, own)
-        count = len(orders)
-        balanced = cls._with(budget, orders, lanes.balanced(count, cls._most_often(budget, orders, plan)))
-        if balanced.alone(balanced.price(plan)) <= budget.epsilon:
-            return balanced
-        centre = orders.index(own)
-        tried = []
-        for share in (lanes.CAUTIOUS, lanes.ALL):
-            for layout in (lanes.one_order(count, centre, share), lanes.one_run(count, centre, share)):
-                candidate = cls._with(budget, orders, layout)
-                tried.append((candidate.alone(candidate.price(plan)), candidate))
-                if tried[-1][0] <= budget.epsilon:
-                    return candidate
-        return min(tried, key=lambda pair: pair[0])[1]
-
-    @classmethod
-    def _most_often(cls, budget: PrivacyBudget, orders: tuple[float, ...], plan: RunEvent) -> int:
-        """The order, by its index, at which the plan could be repeated most often with a centre's share of delta."""
-        first = cls._with(budget, orders, lanes.balanced(len(orders), 0))
-        costs, share = first.price(plan).renyi, first.shares[0]
-
-        def repetitions(index: int) -> float:
-            limit = first._limit(orders[index], share)
-            return limit / costs[index] if costs[index] > 0.0 and limit > 0.0 else limit
-
-        return max(range(len(orders)), key=repetitions)
-
-    @classmethod
-    def _with(cls, budget: PrivacyBudget, orders: tuple[float, ...], layout: lanes.Layout) -> PrivacyFilter:
-        return cls(budget, orders, layout.shares, layout.infinity_share, layout.infinity_share * budget.delta)
 
     def alone(self, price: Price) -> float:
         """Epsilon of one charge by itself, at the budget's delta, also where the budget does not admit it."""
@@ -173,11 +153,10 @@ class PrivacyFilter:
             raise RelationMismatch(
                 f"the charge is under {event.relation.value}, the budget under {self.budget.relation.value}"
             )
-        renyi = tuple(
-            _up(event.steps * cost) for cost in step_costs(event.step, self.orders, committed=event.steps > 1)
-        )
+        costs = self.pricing.step_costs(event.step, self.orders, committed=event.steps > 1)
+        renyi = tuple(_up(event.steps * cost) for cost in costs)
         priced = self.run_delta > 0.0 and min(renyi) <= WORTHLESS_EPSILON
-        infinity = pld_epsilon(event, self.run_delta) if priced else math.inf  # inf: the other lanes decide
+        infinity = self.pricing.pld_epsilon(event, self.run_delta) if priced else math.inf  # the other lanes decide
         run_delta = self.run_delta if math.isfinite(infinity) else 0.0
         return Price(renyi=renyi, infinity=infinity, run_delta=run_delta)
 
@@ -259,7 +238,7 @@ class PrivacyFilter:
             spent: what is spent so far.
             event: a run; its own number of steps does not matter.
         """
-        costs = step_costs(event.step, self.orders, committed=True)
+        costs = self.pricing.step_costs(event.step, self.orders, committed=True)
         lanes_left = zip(self._limits, spent.renyi, costs, strict=True)
         rooms = [(limit - used) / cost if cost > 0.0 else math.inf for limit, used, cost in lanes_left]
         steps = int(min(max(0.0, *rooms), float(MAX_STEPS)))
@@ -296,7 +275,7 @@ class PrivacyFilter:
         return dump("filter", epsilon=budget.epsilon, delta=budget.delta, relation=budget.relation.value, **own)
 
     @classmethod
-    def from_json(cls, text: str) -> PrivacyFilter:
+    def from_json(cls, text: str, pricing: Pricing) -> PrivacyFilter:
         """The inverse of ``to_json``; refuses anything else with InvalidValue."""
         body = load(text, "filter", ("epsilon", "delta", "relation", *_STORED))
         try:
@@ -305,7 +284,7 @@ class PrivacyFilter:
             raise InvalidValue(f"relation is {body['relation']!r}, which this accountant does not know") from error
         budget = PrivacyBudget(numbers(body, "epsilon")[0], numbers(body, "delta")[0], relation)
         shares = {name: numbers(body, name)[0] for name in ("infinity_share", "run_delta")}
-        return cls(budget, numbers(body, "orders"), numbers(body, "shares"), **shares)
+        return cls(budget, numbers(body, "orders"), numbers(body, "shares"), **shares, pricing=pricing)
 
 
 def _up(value: float) -> float:

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, LabelArray, Step
+from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, LabelArray, Session, Step
 from dpswd.shared.core.mechanisms.linear import AnyLinear, LinearMechanism, Shard, ShardSum, added
+from dpswd.shared.core.noise.directions import Draw, drawn_here
 from dpswd.shared.core.noise.noise import NoiseSource
 from dpswd.shared.core.steps.admission import AdmittedRun
 from dpswd.shared.core.steps.sampling import sample_without_replacement
-from dpswd.shared.sandbox.session import Session
 
 
 class Records(Protocol):
@@ -76,6 +76,7 @@ class Laboratory:
         device: where the arithmetic runs.
         fresh_seed: 32 public random bytes, unknown to everybody before.
         reached: told of the step's named points: sampled, then the mechanism's own.
+        draw: of public directions, on the device.
     """
 
     records: Records
@@ -84,6 +85,7 @@ class Laboratory:
     device: torch.device
     fresh_seed: Callable[[], bytes]
     reached: Callable[[str], None]
+    draw: Draw = drawn_here
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ def computed(run: AdmittedRun, request: Any, model: Session, lab: Laboratory) ->
         device=lab.device,
         fresh_seed=lab.fresh_seed,
         reached=lab.reached,
+        draw=lab.draw,
     )
     reply: bytes = mechanism.compute(run.declared, request, step).to_bytes()
     return reply

@@ -20,11 +20,11 @@ from dpswd.private_curator.sandbox.arena import blob
 from dpswd.private_curator.sandbox.channel import receive, send
 from dpswd.private_curator.sandbox.process import LimitReached
 from dpswd.private_curator.steps.shards import ShardLost
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
 from dpswd.shared.core.mechanisms.linear import Shard, ShardSum
 from dpswd.shared.core.steps.computing import LinearRun
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 SHARD = Shard(0, 4096)
 SUMS = (np.arange(6, dtype=np.int64).reshape(2, 3),)
@@ -56,7 +56,7 @@ def test_a_node_that_serves_the_same_values_otherwise_is_told_apart():
     meant = Meant.here(served, digest="ab" * 32, labels=labels)
     facts = Facts(DataSetFacts(4, (12,), 2), ModelFacts((12,), 3, {}))
     run = LinearRun(CLASS_STATISTICS, StatisticsDeclaration(2, 0.7, 0.7, 0.0, 4.0), facts)
-    _, shard, arrived = task.from_bytes(task.to_bytes(run, Shard(0, 4), meant), MECHANISMS)
+    _, shard, arrived = task.from_bytes(task.to_bytes(run, Shard(0, 4), meant), ALL_MECHANISMS)
     assert shard == Shard(0, 4)
     assert not arrived.differs(Meant.here(served, digest="ab" * 32, labels=labels))
     for name, change in (("scale", 1.0), ("offset", -0.5), ("record_shape", (1, 3, 4))):

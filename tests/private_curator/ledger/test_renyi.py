@@ -9,6 +9,7 @@ import pytest
 from dpswd.private_curator.books.audit import verify_file
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.core.ledger.statements import Request
+from dpswd.shared.accounting.pricing import filter_for, filter_from_json
 from dpswd.shared.core.errors import BudgetExhausted, InvalidEvent, InvalidValue
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import (
@@ -18,7 +19,6 @@ from dpswd.shared.core.privacy.events import (
     SanitizedGradient,
     StepEvent,
 )
-from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 DIGEST = "d" * 64
 BUDGET = PrivacyBudget(epsilon=2.0, delta=1e-5)
@@ -81,7 +81,7 @@ def test_the_budget_is_never_exceeded_and_what_fits_fits(real):
         open_run(real, replace(ROWS, steps=refusal.steps_that_fit), "rest")
     assert real.status().data_set.epsilon_spent <= BUDGET.epsilon
     # No figure is on trust: the library's own filter, asked directly, says the same.
-    filter_ = PrivacyFilter.for_budget(BUDGET, plan=ROWS)
+    filter_ = filter_for(BUDGET, plan=ROWS)
     spent = filter_.zero()
     for run in real.runs():
         spent = filter_.admit(spent, filter_.price(run.event))
@@ -117,9 +117,9 @@ def test_a_share_refuses_its_client_only(real):
 @pytest.mark.long
 def test_extension_keeps_orders_prices_and_sums(real, location, key):
     admitted, _ = spend_all(real, ROWS)
-    fixed = PrivacyFilter.from_json(next(e.payload["filter"] for e in real.history() if e.kind == "filter-fixed"))
+    fixed = filter_from_json(next(e.payload["filter"] for e in real.history() if e.kind == "filter-fixed"))
     real.extend_budget(PrivacyBudget(epsilon=3.0, delta=2e-5), reason="second consent")
-    extended = PrivacyFilter.from_json(list(real.history())[-1].payload["filter"])
+    extended = filter_from_json(list(real.history())[-1].payload["filter"])
     assert (extended.orders, extended.shares) == (fixed.orders, fixed.shares)
     assert extended.price(ROWS) == fixed.price(ROWS)
     more, refusal = spend_all(real, ROWS, prefix="more")

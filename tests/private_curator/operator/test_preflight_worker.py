@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpswd.private_curator.sandbox.choice import examine, make_engine
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
 from dpswd.private_curator.settings.groups import ComputeSettings
+from dpswd.private_curator.steps.engines import examine, make_engine
 from dpswd.shared.core.errors import SettingsError
 
 CPU = torch.device("cpu")

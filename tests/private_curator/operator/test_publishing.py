@@ -23,15 +23,15 @@ from dpswd.private_curator.operator.publishing import Publishing
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.methods import Adapter, PseudoLabels
 from dpswd.shared.core import errors
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.protocol.publications import Proposal, Publication
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 ROOT = Path(__file__).resolve().parents[3]
-QUANTILES = MECHANISMS["quantiles"]
+QUANTILES = ALL_MECHANISMS["quantiles"]
 STOPS = Path(__file__).with_name("publish_with_stops.py")
 
 
@@ -157,7 +157,7 @@ def test_any_mechanism_is_published_by_its_own_bytes(site, tmp_path, name):
     assert site.publish(declared, tmp_path / "out")
     made = Publication.read(tmp_path / "out")
     assert made.problems(site.key) == []
-    MECHANISMS[name].reply.from_bytes(made.release.payload)
+    ALL_MECHANISMS[name].reply.from_bytes(made.release.payload)
     assert site.spent()[0] == pytest.approx(made.message.run.epsilon)
 
 

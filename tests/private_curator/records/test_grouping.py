@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from dpswd.private_curator.cli.main import main
 from dpswd.private_curator.records.persons import person_columns
 from dpswd.public_client.curator.description import Description
-from dpswd.shared.core.privacy.persons import allowed_for_record
+from dpswd.shared.accounting.persons import allowed_for_record
 
 ROWS = {"patient_id": [7, 3, 7, 9, 3], "age": [50, 61, 51, 20, 62], "sick": [0, 1, 1, 0, 1]}
 

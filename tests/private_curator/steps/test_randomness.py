@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpswd.private_curator.core.steps.randomness import DeviceNoise, SystemNoise, fresh_seed, noise_for
+from dpswd.private_curator.core.steps.randomness import SystemNoise, fresh_seed
+from dpswd.private_curator.steps.device_noise import DeviceNoise, noise_for
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.noise import NoiseSource, SeededNoise, grid_step
 

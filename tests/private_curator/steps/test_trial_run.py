@@ -13,16 +13,15 @@ import torch
 from declarations import evaluation, gradient, quantiles, rows
 from torch import nn
 
-from dpswd.private_curator.core.steps import release
 from dpswd.private_curator.steps import trial_run
 from dpswd.private_curator.steps.trial_run import MAX_REMEMBERED, MadeRecords, TrialTimes
 from dpswd.shared.core.errors import RequestInvalid
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts
 from dpswd.shared.core.steps.admission import admit_run
 from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 RECORDS = np.random.default_rng(7).normal(size=(24, 6)).astype(np.float32)
 
@@ -63,10 +62,10 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trial_reads_no_record_and_charges_nothing(make_hospital, module, kind):
     hospital = make_hospital(RECORDS, classes=5)
-    hospital.pipeline._lab = replace(hospital.lab, records=Untouchable(), labels=NoLabels())
+    hospital.pipeline.lab = replace(hospital.lab, records=Untouchable(), labels=NoLabels())
     parameters = hospital.declare(module, KINDS[kind], batch_size=24 if kind == "evaluation" else 20)
     entries = len(list(hospital.ledger.history()))
-    assert 0.0 < hospital.pipeline.trial(hospital.admit(parameters), hospital.extractor(parameters)) < 60.0
+    assert 0.0 < hospital.trials.seconds(hospital.admit(parameters), hospital.extractor(parameters)) < 60.0
     assert len(list(hospital.ledger.history())) == entries
 
 
@@ -75,13 +74,13 @@ def test_what_computes_side_by_side_divides_the_time_of_a_sum_over_every_record_
 ):
     monkeypatch.setattr(TrialTimes, "seconds", lambda self, run, once: once(None))
     clock = itertools.count()  # every look at it is a second later
-    monkeypatch.setattr(release, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(trial_run, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     seconds = {}
     for speedup in (1.0, 4.0):
         hospital = make_hospital(RECORDS, classes=5, pass_speedup=speedup)
         for kind in ("rows", "evaluation"):
             parameters = hospital.declare(module, KINDS[kind], batch_size=24)
-            seconds[kind, speedup] = hospital.pipeline.trial(hospital.admit(parameters), hospital.extractor(parameters))
+            seconds[kind, speedup] = hospital.trials.seconds(hospital.admit(parameters), hospital.extractor(parameters))
     assert seconds["evaluation", 4.0] == seconds["evaluation", 1.0] / 4.0
     assert seconds["rows", 4.0] == seconds["rows", 1.0] > 0.0
 
@@ -90,7 +89,7 @@ def test_a_trial_reaches_no_named_point(make_hospital, module):
     seen = []
     hospital = make_hospital(RECORDS, checkpoint=seen.append)
     parameters = hospital.declare(module, rows(), batch_size=20)
-    hospital.pipeline.trial(hospital.admit(parameters), hospital.extractor(parameters))
+    hospital.trials.seconds(hospital.admit(parameters), hospital.extractor(parameters))
     assert seen == []
 
 
@@ -106,9 +105,9 @@ def test_a_trial_meets_numbers_that_reach_every_operation():
 def test_a_run_of_slow_steps_is_refused(make_hospital, module):
     hospital = make_hospital(RECORDS)
     parameters = hospital.declare(module, rows(), batch_size=20)
-    hospital.pipeline._most_seconds = 1e-6
+    hospital.trials._most_seconds = 1e-6
     with pytest.raises(RequestInvalid, match="use a smaller batch or extractor"):
-        hospital.pipeline.trial(hospital.admit(parameters), hospital.extractor(parameters))
+        hospital.trials.seconds(hospital.admit(parameters), hospital.extractor(parameters))
 
 
 def test_a_step_that_reads_every_record_is_tried_on_some_of_them(make_hospital, module):
@@ -125,7 +124,7 @@ def _declared(declared=None, *, batch_size=40, steps=3):
     name, declaration = declared or rows(directions=10)
     parameters = RunParameters("a" * 64, "b" * 64, name, declaration.to_bytes(), batch_size, steps)
     data, model = DataSetFacts(records=10**6, record_shape=(6,)), ModelFacts((6,), 5, {"0.weight": (8, 6)})
-    return admit_run(parameters, mechanisms=MECHANISMS, data=data, model=model, limits=Limits())
+    return admit_run(parameters, mechanisms=ALL_MECHANISMS, data=data, model=model, limits=Limits())
 
 
 def test_each_kind_of_step_is_measured_once():
@@ -197,7 +196,7 @@ def test_a_step_whose_time_is_known_makes_no_request_for_a_trial(make_hospital, 
     hospital = make_hospital(RECORDS)
     parameters = hospital.declare(module, gradient(rows(), SUM), batch_size=20)
     run, extractor = hospital.admit(parameters), hospital.extractor(parameters)
-    known, made = hospital.pipeline.trial(run, extractor), []
-    monkeypatch.setattr(type(MECHANISMS["gradient"]), "synthetic", lambda *given: made.append(given))
-    assert hospital.pipeline.trial(run, extractor) == known
+    known, made = hospital.trials.seconds(run, extractor), []
+    monkeypatch.setattr(type(ALL_MECHANISMS["gradient"]), "synthetic", lambda *given: made.append(given))
+    assert hospital.trials.seconds(run, extractor) == known
     assert made == []

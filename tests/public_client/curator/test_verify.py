@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from dpswd.private_curator.books.audit import verify_file
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.accounting import RENYI
+from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.core.ledger.statements import Request
 from dpswd.public_client.cli.main import main
 from dpswd.public_client.curator.receipts import ReceiptFile, check_pinned

@@ -25,8 +25,8 @@ from dpswd.public_client.generation.random_features import FourierFeatures
 from dpswd.public_client.plans.plan import make_plan
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SinkhornDeclaration
 from dpswd.shared.core.privacy.events import BoundedSum, ClippedVector, RowProjections
+from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
 
 D, CLASSES, RECORDS = 4, 2, 2000
 MEANS = np.array([[-0.6, -0.6, 0.5, 0.0], [0.6, 0.2, -0.5, 0.0]])

@@ -16,9 +16,9 @@ from dpswd import DomainAdaptation, DpDann, Hospital, MockCurator, mock_descript
 from dpswd.public_client.experiments.approaches import Problem, approach
 from dpswd.public_client.methods.domain_critic import domain_critic, source_terms
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, SettingsError
-from dpswd.shared.core.mechanisms.critic.domain_loss import source_loss
-from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.models.adapted import read_adapted
+from dpswd.shared.published_mechanisms.critic.domain_loss import source_loss
+from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 
 WIDTH, CLASSES = 6, 3
 CENTRES = np.random.default_rng(21).normal(size=(CLASSES, WIDTH)) * 1.5

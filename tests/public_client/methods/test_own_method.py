@@ -19,7 +19,7 @@ from dpswd import DomainAdaptation, Hospital, MockCurator, Plan, mock_descriptio
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core.errors import InvalidValue, RequestInvalid
-from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 D, CLASSES = 6, 3
 
@@ -30,7 +30,7 @@ def curator():
     counter, generator = itertools.count(), torch.Generator().manual_seed(3)
     return MockCurator(
         told,
-        mechanisms={**MECHANISMS, CLIPPED_MEAN.name: CLIPPED_MEAN},
+        mechanisms={**ALL_MECHANISMS, CLIPPED_MEAN.name: CLIPPED_MEAN},
         randomness=lambda size: next(counter).to_bytes(size, "big"),  # the same noise every time
         records=lambda count: 1.0 + 0.1 * torch.randn((count, D), generator=generator),
     )

@@ -18,11 +18,11 @@ from dpswd.public_client.methods import METHODS, Statistics
 from dpswd.public_client.plans.plan import make_plan
 from dpswd.public_client.training.method import plan_json
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import Limits
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.privacy.events import RowProjections
 from dpswd.shared.core.steps.admission import admit_run
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 BUDGET = Budget(epsilon=5.0, delta=1e-5, spent=1.0, remaining=4.0, closed=False)
 HOSPITAL = dataclasses.replace(
@@ -41,7 +41,7 @@ def planned(method, **wishes):
         size = MODEL | {"gradient_parameters": 0}
     told = HOSPITAL
     if method.mechanism.needs_labels:
-        told = dataclasses.replace(HOSPITAL, classes=10, mechanisms=tuple(MECHANISMS))
+        told = dataclasses.replace(HOSPITAL, classes=10, mechanisms=tuple(ALL_MECHANISMS))
     return make_plan(told, method, **{"epsilon": 1.0} | wishes).for_model(**size)
 
 
@@ -115,7 +115,7 @@ def test_the_curator_prices_what_the_plan_priced(kind, release):
     declared = plan.parameters(UploadedExtractor("a" * 64, "b" * 64), names, feature_map)
     assert declared.mechanism == ("gradient" if kind is Adapter else release)
     admitted = admit_run(
-        declared, mechanisms=MECHANISMS, data=facts.data, model=facts.model, limits=HOSPITAL.limits
+        declared, mechanisms=ALL_MECHANISMS, data=facts.data, model=facts.model, limits=HOSPITAL.limits
     )  # fmt: skip
     assert admitted.event == plan.event()
 
@@ -130,7 +130,7 @@ def test_epsilon_so_far_grows_to_the_price():
 
 @pytest.mark.parametrize("kind", [*METHODS.values(), Evaluate])
 def test_a_plan_survives_its_json(kind):
-    labelled = dataclasses.replace(HOSPITAL, classes=10, mechanisms=tuple(MECHANISMS))
+    labelled = dataclasses.replace(HOSPITAL, classes=10, mechanisms=tuple(ALL_MECHANISMS))
     plan = make_plan(labelled, kind(), epsilon=1.0, **({} if kind is Evaluate else {"steps": 7, "batch_size": 100}))
     sizes = {DpDann: (1, 29), Replay: (320, 0), Evaluate: (10, 0)}
     d, p = sizes.get(kind, (320, 112))

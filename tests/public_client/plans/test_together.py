@@ -12,6 +12,7 @@ from dpswd.public_client.plans.declarable import within_quote
 from dpswd.public_client.plans.plan import Plan, make_plan
 from dpswd.public_client.plans.together import Together, covering, foreseen
 from dpswd.public_client.testing.mock import mock_description
+from dpswd.shared.accounting.pricing import filter_for
 from dpswd.shared.core.errors import PrivacyError
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.filter import PrivacyFilter
@@ -29,7 +30,7 @@ def test_an_unused_budget_is_foreseen_as_the_ledger_counts(budget: float) -> Non
     run, compared, together = plans(budget, 1.0, 0.1, Replay())
 
     def accountant(plan: Plan) -> PrivacyFilter:
-        return PrivacyFilter.for_budget(PrivacyBudget(budget, 1e-5), plan=plan.event())
+        return filter_for(PrivacyBudget(budget, 1e-5), plan=plan.event())
 
     sized = run.for_model(feature_dimension=16, gradient_parameters=0)  # sizes do not move the price
     sized = within_quote(sized, lambda asked: accountant(asked).alone(accountant(asked).price(asked.event())))
@@ -58,7 +59,7 @@ def test_what_admits_the_covering_run_admits_both(method: Method) -> None:
     larger = replace(run, epsilon=3.0, feature_dimension=None).for_model(
         feature_dimension=64, gradient_parameters=run.gradient_parameters or 0
     )
-    own = PrivacyFilter.for_budget(PrivacyBudget(9.0, 1e-5), plan=larger.event())
+    own = filter_for(PrivacyBudget(9.0, 1e-5), plan=larger.event())
     first, second, one = (own.price(plan.event()).renyi for plan in (run, compared, heavy))
     assert all(a + b <= c for a, b, c in zip(first, second, one, strict=True))
     assert heavy.noise is not None

@@ -10,7 +10,7 @@ import torch
 from small_methods import small
 
 from dpswd import Adapter, DomainAdaptation, Hospital
-from dpswd.private_curator.core.ledger.accounting import RENYI
+from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.core.ledger.budget import Account
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.receipts import ReceiptFile
@@ -23,11 +23,11 @@ from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.shared.books import chain_checks
 from dpswd.shared.core import errors
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.sliced import SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 
 MADE = {"records": 800, "record_shape": (1, 8, 8), "epsilon": 2.0, "delta": 1e-5}
 

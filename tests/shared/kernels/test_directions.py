@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.directions import directions, drawn_here
 from dpswd.shared.core.noise.grid_gaussian import grid_gaussian_table
 from dpswd.shared.core.noise.keystream import Keystream, derived_key
+from dpswd.shared.device_noise.noise import draw_on
 
 
 def test_same_bits_from_the_same_seed() -> None:
@@ -33,15 +34,17 @@ def test_directions_are_the_tables_values_over_a_correctly_rounded_root(device: 
     drawn = grid_gaussian_table().sample(Keystream(derived_key(bytes(32), "directions")), 2 * d * k).reshape(d, 2, k)
     points = 512 * drawn[:, 0] + drawn[:, 1]
     norms = np.array([float(Decimal(sum(x * x for x in column)).sqrt()) for column in points.T.tolist()])
-    U = directions(bytes(32), d, k, device=device, dtype=torch.float64)
+    U = directions(bytes(32), d, k, device=device, dtype=torch.float64, draw=draw_on(device))
     assert np.array_equal(U.cpu().numpy(), points / norms)
 
 
 @pytest.mark.parametrize(("d", "k"), [(1, 7), (320, 200), (2_000, 333)])
 def test_both_parties_get_the_same_bits_on_every_device(d: int, k: int, device: torch.device) -> None:
     for dtype in (torch.float32, torch.float64):
-        here, there = (directions(bytes(32), d, k, device=place, dtype=dtype) for place in ("cpu", device))
-        assert torch.equal(here, there.cpu())
+        here = directions(bytes(32), d, k, dtype=dtype)
+        for draw in (drawn_here, draw_on(device)):
+            there = directions(bytes(32), d, k, device=device, dtype=dtype, draw=draw)
+            assert torch.equal(here, there.cpu())
 
 
 def test_every_bit_of_the_seed_matters() -> None:

@@ -1,4 +1,4 @@
-"""What the conformance suite needs to know of each mechanism: one frozen case or more for every entry of MECHANISMS.
+"""What the conformance suite needs to know of each mechanism: one frozen case or more for each of ALL_MECHANISMS.
 
 A mechanism that is added gets a case here, and every test of the suite.
 """
@@ -34,7 +34,6 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     StatisticsRequest,
 )
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.core.mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.core.mechanisms.distributions.mechanism import (
     DistributionsDeclaration,
     DistributionsReply,
@@ -46,10 +45,11 @@ from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration,
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
-from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SinkhornDeclaration, SinkhornReply, SinkhornRequest
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray
+from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration, SinkhornReply, SinkhornRequest
 
 RECORDS, INPUTS, CLASSES, FEATURES = 24, 6, 3, 5
 SOURCE = np.random.default_rng(3).normal(size=(9, FEATURES)).astype(np.float32)

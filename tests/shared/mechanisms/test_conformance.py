@@ -1,6 +1,6 @@
 """What every mechanism must do, whatever it releases; the price has test_conformance_privacy.py.
 
-A mechanism of MECHANISMS without a case fails the suite.
+A mechanism of ALL_MECHANISMS without a case fails the suite.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from dpswd.private_curator.serving.server import CuratorServer
 from dpswd.private_curator.settings import tree
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import BudgetExhausted, RequestIdReused, RequestInvalid, RunFinished
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import AnyMechanism
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, step_digest
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 RNG = np.random.default_rng(5)
 DATA = Labelled(RNG.normal(size=(RECORDS, INPUTS)).astype(np.float32), np.arange(RECORDS) % CLASSES)
@@ -48,12 +48,12 @@ by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def test_every_mechanism_has_a_case():
-    assert {case.declared[0] for case in CASES} == set(MECHANISMS)
-    assert all(name == mechanism.name for name, mechanism in MECHANISMS.items())
+    assert {case.declared[0] for case in CASES} == set(ALL_MECHANISMS)
+    assert all(name == mechanism.name for name, mechanism in ALL_MECHANISMS.items())
 
 
 def _mechanism(case: Case) -> AnyMechanism:
-    return MECHANISMS[case.declared[0]]
+    return ALL_MECHANISMS[case.declared[0]]
 
 
 # ---- encodings -------------------------------------------------------------------------------------------------------
@@ -110,7 +110,8 @@ def _bench(case: Case) -> Bench:
 
 def _admitted(bench: Bench, declaration: bytes) -> AdmittedRun:
     parameters = RunParameters("a" * 64, "b" * 64, bench.mechanism.name, declaration, bench.case.batch, 3)
-    return admit_run(parameters, mechanisms=MECHANISMS, data=bench.facts.data, model=bench.facts.model, limits=LIMITS)
+    data, model = bench.facts.data, bench.facts.model
+    return admit_run(parameters, mechanisms=ALL_MECHANISMS, data=data, model=model, limits=LIMITS)
 
 
 def _nothing_uploaded(digest: str) -> Any:

@@ -15,11 +15,11 @@ from scipy.stats import beta, norm
 
 from dpswd.shared.accounting import calibration
 from dpswd.shared.accounting.crosscheck import check_with_autodp
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import RunSize
 from dpswd.shared.core.mechanisms.rows.mechanism import LABELLED_ROWS, LabelledRows
 from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.steps.admission import run_event
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 DELTA = 1e-5
 FACTOR = 1.05
@@ -29,7 +29,7 @@ by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def _bench(case: Case, *, records: int) -> Bench:
-    return Bench(MECHANISMS[case.declared[0]], case, records=records)
+    return Bench(ALL_MECHANISMS[case.declared[0]], case, records=records)
 
 
 @by_case

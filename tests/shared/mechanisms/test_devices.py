@@ -11,8 +11,9 @@ import torch
 from conformance_attack import CPU, Bench, Labelled
 from conformance_cases import CASES, CLASSES, INPUTS, RECORDS, Case
 
-from dpswd.private_curator.core.steps.randomness import DeviceNoise, SystemNoise
-from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.private_curator.core.steps.randomness import SystemNoise
+from dpswd.private_curator.steps.device_noise import DeviceNoise
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 on_cuda = [
@@ -36,7 +37,7 @@ def _sample() -> Labelled:
 
 
 def _reply(case: Case, noise, **places: torch.device):
-    bench = Bench(MECHANISMS[case.declared[0]], case, records=RECORDS, **places)
+    bench = Bench(ALL_MECHANISMS[case.declared[0]], case, records=RECORDS, **places)
     return bench.reply(_sample(), noise, seed=bytes(32))
 
 
@@ -74,5 +75,5 @@ def _close(case: Case, one, other) -> None:
 
 
 def _sigma(case: Case, step: float) -> float:
-    bench = Bench(MECHANISMS[case.declared[0]], case, records=RECORDS)
+    bench = Bench(ALL_MECHANISMS[case.declared[0]], case, records=RECORDS)
     return min(part.sigma for part in bench.parts(RECORDS) if part.grid_step == step)

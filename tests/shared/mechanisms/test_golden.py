@@ -21,10 +21,10 @@ if __name__ == "__main__":
 from conformance_attack import Bench, Labelled
 from conformance_cases import CASES, CLASSES, INPUTS, RECORDS, Case
 
-from dpswd.shared.core.mechanisms import MECHANISMS
+from dpswd.shared.accounting.costs import step_costs
 from dpswd.shared.core.noise.noise import SeededNoise
-from dpswd.shared.core.privacy.costs import step_costs
 from dpswd.shared.core.privacy.events import StepEvent
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 GOLDEN = Path(__file__).with_name("golden.json")
 ORDERS = (1.5, 4.0, 32.0)
@@ -35,7 +35,7 @@ EVENTS = 40
 
 def replies(case: Case) -> list[str]:
     """SHA-256 of replies on seeded records with seeded noise."""
-    bench = Bench(MECHANISMS[case.declared[0]], case, records=RECORDS)
+    bench = Bench(ALL_MECHANISMS[case.declared[0]], case, records=RECORDS)
     found = []
     for seed in range(SEEDS):
         rng = np.random.default_rng([seed, 17])
@@ -48,7 +48,7 @@ def replies(case: Case) -> list[str]:
 def costs(case: Case) -> list[float]:
     """Of events with this case's parts: full batches, samples, committed runs and single steps, all sizes of noise."""
     rng = np.random.default_rng(len(case.name))
-    bench = Bench(MECHANISMS[case.declared[0]], case, records=RECORDS)
+    bench = Bench(ALL_MECHANISMS[case.declared[0]], case, records=RECORDS)
     found: list[float] = []
     for number in range(EVENTS):
         records = int(rng.integers(20, 5000))

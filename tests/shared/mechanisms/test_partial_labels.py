@@ -12,7 +12,6 @@ from hospital import NoNoise
 from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.errors import RequestInvalid
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration
@@ -25,6 +24,7 @@ from dpswd.shared.core.steps.admission import admit_run, offered
 from dpswd.shared.core.steps.computing import SecretSample
 from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
 from dpswd.shared.sandbox.weights import module_weights
@@ -68,7 +68,7 @@ class Held:
 
 def mechanism_of(name):
     """An evaluation of two models is a comparison."""
-    return MECHANISMS["evaluation" if name == "comparison" else name]
+    return ALL_MECHANISMS["evaluation" if name == "comparison" else name]
 
 
 def parts(name, declared, held, noise=None):
@@ -153,27 +153,27 @@ def test_of_several_models_the_excess_of_correct_ones_and_the_number_of_labels_a
     each = scores.reshape(N, 2, CLASSES).argmax(axis=2)[labelled] == held.labels[labelled, None]
     wanted = [*(each.sum(axis=0) - labelled.sum() / 2.0), number_weight(2) * labelled.sum()]
     np.testing.assert_allclose(numbers, wanted, atol=1e-3)  # the grid's step is 1 / 2048
-    (priced,) = MECHANISMS["evaluation"].parts(declared, RunSize(N), FACTS)
+    (priced,) = ALL_MECHANISMS["evaluation"].parts(declared, RunSize(N), FACTS)
     assert priced.sensitivity == pytest.approx(2**0.5)  # as where every record has a label
 
 
 def test_what_is_declared_must_be_what_the_operator_says_and_couplings_need_every_label():
     declared = replace(DECLARED[-1][1], partly_labelled=False)
-    broken = MECHANISMS["evaluation"].violations(declared, RunSize(N), FACTS, Limits())
+    broken = ALL_MECHANISMS["evaluation"].violations(declared, RunSize(N), FACTS, Limits())
     assert [field for field, _ in broken] == ["declaration.partly_labelled"]
     public = Facts(replace(DATA, labelled=30), FACTS.model)  # the number is public: correct ones alone tell the share
-    assert MECHANISMS["evaluation"].violations(declared, RunSize(N), public, Limits()) == []
-    broken = MECHANISMS["evaluation"].violations(DECLARED[-1][1], RunSize(N), public, Limits())
+    assert ALL_MECHANISMS["evaluation"].violations(declared, RunSize(N), public, Limits()) == []
+    broken = ALL_MECHANISMS["evaluation"].violations(DECLARED[-1][1], RunSize(N), public, Limits())
     assert [field for field, _ in broken] == ["declaration.partly_labelled"]
-    every = set(offered(MECHANISMS, replace(DATA, partly_labelled=False)))
-    assert every == set(MECHANISMS)
-    reads_labels = {name for name in offered(MECHANISMS, DATA) if MECHANISMS[name].needs_labels}
+    every = set(offered(ALL_MECHANISMS, replace(DATA, partly_labelled=False)))
+    assert every == set(ALL_MECHANISMS)
+    reads_labels = {name for name in offered(ALL_MECHANISMS, DATA) if ALL_MECHANISMS[name].needs_labels}
     assert reads_labels == {mechanism_of(name).name for name, _ in DECLARED}, (
         "what is offered of partly labelled records is tested above"
     )
-    assert "rows" in offered(MECHANISMS, DATA)
+    assert "rows" in offered(ALL_MECHANISMS, DATA)
     asked = RunParameters(
         graph_digest="", weights_digest="", mechanism="sinkhorn", declaration=b"", batch_size=N, steps=1
     )
     with pytest.raises(RequestInvalid, match=r"label of every record.*records\.unlabelled"):
-        admit_run(asked, mechanisms=MECHANISMS, data=DATA, model=FACTS.model, limits=Limits())
+        admit_run(asked, mechanisms=ALL_MECHANISMS, data=DATA, model=FACTS.model, limits=Limits())

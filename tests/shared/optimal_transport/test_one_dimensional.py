@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment, linprog
 from scipy.stats import wasserstein_distance
 
+from dpswd.public_client.data.sliced_distances import wasserstein_1d
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.optimal_transport.one_dimensional import resample_quantiles, wasserstein_1d
+from dpswd.shared.core.mechanisms.rows.cotangents import resample_quantiles
 
 
 @settings(max_examples=tried(50))

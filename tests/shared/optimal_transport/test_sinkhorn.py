@@ -11,8 +11,8 @@ import torch
 from geomloss import SamplesLoss
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.optimal_transport.semi_debiased import labelled_points, semi_debiased
-from dpswd.shared.core.optimal_transport.sinkhorn import coupling, ground_cost, sinkhorn
+from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points, semi_debiased
+from dpswd.shared.published_mechanisms.sinkhorn.transport import coupling, ground_cost, sinkhorn
 
 ENOUGH, TOLERANCE = 2000, 1e-12
 N, M, D = 12, 9, 5

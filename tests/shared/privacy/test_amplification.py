@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from scipy.special import gammaln
 
 from dpswd.shared.accounting.amplification import integer_orders, log_moments, renyi_curve
+from dpswd.shared.accounting.bounds import Bound
+from dpswd.shared.accounting.conversion import epsilon_of
 from dpswd.shared.accounting.one_sided import one_sided_moment
 from dpswd.shared.accounting.ternary import log_second_moment
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.privacy.bounds import Bound
-from dpswd.shared.core.privacy.conversion import epsilon_of
 from dpswd.shared.core.privacy.curves import ShiftLaw
 from dpswd.shared.core.privacy.events import RowProjections, SanitizedGradient, StepEvent
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from mpmath import hyp1f1, log, mp, mpf
 
 from dpswd.shared.accounting import pld
+from dpswd.shared.accounting.costs import step_costs
+from dpswd.shared.accounting.pricing import PRICING, RenyiPricing, filter_for
 from dpswd.shared.core.errors import AccountantsDisagree
 from dpswd.shared.core.privacy import bracket
-from dpswd.shared.core.privacy import filter as renyi_filter
 from dpswd.shared.core.privacy.budget import PrivacyBudget
-from dpswd.shared.core.privacy.costs import step_costs
 from dpswd.shared.core.privacy.curves import ShiftLaw
 from dpswd.shared.core.privacy.events import (
     BoundedSum,
@@ -52,7 +52,20 @@ STEPS = {
 
 def priced(step: StepEvent, *, steps: int = 30, epsilon: float = 1.0) -> tuple[PrivacyFilter, RunEvent]:
     event = RunEvent(step, steps)
-    return PrivacyFilter.for_budget(PrivacyBudget(epsilon, 1e-5), plan=event), event
+    return filter_for(PrivacyBudget(epsilon, 1e-5), plan=event), event
+
+
+class Planted(RenyiPricing):
+    """The curator's prices times a factor each."""
+
+    def __init__(self, *, renyi: float = 1.0, pld: float = 1.0) -> None:
+        self.renyi, self.pld = renyi, pld
+
+    def step_costs(self, step: StepEvent, orders: tuple[float, ...], *, committed: bool) -> tuple[float, ...]:
+        return tuple(self.renyi * cost for cost in PRICING.step_costs(step, orders, committed=committed))
+
+    def pld_epsilon(self, run: RunEvent, delta: float) -> float:
+        return self.pld * PRICING.pld_epsilon(run, delta)
 
 
 def hold_anew(filter_: PrivacyFilter, event: RunEvent) -> None:
@@ -69,22 +82,15 @@ def test_what_the_accountant_charges_lies_inside(step: StepEvent, steps: int) ->
 
 @pytest.mark.parametrize("factor", [0.99, 0.9, 0.5, 0.0])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
-def test_a_planted_undercharge_is_refused(step: StepEvent, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_undercharge_is_refused(step: StepEvent, factor: float) -> None:
     filter_, event = priced(step)
-
-    def cheaper(step: StepEvent, orders: tuple[float, ...], *, committed: bool) -> tuple[float, ...]:
-        return tuple(factor * cost for cost in step_costs(step, orders, committed=committed))
-
-    monkeypatch.setattr(renyi_filter, "step_costs", cheaper)
     with pytest.raises(AccountantsDisagree, match="must lie between"):
-        hold_anew(filter_, event)
+        hold_anew(replace(filter_, pricing=Planted(renyi=factor)), event)
 
 
 @pytest.mark.parametrize("factor", [0.9, 0.5, 0.0])
 @pytest.mark.parametrize("name", ["rows", "gradient", "counts", "vector", "quantiles"])
-def test_an_undercharge_in_the_lane_of_infinity_alone_is_refused(
-    name: str, factor: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_undercharge_in_the_lane_of_infinity_alone_is_refused(name: str, factor: float) -> None:
     """A run sized to the whole budget is priced by its privacy loss distribution; the Renyi lanes are left alone."""
     event = RunEvent(STEPS[name], 30)
     epsilon = pld.epsilon(event.step, event.steps, 0.97e-5)
@@ -94,12 +100,11 @@ def test_an_undercharge_in_the_lane_of_infinity_alone_is_refused(
         shares=(0.01, 0.01),
         infinity_share=0.97,
         run_delta=9.7e-6,
+        pricing=PRICING,
     )
     hold_anew(filter_, event)
-    true = renyi_filter.pld_epsilon
-    monkeypatch.setattr(renyi_filter, "pld_epsilon", lambda run, delta: factor * true(run, delta))
     with pytest.raises(AccountantsDisagree, match="composed anew"):
-        hold_anew(filter_, event)
+        hold_anew(replace(filter_, pricing=Planted(pld=factor)), event)
 
 
 def _half_norms(part: object) -> float:
@@ -141,15 +146,10 @@ def test_a_planted_wrong_sensitivity_is_refused(
         step_costs.cache_clear()
 
 
-def test_an_overcharge_above_theorem_9_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overcharge_above_theorem_9_is_refused() -> None:
     filter_, event = priced(STEPS["gradient"])
-
-    def dearer(step: StepEvent, orders: tuple[float, ...], *, committed: bool) -> tuple[float, ...]:
-        return tuple(6.0 * cost for cost in step_costs(step, orders, committed=committed))
-
-    monkeypatch.setattr(renyi_filter, "step_costs", dearer)
     with pytest.raises(AccountantsDisagree, match="Theorem 9 allows"):
-        hold_anew(filter_, event)
+        hold_anew(replace(filter_, pricing=Planted(renyi=6.0)), event)
 
 
 @pytest.mark.parametrize(("d", "x"), [(2, 0.3), (3, 40.0), (320, 1.0), (320, 900.0), (10**6, 1e4), (50, 2e5), (2, 5e6)])
@@ -201,5 +201,5 @@ def events(draw: st.DrawFn) -> RunEvent:
 @settings(max_examples=tried(40), deadline=None)
 @given(event=events(), epsilon=st.floats(0.05, 20.0))
 def test_no_valid_price_is_refused(event: RunEvent, epsilon: float) -> None:
-    filter_ = PrivacyFilter.for_budget(PrivacyBudget(epsilon, 1e-5), plan=event)
+    filter_ = filter_for(PrivacyBudget(epsilon, 1e-5), plan=event)
     filter_.hold(event, filter_.price(event))

@@ -10,9 +10,9 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.calibration import calibrate_sigma, epsilon
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.privacy.bounds import Bound
 from dpswd.shared.core.privacy.events import (
     QuantileCoefficients,
     RowProjections,

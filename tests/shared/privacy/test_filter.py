@@ -17,6 +17,7 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from dpswd.shared.accounting.calibration import calibrate_sigma
+from dpswd.shared.accounting.pricing import PRICING, filter_for, filter_from_json
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, RelationMismatch
 from dpswd.shared.core.privacy.budget import Price, PrivacyBudget, Spent
 from dpswd.shared.core.privacy.events import (
@@ -53,14 +54,14 @@ def test_a_run_sized_to_the_whole_budget_is_admitted(make: object, epsilon: floa
     """No loss at all against the price of a committed run; and 2% less noise is refused."""
     sigma = calibrate_sigma(make, epsilon=epsilon, delta=DELTA)  # type: ignore[arg-type]
     run, louder = make(sigma), make(0.98 * sigma)  # type: ignore[operator]
-    privacy = PrivacyFilter.for_budget(PrivacyBudget(epsilon, DELTA), plan=run)
+    privacy = filter_for(PrivacyBudget(epsilon, DELTA), plan=run)
     spent = privacy.admit(privacy.zero(), privacy.price(run))
     assert 0.99 * epsilon < privacy.epsilon(spent) <= epsilon
     with pytest.raises(BudgetExhausted) as refused:
         privacy.admit(spent, privacy.price(replace(run, steps=max(2, run.steps // 20))))
     assert refused.value.spent == privacy.epsilon(spent)
     assert refused.value.remaining == max(0.0, epsilon - refused.value.spent)
-    other = PrivacyFilter.for_budget(PrivacyBudget(epsilon, DELTA), plan=louder)
+    other = filter_for(PrivacyBudget(epsilon, DELTA), plan=louder)
     with pytest.raises(BudgetExhausted) as too_loud:
         other.admit(other.zero(), other.price(louder))
     assert too_loud.value.requested > epsilon
@@ -98,14 +99,14 @@ EVENTS = [
 def test_sums_are_rounded_up_and_only_certified_totals_are_admitted(
     session: list[RunEvent], epsilon: float, plan: RunEvent
 ) -> None:
-    privacy = PrivacyFilter.for_budget(PrivacyBudget(epsilon, DELTA), plan=plan)
+    privacy = filter_for(PrivacyBudget(epsilon, DELTA), plan=plan)
     assert sum(map(Fraction, privacy.shares), Fraction(privacy.infinity_share)) <= 1
     spent = privacy.zero()
     exact = [Fraction(0)] * len(privacy.orders)
     last = 0.0
     for event in session:
         price = privacy.price(event)
-        assert privacy.price(event) == PrivacyFilter.from_json(privacy.to_json()).price(event)
+        assert privacy.price(event) == filter_from_json(privacy.to_json()).price(event)
         try:
             spent = privacy.admit(spent, price)
         except BudgetExhausted:
@@ -120,7 +121,7 @@ def test_sums_are_rounded_up_and_only_certified_totals_are_admitted(
 
 def test_many_small_runs_cost_less_than_the_sum_of_their_epsilons() -> None:
     """Twenty different runs on one budget: the Renyi sums grow like the square root, not linearly."""
-    privacy = PrivacyFilter.for_budget(PrivacyBudget(2.0, DELTA), plan=rows(4.0, 295))
+    privacy = filter_for(PrivacyBudget(2.0, DELTA), plan=rows(4.0, 295))
     spent, alone = privacy.zero(), 0.0
     for index in range(20):
         price = privacy.price(rows(4.0 + 0.01 * index, 295))
@@ -128,14 +129,14 @@ def test_many_small_runs_cost_less_than_the_sum_of_their_epsilons() -> None:
         alone += privacy.epsilon(privacy.admit(privacy.zero(), price))
     assert privacy.epsilon(spent) < 0.4 * alone
     # ... and no more than 10% above one committed run of all the steps, priced by its best order.
-    single = PrivacyFilter.for_budget(PrivacyBudget(2.0, DELTA), plan=rows(4.0, 5900))
+    single = filter_for(PrivacyBudget(2.0, DELTA), plan=rows(4.0, 5900))
     assert privacy.epsilon(spent) < 1.1 * single.epsilon(single.admit(single.zero(), single.price(rows(4.0, 5900))))
 
 
 @pytest.mark.parametrize("make", [rows, joint, full])
 @pytest.mark.parametrize("used", [False, True])
 def test_fits_is_the_largest_number_of_steps(make: object, used: bool) -> None:
-    privacy = PrivacyFilter.for_budget(PrivacyBudget(1.0, DELTA), plan=make(60.0))  # type: ignore[operator]
+    privacy = filter_for(PrivacyBudget(1.0, DELTA), plan=make(60.0))  # type: ignore[operator]
     spent = privacy.zero()
     if used:
         spent = privacy.admit(spent, privacy.price(make(20.0)))  # type: ignore[operator]
@@ -150,7 +151,7 @@ def test_fits_is_the_largest_number_of_steps(make: object, used: bool) -> None:
 @pytest.mark.long
 def test_fits_also_searches_the_lane_of_one_committed_run() -> None:
     sigma = calibrate_sigma(rows, epsilon=0.5, delta=DELTA)
-    privacy = PrivacyFilter.for_budget(PrivacyBudget(0.5, DELTA), plan=rows(1.001 * sigma))
+    privacy = filter_for(PrivacyBudget(0.5, DELTA), plan=rows(1.001 * sigma))
     assert privacy.run_delta > 0
     steps = privacy.fits(privacy.zero(), rows(1.001 * sigma, 1))
     assert 5900 <= steps < 6000
@@ -161,7 +162,7 @@ def test_fits_also_searches_the_lane_of_one_committed_run() -> None:
 def test_a_run_that_does_not_fit_the_lane_of_infinity_uses_none_of_its_delta() -> None:
     """After the whole budget is spent, an extended epsilon can be used: in the Renyi lanes."""
     run = rows(calibrate_sigma(rows, epsilon=0.5, delta=DELTA))
-    whole = PrivacyFilter.for_budget(PrivacyBudget(0.5, DELTA), plan=run)
+    whole = filter_for(PrivacyBudget(0.5, DELTA), plan=run)
     spent = whole.admit(whole.zero(), whole.price(run))
     assert spent.run_delta == whole.run_delta > 0.9 * DELTA
     more = replace(run, steps=1000)
@@ -175,7 +176,7 @@ def test_a_run_that_does_not_fit_the_lane_of_infinity_uses_none_of_its_delta() -
 def test_a_lowered_delta_that_the_runs_have_used_up_admits_nothing() -> None:
     """Two runs in the lane of infinity under an extended delta; back at the old one their deltas are too much."""
     run = rows(calibrate_sigma(rows, epsilon=0.5, delta=DELTA))
-    whole = PrivacyFilter.for_budget(PrivacyBudget(0.5, DELTA), plan=run)
+    whole = filter_for(PrivacyBudget(0.5, DELTA), plan=run)
     extended = whole.with_budget(PrivacyBudget(1.5, 2.1 * DELTA))
     spent = extended.zero()
     for _ in range(2):
@@ -190,7 +191,12 @@ def test_a_lowered_delta_that_the_runs_have_used_up_admits_nothing() -> None:
 
 def test_a_delta_that_runs_were_priced_at_is_told() -> None:
     priced = PrivacyFilter(
-        PrivacyBudget(1.0, DELTA), orders=(4.0,), shares=(0.5,), infinity_share=0.5, run_delta=DELTA / 4
+        PrivacyBudget(1.0, DELTA),
+        orders=(4.0,),
+        shares=(0.5,),
+        infinity_share=0.5,
+        run_delta=DELTA / 4,
+        pricing=PRICING,
     )
     assert priced.with_budget(PrivacyBudget(1.0, DELTA / 2)).run_delta == DELTA / 4
     with pytest.raises(InvalidValue, match=r"delta can be lowered to \S+ and no further; lower epsilon"):
@@ -198,7 +204,7 @@ def test_a_delta_that_runs_were_priced_at_is_told() -> None:
 
 
 def test_with_budget_keeps_prices_and_admits_more() -> None:
-    privacy = PrivacyFilter.for_budget(PrivacyBudget(1.0, DELTA), plan=rows(6.0))
+    privacy = filter_for(PrivacyBudget(1.0, DELTA), plan=rows(6.0))
     spent = privacy.zero()
     while privacy.epsilon(privacy.add(spent, privacy.price(rows(6.0)))) <= 1.0:
         spent = privacy.admit(spent, privacy.price(rows(6.0)))
@@ -215,7 +221,7 @@ class OtherRelation(enum.Enum):
 def test_another_neighbouring_relation_is_refused() -> None:
     """Only one relation exists today; the check must not depend on that."""
     budget = PrivacyBudget(1.0, DELTA)
-    privacy = PrivacyFilter.for_budget(budget, plan=rows(6.0))
+    privacy = filter_for(budget, plan=rows(6.0))
     foreign = replace(budget)
     object.__setattr__(foreign, "relation", OtherRelation.ADD_OR_REMOVE)
     with pytest.raises(RelationMismatch):
@@ -229,14 +235,14 @@ def test_another_neighbouring_relation_is_refused() -> None:
 
 
 def test_sums_of_a_filter_with_other_orders_are_refused() -> None:
-    one = PrivacyFilter.for_budget(PrivacyBudget(1.0, DELTA), plan=rows(6.0))
-    other = PrivacyFilter.for_budget(PrivacyBudget(0.01, DELTA), plan=rows(6.0))
+    one = filter_for(PrivacyBudget(1.0, DELTA), plan=rows(6.0))
+    other = filter_for(PrivacyBudget(0.01, DELTA), plan=rows(6.0))
     assert len(one.orders) != len(other.orders)
     with pytest.raises(InvalidValue, match="other orders"):
         one.admit(other.zero(), one.price(rows(6.0)))
 
 
-FILTER = PrivacyFilter.for_budget(PrivacyBudget(1.0, DELTA), plan=rows(60.0))
+FILTER = filter_for(PrivacyBudget(1.0, DELTA), plan=rows(60.0))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +263,7 @@ FILTER = PrivacyFilter.for_budget(PrivacyBudget(1.0, DELTA), plan=rows(60.0))
 )
 def test_a_malformed_filter_is_refused(text: str, match: str) -> None:
     with pytest.raises(InvalidValue, match=match):
-        PrivacyFilter.from_json(text)
+        filter_from_json(text)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, DELTA), (math.nan, DELTA), (1e9, DELTA), (1.0, 0.0), (1.0, 0.6)])
@@ -270,7 +276,7 @@ def test_a_budget_out_of_range_is_refused(epsilon: float, delta: float) -> None:
 @pytest.mark.parametrize("delta", [1e-300, 0.5])
 def test_extreme_budgets_make_a_filter_that_refuses_or_admits(epsilon: float, delta: float) -> None:
     for plan in (rows(1e5, 1), full(1e6, 1)):
-        privacy = PrivacyFilter.for_budget(PrivacyBudget(epsilon, delta), plan=plan)
+        privacy = filter_for(PrivacyBudget(epsilon, delta), plan=plan)
         with pytest.raises(BudgetExhausted):
             privacy.admit(privacy.zero(), privacy.price(full(1e-3, 1)))
         if delta == 0.5 or epsilon == 1e4:  # no order converts to less than log(1/delta)/4096
@@ -331,6 +337,6 @@ def test_one_order_with_room_at_the_full_delta_reaches_twice_delta() -> None:
 
 def test_orders_increase_and_cover_the_budget() -> None:
     for epsilon, delta in ((10.0, 1e-5), (0.1, 1e-9), (1e-4, 1e-3)):
-        orders = PrivacyFilter.for_budget(PrivacyBudget(epsilon, delta), plan=rows(6.0)).orders
+        orders = filter_for(PrivacyBudget(epsilon, delta), plan=rows(6.0)).orders
         assert all(low < high for low, high in pairwise(orders))
         assert len(orders) <= 64  # a decision for a known event stays well below 20 microseconds

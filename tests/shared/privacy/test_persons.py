@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from dpswd.shared.accounting.persons import MOST_RECORDS, allowed_for_record, promised_to_person
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.privacy.persons import MOST_RECORDS, allowed_for_record, promised_to_person
 
 
 def gaussian_delta(epsilon: float, shift: float) -> float:

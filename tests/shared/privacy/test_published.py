@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from dpswd.shared.accounting import published
+from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.calibration import calibrate_sigma, epsilon
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.privacy.bounds import Bound
 from dpswd.shared.core.privacy.events import RowProjections, RunEvent, SanitizedGradient, StepEvent
 
 

@@ -9,7 +9,6 @@ import torch
 from declarations import critic, evaluation, gradient, quantiles, rows
 
 from dpswd.shared.core.errors import RequestInvalid
-from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
@@ -20,6 +19,7 @@ from dpswd.shared.core.privacy.events import QuantileCoefficients, RowProjection
 from dpswd.shared.core.steps.admission import admit_run, admit_step, check_request_id, offered
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters, run_digest, step_digest
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 DATA = DataSetFacts(records=1000, record_shape=(8,))
 MODEL = ModelFacts(input_shape=(8,), feature_dimension=4, parameter_shapes={"w": (4, 8), "b": (4,)})
@@ -37,7 +37,7 @@ def _parameters(declared=DECLARED, *, batch_size=100, steps=7):
 
 
 def _run(declared=DECLARED, *, data=DATA, model=MODEL, limits=LIMITS, **sizes):
-    return admit_run(_parameters(declared, **sizes), mechanisms=MECHANISMS, data=data, model=model, limits=limits)
+    return admit_run(_parameters(declared, **sizes), mechanisms=ALL_MECHANISMS, data=data, model=model, limits=limits)
 
 
 def _unknown(digest):
@@ -166,11 +166,11 @@ def test_which_mechanism_takes_which_request():
 
 
 def test_what_is_offered_depends_on_labels():
-    assert set(MECHANISMS) - set(offered(MECHANISMS, DATA)) == {
+    assert set(ALL_MECHANISMS) - set(offered(ALL_MECHANISMS, DATA)) == {
         "evaluation", "class_statistics", "labelled_gradient", "sinkhorn", "labelled_rows", "labelled_quantiles",
         "labelled_distributions",
     }  # fmt: skip
-    assert offered(MECHANISMS, replace(DATA, classes=4)) == tuple(MECHANISMS)
+    assert offered(ALL_MECHANISMS, replace(DATA, classes=4)) == tuple(ALL_MECHANISMS)
     with pytest.raises(RequestInvalid, match="no classes of the records' labels"):
         _run(evaluation(EvaluationDeclaration(4, 5.0)), batch_size=1000)
     with pytest.raises(

@@ -115,29 +115,3 @@ def _source_weights(source: int, batch: int, coefficients: int) -> Tensor:
     part = (scaled - whole * source).to(torch.float64) / source
     following = torch.cat([basis, torch.zeros(1, coefficients, dtype=torch.float64)])
     return (integral[whole] + part[:, None] * following[whole]).diff(dim=0).T
-
-
-def distance(source: Tensor, target: Tensor, *, sigma: float, batch: int) -> Tensor:
-    """The squared sliced W_2 distance truncated to L coefficients, without the noise's bias.
-
-    sum_j ||c_j^s - c_j^t||^2 / (b k) has expectation (true value) + L sigma^2 / b, which is subtracted; the result
-    is unbiased and may therefore be negative.
-
-    Args:
-        source: (L, k), without noise.
-        target: (L, k), released.
-        sigma: standard deviation of the release's noise (0 for no noise).
-        batch: b of the release.
-
-    Returns:
-        Scalar, in squared feature units; differentiable in both.
-
-    Raises:
-        InvalidValue: the shapes differ.
-    """
-    if source.shape != target.shape or source.dim() != 2:
-        raise InvalidValue(
-            f"coefficients have shapes {tuple(source.shape)} and {tuple(target.shape)}; both must be (L, k)"
-        )
-    count, k = source.shape
-    return (source - target).pow(2).sum() / (batch * k) - count * sigma**2 / batch

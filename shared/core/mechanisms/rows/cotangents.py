@@ -6,13 +6,13 @@ that both sides are smeared alike and the distance compares like with like.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.quantiles.cotangents import mean_norm
 from dpswd.shared.core.noise.noise import SeededNoise, grid_step
-from dpswd.shared.core.optimal_transport.one_dimensional import resample_quantiles, wasserstein_1d
 
 
 def noised_source_projections(source_features: Tensor, U: Tensor, *, sigma: float, seed: bytes) -> Tensor:
@@ -34,21 +34,8 @@ def noised_source_projections(source_features: Tensor, U: Tensor, *, sigma: floa
     return source_features @ U.to(source_features) + torch.from_numpy(steps * step).to(source_features)
 
 
-def row_distance(released: Tensor, noised_source: Tensor) -> Tensor:
-    """DP-SWD: the squared sliced W_2 distance of two projected, noised samples.
-
-    Args:
-        released: (b, k), noised target projections.
-        noised_source: (m, k); m may differ from b.
-
-    Returns:
-        Scalar: the mean over directions and sorted rows of the squared difference; differentiable in both.
-    """
-    return wasserstein_1d(noised_source, released, p=2.0).mean()
-
-
 def row_cotangents(released: Tensor, noised_source: Tensor, U: Tensor) -> tuple[Tensor, float]:
-    """The gradient of `row_distance` with respect to the target rows, mapped back to features.
+    """The gradient of the squared sliced W_2 distance with respect to the target rows, mapped back to features.
 
     Row r moves by (d / k) sum_j u_j (P_rj - the source quantile that the sorted matching gives to P_rj), b d / 2
     times the gradient: a displacement in feature units, which does not shrink as b or k grows.
@@ -87,3 +74,35 @@ def _displacements(rows: Tensor, others: Tensor, U: Tensor) -> Tensor:
     matched = torch.empty_like(rows).scatter_(0, order, partners)
     d, k = U.shape
     return (rows - matched) @ U.T * (d / k)
+
+
+def resample_quantiles(ordered: Tensor, count: int) -> Tensor:
+    """Averages of a sorted sample's quantile function over `count` equal parts of (0, 1).
+
+    For count == m this is the sorted sample itself; otherwise it is the sorted sample of `count` points that is
+    nearest in W_2.
+
+    Args:
+        ordered: (m, k), each column sorted upwards.
+        count: b, at least 1.
+
+    Returns:
+        (b, k), each column sorted upwards; differentiable.
+
+    Raises:
+        InvalidValue: count is below 1.
+    """
+    if count < 1:
+        raise InvalidValue(f"asked for {count} quantiles; ask for at least 1")
+    m = ordered.shape[0]
+    if m == count:
+        return ordered
+    # Integral of the quantile function from 0 to r / b: whole points, and a part of the next one.
+    edges = np.arange(count + 1, dtype=np.int64) * m
+    whole = torch.from_numpy(edges // count).to(ordered.device)
+    part = torch.from_numpy((edges % count) / count).to(device=ordered.device, dtype=torch.float64)
+    exact = ordered.to(torch.float64)
+    sums = torch.cat([torch.zeros_like(exact[:1]), exact.cumsum(dim=0)])  # (m + 1, k)
+    following = torch.cat([exact, torch.zeros_like(exact[:1])])  # nothing follows the last point
+    integral = sums[whole] + part[:, None] * following[whole]
+    return (integral.diff(dim=0) * (count / m)).to(ordered.dtype)

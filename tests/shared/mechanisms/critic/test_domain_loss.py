@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import softplus
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.critic.domain_loss import source_loss, target_cotangents
+from dpswd.shared.published_mechanisms.critic.domain_loss import source_loss, target_cotangents
 
 
 def target_loss(logits):

@@ -15,11 +15,11 @@ from hospital import NoNoise
 from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.shared.accounting import calibration
 from dpswd.shared.core.mechanisms.interface import RunSize
-from dpswd.shared.core.mechanisms.sinkhorn import mechanism
-from dpswd.shared.core.mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornRequest
 from dpswd.shared.core.noise.clipping import clip_records
-from dpswd.shared.core.optimal_transport.semi_debiased import labelled_points, semi_debiased
 from dpswd.shared.core.steps.admission import run_event
+from dpswd.shared.published_mechanisms.sinkhorn import mechanism
+from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornRequest
+from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points, semi_debiased
 
 (CASE,) = [case for case in CASES if case.name == "sinkhorn"]
 BATCH = 8

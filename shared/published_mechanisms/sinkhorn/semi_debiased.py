@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dpswd.shared.core.optimal_transport.sinkhorn import sinkhorn
+from dpswd.shared.published_mechanisms.sinkhorn.transport import sinkhorn
 
 
 def labelled_points(points: Tensor, labels: Tensor, *, classes: int, weight: float) -> Tensor:

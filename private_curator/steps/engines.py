@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from dpswd.private_curator.sandbox.engine import Engine
 from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.sandbox.pool import WorkerPool
-from dpswd.private_curator.sandbox.process import Confinement, WorkerSettings
-from dpswd.private_curator.sandbox.sessions import Engine
+from dpswd.private_curator.sandbox.process import WorkerSettings, told
 from dpswd.private_curator.settings.groups import ComputeSettings
 from dpswd.shared.core.errors import SettingsError
 
@@ -90,10 +90,3 @@ def examine(engine: Engine, *, secret: Path) -> str:
     if any(could.values()):
         cannot += "; it can read the curator's files, run on Linux 5.13 or later with an engine that allows Landlock"
     return cannot
-
-
-def told(confinement: Confinement) -> str:
-    """Which layers hold, in words."""
-    held = ", ".join(layer for layer, there in confinement.items() if there) or "nothing"
-    missing = ", ".join(layer for layer, there in confinement.items() if not there)
-    return f"confined by {held}" + (f"; not by {missing}" if missing else "")

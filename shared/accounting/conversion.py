@@ -11,21 +11,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from dpswd.shared.core.errors import InvalidValue
-
-MIN_DELTA, MAX_DELTA = 1e-300, 0.5
-"""Below the first, logarithms of products leave float64's range; above the second a guarantee says little."""
-
-
-def check_delta(delta: float) -> None:
-    """Refuse a delta outside [1e-300, 0.5].
-
-    Raises:
-        InvalidValue: it names delta and the allowed range.
-    """
-    if isinstance(delta, bool) or not MIN_DELTA <= delta <= MAX_DELTA:  # also refuses NaN
-        raise InvalidValue(f"delta is {delta!r}; it must be from {MIN_DELTA:g} to {MAX_DELTA:g}")
-
 
 def headroom(orders: NDArray[np.float64], log_delta: NDArray[np.float64] | float) -> NDArray[np.float64]:
     """What the conversion adds to the Renyi divergence: epsilon - rdp(alpha), at each order > 1."""

@@ -1,4 +1,4 @@
-"""Exact Wasserstein distances between one-dimensional samples with equal weights.
+"""Sliced Wasserstein distances, from exact ones between one-dimensional samples with equal weights.
 
 On the line the sorted matching is optimal for every p >= 1: W_p^p is the integral over t in (0, 1) of
 |Q_x(t) - Q_y(t)|^p, where Q is the quantile function (Santambrogio 2015, Proposition 2.17).
@@ -44,33 +44,40 @@ def wasserstein_1d(x: Tensor, y: Tensor, *, p: float = 2.0) -> Tensor:
     return (weights[:, None] * (x[rows_x] - y[rows_y]).abs().pow(p)).sum(dim=0)
 
 
-def resample_quantiles(ordered: Tensor, count: int) -> Tensor:
-    """Averages of a sorted sample's quantile function over `count` equal parts of (0, 1).
-
-    For count == m this is the sorted sample itself; otherwise it is the sorted sample of `count` points that is
-    nearest in W_2.
+def row_distance(released: Tensor, noised_source: Tensor) -> Tensor:
+    """DP-SWD: the squared sliced W_2 distance of two projected, noised samples.
 
     Args:
-        ordered: (m, k), each column sorted upwards.
-        count: b, at least 1.
+        released: (b, k), noised target projections.
+        noised_source: (m, k); m may differ from b.
 
     Returns:
-        (b, k), each column sorted upwards; differentiable.
+        Scalar: the mean over directions and sorted rows of the squared difference; differentiable in both.
+    """
+    return wasserstein_1d(noised_source, released, p=2.0).mean()
+
+
+def distance(source: Tensor, target: Tensor, *, sigma: float, batch: int) -> Tensor:
+    """The squared sliced W_2 distance truncated to L coefficients, without the noise's bias.
+
+    sum_j ||c_j^s - c_j^t||^2 / (b k) has expectation (true value) + L sigma^2 / b, which is subtracted; the result
+    is unbiased and may therefore be negative.
+
+    Args:
+        source: (L, k), without noise.
+        target: (L, k), released.
+        sigma: standard deviation of the release's noise (0 for no noise).
+        batch: b of the release.
+
+    Returns:
+        Scalar, in squared feature units; differentiable in both.
 
     Raises:
-        InvalidValue: count is below 1.
+        InvalidValue: the shapes differ.
     """
-    if count < 1:
-        raise InvalidValue(f"asked for {count} quantiles; ask for at least 1")
-    m = ordered.shape[0]
-    if m == count:
-        return ordered
-    # Integral of the quantile function from 0 to r / b: whole points, and a part of the next one.
-    edges = np.arange(count + 1, dtype=np.int64) * m
-    whole = torch.from_numpy(edges // count).to(ordered.device)
-    part = torch.from_numpy((edges % count) / count).to(device=ordered.device, dtype=torch.float64)
-    exact = ordered.to(torch.float64)
-    sums = torch.cat([torch.zeros_like(exact[:1]), exact.cumsum(dim=0)])  # (m + 1, k)
-    following = torch.cat([exact, torch.zeros_like(exact[:1])])  # nothing follows the last point
-    integral = sums[whole] + part[:, None] * following[whole]
-    return (integral.diff(dim=0) * (count / m)).to(ordered.dtype)
+    if source.shape != target.shape or source.dim() != 2:
+        raise InvalidValue(
+            f"coefficients have shapes {tuple(source.shape)} and {tuple(target.shape)}; both must be (L, k)"
+        )
+    count, k = source.shape
+    return (source - target).pow(2).sum() / (batch * k) - count * sigma**2 / batch

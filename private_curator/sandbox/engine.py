@@ -1,0 +1,26 @@
+"""What a curator asks of whatever evaluates extractors: workers, or its own process."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dpswd.private_curator.core.steps.evaluating import Evaluator
+
+
+class Engine(Evaluator, Protocol):
+    """Evaluates extractors, and refuses unfit ones."""
+
+    def check(self, graph: bytes, weights: bytes) -> None:
+        """Builds an uploaded extractor and proves on synthetic records that no row of it sees another.
+
+        Raises:
+            RequestInvalid: the weights are not what the graph needs, or not finite.
+            ExtractionStopped: a limit was reached.
+        """
+
+    @property
+    def restarts(self) -> int:
+        """How many workers were ended and replaced since the start."""
+
+    def close(self) -> None:
+        """Ends every worker. Idempotent."""

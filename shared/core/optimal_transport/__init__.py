@@ -1,1 +1,0 @@
-"""Distances between samples, differentiable and on any device: one-dimensional and sliced."""
