@@ -34,8 +34,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.database import LedgerLocation
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.books.location import LedgerLocation
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.statements import Kind, Request, StepGranted
 from dpswd.private_curator.core.ledger.store import utc_now
 from dpswd.shared.core.ledger.receipts import SignedEntry, canonical_json, sha256

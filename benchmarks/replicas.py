@@ -23,8 +23,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.database import LedgerLocation
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.books.location import LedgerLocation
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.statements import Request, StepGranted
 from dpswd.private_curator.postgres.schema import PostgresSchema
 from dpswd.shared.core.privacy.budget import PrivacyBudget

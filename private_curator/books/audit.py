@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import TypedDict
 
 from dpswd.private_curator.books.derivation import Derivation, inconsistent
+from dpswd.private_curator.books.location import LedgerLocation
+from dpswd.private_curator.books.register import Register, account_status
 from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.books.signatures import SignatureCheck, processes_for
+from dpswd.private_curator.books.sqlite_file import as_location
 from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.accounts import DATA_SET
-from dpswd.private_curator.core.ledger.budget import Books
-from dpswd.private_curator.core.ledger.database import LedgerLocation, Session, by_seq
-from dpswd.private_curator.core.ledger.sqlite_file import as_location
+from dpswd.private_curator.core.ledger.database import Session, by_seq
 from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.shared.books.chain_checks import ChainCheck, Finding, Tampering, finding_at, hold_receipts
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
@@ -104,7 +105,7 @@ def verify_file(
         progress(0, total)
         findings = [inconsistent(text) for text in location.defects(connection)]
         chain, wanted = ChainCheck(public_key, every_signature=False), {receipt.seq for receipt in kept}
-        books, derivation, hashes = Books(accounting), Derivation(connection), {}
+        books, derivation, hashes = Register(accounting), Derivation(connection), {}
         last, length, count = None, 0, 0
         processes = processes_for(total) if every_signature else 0
         with SignatureCheck(public_key, processes=processes) as signatures:
@@ -140,7 +141,7 @@ def verify_file(
     return VerificationReport(
         entries=count,
         head="" if last is None else last.hash,
-        epsilon_spent=0.0 if books.data_set is None else books.data_set.status(closed=False).epsilon_spent,
+        epsilon_spent=0.0 if books.data_set is None else account_status(books.data_set, closed=False).epsilon_spent,
         findings=tuple(findings),
     )
 
@@ -164,7 +165,7 @@ def _read(connection: Session) -> Iterator[tuple[int, SignedEntry | Finding]]:
         yield seq, entry
 
 
-def _check_price(books: Books, entry: SignedEntry) -> list[Finding]:
+def _check_price(books: Register, entry: SignedEntry) -> list[Finding]:
     """A charge is never less than what its event costs."""
     event = books.accounting.event_from_json(entry.payload["event"])
     prices = entry.payload["prices"]

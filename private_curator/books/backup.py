@@ -16,12 +16,14 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dpswd.private_curator.books.audit import verify_file
+from dpswd.private_curator.books.figures import MIN_ACCEPTANCE_LENGTH
+from dpswd.private_curator.books.location import LedgerLocation
 from dpswd.private_curator.books.renyi import RENYI
+from dpswd.private_curator.books.sqlite_file import SqliteFile, as_location, new_file, remove
 from dpswd.private_curator.core.ledger.accounting import Accounting
-from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database, LedgerLocation
+from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database
 from dpswd.private_curator.core.ledger.sqlite import sync
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile, as_location, new_file, remove
-from dpswd.private_curator.core.ledger.statements import MIN_ACCEPTANCE_LENGTH, Kind
+from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.private_curator.core.ledger.store import Clock, append_entry, read_entries, utc_now
 from dpswd.shared.books.chain_checks import check_chain
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, LedgerError, LedgerUnavailable, RestoreRefused

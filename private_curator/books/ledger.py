@@ -9,17 +9,20 @@ from typing import Self, Unpack
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from dpswd.private_curator.books.asking import ClientActs
 from dpswd.private_curator.books.audit import VerificationOptions, VerificationReport, verify_file
 from dpswd.private_curator.books.backup import write_backup
+from dpswd.private_curator.books.figures import AccountStatus, LedgerStatus
+from dpswd.private_curator.books.location import LedgerLocation
 from dpswd.private_curator.books.operator import OperatorActs
-from dpswd.private_curator.books.reading import account_status, status_of
+from dpswd.private_curator.books.reading import status_of
+from dpswd.private_curator.books.register import Register, account_status, share_status
 from dpswd.private_curator.books.renyi import RENYI
+from dpswd.private_curator.books.sqlite_file import as_location
 from dpswd.private_curator.books.witness import Witness, lacks
 from dpswd.private_curator.core.ledger.accounting import Accounting
-from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session
-from dpswd.private_curator.core.ledger.runs import RunActs
-from dpswd.private_curator.core.ledger.sqlite_file import as_location
-from dpswd.private_curator.core.ledger.statements import AccountStatus, DataSetState, Kind, LedgerStatus, budget_payload
+from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Session
+from dpswd.private_curator.core.ledger.statements import DataSetState, Kind, budget_payload
 from dpswd.private_curator.core.ledger.store import LedgerOptions, append_entry, head, no_checkpoint, utc_now
 from dpswd.shared.accounting.persons import check_records_per_person
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
@@ -27,12 +30,14 @@ from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 
 
-class Ledger(OperatorActs, RunActs):
+class Ledger(OperatorActs, ClientActs):
     """The durable, signed record of everything that is spent on one data set.
 
     Safe for the threads of one process and for several processes. Of a file, one process at a time computes steps; of
     a schema of PostgreSQL, any number of replicas, each step in one of them. A context manager.
     """
+
+    location: LedgerLocation
 
     @classmethod
     def create(
@@ -108,7 +113,7 @@ class Ledger(OperatorActs, RunActs):
             LedgerCorrupt: the chain is broken, another key made it, or what the witness noted is missing.
         """
         noted = None if witness is None else Witness(witness)
-        return cls(as_location(location), key=key, accounting=accounting, witness=noted, **options)
+        return cls(as_location(location), key=key, books=Register(accounting), witness=noted, **options)
 
     @property
     def records(self) -> int:
@@ -129,7 +134,7 @@ class Ledger(OperatorActs, RunActs):
         with self._reading():
             self._books.holder(client)
             closed = self._books.closed
-            return self._books.account.status(closed=closed), account_status(
+            return account_status(self._books.account, closed=closed), share_status(
                 self._books.shares.get(client), closed=closed
             )
 

@@ -11,17 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from dpswd.private_curator.books.figures import MIN_ACCEPTANCE_LENGTH, BudgetRequest, Decision
+from dpswd.private_curator.books.register import Register
 from dpswd.private_curator.core.ledger.requests import load_run
-from dpswd.private_curator.core.ledger.statements import (
-    MIN_ACCEPTANCE_LENGTH,
-    BudgetRequest,
-    Client,
-    DataSetState,
-    Decision,
-    Kind,
-    budget_payload,
-    hex_256,
-)
+from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind, budget_payload, hex_256
 from dpswd.private_curator.core.ledger.store import Store, Transaction
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.privacy.budget import PrivacyBudget
@@ -30,7 +23,7 @@ from dpswd.shared.core.privacy.filter import PrivacyFilter
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 
 
-class OperatorActs(Store):
+class OperatorActs(Store[Register]):
     """The operator's side of the ledger. Use `dpswd.private_curator.books.ledger.Ledger`."""
 
     def add_client(self, name: str, certificate_fingerprint: str, share: PrivacyBudget | None = None) -> Client:
@@ -296,11 +289,11 @@ class OperatorActs(Store):
             ).rowcount
             return discarded
 
-    def _act(self, transaction: Transaction, kind: Kind, payload: Mapping[str, Any]) -> None:
+    def _act(self, transaction: Transaction[Register], kind: Kind, payload: Mapping[str, Any]) -> None:
         """Writes an act under the name of whoever acts."""
         transaction.append(kind, {**payload, "by": self._by})
 
-    def _share(self, transaction: Transaction, name: str, share: PrivacyBudget, *, reason: str) -> None:
+    def _share(self, transaction: Transaction[Register], name: str, share: PrivacyBudget, *, reason: str) -> None:
         self._within_the_whole(transaction, share)
         books = transaction.books
         account = books.shares.get(name)
@@ -323,7 +316,7 @@ class OperatorActs(Store):
             self._fresh_fingerprint(transaction, certificate_fingerprint)
             self._act(transaction, kind, {"client": name, "fingerprint": certificate_fingerprint})
 
-    def _set_budget(self, transaction: Transaction, kind: Kind, budget: PrivacyBudget, reason: str) -> None:
+    def _set_budget(self, transaction: Transaction[Register], kind: Kind, budget: PrivacyBudget, reason: str) -> None:
         books = transaction.books
         if books.state is DataSetState.ENDED:
             raise InvalidValue("the operator has ended this data set; its budget is final")
@@ -355,7 +348,7 @@ class OperatorActs(Store):
                 self._act(transaction, kind, {"digest": digest})
 
     @classmethod
-    def _within_the_whole(cls, transaction: Transaction, share: PrivacyBudget) -> None:
+    def _within_the_whole(cls, transaction: Transaction[Register], share: PrivacyBudget) -> None:
         """A share larger than the data set's budget would only seem to allow something."""
         cls._same_relation(transaction, share)
         whole = transaction.books.account.budget
@@ -367,13 +360,13 @@ class OperatorActs(Store):
             )
 
     @staticmethod
-    def _same_relation(transaction: Transaction, budget: PrivacyBudget) -> None:
+    def _same_relation(transaction: Transaction[Register], budget: PrivacyBudget) -> None:
         relation = transaction.books.account.budget.relation
         if budget.relation != relation:
             raise InvalidValue(f"every budget of this data set is under {relation.value!r} neighbours")
 
     @staticmethod
-    def _fresh_fingerprint(transaction: Transaction, fingerprint: str) -> None:
+    def _fresh_fingerprint(transaction: Transaction[Register], fingerprint: str) -> None:
         hex_256(fingerprint, "a certificate's fingerprint")
         bound = transaction.books.certified(fingerprint)
         if bound is not None:

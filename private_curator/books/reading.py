@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dpswd.private_curator.books.figures import LedgerStatus
+from dpswd.private_curator.books.location import LedgerLocation
+from dpswd.private_curator.books.register import Register, account_status, share_status
 from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.core.ledger.accounting import Accounting
-from dpswd.private_curator.core.ledger.accounts import Account
-from dpswd.private_curator.core.ledger.budget import Books
-from dpswd.private_curator.core.ledger.database import LedgerLocation, Session
+from dpswd.private_curator.core.ledger.database import Session
 from dpswd.private_curator.core.ledger.requests import load_run
-from dpswd.private_curator.core.ledger.statements import AccountStatus, LedgerStatus, Run
+from dpswd.private_curator.core.ledger.statements import Run
 from dpswd.private_curator.core.ledger.store import entries_beside_steps, head
 from dpswd.shared.core.errors import LedgerCorrupt
 from dpswd.shared.core.ledger.receipts import SignedEntry
@@ -31,7 +32,7 @@ class LedgerReading:
         head: the last entry.
     """
 
-    books: Books
+    books: Register
     entries: tuple[SignedEntry, ...]
     runs: tuple[Run, ...]
     status: LedgerStatus
@@ -45,7 +46,7 @@ def read_ledger(location: LedgerLocation, *, accounting: Accounting = RENYI) -> 
         LedgerUnavailable: it is not there, or cannot be read now.
         LedgerCorrupt: it is no ledger, or its entries cannot stand where they stand.
     """
-    books = Books(accounting)
+    books = Register(accounting)
     with location.reading() as session:
         entries = tuple(entries_beside_steps(session))
         for entry in entries:
@@ -58,7 +59,7 @@ def read_ledger(location: LedgerLocation, *, accounting: Accounting = RENYI) -> 
         return LedgerReading(books, entries, runs, status_of(session, books), last)
 
 
-def status_of(session: Session, books: Books) -> LedgerStatus:
+def status_of(session: Session, books: Register) -> LedgerStatus:
     """The figures of a ledger.
 
     Args:
@@ -80,9 +81,9 @@ def status_of(session: Session, books: Books) -> LedgerStatus:
         records=books.records,
         records_per_person=books.records_per_person,
         state=books.state,
-        data_set=books.account.status(closed=closed),
+        data_set=account_status(books.account, closed=closed),
         clients=tuple(
-            (client, account_status(books.shares.get(name), closed=closed or client.revoked or client.paused))
+            (client, share_status(books.shares.get(name), closed=closed or client.revoked or client.paused))
             for name, client in books.clients.items()
         ),
         runs=runs,
@@ -92,8 +93,3 @@ def status_of(session: Session, books: Books) -> LedgerStatus:
         entries=last.seq,
         head=last.hash,
     )
-
-
-def account_status(account: Account | None, *, closed: bool) -> AccountStatus | None:
-    """What is used of an account; None where there is none."""
-    return None if account is None else account.status(closed=closed)

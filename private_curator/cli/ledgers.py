@@ -14,6 +14,7 @@ from dpswd.private_curator.books.audit import verify_file
 from dpswd.private_curator.books.backup import move as move_ledger
 from dpswd.private_curator.books.backup import restore as restore_backup
 from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.books.witness import Witness
 from dpswd.private_curator.cli.common import (
     FILE,
@@ -26,7 +27,6 @@ from dpswd.private_curator.cli.common import (
     show,
     verifying,
 )
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
 from dpswd.private_curator.operator.acts import verify_ledger
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
 from dpswd.private_curator.operator.seconding import seconded

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from dpswd.private_curator.books.figures import LedgerStatus
 from dpswd.private_curator.cli import common
 from dpswd.private_curator.cli.apply import apply
 from dpswd.private_curator.cli.budgets import budget
@@ -20,7 +21,6 @@ from dpswd.private_curator.cli.publishing import describe, publish
 from dpswd.private_curator.cli.records import contract_options, reading, reading_options, records, scaling_options
 from dpswd.private_curator.cli.requests import request
 from dpswd.private_curator.cli.serving import parse_address, preflight, serve, settings
-from dpswd.private_curator.core.ledger.statements import LedgerStatus
 from dpswd.private_curator.operator import guards
 from dpswd.private_curator.records.opening import open_source
 from dpswd.private_curator.settings.groups import ExtractorSettings, LedgerSettings, RecordsSettings

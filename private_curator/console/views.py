@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 
-from dpswd.private_curator.core.ledger.statements import BudgetRequest
+from dpswd.private_curator.books.figures import BudgetRequest
 from dpswd.private_curator.operator.charts import SpentOverTime, spent_over_time
 from dpswd.private_curator.operator.facts import ClientFacts, Health, Overview
 from dpswd.private_curator.operator.timeline import Category, Point

@@ -20,8 +20,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from dpswd.private_curator.books.figures import AccountStatus, LedgerStatus
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.statements import AccountStatus, DataSetState, LedgerStatus
+from dpswd.private_curator.core.ledger.statements import DataSetState
 from dpswd.private_curator.settings.groups import MetricsSettings
 from dpswd.private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE
 from dpswd.private_curator.storage.home_directory import HomeDirectory

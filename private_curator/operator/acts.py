@@ -10,10 +10,10 @@ import datetime as dt
 from collections.abc import Iterable
 
 from dpswd.private_curator.books.audit import Progress, VerificationReport, untold, verify_file
+from dpswd.private_curator.books.figures import AccountStatus
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.books.operator import check_extends
 from dpswd.private_curator.books.witness import Witness
-from dpswd.private_curator.core.ledger.statements import AccountStatus
 from dpswd.private_curator.operator import guards
 from dpswd.private_curator.operator.seconding import seconded
 from dpswd.private_curator.serving import renewals

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dpswd.private_curator.core.ledger.statements import BudgetRequest
+from dpswd.private_curator.books.figures import BudgetRequest
 from dpswd.private_curator.operator.timeline import Point
 from dpswd.private_curator.storage.checks import Check
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dpswd.private_curator.core.ledger.budget import Books
+from dpswd.private_curator.books.register import Register
 from dpswd.private_curator.operator.publishing import Preview
 from dpswd.private_curator.records.labels import class_count
 from dpswd.private_curator.serving.service import limits_of
@@ -20,7 +20,7 @@ from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
 
-def priced(proposal: Proposal, *, client: str, books: Books, settings: CuratorSettings, day: str) -> Preview:
+def priced(proposal: Proposal, *, client: str, books: Register, settings: CuratorSettings, day: str) -> Preview:
     """What a proposal would release to everybody, and what it would cost now.
 
     Whether the extractor fits the records, and how long the release takes, is found when it is made.

@@ -10,10 +10,11 @@ import datetime as dt
 from dataclasses import fields
 from functools import cached_property
 
+from dpswd.private_curator.books.figures import AccountStatus, BudgetRequest
 from dpswd.private_curator.books.reading import LedgerReading
 from dpswd.private_curator.books.witness import Witness
 from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET
-from dpswd.private_curator.core.ledger.statements import AccountStatus, BudgetRequest, Client, Kind, Run
+from dpswd.private_curator.core.ledger.statements import Client, Kind, Run
 from dpswd.private_curator.operator.facts import CertificateFacts, ClientFacts, Forecast, Health, Overview, RunFacts
 from dpswd.private_curator.operator.guards import factor
 from dpswd.private_curator.operator.timeline import Event, Followed, followed, met, refused

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpswd.private_curator.books.register import Register, account_status
 from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.core.ledger.accounts import Account
-from dpswd.private_curator.core.ledger.budget import Books
 from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.private_curator.storage.asks import Refusals
 from dpswd.private_curator.storage.incidents import Incident
@@ -104,7 +104,7 @@ class Followed:
 
 def followed(entries: Iterable[SignedEntry]) -> Followed:
     """Reads a ledger's entries, all but those of steps, in order from the first."""
-    books, told = Books(RENYI), Followed([], [], {})
+    books, told = Register(RENYI), Followed([], [], {})
     for entry in entries:
         payload = entry.payload
         share, whole = books.shares.get(payload.get("client") or ""), books.data_set
@@ -131,7 +131,7 @@ def followed(entries: Iterable[SignedEntry]) -> Followed:
 
 
 def _spent(account: Account) -> float:
-    return account.status(closed=False).epsilon_spent
+    return account_status(account, closed=False).epsilon_spent
 
 
 def _event(entry: SignedEntry, *, spent: float, before: float | None) -> Event:

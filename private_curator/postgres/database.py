@@ -31,9 +31,10 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from dpswd.private_curator.books.location import copy_tables
 from dpswd.private_curator.core.ledger import sqlite_tables
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Mark, Session
-from dpswd.private_curator.core.ledger.schema import APPLICATION_ID, copy_tables
+from dpswd.private_curator.core.ledger.schema import APPLICATION_ID
 from dpswd.private_curator.core.ledger.sqlite import sync
 from dpswd.shared.core.errors import DpswdError, LedgerCorrupt, LedgerUnavailable
 

@@ -15,9 +15,9 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from dpswd.private_curator.books.location import changed, copy_tables
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Session
-from dpswd.private_curator.core.ledger.schema import changed, copy_tables
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
 from dpswd.private_curator.postgres import tables as postgres_tables
 from dpswd.private_curator.postgres.database import (
     LOCK_SPACE,

@@ -24,8 +24,9 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
+from dpswd.private_curator.books.figures import AccountStatus
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.statements import AccountStatus, Client, DataSetState, Request, Run
+from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Request, Run
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.release import ReleasePipeline
 from dpswd.private_curator.observability.requests import OK, UNKNOWN

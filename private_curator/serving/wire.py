@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import re
 
-from dpswd.private_curator.core.ledger.statements import AccountStatus, BudgetRequest, Run, StoredReply
+from dpswd.private_curator.books.figures import AccountStatus, BudgetRequest
+from dpswd.private_curator.core.ledger.statements import Run, StoredReply
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES, SignedEntry
 from dpswd.shared.core.wire.checks import invalid

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dpswd.private_curator.books.heads import SYSTEM_LOG, Heads
 from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.books.location import LedgerLocation
 from dpswd.private_curator.books.reading import LedgerReading, read_ledger
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.books.witness import Witness
-from dpswd.private_curator.core.ledger.database import LedgerLocation
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.store import no_checkpoint
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.labels import load_labels

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpswd.private_curator.core.ledger.statements import AccountStatus
 from dpswd.shared.core.errors import LedgerCorrupt
 from dpswd.shared.core.privacy.budget import Price, PrivacyBudget
 from dpswd.shared.core.privacy.filter import PrivacyFilter
@@ -31,18 +30,6 @@ class Account:
     filter: PrivacyFilter | None = None
     spent: Any = None
     runs: int = 0
-
-    def status(self, *, closed: bool) -> AccountStatus:
-        """What is used of the budget; nothing remains of a closed account."""
-        spent = 0.0 if self.filter is None else self.filter.epsilon(self.spent)
-        return AccountStatus(
-            epsilon=self.budget.epsilon,
-            delta=self.budget.delta,
-            relation=self.budget.relation.value,
-            epsilon_spent=spent,
-            epsilon_remaining=0.0 if closed else max(0.0, self.budget.epsilon - spent),
-            runs=self.runs,
-        )
 
     def admit(self, price: Price) -> Account:
         """This account after a charge.

@@ -1,4 +1,4 @@
-"""The books: who may spend what, computed from the ledger's entries alone. Opens no file.
+"""Who may spend what, computed from the ledger's entries alone. Opens no file.
 
 Two levels: the data set's account bounds the privacy loss of the records towards all clients together (they may
 collude); a client's account bounds what that client can use up. A charge is made to both or to none.
@@ -13,11 +13,11 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET, DAY, Account, Charge
-from dpswd.private_curator.core.ledger.statements import BudgetRequest, Client, DataSetState, Decision, Kind, Quote
+from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind
 from dpswd.shared.core.errors import (
     BudgetExhausted,
     DpswdError,
@@ -39,6 +39,8 @@ class Books:
     Entries are applied in order, each once; nothing else changes the books.
     """
 
+    handlers: ClassVar[Mapping[Kind, Callable[[Any, Mapping[str, Any]], None]]]
+
     accounting: Accounting
     seq: int = 0
     time: str = ""
@@ -50,12 +52,10 @@ class Books:
     data_set: Account | None = None
     shares: dict[str, Account] = field(default_factory=dict)
     clients: dict[str, Client] = field(default_factory=dict)
-    extractors: set[str] = field(default_factory=set)
     charged: Counter[str] = field(default_factory=Counter)  # runs, by client
     spending: dict[str, Any] = field(default_factory=dict)  # sums of each client's prices in the data set's filter
     days: dict[str, tuple[str, Any]] = field(default_factory=dict)  # the same of its last day with a charge
     day: str = ""  # UTC, the latest that an entry states
-    requests: dict[int, BudgetRequest] = field(default_factory=dict)
 
     def apply(self, entry: SignedEntry) -> None:
         """Takes one entry into the books.
@@ -65,7 +65,7 @@ class Books:
         """
         self.time, self.day = entry.time, max(self.day, entry.time[:10])
         try:
-            handler = _HANDLERS.get(Kind(entry.kind))
+            handler = self.handlers.get(Kind(entry.kind))
             if handler is not None:
                 handler(self, entry.payload)
         except (KeyError, ValueError, TypeError, AttributeError, DpswdError) as error:
@@ -89,9 +89,9 @@ class Books:
         share = self.shares.get(client)
         return {DATA_SET: self.account} if share is None else {DATA_SET: self.account, CLIENT: share}
 
-    def snapshot(self) -> Books:
+    def snapshot(self) -> Self:
         """These books as they are now, for work outside of the ledger's lock."""
-        changing = ("shares", "clients", "extractors", "charged", "spending", "days", "requests")
+        changing = ("shares", "clients", "charged", "spending", "days")
         copies: dict[str, Any] = {name: copy.copy(getattr(self, name)) for name in changing}
         return replace(self, **copies)
 
@@ -119,25 +119,6 @@ class Books:
                 "the operator"
             )
         return client
-
-    def spent_by(self, name: str) -> float:
-        """What a client's own runs cost together, in the data set's filter at its delta."""
-        spent = self.spending.get(name)
-        return 0.0 if spent is None else self.account.fixed_filter.epsilon(spent)
-
-    def spent_on(self, name: str, day: str) -> float:
-        """The same of its runs of one day."""
-        last, spent = self.days.get(name, ("", None))
-        return self.account.fixed_filter.epsilon(spent) if last == day else 0.0
-
-    def open_request(self, name: str) -> BudgetRequest | None:
-        """The request for budget of a client that nobody has decided yet."""
-        asked = (request for request in self.requests.values() if request.client == name)
-        return next((request for request in asked if request.decision is None), None)
-
-    def certified(self, fingerprint: str) -> Client | None:
-        """The client that a certificate counts for."""
-        return next((client for client in self.clients.values() if fingerprint in client.fingerprints), None)
 
     def charges(self, client: str, event: RunEvent) -> tuple[Charge, ...]:
         """Prices a run for the data set's account and, if there is one, the client's.
@@ -200,23 +181,6 @@ class Books:
                     error.requested, error.spent, error.remaining, steps_that_fit=fits, scope=scope
                 ) from error
 
-    def quote(self, client: str, event: RunEvent, charges: tuple[Charge, ...], *, day: str) -> Quote:
-        """What `admit` would say, as figures."""
-        steps = event.steps
-        try:
-            self.admit(client, event, charges, day=day)
-            fits = True
-        except BudgetExhausted as error:
-            fits, steps = False, error.steps_that_fit or 0
-        share = self.shares.get(client)
-        return Quote(
-            epsilon=charges[0].filter.alone(charges[0].price),
-            data_set=self.account.status(closed=self.closed),
-            client=None if share is None else share.status(closed=self.closed),
-            fits=fits,
-            steps_that_fit=min(steps, event.steps),
-        )
-
     def _charge(self, scope: str, account: Account, event: RunEvent) -> Charge:
         fresh = account.filter is None
         filter_ = self.accounting.filter_for(account.budget, event) if account.filter is None else account.filter
@@ -271,21 +235,6 @@ class Books:
             self.shares[name] = Account(budget)
         self.clients[name] = Client(name=name, fingerprint=payload["fingerprint"], share=budget, revoked=False)
 
-    def _client_certified(self, payload: Mapping[str, Any]) -> None:
-        name = payload["client"]
-        self.clients[name] = replace(self.clients[name], fingerprint=payload["fingerprint"], others=())
-
-    def _certificate_added(self, payload: Mapping[str, Any]) -> None:
-        client, added = self.clients[payload["client"]], payload["fingerprint"]
-        require(added not in client.fingerprints, "a certificate is added once")
-        self.clients[client.name] = replace(client, fingerprint=added, others=client.fingerprints)
-
-    def _certificate_revoked(self, payload: Mapping[str, Any]) -> None:
-        client, gone = self.clients[payload["client"]], payload["fingerprint"]
-        require(gone in client.fingerprints, "only a certificate that counts is withdrawn")
-        left = tuple(known for known in client.fingerprints if known != gone)
-        self.clients[client.name] = replace(client, fingerprint=left[-1] if left else "", others=left[:-1])
-
     def _client_revoked(self, payload: Mapping[str, Any]) -> None:
         name = payload["client"]
         self.clients[name] = replace(self.clients[name], revoked=True)
@@ -321,25 +270,6 @@ class Books:
     def _cap_set(self, payload: Mapping[str, Any]) -> None:
         client = self.clients[payload["client"]]
         self.clients[client.name] = replace(client, daily_epsilon=payload["epsilon"])
-
-    def _budget_requested(self, payload: Mapping[str, Any]) -> None:
-        number, name = payload["number"], payload["client"]
-        require(number == len(self.requests) + 1, "requests are counted")
-        require(self.open_request(name) is None, "a client has one request that waits")
-        self.requests[number] = BudgetRequest(
-            number=number, time=self.time, client=name, epsilon=payload["epsilon"], because=payload["because"]
-        )
-
-    def _request_decided(self, payload: Mapping[str, Any]) -> None:
-        asked = self.requests[payload["number"]]
-        require(asked.decision is None, "a request is decided once")
-        self.requests[asked.number] = replace(
-            asked,
-            decision=Decision(payload["decision"]),
-            granted=payload["granted"],
-            reason=payload["reason"],
-            decided_by=payload["by"],
-        )
 
     def _budget_set(self, payload: Mapping[str, Any]) -> None:
         self.data_set = self._rebudgeted(self.account, self.read_budget(payload["budget"]), payload["filter"])
@@ -377,13 +307,10 @@ def _text(filter_: PrivacyFilter | None) -> str | None:
     return None if filter_ is None else filter_.to_json()
 
 
-_HANDLERS: dict[Kind, Callable[[Books, Mapping[str, Any]], None]] = {
+Books.handlers = {
     Kind.DATA_SET_OPENED: Books._opened,
     Kind.FILTER_FIXED: Books._filter_fixed,
     Kind.CLIENT_ADDED: Books._client_added,
-    Kind.CLIENT_CERTIFIED: Books._client_certified,
-    Kind.CERTIFICATE_ADDED: Books._certificate_added,
-    Kind.CERTIFICATE_REVOKED: Books._certificate_revoked,
     Kind.CLIENT_REVOKED: Books._client_revoked,
     Kind.SHARE_SET: Books._share_set,
     Kind.BUDGET_LOWERED: Books._budget_set,
@@ -394,9 +321,5 @@ _HANDLERS: dict[Kind, Callable[[Books, Mapping[str, Any]], None]] = {
     Kind.CLIENT_PAUSED: lambda books, payload: books._client_paused(payload, paused=True),
     Kind.CLIENT_RESUMED: lambda books, payload: books._client_paused(payload, paused=False),
     Kind.CAP_SET: Books._cap_set,
-    Kind.BUDGET_REQUESTED: Books._budget_requested,
-    Kind.REQUEST_DECIDED: Books._request_decided,
-    Kind.EXTRACTOR_APPROVED: lambda books, payload: books.extractors.add(payload["digest"]),
-    Kind.EXTRACTOR_REVOKED: lambda books, payload: books.extractors.discard(payload["digest"]),
     Kind.RUN_OPENED: Books._charged,
 }

@@ -7,7 +7,7 @@ Two implementations: a file of SQLite (`dpswd.private_curator.core.ledger.sqlite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,11 +75,8 @@ class Database(Protocol):
         """Ends the use, and with it the claim and all marks. Idempotent."""
 
 
-class LedgerLocation(Protocol):
-    """Where a ledger stands or shall stand. Its text names it in messages and holds no secret."""
-
-    def exists(self) -> bool:
-        """Whether anything stands there, sound or not."""
+class Location(Protocol):
+    """Where a ledger stands. Its text names it in messages and holds no secret."""
 
     def open(self, *, lock_timeout_s: float) -> Database:
         """The ledger's database.
@@ -87,38 +84,6 @@ class LedgerLocation(Protocol):
         Raises:
             LedgerUnavailable: it is not there, or cannot be used now.
             LedgerCorrupt: what stands there is no ledger.
-        """
-
-    def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float) -> None:
-        """Makes a new ledger that exists complete, with what ``fill`` has written, or not at all.
-
-        Raises:
-            LedgerUnavailable: something stands there, or it cannot be written.
-        """
-
-    def reading(self) -> AbstractContextManager[Session]:
-        """A read-only view of the ledger as it is now, whatever state it is in; nobody waits for it.
-
-        Raises:
-            LedgerUnavailable, LedgerCorrupt: it cannot be read.
-        """
-
-    def defects(self, session: Session) -> list[str]:
-        """What is wrong with tables, indexes and triggers, as `reading` shows them; empty for a sound ledger."""
-
-    def alone(self) -> AbstractContextManager[None]:
-        """While the block runs, no process has or gets the right to charge and to compute.
-
-        Raises:
-            LedgerUnavailable: one has it now.
-        """
-
-    def replace(self, backup: Path, log: Callable[[Session], object]) -> None:
-        """Puts a backup in the ledger's place, inside of `alone`; the replaced ledger stays under another name.
-
-        Args:
-            backup: a file of SQLite; it is read only.
-            log: writes the entry that says so, before the restored ledger can be seen.
         """
 
 

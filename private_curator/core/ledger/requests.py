@@ -12,12 +12,15 @@ from typing import Any
 
 from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET, Charge
+from dpswd.private_curator.core.ledger.budget import Books
 from dpswd.private_curator.core.ledger.database import Session
 from dpswd.private_curator.core.ledger.statements import DataSetState, Kind, Request, Run, StepGranted, StoredReply
 from dpswd.private_curator.core.ledger.store import Transaction, entry_row, parsed_entry
 from dpswd.shared.core.errors import GrantNotHeld, RequestIdReused, RunFinished, StepGivenUp
 from dpswd.shared.core.ledger.receipts import Receipt, sha256
 from dpswd.shared.core.privacy.events import RunEvent
+
+Open = Transaction[Books]
 
 
 def load_run(connection: Session, accounting: Accounting, run_id: str) -> Run:
@@ -105,7 +108,7 @@ def answered(connection: Session, run_id: str, request: Request) -> StoredReply 
 
 
 def charge(
-    transaction: Transaction,
+    transaction: Open,
     *,
     request: Request,
     event: RunEvent,
@@ -145,7 +148,7 @@ def charge(
 
 
 def bind(
-    transaction: Transaction, request: Request, *, run_id: str, max_attempts: int | None, unstored: int | None
+    transaction: Open, request: Request, *, run_id: str, max_attempts: int | None, unstored: int | None
 ) -> StepGranted:
     """Consumes a step for a new request, or grants the step of an old one again.
 
@@ -191,7 +194,7 @@ def bind(
     return StepGranted(run=run, step_number=step, request=request, attempt=attempt)
 
 
-def _bound(transaction: Transaction, request: Request, *, run_id: str, step: int, attempts: int, seq: int) -> None:
+def _bound(transaction: Open, request: Request, *, run_id: str, step: int, attempts: int, seq: int) -> None:
     transaction.connection.execute(
         "INSERT INTO requests (seq, client, request_id, digest, run_id, step, attempts) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (seq, *request.mark, request.digest, run_id, step, attempts),

@@ -17,28 +17,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC
 from typing import Any
 
 from dpswd.private_curator.core.ledger.budget import Books
 from dpswd.private_curator.core.ledger.requests import answered, bind, charge, held_run, load_run, opened_before
-from dpswd.private_curator.core.ledger.statements import (
-    BudgetRequest,
-    Kind,
-    Quote,
-    Request,
-    Run,
-    StepGranted,
-    StoredReply,
-)
-from dpswd.private_curator.core.ledger.store import Store, Transaction
+from dpswd.private_curator.core.ledger.statements import Kind, Request, Run, StepGranted, StoredReply
+from dpswd.private_curator.core.ledger.store import B_co, Store, Transaction
 from dpswd.shared.core.errors import GrantNotHeld, LedgerUnavailable, RequestInProgress, RunFinished
 from dpswd.shared.core.ledger.receipts import Receipt, canonical_json, sha256
 from dpswd.shared.core.privacy.events import RunEvent
 
 
-class RunActs(Store):
+class RunActs(Store[B_co]):
     """The client's side of the ledger. Use `dpswd.private_curator.books.ledger.Ledger`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -60,17 +51,6 @@ class RunActs(Store):
             LedgerUnavailable: another process has it, or the ledger is being restored.
         """
         self._database.claim()
-
-    def price_run(self, *, client: str, event: RunEvent) -> Quote:
-        """What a run would cost now. Spends nothing.
-
-        Raises:
-            GrantNotHeld: the client is not registered, shut out, or paused.
-            InvalidEvent, RelationMismatch: the event is not about this data set.
-            LedgerUnavailable: retry later.
-        """
-        books = self._snapshot()
-        return books.quote(client, event, books.charges(client, event), day=self._day(books))
 
     def open_run(self, request: Request, *, event: RunEvent, parameters: bytes, purpose: str = "") -> Run:
         """Charges a whole run to the data set's and the client's account, durably and once.
@@ -99,12 +79,12 @@ class RunActs(Store):
             # Pricing, and finding out what would still fit, takes milliseconds to seconds: not under the lock.
             books = self._snapshot()
             charges = books.charges(client, event)
-            books.admit(client, event, charges, day=self._day(books))
+            books.admit(client, event, charges, day=self.day(books))
             with self._transaction("open_run") as transaction:
                 transaction.books.holder(client)
                 run = opened_before(transaction.connection, self.accounting, request)
                 books = transaction.books
-                if run is None and books.admits(client, charges, day=self._day(books)):
+                if run is None and books.admits(client, charges, day=self.day(books)):
                     run = charge(
                         transaction,
                         request=request,
@@ -145,43 +125,6 @@ class RunActs(Store):
         if stored is not None:
             self._database.settle()
         return stored
-
-    def request_budget(self, *, client: str, epsilon: float, because: str) -> BudgetRequest:
-        """Keeps a client's request for more epsilon until the operator decides it.
-
-        A client has one request that waits, so that it cannot fill the ledger. Its repeat is the same request.
-
-        Args:
-            client: who asks.
-            epsilon: that it wants on top of what it may spend.
-            because: why, for the operator.
-
-        Raises:
-            GrantNotHeld: the client is not registered, or shut out; or another request of its own waits.
-            InvalidValue: epsilon is no budget.
-        """
-        with self._transaction("request_budget") as transaction:
-            books = transaction.books
-            books.holder(client)
-            replace(books.account.budget, epsilon=epsilon)  # checks the range
-            waiting = books.open_request(client)
-            if waiting is None:
-                number = len(books.requests) + 1
-                payload = {"number": number, "client": client, "epsilon": epsilon, "because": because}
-                transaction.append(Kind.BUDGET_REQUESTED, payload)
-            elif (waiting.epsilon, waiting.because) != (epsilon, because):
-                raise GrantNotHeld(
-                    f"request {waiting.number} of {client!r} waits for the operator's decision; one waits at a time"
-                )
-            else:
-                number = waiting.number
-        with self._reading():
-            return self._books.requests[number]
-
-    def budget_requests(self, *, client: str | None = None) -> tuple[BudgetRequest, ...]:
-        """All requests for budget, or one client's, the oldest first."""
-        with self._reading():
-            return tuple(asked for asked in self._books.requests.values() if client in (None, asked.client))
 
     def run(self, *, client: str, run_id: str) -> Run:
         """A run of this client.
@@ -304,13 +247,13 @@ class RunActs(Store):
             self._database.release(mark)  # first: once the entry is gone, another thread may mark the step anew
             self._computing.pop(mark, None)
 
-    def _not_in_progress(self, transaction: Transaction, request: Request) -> None:
+    def _not_in_progress(self, transaction: Transaction[Books], request: Request) -> None:
         """Marks the step as this process's."""
         if request.mark in self._computing or not self._database.hold(transaction.connection, request.mark):
             raise RequestInProgress("this request is being computed; repeat it later with the same id")
 
     @staticmethod
-    def _not_taken_over(transaction: Transaction, grant: StepGranted) -> None:
+    def _not_taken_over(transaction: Transaction[Books], grant: StepGranted) -> None:
         """Only the last attempt at a step may store a reply, however late an earlier one comes; of a closed run, none.
 
         Otherwise two replicas would race for being stored, and which reply is released could depend on how long each
@@ -326,10 +269,10 @@ class RunActs(Store):
         if attempts != grant.attempt:
             raise RequestInProgress("another curator has taken this step over; repeat the request later with its id")
 
-    def _day(self, books: Books) -> str:
+    def day(self, books: Books) -> str:
         """Today, UTC, for the cap on a client's day; a clock that was put back begins no new one."""
         return max(books.day, self._clock().astimezone(UTC).date().isoformat())
 
-    def _snapshot(self) -> Books:
+    def _snapshot(self) -> B_co:
         with self._reading():
             return self._books.snapshot()

@@ -8,10 +8,7 @@ of every table is the entry that made the row.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
-
-from dpswd.private_curator.core.ledger.database import Session, by_seq
+from dpswd.private_curator.core.ledger.database import Session
 from dpswd.shared.core.errors import LedgerCorrupt
 
 VERSION = 1
@@ -73,10 +70,6 @@ _TABLES = (
 )
 
 
-_ROWS_AT_A_TIME = 100
-"""Of one statement: a round trip for each row would take minutes for a large ledger."""
-
-
 def make_tables(session: Session, *, integer: str, binary: str, strict: str = "") -> None:
     """Makes the empty tables, inside the caller's transaction, with the database's own words for its types."""
     for statement in _TABLES:
@@ -92,17 +85,3 @@ def check_version(version: int) -> None:
     if version != VERSION:
         use = "newer" if version > VERSION else "older"
         raise LedgerCorrupt(f"the ledger has schema {version}, this program knows {VERSION}: use the {use} program")
-
-
-def copy_tables(source: Session, target: Session) -> None:
-    """Writes every row of one ledger into the empty tables of another, on whichever database either is."""
-    for table in ("entries", "runs", "requests", "replies"):  # the order in which rows refer to each other
-        rows = by_seq(source, f"SELECT * FROM {table}")  # noqa: S608 constants
-        while batch := list(itertools.islice(rows, _ROWS_AT_A_TIME)):
-            values = ", ".join(f"({', '.join('?' * len(row))})" for row in batch)
-            target.execute(f"INSERT INTO {table} VALUES {values}", [value for row in batch for value in row])  # noqa: S608
-
-
-def changed(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
-    """The names of what is missing, added or defined otherwise than the ledger made it."""
-    return [name for name in sorted(expected.keys() | actual.keys()) if expected.get(name) != actual.get(name)]

@@ -37,10 +37,6 @@ def hex_256(digest: str, what: str) -> str:
     return digest
 
 
-MIN_ACCEPTANCE_LENGTH = 30
-"""Characters of an acceptance: short enough for a sentence, too long for a "yes"."""
-
-
 class Kind(enum.StrEnum):
     """The kinds of entries. docs/reference/ledger.md lists the fields of each payload."""
 
@@ -77,14 +73,6 @@ ASKED_BY_CLIENTS = frozenset(
     {Kind.RUN_OPENED, Kind.STEP_CONSUMED, Kind.STEP_RESUMED, Kind.STEP_ANSWERED, Kind.BUDGET_REQUESTED}
 )
 """What a client's request writes; `Kind.FILTER_FIXED` goes with a charge; all other kinds are acts of an operator."""
-
-
-class Decision(enum.StrEnum):
-    """What an operator makes of a client's request for budget."""
-
-    APPROVED = "approved"
-    CUT = "cut"
-    DENIED = "denied"
 
 
 class DataSetState(enum.StrEnum):
@@ -191,33 +179,6 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetRequest:
-    """A client's message to the operator: it wants more epsilon.
-
-    Attributes:
-        number: the entry that holds it.
-        time: of the request, UTC.
-        client: who asks.
-        epsilon: that it asks for, on top of what it may spend.
-        because: why, in its words.
-        decision: the operator's; None while it waits.
-        granted: epsilon that was added; 0 while it waits, and where it was denied.
-        reason: the operator's words.
-        decided_by: who decided.
-    """
-
-    number: int
-    time: str
-    client: str
-    epsilon: float
-    because: str
-    decision: Decision | None = None
-    granted: float = 0.0
-    reason: str = ""
-    decided_by: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepGranted:
     """The right to compute one step once; end it with ``finish_step`` or ``abandon_step``.
 
@@ -247,76 +208,3 @@ class StoredReply:
 
     reply: bytes
     receipt: Receipt
-
-
-@dataclass(frozen=True, kw_only=True)
-class AccountStatus:
-    """One budget and what is used of it.
-
-    Attributes:
-        epsilon: the budget's epsilon.
-        delta: the budget's delta.
-        relation: the neighbouring relation's value.
-        epsilon_spent: at the budget's delta; information, the filter decides.
-        epsilon_remaining: at the budget's delta; 0 for an account that nothing may be spent from any more.
-        runs: how many runs were charged.
-    """
-
-    epsilon: float
-    delta: float
-    relation: str
-    epsilon_spent: float
-    epsilon_remaining: float
-    runs: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerStatus:
-    """What an operator sees.
-
-    Attributes:
-        ledger_id: 32 hexadecimal digits, chosen when the ledger was created.
-        records: n, public.
-        records_per_person: k, how many of them one person has at most; public.
-        state: whether the data set may be spent on.
-        data_set: the data set's account.
-        clients: every client with its account; None for one without a share of its own.
-        runs: number of runs.
-        steps_charged: steps of all runs.
-        steps_used: steps that were begun.
-        steps_repeated: attempts beyond a step's first one, after crashes and errors.
-        entries: length of the chain.
-        head: hash of the last entry; an operator who notes it elsewhere can later prove a rollback.
-    """
-
-    ledger_id: str
-    records: int
-    records_per_person: int
-    state: DataSetState
-    data_set: AccountStatus
-    clients: tuple[tuple[Client, AccountStatus | None], ...]
-    runs: int
-    steps_charged: int
-    steps_used: int
-    steps_repeated: int
-    entries: int
-    head: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quote:
-    """What a run would cost now. Nothing is spent.
-
-    Attributes:
-        epsilon: of this run alone, at the data set's delta.
-        data_set: the data set's account as it stands.
-        client: the client's own account as it stands; None without a share.
-        fits: whether every account admits the whole run now.
-        steps_that_fit: how many such steps every account still admits, at most the declared number.
-    """
-
-    epsilon: float
-    data_set: AccountStatus
-    client: AccountStatus | None
-    fits: bool
-    steps_that_fit: int

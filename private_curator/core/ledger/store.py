@@ -12,17 +12,17 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self, TypedDict, Unpack
+from typing import Any, Generic, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.budget import Books
-from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session, by_seq
+from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Location, Session, by_seq
 from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
 from dpswd.shared.core.ledger.receipts import GENESIS, SignedEntry
 
+B_co = TypeVar("B_co", bound=Books, covariant=True)
 Clock = Callable[[], datetime]
 Checkpoint = Callable[[str], None]
 
@@ -65,7 +65,7 @@ class Witness(Protocol):
 
 
 class LedgerOptions(TypedDict, total=False):
-    """What a ledger is opened with, beside its place, its key, its accountant and its witness.
+    """What a ledger is opened with, beside its place, its key, its books and its witness.
 
     Attributes:
         clock: tells the time that entries state.
@@ -88,7 +88,7 @@ class LedgerOptions(TypedDict, total=False):
 
 
 @dataclass
-class Transaction:
+class Transaction(Generic[B_co]):
     """One open transaction on the ledger.
 
     Attributes:
@@ -101,7 +101,7 @@ class Transaction:
     """
 
     connection: Session
-    books: Books
+    books: B_co
     key: Ed25519PrivateKey
     clock: Clock
     appended: Checkpoint
@@ -118,26 +118,26 @@ class Transaction:
         return self.last
 
 
-class Store:
+class Store(Generic[B_co]):
     """The part of the ledger that every operation shares. Use `dpswd.private_curator.books.ledger.Ledger`."""
 
     def __init__(
         self,
-        location: LedgerLocation,
+        location: Location,
         *,
         key: Ed25519PrivateKey,
-        accounting: Accounting,
+        books: B_co,
         witness: Witness | None,
         **options: Unpack[LedgerOptions],
     ) -> None:
         self.location = location
         self._witness = witness
         self._heads = options.get("heads")
-        self.accounting = accounting
+        self.accounting = books.accounting
         self._key = key
         self._clock = options.get("clock", utc_now)
         self._checkpoint = options.get("checkpoint", no_checkpoint)
-        self._books = Books(self.accounting)
+        self._books = books
         self._last_seen: tuple[int, bytes] = (0, b"")
         self._by = options.get("by", "")
         self.listener = options.get("listener")
@@ -182,7 +182,7 @@ class Store:
             after = page[-1].seq
 
     @contextlib.contextmanager
-    def _transaction(self, operation: str) -> Iterator[Transaction]:
+    def _transaction(self, operation: str) -> Iterator[Transaction[B_co]]:
         """Everything in the block becomes durable together, or nothing of it happens."""
 
         def reached(point: str) -> None:

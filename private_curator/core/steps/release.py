@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from dpswd.private_curator.core.ledger.budget import Books
 from dpswd.private_curator.core.ledger.runs import RunActs
 from dpswd.private_curator.core.ledger.statements import Request, StepGranted, StoredReply
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
@@ -53,7 +54,7 @@ class ReleasePipeline:
     def __init__(
         self,
         *,
-        ledger: RunActs,
+        ledger: RunActs[Books],
         evaluator: Evaluator,
         shards: Shards,
         lab: Laboratory,

@@ -22,8 +22,8 @@ from console_home import home_with_a_past
 from forked_starts import suspended
 from PIL import Image
 
+from dpswd.private_curator.books.figures import Decision
 from dpswd.private_curator.console.rendering import PLACES
-from dpswd.private_curator.core.ledger.statements import Decision
 from dpswd.private_curator.operator.record import Record
 
 pytestmark = pytest.mark.end_to_end

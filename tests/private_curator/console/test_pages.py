@@ -12,10 +12,10 @@ from console_home import PURPOSES, SCRIPT, home_with_a_past
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from dpswd.private_curator.books.figures import Decision
 from dpswd.private_curator.console.application import console
 from dpswd.private_curator.console.door import origins_of
 from dpswd.private_curator.console.rendering import PLACES, plain
-from dpswd.private_curator.core.ledger.statements import Decision
 from dpswd.private_curator.operator.acts import extend_budget
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.report import check_report

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from in_memory import memory_directory
 
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.database import LedgerLocation
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.books.location import LedgerLocation
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.statements import Request, Run, StepGranted, StoredReply
 
 # Helper modules of these tests; under importlib mode a test directory is no package.

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from toy_accounting import ToyAccounting, toy_run
 
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.database import LedgerLocation
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.books.location import LedgerLocation
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.statements import Request, StepGranted, StoredReply
 from dpswd.private_curator.postgres.schema import PostgresSchema
 from dpswd.shared.core.errors import RequestInProgress

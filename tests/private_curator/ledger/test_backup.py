@@ -13,7 +13,7 @@ from toy_accounting import ToyAccounting
 from dpswd.private_curator.books.audit import verify_file
 from dpswd.private_curator.books.backup import restore
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.statements import Request
 from dpswd.shared.books.chain_checks import Tampering
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable, RestoreRefused

@@ -16,8 +16,8 @@ from exploring import seeded
 from toy_accounting import ToyAccounting, ToyBudget
 
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.database import LedgerLocation
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.books.location import LedgerLocation
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.statements import Request
 from dpswd.shared.core.ledger.receipts import sha256
 
@@ -217,7 +217,7 @@ sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!
 from toy_accounting import *
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 die = lambda name: name == {point!r} and os.kill(os.getpid(), signal.SIGKILL)
 Ledger.create(Path({str(tmp_path / "ledger.sqlite")!r}), key=Ed25519PrivateKey.generate(), records=1,
               budget=ToyBudget(1.0), accounting=ToyAccounting(), checkpoint=die)

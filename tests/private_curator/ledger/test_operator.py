@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from toy_accounting import Relation, ToyBudget
 
+from dpswd.private_curator.books.figures import Decision
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.statements import DataSetState, Decision, Kind, Request
+from dpswd.private_curator.core.ledger.statements import DataSetState, Kind, Request
 from dpswd.shared.core.errors import BudgetExhausted, GrantNotHeld, InvalidValue, LedgerUnavailable, RunFinished
 
 DIGEST = "d" * 64

@@ -13,7 +13,7 @@ from toy_accounting import ToyAccounting, ToyBudget
 from dpswd.private_curator.books.audit import verify_file
 from dpswd.private_curator.books.backup import move, restore
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.statements import Kind, Request, StepGranted
 from dpswd.shared.books.chain_checks import Tampering
 from dpswd.shared.core.errors import LedgerCorrupt, LedgerUnavailable, RequestInProgress

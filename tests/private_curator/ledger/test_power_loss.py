@@ -16,7 +16,7 @@ from recording_vfs import Disk, RecordingVfs
 from toy_accounting import ToyAccounting, toy_run
 
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.statements import Request, StepGranted, StoredReply
 
 DIGEST = "d" * 64

@@ -208,7 +208,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pathlib import PosixPath
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.postgres.schema import PostgresSchema
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 key = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 for act in range(4):
     with Ledger.open({location!r}, key=key, accounting=ToyAccounting(), lock_timeout_s=60) as ledger:

@@ -8,7 +8,8 @@ import sys
 import pytest
 from toy_accounting import Relation, ToyBudget, ToyRun, ToyStep, toy_run
 
-from dpswd.private_curator.core.ledger.statements import Kind, Quote, Request, StepGranted, StoredReply
+from dpswd.private_curator.books.figures import Quote
+from dpswd.private_curator.core.ledger.statements import Kind, Request, StepGranted, StoredReply
 from dpswd.shared.core.errors import (
     BudgetExhausted,
     GrantNotHeld,

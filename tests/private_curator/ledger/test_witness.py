@@ -13,8 +13,8 @@ from toy_accounting import ToyAccounting
 from dpswd.private_curator.books.backup import restore
 from dpswd.private_curator.books.heads import Heads
 from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.books.witness import Witness
-from dpswd.private_curator.core.ledger.sqlite_file import SqliteFile
 from dpswd.shared.books.chain_checks import read_export
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, RestoreRefused
 from dpswd.shared.core.ledger.receipts import SignedEntry

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpswd.private_curator.books.location import LedgerLocation, changed
 from dpswd.private_curator.core.ledger import sqlite_tables
-from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, LedgerLocation, Session
-from dpswd.private_curator.core.ledger.schema import changed
+from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Session
 from dpswd.private_curator.core.ledger.sqlite import (
     SqliteDatabase,
     file_lock,

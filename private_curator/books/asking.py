@@ -1,0 +1,64 @@
+"""What clients ask of a ledger besides runs: prices, and more budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dpswd.private_curator.books.figures import BudgetRequest, Quote
+from dpswd.private_curator.books.register import Register
+from dpswd.private_curator.core.ledger.runs import RunActs
+from dpswd.private_curator.core.ledger.statements import Kind
+from dpswd.shared.core.errors import GrantNotHeld
+from dpswd.shared.core.privacy.events import RunEvent
+
+
+class ClientActs(RunActs[Register]):
+    """The client's side of the ledger. Use `dpswd.private_curator.books.ledger.Ledger`."""
+
+    def price_run(self, *, client: str, event: RunEvent) -> Quote:
+        """What a run would cost now. Spends nothing.
+
+        Raises:
+            GrantNotHeld: the client is not registered, shut out, or paused.
+            InvalidEvent, RelationMismatch: the event is not about this data set.
+            LedgerUnavailable: retry later.
+        """
+        books = self._snapshot()
+        return books.quote(client, event, books.charges(client, event), day=self.day(books))
+
+    def request_budget(self, *, client: str, epsilon: float, because: str) -> BudgetRequest:
+        """Keeps a client's request for more epsilon until the operator decides it.
+
+        A client has one request that waits, so that it cannot fill the ledger. Its repeat is the same request.
+
+        Args:
+            client: who asks.
+            epsilon: that it wants on top of what it may spend.
+            because: why, for the operator.
+
+        Raises:
+            GrantNotHeld: the client is not registered, or shut out; or another request of its own waits.
+            InvalidValue: epsilon is no budget.
+        """
+        with self._transaction("request_budget") as transaction:
+            books = transaction.books
+            books.holder(client)
+            replace(books.account.budget, epsilon=epsilon)  # checks the range
+            waiting = books.open_request(client)
+            if waiting is None:
+                number = len(books.requests) + 1
+                payload = {"number": number, "client": client, "epsilon": epsilon, "because": because}
+                transaction.append(Kind.BUDGET_REQUESTED, payload)
+            elif (waiting.epsilon, waiting.because) != (epsilon, because):
+                raise GrantNotHeld(
+                    f"request {waiting.number} of {client!r} waits for the operator's decision; one waits at a time"
+                )
+            else:
+                number = waiting.number
+        with self._reading():
+            return self._books.requests[number]
+
+    def budget_requests(self, *, client: str | None = None) -> tuple[BudgetRequest, ...]:
+        """All requests for budget, or one client's, the oldest first."""
+        with self._reading():
+            return tuple(asked for asked in self._books.requests.values() if client in (None, asked.client))

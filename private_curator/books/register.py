@@ -1,0 +1,126 @@
+"""The books with what the operator keeps beside budgets: certificates, extractors, and clients' requests for more."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from dpswd.private_curator.books.figures import AccountStatus, BudgetRequest, Decision, Quote
+from dpswd.private_curator.core.ledger.accounts import Account, Charge
+from dpswd.private_curator.core.ledger.budget import Books, require
+from dpswd.private_curator.core.ledger.statements import Client, Kind
+from dpswd.shared.core.errors import BudgetExhausted
+from dpswd.shared.core.privacy.events import RunEvent
+
+
+def account_status(account: Account, *, closed: bool) -> AccountStatus:
+    """What is used of the budget; nothing remains of a closed account."""
+    spent = 0.0 if account.filter is None else account.filter.epsilon(account.spent)
+    return AccountStatus(
+        epsilon=account.budget.epsilon,
+        delta=account.budget.delta,
+        relation=account.budget.relation.value,
+        epsilon_spent=spent,
+        epsilon_remaining=0.0 if closed else max(0.0, account.budget.epsilon - spent),
+        runs=account.runs,
+    )
+
+
+def share_status(share: Account | None, *, closed: bool) -> AccountStatus | None:
+    """The same of a client's own account; None where there is none."""
+    return None if share is None else account_status(share, closed=closed)
+
+
+@dataclass
+class Register(Books):
+    """`Books` that follow every kind of entry."""
+
+    extractors: set[str] = field(default_factory=set)
+    requests: dict[int, BudgetRequest] = field(default_factory=dict)
+
+    def snapshot(self) -> Self:
+        """See `Books`."""
+        return replace(super().snapshot(), extractors=copy.copy(self.extractors), requests=copy.copy(self.requests))
+
+    def spent_by(self, name: str) -> float:
+        """What a client's own runs cost together, in the data set's filter at its delta."""
+        spent = self.spending.get(name)
+        return 0.0 if spent is None else self.account.fixed_filter.epsilon(spent)
+
+    def spent_on(self, name: str, day: str) -> float:
+        """The same of its runs of one day."""
+        last, spent = self.days.get(name, ("", None))
+        return self.account.fixed_filter.epsilon(spent) if last == day else 0.0
+
+    def open_request(self, name: str) -> BudgetRequest | None:
+        """The request for budget of a client that nobody has decided yet."""
+        asked = (request for request in self.requests.values() if request.client == name)
+        return next((request for request in asked if request.decision is None), None)
+
+    def certified(self, fingerprint: str) -> Client | None:
+        """The client that a certificate counts for."""
+        return next((client for client in self.clients.values() if fingerprint in client.fingerprints), None)
+
+    def quote(self, client: str, event: RunEvent, charges: tuple[Charge, ...], *, day: str) -> Quote:
+        """What `admit` would say, as figures."""
+        steps = event.steps
+        try:
+            self.admit(client, event, charges, day=day)
+            fits = True
+        except BudgetExhausted as error:
+            fits, steps = False, error.steps_that_fit or 0
+        return Quote(
+            epsilon=charges[0].filter.alone(charges[0].price),
+            data_set=account_status(self.account, closed=self.closed),
+            client=share_status(self.shares.get(client), closed=self.closed),
+            fits=fits,
+            steps_that_fit=min(steps, event.steps),
+        )
+
+    def _client_certified(self, payload: Mapping[str, Any]) -> None:
+        name = payload["client"]
+        self.clients[name] = replace(self.clients[name], fingerprint=payload["fingerprint"], others=())
+
+    def _certificate_added(self, payload: Mapping[str, Any]) -> None:
+        client, added = self.clients[payload["client"]], payload["fingerprint"]
+        require(added not in client.fingerprints, "a certificate is added once")
+        self.clients[client.name] = replace(client, fingerprint=added, others=client.fingerprints)
+
+    def _certificate_revoked(self, payload: Mapping[str, Any]) -> None:
+        client, gone = self.clients[payload["client"]], payload["fingerprint"]
+        require(gone in client.fingerprints, "only a certificate that counts is withdrawn")
+        left = tuple(known for known in client.fingerprints if known != gone)
+        self.clients[client.name] = replace(client, fingerprint=left[-1] if left else "", others=left[:-1])
+
+    def _budget_requested(self, payload: Mapping[str, Any]) -> None:
+        number, name = payload["number"], payload["client"]
+        require(number == len(self.requests) + 1, "requests are counted")
+        require(self.open_request(name) is None, "a client has one request that waits")
+        self.requests[number] = BudgetRequest(
+            number=number, time=self.time, client=name, epsilon=payload["epsilon"], because=payload["because"]
+        )
+
+    def _request_decided(self, payload: Mapping[str, Any]) -> None:
+        asked = self.requests[payload["number"]]
+        require(asked.decision is None, "a request is decided once")
+        self.requests[asked.number] = replace(
+            asked,
+            decision=Decision(payload["decision"]),
+            granted=payload["granted"],
+            reason=payload["reason"],
+            decided_by=payload["by"],
+        )
+
+
+Register.handlers = {
+    **Books.handlers,
+    Kind.CLIENT_CERTIFIED: Register._client_certified,
+    Kind.CERTIFICATE_ADDED: Register._certificate_added,
+    Kind.CERTIFICATE_REVOKED: Register._certificate_revoked,
+    Kind.BUDGET_REQUESTED: Register._budget_requested,
+    Kind.REQUEST_DECIDED: Register._request_decided,
+    Kind.EXTRACTOR_APPROVED: lambda books, payload: books.extractors.add(payload["digest"]),
+    Kind.EXTRACTOR_REVOKED: lambda books, payload: books.extractors.discard(payload["digest"]),
+}
