@@ -200,13 +200,15 @@ class _WorkerSession:
         *,
         adapted: FloatArray | None = None,
         names: tuple[str, ...] = (),
+        differentiable: bool = True,
         meanwhile: Callable[[], None] | None = None,
     ) -> Tensor:
         """See `dpswd.shared.sandbox.session.Session`."""
         count, p = len(records), self._source.facts.size(names)
         shape = (count, self._source.facts.feature_dimension)
         # records, adapted values, features, cotangents, gradients
-        self._slots, size = lay_out([records.shape, (p,), shape, shape, (count, p)])
+        later = [shape, (count, p)] if differentiable else []
+        self._slots, size = lay_out([records.shape, (p,), shape, *later])
         pooled = self._pooled
         arena = pooled.room(size)
         arena.array(self._slots[0])[...] = records
@@ -216,13 +218,14 @@ class _WorkerSession:
             "op": "begin",
             "key": self._source.key,
             "names": names,
+            "differentiable": differentiable,
             "records": self._slots[0],
             "adapted": None if adapted is None else self._slots[1],
             "features": self._slots[2],
         }
         files = () if pooled.attached else (arena.descriptor,)
         pooled.worker.ask(message, files, deadline=self._deadline(), meanwhile=meanwhile)
-        pooled.attached, self._pending = True, bool(names)
+        pooled.attached, self._pending = True, bool(names) and differentiable
         # A copy: a worker that was taken over must not change features that were already measured and clipped.
         return torch.from_numpy(arena.array(self._slots[2]).copy())
 

@@ -25,8 +25,9 @@ from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.release import ReleasePipeline, no_checkpoint
 from dpswd.private_curator.sandbox.process import LimitReached
 from dpswd.shared.core.mechanisms.interface import LabelArray
+from dpswd.shared.core.mechanisms.linear import LinearMechanism
 from dpswd.shared.core.steps.admission import AdmittedRun
-from dpswd.shared.core.steps.computing import LinearRun, computed
+from dpswd.shared.core.steps.computing import computed
 from dpswd.shared.core.wire.checks import invalid
 
 TRIAL_SHARE = 0.5  # of the time limit: a step on made records may take so much, and a busy machine twice as long
@@ -152,7 +153,7 @@ class Trials:
 
         def once(value: float | None) -> float:
             records, labels, scale = MadeRecords.for_run(run, value=value)
-            if LinearRun.of(run) is not None:
+            if isinstance(run.mechanism, LinearMechanism):
                 scale /= self._pass_speedup
             lab = replace(self._pipeline.lab, records=records, labels=labels, reached=no_checkpoint)
             request_bytes = sent()

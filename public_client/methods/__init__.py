@@ -11,6 +11,7 @@ from dpswd.public_client.methods.all_weights import AllWeights, Rows
 from dpswd.public_client.methods.dp_dann import DpDann
 from dpswd.public_client.methods.dpda import Dpda
 from dpswd.public_client.methods.finetune import Finetune
+from dpswd.public_client.methods.normalisation import Normalisation
 from dpswd.public_client.methods.pseudo_labels import PseudoLabels
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.methods.statistics import Statistics
@@ -24,6 +25,7 @@ __all__ = [
     "Dpda",
     "Finetune",
     "Method",
+    "Normalisation",
     "PseudoLabels",
     "Replay",
     "Rows",
@@ -33,7 +35,18 @@ __all__ = [
 METHODS: Mapping[str, type[Method]] = MappingProxyType(
     {
         method.name: method
-        for method in (Replay, PseudoLabels, Adapter, AllWeights, Rows, DpDann, Statistics, Finetune, Dpda)
+        for method in (
+            Replay,
+            PseudoLabels,
+            Normalisation,
+            Adapter,
+            AllWeights,
+            Rows,
+            DpDann,
+            Statistics,
+            Finetune,
+            Dpda,
+        )
     }
 )
 """Every method by its name on the command line."""

@@ -15,19 +15,20 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def evaluated(
-    extractor: Extractor, records: Tensor, names: tuple[str, ...], flat: Tensor | None
+    extractor: Extractor, records: Tensor, names: tuple[str, ...], flat: Tensor | None, *, differentiable: bool = True
 ) -> tuple[Tensor, ForwardPass | None]:
-    """Raw features (b, d) of each record by itself, and what its gradients will need if `names` are wanted.
+    """Raw features (b, d) of each record by itself, and what the gradients in `names` will need if they are wanted.
 
     Args:
         extractor: the run's.
         records: (b, *input_shape).
-        names: the adapted parameters whose gradients will be asked for, or none.
+        names: the adapted parameters, or none.
         flat: the adapted parameters' values, one behind the other, or None for the uploaded ones.
+        differentiable: whether gradients will be asked for.
     """
     values = {} if flat is None else split_gradient(flat, extractor.gradient_shapes(names))
-    if not names:
-        return extractor.features(records), None
+    if not (names and differentiable):
+        return extractor.features(records, values), None
     forward = extractor.begin(records, names, parameters=values)
     return forward.outputs, forward
 
@@ -45,13 +46,16 @@ class DirectSession:
         *,
         adapted: FloatArray | None = None,
         names: tuple[str, ...] = (),
+        differentiable: bool = True,
         meanwhile: Callable[[], None] | None = None,
     ) -> Tensor:
         """See `Session`."""
         if meanwhile is not None:
             meanwhile()
         flat = None if adapted is None else torch.from_numpy(adapted.copy())
-        outputs, self._forward = evaluated(self._extractor, torch.from_numpy(records), names, flat)
+        outputs, self._forward = evaluated(
+            self._extractor, torch.from_numpy(records), names, flat, differentiable=differentiable
+        )
         return outputs
 
     def gradients(self, cotangents: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from dpswd.private_curator.core.ledger.statements import Request, StepGranted, S
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import Evaluator, ExtractorSource, Shards
 from dpswd.shared.core.errors import DpswdError, ExtractionStopped
+from dpswd.shared.core.mechanisms.linear import LinearMechanism
 from dpswd.shared.core.steps.admission import AdmittedRun
 from dpswd.shared.core.steps.computing import Laboratory, LinearRun, completed, computed
 from dpswd.shared.core.wire.messages import StepRelease
@@ -112,7 +113,7 @@ class ReleasePipeline:
         Raises:
             ExtractionStopped: nobody computes shards now; the request may be repeated.
         """
-        if LinearRun.of(run) is not None:
+        if isinstance(run.mechanism, LinearMechanism):
             self._shards.ready()
 
     @contextlib.contextmanager
@@ -133,7 +134,7 @@ class ReleasePipeline:
     def _computed(self, run: AdmittedRun, step: Any, extractor: ExtractorSource) -> bytes:
         """The noised reply; an error from inside never travels to the client in its own words."""
         try:
-            if (linear := LinearRun.of(run)) is not None:
+            if (linear := LinearRun.of(run, step)) is not None:
                 return completed(linear, self._shards.sums(linear, extractor), self.lab)
             with self.evaluator.session(extractor) as session:
                 return computed(run, step, session, self.lab)

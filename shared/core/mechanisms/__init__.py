@@ -11,6 +11,7 @@ from types import MappingProxyType
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS
 from dpswd.shared.core.mechanisms.distributions.mechanism import DISTRIBUTIONS, LABELLED_DISTRIBUTIONS
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION
+from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS
 from dpswd.shared.core.mechanisms.gradient.mechanism import GRADIENT
 from dpswd.shared.core.mechanisms.interface import AnyMechanism
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT
@@ -31,6 +32,7 @@ MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
             LABELLED_QUANTILES,
             DISTRIBUTIONS,
             LABELLED_DISTRIBUTIONS,
+            FEATURE_SUMS,
         )
     }
 )

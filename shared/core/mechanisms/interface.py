@@ -183,6 +183,7 @@ class Session(Protocol):
         *,
         adapted: FloatArray | None = None,
         names: tuple[str, ...] = (),
+        differentiable: bool = True,
         meanwhile: Callable[[], None] | None = None,
     ) -> Tensor:
         """Raw features of each record by itself.
@@ -191,7 +192,8 @@ class Session(Protocol):
             records: (b, *record_shape), b at least 1.
             adapted: (p,) values of the adapted parameters, one behind the other in the order of `names`; None for
                 the uploaded values.
-            names: the adapted parameters, if their gradients will be asked for.
+            names: the adapted parameters.
+            differentiable: whether the gradients of `names` will be asked for.
             meanwhile: called once, while another process evaluates; what it does needs no feature.
 
         Returns:

@@ -15,7 +15,7 @@ import abc
 import itertools
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -185,9 +185,19 @@ class LinearMechanism(Mechanism[D, Q, R]):
     def released(self, declared: D, facts: Facts, total: ShardSum, noise: NoiseSource) -> R:
         """The reply for the sum over all records: here, and only here, noise is added."""
 
+    def stepped(self, declared: D, request: Q) -> D:
+        """The declaration as one step's request changes it: all that a shard needs to know of the step."""
+        return declared
+
+    def evaluated(
+        self, declared: D, records: FloatArray, model: Session, meanwhile: Callable[[], None] | None = None
+    ) -> Tensor:
+        """What is summed of records, before it is clipped: by default their features."""
+        return model.features(records, meanwhile=meanwhile)
+
     def compute(self, declared: D, request: Q, step: Step) -> R:
         """See `Mechanism`: all records in one pass."""
-        whole = Shard(0, step.sample.count)
+        declared, whole = self.stepped(declared, request), Shard(0, step.sample.count)
         total = self.summed(declared, step.facts, whole, step.sample, step.model, step.device)
         step.reached("extracted")
         reply = self.released(declared, step.facts, total, step.noise)
@@ -200,7 +210,7 @@ class LinearMechanism(Mechanism[D, Q, R]):
         """The exact sum of one shard, which is read block by block: memory does not depend on its length.
 
         Args:
-            declared: by the run.
+            declared: by the run, for this step.
             facts: public shapes.
             shard: to add up.
             sample: every record, in the stored order.
@@ -219,7 +229,7 @@ class LinearMechanism(Mechanism[D, Q, R]):
         read.advance()
         while (block := read.block) is not None:
             records, labels = block
-            features = model.features(records, meanwhile=meanwhile)
+            features = self.evaluated(declared, records, model, meanwhile)
             waiting = features.to(device), labels
         if waiting is not None:
             accumulator.add(*waiting)

@@ -94,7 +94,7 @@ class LinearRun:
 
     Attributes:
         mechanism: what is summed.
-        declared: the mechanism's own declaration.
+        declared: the mechanism's own declaration, as the step's request changes it.
         facts: public shapes.
     """
 
@@ -103,10 +103,10 @@ class LinearRun:
     facts: Facts
 
     @classmethod
-    def of(cls, run: AdmittedRun) -> LinearRun | None:
+    def of(cls, run: AdmittedRun, request: Any) -> LinearRun | None:
         """None where the mechanism is no sum over every record."""
         if isinstance(run.mechanism, LinearMechanism):
-            return cls(run.mechanism, run.declared, run.facts)
+            return cls(run.mechanism, run.mechanism.stepped(run.declared, request), run.facts)
         return None
 
 

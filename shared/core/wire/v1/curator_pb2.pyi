@@ -1312,6 +1312,92 @@ class ClassStatisticsReply(_message.Message):
 Global___ClassStatisticsReply: _TypeAlias = ClassStatisticsReply  # noqa: Y015
 
 @_typing.final
+class FeatureSumsDeclaration(_message.Message):
+    """Mechanism "feature_sums": the noised sum over all records of their clipped features (docs/privacy/feature-sums.md);
+    batch_size is the number of records.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    SIGMA_FIELD_NUMBER: _builtins.int
+    FEATURE_MAP_FIELD_NUMBER: _builtins.int
+    ADAPTED_PARAMETERS_FIELD_NUMBER: _builtins.int
+    sigma: _builtins.float
+    """N(0, sigma^2) on each coordinate of the sum."""
+    adapted_parameters: _builtins.bytes
+    """Of steps that bring none: as in GradientRequest."""
+    @_builtins.property
+    def parameters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the uploaded graph's parameters whose values a step may bring."""
+
+    @_builtins.property
+    def feature_map(self) -> Global___FeatureMap: ...
+    def __init__(
+        self,
+        *,
+        parameters: _abc.Iterable[_builtins.str] | None = ...,
+        sigma: _builtins.float = ...,
+        feature_map: Global___FeatureMap | None = ...,
+        adapted_parameters: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapted_parameters", b"adapted_parameters", "feature_map", b"feature_map", "parameters", b"parameters", "sigma", b"sigma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureSumsDeclaration: _TypeAlias = FeatureSumsDeclaration  # noqa: Y015
+
+@_typing.final
+class FeatureSumsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTED_PARAMETERS_FIELD_NUMBER: _builtins.int
+    FEATURE_MAP_FIELD_NUMBER: _builtins.int
+    adapted_parameters: _builtins.bytes
+    """As in GradientRequest."""
+    @_builtins.property
+    def feature_map(self) -> Global___FeatureMap:
+        """Replaces the run's map for this step."""
+
+    def __init__(
+        self,
+        *,
+        adapted_parameters: _builtins.bytes = ...,
+        feature_map: Global___FeatureMap | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapted_parameters", b"adapted_parameters", "feature_map", b"feature_map"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureSumsRequest: _TypeAlias = FeatureSumsRequest  # noqa: Y015
+
+@_typing.final
+class FeatureSumsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sum(self) -> Global___GridArray:
+        """The noised sum of the clipped features (d)."""
+
+    def __init__(
+        self,
+        *,
+        sum: Global___GridArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureSumsReply: _TypeAlias = FeatureSumsReply  # noqa: Y015
+
+@_typing.final
 class DistributionsDeclaration(_message.Message):
     """Mechanisms "distributions" and "labelled_distributions": one noised sum over all records, or all labelled ones, of
     coefficients of the distribution functions of their projections, class by class (docs/privacy/sliced-distributions.md);

@@ -1,0 +1,332 @@
+"""Statistics of a network's layers: what the hospital's records make of its channels, layer by layer, without labels.
+
+The graph that travels computes each record's statistics of all layers (`dpswd.public_client.normalisation`), and a step
+asks for the noised sum of some of them, under gains and offsets that the steps before led to (`feature_sums`). No
+gradient is taken. Delivered is the team's network with new statistics in its batch normalisations, or with an affine
+map of the channels where it has none; or with corrected class frequencies; or as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.normalisation.conversation import Asked, Conversation
+from dpswd.public_client.normalisation.probes import Place, Probed, find_places
+from dpswd.public_client.normalisation.reference import Values
+from dpswd.public_client.normalisation.verdict import Verdict, moves_in_words
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_one_of, not_positive
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.loop import Training, write_histories
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.sites import Group, Model, Site
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsRequest
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.sandbox.adapters import FeatureAffine
+
+_log = logging.getLogger(__name__)
+
+KEPT = "kept"
+_MADE_RECORDS = 8  # of which the sizes of a network's layers are found, for a price
+_AT_ONCE = 256  # records whose statistics are computed together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalisation(Method):
+    """New statistics of a network's layers, from noised sums over all records; no labels are read.
+
+    Attributes:
+        asks: "first": one release of all layers, which tells whether class frequencies or channels have changed;
+            "layers": one release for each layer; "all": both in one run, of the same price each.
+        moves: for "layers", how far each layer is thought to have moved (`Conversation.moves` of a first pass).
+        clip: radius of the clip, in units of the distance that source records and the move have together.
+    """
+
+    name = "normalisation"
+    suits = "for networks with layers to normalise, whose inputs look otherwise at the hospital: noise, blur, contrast"
+
+    asks: Literal["all", "first", "layers"] = "all"
+    moves: tuple[float, ...] = ()
+    clip: float = 2.0
+
+    def problems(self) -> list[str]:
+        """See `Method`."""
+        return [
+            *super().problems(),
+            *not_one_of(self, "asks", ("all", "first", "layers")),
+            *not_positive(self, "clip"),
+        ]
+
+    @property
+    def mechanism(self) -> AnyMechanism:
+        """See `Recipe`."""
+        return FEATURE_SUMS
+
+    def declaration(self, run: RunTerms) -> Payload:
+        """See `Recipe`: one replaced record moves a sum by at most 1."""
+        return SumsDeclaration(sigma=run.noise, parameters=run.names, feature_map=run.feature_map)
+
+    def adapts(self, record_shape: tuple[int, ...] | None) -> str:
+        """See `Recipe`."""
+        return "" if self.asks == "first" else "the statistics of the network's layers, or the classes' frequencies"
+
+    def declarable(
+        self,
+        extractor: nn.Module,
+        record_shape: tuple[int, ...],
+        own: nn.Module | None,
+        classifier: nn.Module | None = None,
+    ) -> Declarable:
+        """See `Method`, as far as the price goes: sizes are right, centers and spreads are not yet the source's.
+
+        Raises:
+            InvalidValue: the classifier is not given, or there is nothing to move.
+        """
+        if classifier is None:
+            raise InvalidValue("normalisation asks with the classifier too; plan with extractor and classifier")
+        made = torch.randn(_MADE_RECORDS, *record_shape, generator=torch.Generator().manual_seed(0))
+        whole = _whole(extractor, classifier)
+        return self.ready(Probed(whole, find_places(whole, made)), record_shape)
+
+    def ready(self, probed: Probed, record_shape: tuple[int, ...]) -> Declarable:
+        """The probed network as it travels; its plan has as many steps as there are questions."""
+        plain = Declarable.of(probed, record_shape)
+        # What follows the last statistics does not travel.
+        names = tuple(name for name in probed.adapted_names() if name in plain.graph.parameter_shapes)
+        made = _Questions(plain.graph, plain.weights, names, steps=self.steps(len(probed.probes)))
+        return made.of_copy(probed)
+
+    def steps(self, layers: int) -> int:
+        """T, for so many layers: where everything is one run, half of the questions are the first one."""
+        return {"first": 1, "layers": layers, "all": 2 * layers}[self.asks]
+
+    def asked(self, plan: Plan, sigma: float, layers: int) -> Asked:
+        """What is asked in an open run of this plan."""
+        first = {"first": 1, "layers": 0, "all": layers}[self.asks]
+        told = {"clip": self.clip, "moves": self.moves, "records": plan.batch_size, "sigma": sigma}
+        return Asked(first=first, layers=self.asks != "first", **told)
+
+    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ChargedRun:
+        """See `Method`.
+
+        Raises:
+            InvalidValue: always: what is released is no loss to descend on.
+        """
+        raise InvalidValue("normalisation asks layer by layer by itself; use DomainAdaptation, or open another method")
+
+    def begin(self, group: Group, training: Training) -> None:
+        """See `Method`: one graph for all sites, one network each."""
+        model = _whole(training.model.extractor, training.model.classifier)
+        shown = collect(training.source, most=max(1, self.source_records // training.ranks.size))
+        records = training.ranks.gather(shown.images.to(training.device)).cpu()
+        labels = training.ranks.gather(shown.labels.to(training.device)).cpu()
+        kept = group.store.read("layers") if group.store is not None else None
+        places = find_places(model, records[:_AT_ONCE]) if kept is None else _places_of(kept)
+        if self.moves and len(self.moves) != len(places):
+            raise InvalidValue(f"moves names {len(self.moves)} layers; this network has {len(places)}")
+        probed = Probed(model, places)
+        if kept is None:
+            vectors = statistics_of(probed, records)
+            if group.store is not None:
+                group.store.write("layers", _kept(places, vectors, labels))
+        else:
+            vectors, labels = kept["vectors"], kept["labels"]
+        ready = self.ready(probed, group.record_shape())
+        source = vectors.double().numpy(), labels.numpy()
+
+        def run(site: Site) -> LayersRun:
+            return LayersRun(site.curator, ready, site.plan, probed, source, checkpoint=site.store)
+
+        group.charge_each(run)
+
+    def fit(self, group: Group, training: Training) -> None:
+        """See `Method`; each site's network is its own."""
+        for site in group.live:
+            training.record(site, 0, math.nan)
+
+        def heard(site: Site) -> Conversation:
+            with reporting(f"layers of {site.name}", site.plan.steps, shown=training.progress) as bar:
+                return _run_of(site).converse(site.store, lambda: bar.advance(""))
+
+        found = group.each(heard)
+        for site in group.live:
+            _install(site, found[site.name], _run_of(site).probed, training)
+        write_histories(group)
+
+
+@dataclass(frozen=True, eq=False)
+class _Questions(Declarable):
+    """A probed network, with the number of questions that it takes."""
+
+    steps: int = 1
+
+    def sized(self, plan: Plan) -> Plan:
+        """See `Declarable`.
+
+        Raises:
+            InvalidValue: the plan has another number of steps of its own.
+        """
+        if plan.steps not in (1, self.steps):
+            raise InvalidValue(
+                f"steps is {plan.steps}; normalisation takes {self.steps} for this network: leave steps out"
+            )
+        return super().sized(replace(plan, steps=self.steps))
+
+
+class LayersRun(ChargedRun):
+    """A run of layers' statistics; making it charges the whole run.
+
+    Args:
+        curator, ready, plan, checkpoint: see `ChargedRun`.
+        probed: the network, of which the run takes a copy.
+        source: (m, d) statistics of public records under it, and their classes (m,).
+    """
+
+    def __init__(
+        self,
+        curator: Curator,
+        ready: Declarable,
+        plan: Plan,
+        probed: Probed,
+        source: tuple[Values, np.ndarray[Any, np.dtype[np.int64]]],
+        *,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self.probed = copy.deepcopy(probed)
+        self._source = source
+        super().__init__(curator, ready.of_copy(self.probed), plan, checkpoint=checkpoint)
+
+    def converse(self, store: Checkpoint | None, told: Any) -> Conversation:
+        """Asks until nothing is left to ask; a resumed run begins with the answers that it has.
+
+        Args:
+            store: its directory, or None.
+            told: called for every answer.
+        """
+        method = self.plan.method
+        assert isinstance(method, Normalisation), "this method opened it"
+        asked = method.asked(self.plan, self.declared.sigma, len(self.probed.probes))
+        talk = Conversation(self.probed, *self._source, asked)
+        state = (store.read("state") if store is not None else None) or {"answers": []}
+        answers: list[Tensor] = state["answers"]
+        questions, number, answer = talk.questions(), 0, None
+        while number + self.steps_lost <= self.plan.steps:
+            try:
+                question = next(questions) if answer is None else questions.send(answer.numpy())
+            except StopIteration:
+                break
+            if number == len(answers):
+                if number + self.steps_lost == self.plan.steps:
+                    break
+                drawn = self.draw(feature_map=question)
+                answers.append(torch.from_numpy(drawn.reply.sum.to_numpy()))
+                if store is not None:
+                    written = {"step": len(answers), "request_ids": [drawn.request_id], "answers": answers}
+                    store.write("state", written)
+            answer, number = answers[number], number + 1
+            told()
+        return talk
+
+    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
+        """See `ChargedRun`."""
+        return SumsRequest(self.adapted_values(), feature_map)
+
+    def answered(
+        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
+    ) -> AnsweredStep:
+        """See `ChargedRun`.
+
+        Raises:
+            InvalidValue: always: statistics are no loss.
+        """
+        raise InvalidValue("layers' statistics are no loss to descend on")
+
+
+def statistics_of(probed: Probed, records: Tensor) -> Tensor:
+    """Statistics (m, d) of records (m, ...), float32."""
+    with torch.no_grad():
+        return torch.cat([probed(part) for part in torch.split(records, _AT_ONCE)])
+
+
+def delivered(talk: Conversation, probed: Probed, record_shape: tuple[int, ...]) -> tuple[Model | None, str]:
+    """What a site is given, None where its model is kept, and why.
+
+    Args:
+        talk: that was had with it.
+        probed: its network.
+        record_shape: of one record.
+    """
+    verdict, model = talk.verdict, _split(probed)
+    if verdict is not None and verdict.frequencies is not None:
+        scores = int(model.classifier(model.extractor(torch.zeros(2, *record_shape))).shape[1])
+        return Model(model.extractor, nn.Sequential(model.classifier, _correction(verdict, scores))), str(verdict)
+    if not any(layer.mean or layer.deviation for layer in talk.layers):
+        return None, str(verdict) if verdict is not None else "no layer has moved, so far as the release tells"
+    return model, f"its layers' statistics are the hospital's now; channels had moved {moves_in_words(talk.layers)}"
+
+
+def _split(probed: Probed) -> Model:
+    """The network as extractor and classifier again."""
+    first, whole = probed.delivered()
+    extractor, classifier = whole.children()
+    return Model(extractor if first is None else nn.Sequential(first, extractor), classifier)
+
+
+def _correction(verdict: Verdict, scores: int) -> FeatureAffine:
+    """Adds to the scores what other class frequencies mean for them."""
+    assert verdict.frequencies is not None, "asked where they have changed"
+    made = FeatureAffine(scores)
+    with torch.no_grad():
+        by = torch.from_numpy(np.log(verdict.frequencies) - np.log(verdict.before))
+        made.bias[torch.from_numpy(verdict.kinds)] = by.to(made.bias)
+    return made.requires_grad_(False)
+
+
+def _install(site: Site, talk: Conversation, probed: Probed, training: Training) -> None:
+    model, site.finding = delivered(talk, probed, site.plan.record_shape)
+    if model is None:
+        site.outcome, model = KEPT, training.model
+    site.model = Model(model.extractor.to(training.device).eval(), model.classifier.to(training.device).eval())
+    _log.info("%s: %s; %s", site.name, site.outcome, site.finding)
+    site.steps = site.plan.steps
+    training.record(site, site.steps, math.nan)
+
+
+def _whole(extractor: nn.Module, classifier: nn.Module) -> nn.Sequential:
+    return nn.Sequential(copy.deepcopy(extractor), copy.deepcopy(classifier)).cpu().eval()
+
+
+def _kept(places: tuple[Place, ...], vectors: Tensor, labels: Tensor) -> dict[str, Any]:
+    """What a training that goes on must not compute anew: of other source records it would be another."""
+    return {
+        "places": [
+            {name: getattr(place, name) for name in ("path", "channels", "last", "sides", "center", "spread")}
+            for place in places
+        ],
+        "vectors": vectors,
+        "labels": labels,
+    }
+
+
+def _places_of(kept: dict[str, Any]) -> tuple[Place, ...]:
+    return tuple(Place(**place) for place in kept["places"])
+
+
+def _run_of(site: Site) -> LayersRun:
+    assert isinstance(site.run, LayersRun), "this method opened it"
+    return site.run

@@ -1,0 +1,279 @@
+"""Probes: where a network's channels are watched and moved.
+
+A probe brings a layer's channels to the source's mean 0 and deviation 1, tells each record's statistics of them, and
+applies one gain and one offset for each channel before it undoes the first step. At gain 1 and offset 0 the network
+computes what it did. What a record tells of a channel is its mean over the places, and its deviation over the places;
+where there is one place, the square in the deviation's stead.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.sandbox.adapters import ChannelAffine, FeatureAffine
+
+BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d)
+_NORMS = (nn.LayerNorm, nn.GroupNorm)
+_BLOCKS = (nn.Conv1d, nn.Conv2d, nn.Linear)
+_ROOT_STEPS = 6  # of Heron's method: 3% from 1e-3 to 1e3, the same for source and target
+_TINY = 1e-6
+_MOST_RATIO = 50.0  # of a variance to the source's, either way: beyond it is what a layer does not stand
+INPUT = "input"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One layer whose channels are watched.
+
+    Attributes:
+        path: of the module in the network; `INPUT` for the records themselves.
+        channels: c.
+        last: whether channels are the last side and not the first after the records'.
+        sides: of what the layer gives, with the records' side.
+        center: (c,) of the source.
+        spread: (c,) of the source, positive.
+    """
+
+    path: str
+    channels: int
+    last: bool
+    sides: int
+    center: Tensor
+    spread: Tensor
+
+    @property
+    def single(self) -> bool:
+        """Whether a record has one value a channel."""
+        return self.sides == 2
+
+
+class Probe(nn.Module):
+    """See the file; `seen` holds the statistics (m, 2 c) of the records that went through last.
+
+    Args:
+        place: what is watched.
+        weight: (c,) of the affine map that follows the standard one: a batch normalisation's own, or the spread.
+        bias: (c,) of the same.
+    """
+
+    def __init__(self, place: Place, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.place = place
+        kind = FeatureAffine if place.last else ChannelAffine
+        self.standard, self.moved, self.back = (kind(place.channels) for _ in range(3))
+        with torch.no_grad():
+            self.standard.gain.copy_(1.0 / place.spread)
+            self.standard.bias.copy_(-place.center / place.spread)
+            self.back.gain.copy_(weight)
+            self.back.bias.copy_(bias)
+        self.requires_grad_(False)
+        self.seen: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (m, c, ...), or (m, ..., c)."""
+        z = self.standard(x)
+        self.seen = self._statistics(z)
+        moved: Tensor = self.back(self.moved(z))
+        return moved
+
+    def move(self, offset: Tensor, ratio: Tensor) -> None:
+        """Undoes that channels lie at these offsets (c,), with these variances (c,), in units of the source's."""
+        gain = ratio.clamp(1.0 / _MOST_RATIO, _MOST_RATIO).rsqrt()
+        with torch.no_grad():
+            self.moved.gain.copy_(gain)
+            self.moved.bias.copy_(-offset * gain)
+
+    def _statistics(self, z: Tensor) -> Tensor:
+        if self.place.single:
+            return torch.cat((z, z * z), dim=1)
+        if self.place.last:
+            z = z.transpose(1, 2) if self.place.sides == 3 else z.permute(0, 3, 1, 2)
+        sides = tuple(range(2, self.place.sides))
+        mean = z.mean(sides)
+        return torch.cat((mean, _root(torch.relu((z * z).mean(sides) - mean * mean) + _TINY)), dim=1)
+
+
+def _root(x: Tensor) -> Tensor:
+    """The square root of positive numbers, by operations that travel as data and take the same time for all."""
+    root = x * 0.5 + 0.5
+    for _ in range(_ROOT_STEPS):
+        root = (root + x / root) * 0.5
+    return root
+
+
+class Probed(nn.Module):
+    """A copy of a network with probes; from records to all layers' statistics (m, d).
+
+    Attributes:
+        model: from records to scores, with the probes in it.
+        probes: in the order of evaluation.
+    """
+
+    def __init__(self, model: nn.Module, places: tuple[Place, ...]) -> None:
+        super().__init__()
+        self.first: Probe | None = None
+        self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+        self.probes: list[Probe] = []  # no ModuleList: each is in the network already
+        for place in places:
+            if place.path == INPUT:
+                probe = Probe(place, place.spread, place.center)
+                self.first = probe
+            else:
+                module = self.model.get_submodule(place.path)
+                probe = Probe(place, *_affine_of(module, place))
+                put(self.model, place.path, probe if isinstance(module, BatchNorm) else nn.Sequential(module, probe))
+            self.probes.append(probe)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        self.model(x if self.first is None else self.first(x))
+        seen = [probe.seen for probe in self.probes]
+        for probe in self.probes:
+            probe.seen = None
+        return torch.cat([each for each in seen if each is not None], dim=1)
+
+    def adapted_names(self) -> tuple[str, ...]:
+        """Of the gains and offsets, in the order of the probes."""
+        names = {id(parameter): name for name, parameter in self.named_parameters()}
+        return tuple(names[id(own)] for probe in self.probes for own in (probe.moved.gain, probe.moved.bias))
+
+    def delivered(self) -> tuple[nn.Module | None, nn.Module]:
+        """What moves the records, if anything does, and the network: new statistics, or affine maps of channels."""
+        made = copy.deepcopy(self.model)
+        probes = {name: module for name, module in made.named_modules() if isinstance(module, Probe)}
+        for name, probe in probes.items():
+            put(made, name, _plain(probe))
+        return None if self.first is None else _plain(self.first), made
+
+
+def put(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Replaces the submodule at a path."""
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
+
+
+def find_places(model: nn.Module, records: Tensor) -> tuple[Place, ...]:
+    """The layers whose channels can be moved, in the order of evaluation.
+
+    Batch normalisations where there are some; else the outputs of layer and group normalisations, or of
+    convolutions and linear layers, but the last. Channels of sequences and columns of tables too.
+
+    Args:
+        model: from records to scores; it stays as it is.
+        records: (m, ...) public ones, of which centers and spreads are taken where the network has none.
+
+    Raises:
+        InvalidValue: there is nothing to move.
+    """
+    model = copy.deepcopy(model).cpu().eval()
+    chosen: list[tuple[str, nn.Module]] = []
+    for kinds in (BatchNorm, _NORMS, _BLOCKS):
+        chosen = [(path, module) for path, module in model.named_modules() if isinstance(module, kinds)]
+        if chosen:
+            break
+    outputs = dict(_outputs(model, chosen, records))
+    paths = list(outputs)
+    if paths and isinstance(model.get_submodule(paths[-1]), nn.Linear):
+        paths = paths[:-1]  # what it computes are the scores
+    places = [_place(path, model.get_submodule(path), outputs[path]) for path in paths]
+    found = tuple(place for place in places if place is not None)
+    if records.dim() <= 3:
+        found = (_of_values(INPUT, records, last=records.dim() == 2 or _reads_sequences(model)), *found)
+    if not found:
+        raise InvalidValue(
+            "the model has no layer with channels to move (BatchNorm, LayerNorm, GroupNorm, convolutions, linear "
+            "layers); choose another method"
+        )
+    return found
+
+
+def _outputs(model: nn.Module, chosen: list[tuple[str, nn.Module]], records: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What layers that are called once compute of the records, in the order of evaluation."""
+    called: list[tuple[str, Tensor]] = []
+    hooks = [
+        module.register_forward_hook(lambda _, _inputs, output, path=path: called.append((path, output)))
+        for path, module in chosen
+    ]
+    with torch.no_grad():
+        model(records)
+    for hook in hooks:
+        hook.remove()
+    times = [path for path, _ in called]
+    yield from ((path, output) for path, output in called if times.count(path) == 1)
+
+
+def _place(path: str, module: nn.Module, output: Tensor) -> Place | None:
+    if output.dim() not in (2, 3, 4):
+        return None
+    if _has_statistics(module):
+        spread = (module.running_var + module.eps).sqrt()
+        return Place(path, module.num_features, output.dim() == 2, output.dim(), module.running_mean.clone(), spread)
+    if isinstance(module, BatchNorm):
+        return None
+    last = isinstance(module, nn.Linear) or output.dim() == 2
+    if isinstance(module, nn.LayerNorm):
+        last = tuple(module.normalized_shape) == (output.shape[-1],)
+    return _of_values(path, output, last=last)
+
+
+def _has_statistics(module: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
+    return isinstance(module, BatchNorm) and module.running_mean is not None
+
+
+def _of_values(path: str, values: Tensor, *, last: bool) -> Place:
+    axis = values.dim() - 1 if last else 1
+    flat = values.detach().double().movedim(axis, -1).flatten(0, -2)
+    spread = flat.std(dim=0)
+    spread = torch.where(spread > _TINY * (1.0 + flat.abs().amax(dim=0)), spread, torch.ones_like(spread))
+    return Place(path, flat.shape[1], last, values.dim(), flat.mean(dim=0).float(), spread.float())
+
+
+def _reads_sequences(model: nn.Module) -> bool:
+    """Whether the records' last side are the channels: networks of attention, or recurrent ones."""
+    for module in model.modules():
+        if isinstance(module, (nn.Conv1d, nn.BatchNorm1d)):
+            return False
+        if isinstance(module, (nn.RNNBase, nn.Linear, nn.MultiheadAttention, nn.LayerNorm)):
+            return True
+    return True
+
+
+def _affine_of(module: nn.Module, place: Place) -> tuple[Tensor, Tensor]:
+    if not isinstance(module, BatchNorm):
+        return place.spread, place.center
+    one = torch.ones(place.channels)
+    return (one, 0 * one) if module.weight is None else (module.weight.detach(), module.bias.detach())
+
+
+def _plain(probe: Probe) -> nn.Module:
+    """The three affine maps of a probe as one: a batch normalisation with its statistics where channels come first."""
+    place, moved = probe.place, probe.moved
+    ratio = moved.gain.double().pow(-2)
+    offset = -moved.bias.double() / moved.gain.double()
+    if not place.last and place.sides in (3, 4):
+        kind = nn.BatchNorm1d if place.sides == 3 else nn.BatchNorm2d
+        made: nn.BatchNorm1d | nn.BatchNorm2d = kind(place.channels, eps=0.0)
+    elif place.single:
+        made = nn.BatchNorm1d(place.channels, eps=0.0)
+    else:
+        affine = FeatureAffine(place.channels)
+        with torch.no_grad():
+            gain = probe.back.gain.double() / (place.spread.double() * ratio.sqrt())
+            affine.gain.copy_(gain)
+            affine.bias.copy_(probe.back.bias - gain * (place.center.double() + place.spread.double() * offset))
+        return affine
+    mean, variance = made.running_mean, made.running_var
+    assert mean is not None and variance is not None, "it tracks statistics"
+    with torch.no_grad():
+        mean.copy_(place.center.double() + place.spread.double() * offset)
+        variance.copy_(place.spread.double().square() * ratio)
+        made.weight.copy_(probe.back.gain)
+        made.bias.copy_(probe.back.bias)
+    return made.eval()

@@ -1,0 +1,128 @@
+"""What was found, for people and for the code that goes on by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpswd.public_client.normalisation.inference import (
+    AS_IT_IS,
+    BOTH,
+    CHANNELS,
+    FREQUENCIES,
+    Observed,
+    class_frequencies,
+    explained,
+)
+from dpswd.public_client.normalisation.reference import Reference, Values
+
+LEAST_LEAD = 3.0
+"""Nats by which an explanation must lead "as it is": odds of 20 to 1."""
+
+
+@dataclass(frozen=True)
+class LayerMove:
+    """How far one layer's channels have moved, in units of the source's deviations.
+
+    Attributes:
+        path: of the layer.
+        mean: root of the mean squared move of the channels' means.
+        deviation: the same of their deviations.
+    """
+
+    path: str
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What one release of all layers' statistics says.
+
+    Attributes:
+        outcome: `AS_IT_IS`, `FREQUENCIES`, `CHANNELS` or `BOTH`.
+        evidence: nats of each explanation over "as it is".
+        left: chi-square per number that each leaves.
+        frequencies: (C,) of the classes, where they alone explain the release.
+        kinds: (C,) those classes' numbers.
+        before: (C,) their frequencies in the source.
+        move: (d,) of all statistics.
+        layers: how far each layer has moved.
+    """
+
+    outcome: str
+    evidence: Mapping[str, float]
+    left: Mapping[str, float]
+    frequencies: Values | None
+    kinds: npt.NDArray[np.int64]
+    before: Values
+    move: Values
+    layers: tuple[LayerMove, ...]
+
+    @property
+    def channels(self) -> bool:
+        """Whether it pays to ask layer by layer."""
+        return self.outcome in (CHANNELS, BOTH)
+
+    def __str__(self) -> str:
+        """One plain sentence."""
+        if self.outcome == AS_IT_IS:
+            return "what its layers see is what they saw of the source, so far as the release tells; the model is kept"
+        if self.outcome == FREQUENCIES:
+            assert self.frequencies is not None, "set with the outcome"
+            shares = ", ".join(f"{share:.0%}" for share in self.frequencies[:20])
+            return f"the classes are not as frequent as in the source ({shares}); the scores are corrected for it"
+        return f"its layers see other means and contrasts than they saw of the source: {moves_in_words(self.layers)}"
+
+
+def moves_in_words(layers: tuple[LayerMove, ...]) -> str:
+    """The layer that moved furthest."""
+    most = max(layers, key=lambda layer: layer.mean + layer.deviation)
+    return f"by {most.mean:.2f} and {most.deviation:.2f} deviations at {most.path}, the furthest of {len(layers)}"
+
+
+def weighed(observed: Observed, reference: Reference, deviations: Values, sizes: Mapping[str, int]) -> Verdict:
+    """The verdict of a release of all layers.
+
+    Args:
+        observed: the release.
+        reference: the source's moments.
+        deviations: (d,) 1 for deviations, 0 for means.
+        sizes: channels of each layer, in the order of the statistics.
+    """
+    found = explained(observed, reference, deviations)
+    outcome = max(found, key=lambda name: found[name].evidence)
+    if outcome == BOTH and found[BOTH].evidence - found[CHANNELS].evidence < LEAST_LEAD:
+        outcome = CHANNELS
+    if found[outcome].evidence - found[AS_IT_IS].evidence < LEAST_LEAD:
+        outcome = AS_IT_IS
+    move = found[outcome].move
+    return Verdict(
+        outcome=outcome,
+        evidence={name: one.evidence - found[AS_IT_IS].evidence for name, one in found.items()},
+        left={name: one.left for name, one in found.items()},
+        frequencies=class_frequencies(observed, reference) if outcome == FREQUENCIES else None,
+        kinds=reference.kinds,
+        before=reference.shares,
+        move=move,
+        layers=layer_moves(move, sizes),
+    )
+
+
+def layer_moves(move: Values, sizes: Mapping[str, int]) -> tuple[LayerMove, ...]:
+    """How far each layer has moved.
+
+    Args:
+        move: (d,) of all statistics, layer by layer, means before deviations.
+        sizes: channels of each layer.
+    """
+    layers, at = [], 0
+    for path, channels in sizes.items():
+        own = move[at : at + 2 * channels]
+        mean, deviation = (float(np.sqrt(np.mean(part**2))) for part in (own[:channels], own[channels:]))
+        layers.append(LayerMove(path, mean, deviation))
+        at += 2 * channels
+    return tuple(layers)

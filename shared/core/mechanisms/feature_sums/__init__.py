@@ -1,0 +1,1 @@
+"""The sanitized gradient of a domain critic."""
