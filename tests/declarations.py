@@ -8,6 +8,7 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDe
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration
 from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
@@ -53,6 +54,10 @@ def evaluation(declared: EvaluationDeclaration) -> Declared:
 
 def class_statistics(declared: StatisticsDeclaration) -> Declared:
     return "class_statistics", declared
+
+
+def feature_sums(declared: SumsDeclaration) -> Declared:
+    return "feature_sums", declared
 
 
 def distributions(declared: DistributionsDeclaration) -> Declared:

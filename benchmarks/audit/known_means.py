@@ -40,9 +40,11 @@ from dpswd.shared.core.mechanisms.evaluation.mechanism import (
     EvaluationDeclaration,
     EvaluationRequest,
 )
+from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsRequest
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_records
+from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import StepRelease
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.critic.mechanism import CRITIC, CriticDeclaration
@@ -166,6 +168,37 @@ class StatisticsAttack(KnownMean):
         moments *= self.weights.moment * torch.where(rows == columns, 1.0, math.sqrt(2.0))
         others = torch.zeros((self.classes - 1) * (1 + self.features), dtype=torch.float64)
         return torch.cat([count, (self.records - opposite) * self.v, others, moments])
+
+
+@dataclass(frozen=True)
+class SumsAttack(KnownMean):
+    """On sums of features under a map and weights that the step brings: opposite features, the furthest pair."""
+
+    @property
+    def request(self) -> bytes:
+        """The weights turned round, and a map that brings every record to the clip."""
+        turned = (-GAIN * self.v).to(torch.float32).numpy()
+        return SumsRequest(
+            turned, FeatureMap(torch.zeros(self.features), torch.full((self.features,), GAIN))
+        ).to_bytes()
+
+    @property
+    def mechanism(self) -> str:
+        """The name of what every step releases."""
+        return FEATURE_SUMS.name
+
+    def declaration(self, sigma: float) -> SumsDeclaration:
+        """The mechanism's own declaration."""
+        return SumsDeclaration(sigma, ("weight",))
+
+    def parts(self, reply: Any) -> Sequence[Any]:
+        """See `KnownMean`."""
+        return (reply.sum,)
+
+    def mean(self, *, neighbour: bool) -> Tensor:
+        """See `KnownMean`: -v/2 for every record, v/2 for the canary."""
+        opposite = 2.0 if neighbour else 0.0
+        return -(self.records - opposite) * RECORD_NORM * self.v
 
 
 @dataclass(frozen=True)
@@ -297,6 +330,11 @@ ATTACKS: tuple[Attack, ...] = (
         name="class statistics",
         what="counts, class sums and second moments at the weights that cost nothing",
         records=16, batch=16, features=8, scores=_SCORES, classes=2,
+    ),
+    SumsAttack(
+        name="feature sums",
+        what="one sum of features under weights and a map that the step brings",
+        records=16, batch=16, features=8, scores=_SCORES,
     ),
     DistributionsAttack(
         name="distributions",

@@ -16,15 +16,14 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import linalg, optimize, stats
+from scipy import linalg, stats
 
 from dpswd.public_client.normalisation.reference import Reference, Values
 
 _MOVES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _DEVIATIONS = (0.3, 1.0, 3.0)
 _ALONG = (0.0, 0.1, 0.3, 1.0, 3.0)
-_FREQUENCIES = (0.1, 0.3, 1.0)
-_FIRM = 1e4  # weight of the sum of frequencies being 1, beside rows of deviation 1
+_FREQUENCIES = (0.1, 0.2, 0.4, 0.8)
 
 AS_IT_IS, FREQUENCIES, CHANNELS, BOTH = "as it is", "class frequencies", "channels moved", "both"
 
@@ -102,32 +101,39 @@ def moved(observed: Observed, reference: Reference, deviations: Values, *, frequ
 def class_frequencies(observed: Observed, reference: Reference) -> Values:
     """(C,) class frequencies where nothing else has changed, positive and of sum 1.
 
-    The most probable ones that are not negative, each moved to the mean of the normal law about it that is cut at zero:
-    a class is rare, and not absent, by as much as the release leaves open.
+    The posterior mean, averaged over the width; of each class that of its normal law cut at zero: a class that was not
+    seen is rare by as much as the release leaves open, and not absent.
     """
-    root = _rooted(observed, reference)
-    rows = linalg.solve_triangular(root, reference.classes.T, lower=True)
-    told = linalg.solve_triangular(root, observed.moved, lower=True)
-    shares = reference.shares
-    prior = np.diag(1.0 / np.sqrt(shares))
-    a = np.concatenate([rows, prior, np.full((1, len(shares)), _FIRM)])
-    found, _ = optimize.nnls(a, np.concatenate([told, prior @ shares, [_FIRM]]))
-    deviation = np.sqrt(np.diag(linalg.inv(a.T @ a)))
-    found = found + deviation * np.exp(stats.norm.logpdf(found / deviation) - stats.norm.logcdf(found / deviation))
+    by, shares = _sampling(observed, reference), reference.shares
+    diagonal = by * reference.own + observed.noise**2
+    along = reference.along / diagonal[:, None]
+    inner = linalg.inv(np.eye(along.shape[1]) / by + reference.along.T @ along)
+    classes = reference.classes.T
+    weighted = classes / diagonal[:, None] - along @ (inner @ (along.T @ classes))
+    information, told = classes.T @ weighted, weighted.T @ observed.moved
+    likelihood = _Likelihood(observed, reference, np.zeros(len(diagonal)))
+    evidences = np.array([likelihood.at(0.0, 1.0, 0.0, w).evidence for w in _FREQUENCIES])
+    weights = np.exp(evidences - evidences.max())
+    found = np.zeros(len(shares))
+    for w, weight in zip(_FREQUENCIES, weights / weights.sum(), strict=True):
+        covariance = linalg.inv(information + np.diag(1.0 / (w**2 * shares)))
+        summed = covariance.sum(axis=1)  # changes add up to nothing
+        mean = covariance @ told
+        mean = shares + mean - summed * mean.sum() / summed.sum()
+        deviation = np.sqrt(np.diag(covariance) - summed**2 / summed.sum())
+        found += weight * _above_zero(mean, deviation)
     return np.asarray(found / found.sum())
+
+
+def _above_zero(mean: Values, deviation: Values) -> Values:
+    """The mean of a normal law that is cut at zero."""
+    at = mean / deviation
+    return np.asarray(mean + deviation * np.exp(stats.norm.logpdf(at) - stats.norm.logcdf(at)))
 
 
 def _sampling(observed: Observed, reference: Reference) -> float:
     """Variance of a mean's sampling noise, of the target and the source, in units of a record's."""
     return 1.0 / observed.records + 1.0 / reference.records
-
-
-def _rooted(observed: Observed, reference: Reference) -> Values:
-    """The lower root of the covariance of what chance and noise add, (d, d)."""
-    by = _sampling(observed, reference)
-    covariance = by * reference.along @ reference.along.T
-    covariance[np.diag_indices_from(covariance)] += by * reference.own + observed.noise**2
-    return np.asarray(linalg.cholesky(covariance, lower=True))
 
 
 class _Likelihood:

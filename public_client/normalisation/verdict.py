@@ -19,8 +19,8 @@ from dpswd.public_client.normalisation.inference import (
 )
 from dpswd.public_client.normalisation.reference import Reference, Values
 
-LEAST_LEAD = 3.0
-"""Nats by which an explanation must lead "as it is": odds of 20 to 1."""
+LEAST_LEAD = 15.0
+"""Nats by which an explanation must lead "as it is": moves are no normal law, so odds are not taken at their word."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from declarations import (
     critic,
     distributions,
     evaluation,
+    feature_sums,
     gradient,
     labelled,
     labelled_gradient,
@@ -41,6 +42,7 @@ from dpswd.shared.core.mechanisms.distributions.mechanism import (
 )
 from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationReply
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
+from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration, SumsReply, SumsRequest
 from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
@@ -54,6 +56,7 @@ from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclara
 RECORDS, INPUTS, CLASSES, FEATURES = 24, 6, 3, 5
 SOURCE = np.random.default_rng(3).normal(size=(9, FEATURES)).astype(np.float32)
 MAP = FeatureMap(center=torch.full((FEATURES,), 0.1), scale=torch.full((FEATURES,), 0.6))
+OWN_MAP = FeatureMap(center=torch.full((FEATURES,), -0.2), scale=torch.full((FEATURES,), 1.5))
 OTHER_MAP = FeatureMap(center=torch.zeros(FEATURES + 1), scale=torch.ones(FEATURES + 1))
 HUGE_MAP = FeatureMap(center=torch.zeros(FEATURES), scale=torch.full((FEATURES,), 1e30))
 
@@ -170,6 +173,11 @@ STATISTICS_VALUES = (
     st.just(StatisticsRequest()),
     st.builds(StatisticsReply, _grids(dims=1)),
 )
+FEATURE_SUMS_VALUES = (
+    st.builds(SumsDeclaration, NUMBERS, st.lists(st.text()).map(tuple), _MAPS, _ADAPTED),
+    st.builds(SumsRequest, _ADAPTED, _MAPS),
+    st.builds(SumsReply, _grids(dims=1)),
+)
 DISTRIBUTIONS_VALUES = (
     st.builds(DistributionsDeclaration, *[COUNTS] * 3, *[NUMBERS] * 3, COUNTS, _MAPS),
     st.just(DistributionsRequest()),
@@ -278,6 +286,38 @@ def _statistics(name: str, count_weight: float, moment_weight: float, centring: 
         ),
         hostile_requests=((b"x", "payload"), (b"\x00" * 1000, "payload")),
         values=STATISTICS_VALUES,
+    )
+
+
+def _feature_sums(name: str, request: SumsRequest, feature_map: FeatureMap | None, **changed: Any) -> Case:
+    declared = replace(SumsDeclaration(1.7, feature_map=MAP), **changed)
+    wrong = np.zeros(FEATURES * INPUTS + 1, np.float32)
+    return Case(
+        name=name,
+        declared=feature_sums(declared),
+        outputs=FEATURES,
+        request=request,
+        batch=RECORDS,
+        released=lambda reply: (reply.sum,),
+        seed=lambda _: None,
+        feature_map=feature_map,
+        hostile=(
+            *((replace(declared, sigma=sigma), "declaration.sigma") for sigma in (*_NUMBERS, 0.0, 1e-300, 1e-9)),
+            (replace(declared, sigma=1e300), "parameters.declaration"),
+            (replace(declared, parameters=("weight", "weight")), "declaration.parameters"),
+            (replace(declared, parameters=("nothing", "\x00" * 9)), "declaration.parameters"),
+            (replace(declared, adapted=wrong), "declaration.adapted_parameters"),
+            (replace(declared, feature_map=OTHER_MAP), "declaration.feature_map"),
+            (replace(declared, feature_map=HUGE_MAP), "declaration.feature_map.scale"),
+        ),
+        hostile_requests=(
+            (SumsRequest(wrong), "payload.adapted_parameters"),
+            (SumsRequest(np.full(len(wrong) - 1, np.nan, np.float32)), "payload.adapted_parameters"),
+            (SumsRequest(feature_map=OTHER_MAP), "payload.feature_map"),
+            (SumsRequest(feature_map=HUGE_MAP), "payload.feature_map.scale"),
+            (b"\xff\xff", "payload"),
+        ),
+        values=FEATURE_SUMS_VALUES,
     )
 
 
@@ -470,6 +510,13 @@ CASES = (
     _statistics("class sums and moments", 0.5**0.5, 0.5**0.5),
     _statistics("differences of classes", 0.3, 0.0, 1.0),
     _statistics("moments above all", 0.3, 3.0, 0.5),
+    _feature_sums("feature sums", SumsRequest(), MAP),
+    _feature_sums(
+        "feature sums of a step's own",
+        SumsRequest(np.linspace(-2.0, 2.0, FEATURES * INPUTS, dtype=np.float32), OWN_MAP),
+        OWN_MAP,
+        parameters=("weight",),
+    ),
     _distributions("distributions"),
     _distributions("few coefficients of distributions", coefficients=1, window=0.9),
     _distributions("labelled distributions", classes=CLASSES, directions=FEATURES, count_weight=3.0),
