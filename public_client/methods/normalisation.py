@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -52,7 +53,7 @@ class Normalisation(Method):
 
     Attributes:
         asks: "first": one release of all layers, which tells whether class frequencies or channels have changed;
-            "layers": one release for each layer; "all": both in one run, of the same price each.
+            "layers": one release for each layer; "all": both in one run.
         moves: for "layers", how far each layer is thought to have moved (`Conversation.moves` of a first pass).
         clip: radius of the clip, in units of the distance that source records and the move have together.
     """
@@ -112,14 +113,23 @@ class Normalisation(Method):
         return made.of_copy(probed)
 
     def steps(self, layers: int) -> int:
-        """T, for so many layers: where everything is one run, half of the questions are the first one."""
-        return {"first": 1, "layers": layers, "all": 2 * layers}[self.asks]
+        """T, for so many layers."""
+        return self._first(layers) + (0 if self.asks == "first" else layers)
+
+    def _first(self, layers: int) -> int:
+        """How often all layers are asked for together: of a run of everything, for a third of its squared price."""
+        return {"first": 1, "layers": 0, "all": (layers + 1) // 2}[self.asks]
 
     def asked(self, plan: Plan, sigma: float, layers: int) -> Asked:
         """What is asked in an open run of this plan."""
-        first = {"first": 1, "layers": 0, "all": layers}[self.asks]
-        told = {"clip": self.clip, "moves": self.moves, "records": plan.batch_size, "sigma": sigma}
-        return Asked(first=first, layers=self.asks != "first", **told)
+        return Asked(
+            first=self._first(layers),
+            layers=self.asks != "first",
+            clip=self.clip,
+            moves=self.moves,
+            records=plan.batch_size,
+            sigma=sigma,
+        )
 
     def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ChargedRun:
         """See `Method`.
@@ -211,7 +221,7 @@ class LayersRun(ChargedRun):
         self._source = source
         super().__init__(curator, ready.of_copy(self.probed), plan, checkpoint=checkpoint)
 
-    def converse(self, store: Checkpoint | None, told: Any) -> Conversation:
+    def converse(self, store: Checkpoint | None, told: Callable[[], None]) -> Conversation:
         """Asks until nothing is left to ask; a resumed run begins with the answers that it has.
 
         Args:

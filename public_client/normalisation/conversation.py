@@ -1,8 +1,9 @@
 """What a hospital is asked, question by question, and what is made of its answers. Pure: it knows no curator.
 
-First the statistics of all layers under the source's network, which say what has changed; then, if channels have moved,
-one layer after the other, each under a network whose earlier layers are adapted already. Everything is a function of
-the answers and the public source, so that a conversation can be taken up again by giving it the answers so far.
+First the statistics of all layers under the source's network, which say what has changed; then, if channels have
+moved, one layer after the other, each under a network whose earlier layers are adapted already. Everything is a
+function of the answers and the public source, so that a conversation can be taken up again by giving it the answers so
+far.
 """
 
 from __future__ import annotations
@@ -80,10 +81,10 @@ class Conversation:
         everything = np.ones(self._vectors.shape[1], dtype=bool)
         if self._asked.first:
             reference = self._reference(everything, 0.0)
-            answers = []
+            total = np.zeros(self._vectors.shape[1])
             for _ in range(self._asked.first):
-                answers.append((yield self._map(reference, everything)))
-            observed = self._observed(np.mean(answers, axis=0), reference, everything, times=len(answers))
+                total += yield self._map(reference, everything)
+            observed = self._observed(total / self._asked.first, reference, everything, times=self._asked.first)
             sizes = {place.path: place.channels for place in self._places}
             self.verdict = weighed(observed, reference, _deviations(self._places), sizes)
         if self._asked.layers and (self.verdict is None or self.verdict.channels):

@@ -270,7 +270,8 @@ def _plain(probe: Probe) -> nn.Module:
             affine.bias.copy_(probe.back.bias - gain * (place.center.double() + place.spread.double() * offset))
         return affine
     mean, variance = made.running_mean, made.running_var
-    assert mean is not None and variance is not None, "it tracks statistics"
+    assert mean is not None, "it tracks statistics"
+    assert variance is not None, "likewise"
     with torch.no_grad():
         mean.copy_(place.center.double() + place.spread.double() * offset)
         variance.copy_(place.spread.double().square() * ratio)

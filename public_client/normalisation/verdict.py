@@ -19,8 +19,10 @@ from dpswd.public_client.normalisation.inference import (
 )
 from dpswd.public_client.normalisation.reference import Reference, Values
 
-LEAST_LEAD = 15.0
-"""Nats by which an explanation must lead "as it is": moves are no normal law, so odds are not taken at their word."""
+LEAST_LEAD = 10.0
+"""Nats by which an explanation must lead its rivals: moves are no normal law, so odds are not taken at their word, and
+frequencies where channels have moved cost far more than they gain where they are right."""
+UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Verdict:
     """What one release of all layers' statistics says.
 
     Attributes:
-        outcome: `AS_IT_IS`, `FREQUENCIES`, `CHANNELS` or `BOTH`.
+        outcome: `AS_IT_IS`, `FREQUENCIES`, `CHANNELS` or `BOTH`; `UNDECIDED` where none leads its rivals clearly.
         evidence: nats of each explanation over "as it is".
         left: chi-square per number that each leaves.
         frequencies: (C,) of the classes, where they alone explain the release.
@@ -71,6 +73,11 @@ class Verdict:
         """One plain sentence."""
         if self.outcome == AS_IT_IS:
             return "what its layers see is what they saw of the source, so far as the release tells; the model is kept"
+        if self.outcome == UNDECIDED:
+            return (
+                "something has changed, and the release does not tell other classes' frequencies from moved channels; "
+                "the model is kept: more records or a larger epsilon may tell"
+            )
         if self.outcome == FREQUENCIES:
             assert self.frequencies is not None, "set with the outcome"
             shares = ", ".join(f"{share:.0%}" for share in self.frequencies[:20])
@@ -94,15 +101,12 @@ def weighed(observed: Observed, reference: Reference, deviations: Values, sizes:
         sizes: channels of each layer, in the order of the statistics.
     """
     found = explained(observed, reference, deviations)
-    outcome = max(found, key=lambda name: found[name].evidence)
-    if outcome == BOTH and found[BOTH].evidence - found[CHANNELS].evidence < LEAST_LEAD:
-        outcome = CHANNELS
-    if found[outcome].evidence - found[AS_IT_IS].evidence < LEAST_LEAD:
-        outcome = AS_IT_IS
-    move = found[outcome].move
+    over = {name: one.evidence - found[AS_IT_IS].evidence for name, one in found.items()}
+    outcome = _leading(over)
+    move = found[outcome].move if outcome in found else np.zeros(len(observed.moved))
     return Verdict(
         outcome=outcome,
-        evidence={name: one.evidence - found[AS_IT_IS].evidence for name, one in found.items()},
+        evidence=over,
         left={name: one.left for name, one in found.items()},
         frequencies=class_frequencies(observed, reference) if outcome == FREQUENCIES else None,
         kinds=reference.kinds,
@@ -110,6 +114,18 @@ def weighed(observed: Observed, reference: Reference, deviations: Values, sizes:
         move=move,
         layers=layer_moves(move, sizes),
     )
+
+
+def _leading(over: Mapping[str, float]) -> str:
+    """The outcome by the nats of each explanation over "as it is"."""
+    moved = max(over[CHANNELS], over[BOTH])
+    if max(moved, over[FREQUENCIES]) < LEAST_LEAD:
+        return AS_IT_IS
+    if over[FREQUENCIES] >= over[CHANNELS] + LEAST_LEAD and over[FREQUENCIES] >= over[BOTH]:
+        return FREQUENCIES
+    if moved >= over[FREQUENCIES] + LEAST_LEAD:
+        return BOTH if over[BOTH] >= over[CHANNELS] + LEAST_LEAD else CHANNELS
+    return UNDECIDED
 
 
 def layer_moves(move: Values, sizes: Mapping[str, int]) -> tuple[LayerMove, ...]:

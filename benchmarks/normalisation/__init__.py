@@ -1,0 +1,1 @@
+"""What statistics of normalisation layers recover of made and natural shifts."""
