@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dpswd.public_client.adaptation.published import PublishedHospital
     from dpswd.public_client.curator.stub import Curator
     from dpswd.public_client.generation import Generator, Replayed, load_generator
+    from dpswd.public_client.ladder.adapt import Adapted, adapt, plan_ladder
     from dpswd.public_client.methods import (
         Adapter,
         AllWeights,
@@ -62,6 +63,7 @@ _MODULES = {
     "dpswd.private_curator.storage.home_directory": ("HomeDirectory",),
     "dpswd.shared.core.mechanisms.interface": ("Mechanism",),
     "dpswd.public_client.adaptation.combined": ("CombinedAdaptation",),
+    "dpswd.public_client.ladder.adapt": ("Adapted", "adapt", "plan_ladder"),
     "dpswd.public_client.adaptation.domain_adaptation": ("DomainAdaptation",),
     "dpswd.public_client.adaptation.federation": ("Federation",),
     "dpswd.public_client.adaptation.hospital": ("Hospital",),
@@ -92,6 +94,7 @@ _MODULES = {
 __version__ = metadata.version("dpswd")
 
 __all__ = [
+    "Adapted",
     "Adapter",
     "AllWeights",
     "BudgetExhausted",
@@ -133,9 +136,11 @@ __all__ = [
     "TableView",
     "Transport",
     "__version__",
+    "adapt",
     "load_adapted",
     "load_generator",
     "mock_description",
+    "plan_ladder",
 ]
 
 _DEFINED_IN = dict.fromkeys(__all__, "dpswd.shared.core.errors") | {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,9 +17,15 @@ from dpswd.public_client.cli.options import (
     key_values,
     tell,
 )
+from dpswd.shared.core.errors import rounded
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dpswd.public_client.curator.description import Description
+    from dpswd.public_client.plans.plan import Plan
+    from dpswd.public_client.plans.together import Together
+    from dpswd.public_client.training.method import Method
 
 
 @click.command()
@@ -40,7 +46,7 @@ def describe(address: str, credentials: Path, output: str) -> None:
 )
 @click.option("--key", type=FILE, help="The ledger's public key, which came over another way; with --release.")
 @click.option("--epsilon", type=float, help="What the run may cost; needed, but for --release, which is paid for.")
-@click.option("--method", "name", default="replay", show_default=True, help="One of `train --list-methods`.")
+@click.option("--method", "name", default="ladder", show_default=True, help="One of `train --list-methods`.")
 @click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE", help="One of the method's own.")
 @click.option("--steps", type=int, default=None, help="T.  [default: the method's]")
 @click.option("--batch", "batch_size", type=int, default=None, help="b.  [default: the method's]")
@@ -74,26 +80,25 @@ def plan(
     With --release: what a published file holds, verified, and what it cost the hospital.
     """
     from dpswd.public_client.data.networks import ready_network
-    from dpswd.public_client.experiments.approaches import method_of
+    from dpswd.public_client.experiments.approaches import LADDER, method_of
     from dpswd.public_client.experiments.best import COMPARED
     from dpswd.public_client.methods.choosing import choices, choices_text
     from dpswd.public_client.methods.comparison import plan_comparison
+    from dpswd.public_client.methods.replay import Replay
     from dpswd.public_client.plans.together import both, foreseen
     from dpswd.public_client.training.method import plan_json
 
-    chosen = method_of(name, key_values("--setting", settings))
+    if name == LADDER and release is None and not compare:
+        own = {"steps": steps, "batch": batch_size, "features": features, "evaluate-epsilon": evaluate_epsilon}
+        _plan_ladder(address, credentials, epsilon, output, own | {"adapted": adapted, "setting": settings})
+        return
+    chosen = method_of({LADDER: Replay.name}.get(name, name), key_values("--setting", settings))
     if key is not None and release is None:
         raise click.UsageError("--key is the ledger's key for --release; leave it out, or give the published file")
     if release is not None:
-        if key is None or compare or ask or adapted or evaluate_epsilon is not None:
-            told = "--release needs --key, and goes without --compare, --ask, --adapted and --evaluate-epsilon"
-            raise click.UsageError(told)
-        from dpswd.public_client.adaptation.published import PublishedHospital
-
-        paid = PublishedHospital.read(release, key=key).plan(
-            chosen, epsilon=epsilon, steps=steps, batch_size=batch_size
-        )
-        click.echo(plan_json(paid) if output == "json" else paid)
+        if compare or ask or adapted or evaluate_epsilon is not None:
+            raise click.UsageError("--release goes without --compare, --ask, --adapted and --evaluate-epsilon")
+        _plan_of_release(release, key, output, chosen, epsilon=epsilon, steps=steps, batch_size=batch_size)
         return
     if epsilon is None:
         raise click.UsageError("Missing option '--epsilon'.")
@@ -117,14 +122,49 @@ def plan(
             together = together if ready is None else both(hospital.curator, ready, made, compared)
     if features is not None and made.noise is None:
         made = made.for_model(feature_dimension=features, gradient_parameters=adapted)
-    if output == "json":
-        click.echo(plan_json(made, compared, together))
-    elif compared is None or together is None:
-        click.echo(made)
-    else:
-        click.echo(f"{made}\n{compared}\n{together.told(made, compared)}")
+    click.echo(plan_json(made, compared, together) if output == "json" else _as_text(made, compared, together))
     _uncompared(description, output)
     if made.fits is False or (together is not None and together.fits is False):
+        raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _as_text(made: Plan, compared: Plan | None, together: Together | None) -> str:
+    if compared is None or together is None:
+        return str(made)
+    return f"{made}\n{compared}\n{together.told(made, compared)}"
+
+
+def _plan_of_release(release: Path, key: Path | None, output: str, method: Method, **wishes: Any) -> None:
+    if key is None:
+        raise click.UsageError("--release needs --key, the ledger's key, which came over another way")
+    from dpswd.public_client.adaptation.published import PublishedHospital
+    from dpswd.public_client.training.method import plan_json
+
+    paid = PublishedHospital.read(release, key=key).plan(method, **wishes)
+    click.echo(plan_json(paid) if output == "json" else paid)
+
+
+def _plan_ladder(
+    address: str, credentials: Path, epsilon: float | None, output: str, others: Mapping[str, object]
+) -> None:
+    """What the ladder may ask and cost, for the ready network of the hospital's records."""
+    from dpswd.public_client.data.networks import ready_network
+    from dpswd.public_client.ladder.adapt import ladder_for
+    from dpswd.public_client.training.sites import Model
+
+    if epsilon is None:
+        raise click.UsageError("Missing option '--epsilon'.")
+    if given := [name for name, value in others.items() if value]:
+        raise click.UsageError(f"the ladder sizes its runs itself; --{given[0]} needs a --method")
+    with connect(address, credentials) as hospital:
+        told = hospital.describe()
+        model = Model(*(part.eval() for part in ready_network(told.record_shape, max(2, told.classes))))
+        ladder = ladder_for(model, hospital, record_shape=told.record_shape, epsilon=epsilon)
+    fits = epsilon <= told.remaining * (1.0 + 1e-9)
+    room = f"epsilon {rounded(told.remaining, up=False)} is left now"
+    tell(output, ladder.to_json() | {"fits": fits}, f"{ladder}\n{room}{'' if fits else ': it does NOT fit'}")
+    _uncompared(told, output)
+    if not fits:
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
 
 

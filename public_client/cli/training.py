@@ -234,6 +234,8 @@ def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_
 
 def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> None:
     last = results[-1]
+    for own in last.trained.adapted.values():
+        click.echo(own)
     _accuracies(results, baselines, of="control" if wanted.method.name == "control" else "adapted")
     for report in last.trained.reports:
         if report["state"] != "finished":
@@ -241,7 +243,7 @@ def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> 
                 f"{report['site']} was {report['state']} after {report['steps']} of {report['planned_steps']} steps: "
                 f"{report['reason']}"
             )
-        elif report["finding"]:
+        elif report["finding"] and not last.trained.adapted:
             click.echo(f"{report['site']}: {report['outcome']}; {report['finding']}")
     if wanted.dry_run.enabled:
         click.echo("DRY RUN: no server was asked and nothing was spent. The records were synthetic, so accuracy is")

@@ -30,6 +30,7 @@ from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.source import collect
 from dpswd.public_client.experiments.baselines import PENALTIES, train_local
 from dpswd.public_client.experiments.best import check_comparable, check_room, deliver_best, refuse_own_target
+from dpswd.public_client.ladder.adapt import Adapted, adapt
 from dpswd.public_client.methods import METHODS, Method, Replay
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.control import control
@@ -37,12 +38,12 @@ from dpswd.public_client.training.checkpoint import begun_in
 from dpswd.public_client.training.history import HistoryPoint
 from dpswd.public_client.training.logs import Recorder
 from dpswd.public_client.training.loop import Evaluate
-from dpswd.public_client.training.sites import Model
+from dpswd.public_client.training.sites import ALONE, Model
 from dpswd.shared.core.errors import InvalidValue, SettingsError
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.protocol.contract import DataContract
 
-SOURCE_ONLY, CONTROL = "source-only", "control"
+LADDER, SOURCE_ONLY, CONTROL = "ladder", "source-only", "control"
 Needs = Literal["nothing", "hospital", "target"]
 LOCAL = "stand-in"
 """The name of the only model of an approach that asks no hospital."""
@@ -104,6 +105,7 @@ class Trained:
         histories: by site.
         reports: what was charged at each site, and how far it came.
         adaptation: of a method, to save its models or look at its runs.
+        adapted: of the ladder, by site.
     """
 
     models: dict[str, Model]
@@ -111,6 +113,7 @@ class Trained:
     histories: dict[str, list[HistoryPoint]] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)
     adaptation: DomainAdaptation | None = None
+    adapted: dict[str, Adapted] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,8 @@ def method_of(name: str, settings: Mapping[str, Any]) -> Method:
     Raises:
         InvalidValue: there is no such method, or a setting is unknown or out of range.
     """
+    if name not in METHODS:
+        raise InvalidValue(f"{name} is no method with settings and a plan of its own; those are {', '.join(METHODS)}")
     return METHODS[approach(name).name].from_json({"name": name, **settings})
 
 
@@ -198,6 +203,39 @@ def _private(own: Approach, problem: Problem) -> Trained:
     )
 
 
+def _climbed(_: Approach, problem: Problem) -> Trained:
+    assert problem.hospital is not None
+    wishes = dict(problem.wishes)
+    if "epsilon" not in wishes:
+        raise InvalidValue("epsilon is missing; say what the ladder may cost")
+    if problem.shared or set(wishes) != {"epsilon"}:
+        raise SettingsError(
+            "the ladder sizes its runs itself and asks each hospital by itself; leave out steps, batch_size and "
+            "shared, or name a method"
+        )
+    hospitals = problem.hospital.hospitals if isinstance(problem.hospital, Federation) else {ALONE: problem.hospital}
+    found = adapt(
+        Model(copy.deepcopy(problem.extractor), copy.deepcopy(problem.classifier)),
+        problem.source,
+        hospitals,
+        epsilon=wishes["epsilon"],
+        contract=problem.contract,
+        directory=problem.checkpoint,
+        device=problem.device,
+        seed=problem.seed,
+        evaluate_epsilon=problem.evaluate_epsilon,
+        evaluate=problem.evaluate,
+        log=problem.log,
+        progress=problem.progress,
+    )
+    return Trained(
+        models={name: own.model for name, own in found.items()},
+        plans={name: own.ladder.plans[own.answers[-1].rung] for name, own in found.items()},
+        reports=[report for name, own in found.items() for report in own.reports(name)],
+        adapted=found,
+    )
+
+
 def _local(own: Approach, problem: Problem) -> Trained:
     assert problem.target is not None
     device = resolve_device(problem.device)
@@ -238,6 +276,7 @@ def _control(_: Approach, problem: Problem) -> Trained:
 
 
 APPROACHES = (
+    Approach(LADDER, "Asks the cheapest thing that may help, and goes on while it pays.", "hospital", _climbed),
     Approach(SOURCE_ONLY, "No adaptation: the source-trained model as it is.", "nothing", _nothing),
     Approach(
         CONTROL, "The default's tuning without a release: random variation alone, no epsilon.", "nothing", _control

@@ -37,7 +37,7 @@ def refuse_own_target(name: str) -> None:
     Raises:
         SettingsError: it is.
     """
-    if METHODS[name].own_target:
+    if name in METHODS and METHODS[name].own_target:
         raise SettingsError(
             f"output.keep_best finds the best model for the hospital's records; that of {name} is for the team's own. "
             "Leave it out"

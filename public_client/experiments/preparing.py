@@ -11,10 +11,11 @@ from dpswd.public_client.adaptation.published import with_weights
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.data.accuracy import features
 from dpswd.public_client.data.source import collect
-from dpswd.public_client.experiments.approaches import method_of
+from dpswd.public_client.experiments.approaches import LADDER, method_of
 from dpswd.public_client.experiments.connect import descriptions
 from dpswd.public_client.experiments.file import Experiment
 from dpswd.public_client.experiments.start import load_data, train_source_model
+from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.plans.declarable import quoted
 from dpswd.public_client.plans.plan import make_plan
 from dpswd.public_client.testing.mock import MockCurator
@@ -89,7 +90,8 @@ def prepared(wanted: Experiment, *, purpose: str, extractor: Path | None = None,
         DataInvalid: the file of the extractor is none.
         InvalidValue: see `prepare`.
     """
-    method = method_of(wanted.method.name, wanted.method.settings)
+    name = Replay.name if wanted.method.name == LADDER else wanted.method.name  # what the ladder reads of a file
+    method = method_of(name, wanted.method.settings)
     task = load_data(wanted)
     told = descriptions(wanted, task)
     if len(told) != 1:

@@ -28,7 +28,7 @@ from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.checks import require_contract
 from dpswd.public_client.data.datasets import Labelled, Task
 from dpswd.public_client.experiments import plots
-from dpswd.public_client.experiments.approaches import CONTROL, LOCAL, Problem, Trained, approach, method_of
+from dpswd.public_client.experiments.approaches import CONTROL, LADDER, LOCAL, Problem, Trained, approach, method_of
 from dpswd.public_client.experiments.best import COMPARED, refuse_own_target
 from dpswd.public_client.experiments.connect import connected_hospitals, dealt, descriptions, published, site_names
 from dpswd.public_client.experiments.file import Experiment
@@ -148,7 +148,7 @@ def check(wanted: Experiment) -> None:
         SettingsError: method and curators do not fit, or an output cannot be written.
     """
     chosen, output = approach(wanted.method.name), wanted.output
-    if chosen.needs == "hospital":
+    if chosen.needs == "hospital" and chosen.name != LADDER:
         method_of(chosen.name, wanted.method.settings)
     elif wanted.method.settings:
         raise SettingsError(f"method.settings: {chosen.name} has none; leave them out")
@@ -195,6 +195,7 @@ def _check_room(wanted: Experiment, task: Task) -> None:
     epsilon, wishes = wanted.privacy.evaluate_epsilon, _wishes(wanted)
     if (
         epsilon is None
+        or wanted.method.name == LADDER  # a comparison comes last, and is refused by itself
         or not (wanted.rehearsed or wanted.dry_run.enabled)
         or not isinstance(wishes.get("epsilon"), float)
     ):
@@ -364,7 +365,15 @@ def _log(wanted: Experiment, seed: int) -> AbstractContextManager[TrainingLog | 
 
 def _save(wanted: Experiment, trained: Trained, ending: str) -> list[Path]:
     path = wanted.output.save
-    if path is None or trained.adaptation is None:
+    if path is None:
+        return []
+    if trained.adapted:
+        several = len(trained.adapted) > 1
+        return [
+            own.save(path.with_stem(f"{path.stem}{f'-{name}' if several else ''}{ending}"))
+            for name, own in trained.adapted.items()
+        ]
+    if trained.adaptation is None:
         return []
     return trained.adaptation.save(path.with_stem(path.stem + ending))
 

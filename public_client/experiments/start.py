@@ -16,7 +16,6 @@ from dpswd.public_client.data.accuracy import accuracy, features
 from dpswd.public_client.data.datasets import Labelled, Task, load_labelled, load_task
 from dpswd.public_client.data.networks import ready_network
 from dpswd.public_client.data.source import source_loader, train_source, usual_epochs
-from dpswd.public_client.experiments.approaches import approach
 from dpswd.public_client.experiments.file import Experiment
 from dpswd.public_client.generation.generator import load_generator
 from dpswd.public_client.methods import METHODS
@@ -74,7 +73,7 @@ def load_data(wanted: Experiment) -> Task:
 def own_target(wanted: Experiment) -> bool:
     """Whether the model is for the team's own records, and the hospitals are where labels are learned from."""
     name = wanted.method.name
-    return approach(name).needs == "hospital" and METHODS[name].own_target
+    return name in METHODS and METHODS[name].own_target
 
 
 def _source(path: Path, *, rows: int, unlabelled: bool) -> Labelled:

@@ -65,6 +65,10 @@ class Normalisation(Method):
     moves: tuple[float, ...] = ()
     clip: float = 2.0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "moves", tuple(self.moves))  # JSON has lists
+        super().__post_init__()
+
     def problems(self) -> list[str]:
         """See `Method`."""
         return [
@@ -219,6 +223,7 @@ class LayersRun(ChargedRun):
     ) -> None:
         self.probed = copy.deepcopy(probed)
         self._source = source
+        self.talk: Conversation | None = None  # once it was had
         super().__init__(curator, ready.of_copy(self.probed), plan, checkpoint=checkpoint)
 
     def converse(self, store: Checkpoint | None, told: Callable[[], None]) -> Conversation:
@@ -250,6 +255,7 @@ class LayersRun(ChargedRun):
                     store.write("state", written)
             answer, number = answers[number], number + 1
             told()
+        self.talk = talk
         return talk
 
     def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:

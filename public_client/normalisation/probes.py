@@ -259,9 +259,9 @@ def _plain(probe: Probe) -> nn.Module:
     offset = -moved.bias.double() / moved.gain.double()
     if not place.last and place.sides in (3, 4):
         kind = nn.BatchNorm1d if place.sides == 3 else nn.BatchNorm2d
-        made: nn.BatchNorm1d | nn.BatchNorm2d = kind(place.channels, eps=0.0)
+        made: nn.BatchNorm1d | nn.BatchNorm2d = kind(place.channels, eps=1e-12)
     elif place.single:
-        made = nn.BatchNorm1d(place.channels, eps=0.0)
+        made = nn.BatchNorm1d(place.channels, eps=1e-12)
     else:
         affine = FeatureAffine(place.channels)
         with torch.no_grad():

@@ -134,7 +134,7 @@ class Checkpoint:
 
 def begun_in(directory: Path) -> bool:
     """Whether a run was declared in a checkpoint's directory, at one curator or at one of several."""
-    return any(directory.glob("run.json")) or any(directory.glob("sites/*/run.json"))
+    return any(any(directory.glob(where)) for where in ("run.json", "sites/*/run.json", "**/ladder.json"))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

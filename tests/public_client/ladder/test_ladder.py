@@ -1,0 +1,207 @@
+"""The ladder: what is asked, what it costs, when it stops, and that nothing is charged twice."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dpswd import adapt, plan_ladder
+from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
+from dpswd.public_client.ladder.pricing import priced_together
+from dpswd.public_client.ladder.rungs import GLANCE, LAYERS, VIEWS, applicable, sized_plan
+from dpswd.public_client.ladder.whole_model import as_batches, split
+from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.public_client.testing.mock import mock_description
+from dpswd.shared.core.errors import BudgetExhausted, DataInvalid, InvalidValue
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.filter import PrivacyFilter
+
+SIDE, CLASSES, RECORDS = 8, 4, 1200
+
+
+class Named(nn.Module):
+    """A network whose head is found by no order of registration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(12, CLASSES)
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.fc(self.body(images))
+        return scores
+
+
+def made_images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stripes of four directions on a grey ground, within [-1, 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
+    angle = labels * torch.pi / CLASSES
+    phase = 2 * torch.pi * torch.rand(count, generator=generator)
+    wave = (x * torch.cos(angle)[:, None, None] + y * torch.sin(angle)[:, None, None]) * 1.6 + phase[:, None, None]
+    images = 0.6 * torch.sin(wave) + 0.15 * torch.randn(count, SIDE, SIDE, generator=generator)
+    return images[:, None].clamp(-1, 1), labels
+
+
+@pytest.fixture(scope="module")
+def trained() -> Named:
+    torch.manual_seed(0)
+    network, (images, labels) = Named(), made_images(2400, 1)
+    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
+    for _ in range(12):
+        for part in torch.randperm(len(images)).split(120):
+            loss = functional.cross_entropy(network(images[part]), labels[part])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return network.eval()
+
+
+def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    with torch.no_grad():
+        return 100.0 * float((model(images).argmax(1) == labels).float().mean())
+
+
+def described(epsilon: float = 1.0):
+    return mock_description(records=RECORDS, record_shape=(1, SIDE, SIDE), epsilon=epsilon, delta=1e-5)
+
+
+def test_a_split_gives_the_same_scores(trained):
+    records = made_images(32, 5)[0]
+    found = split(trained, records)
+    assert isinstance(found.classifier, nn.Linear)
+    with torch.no_grad():
+        assert torch.allclose(found.whole()(records), trained(records), atol=1e-6)
+
+
+def test_a_model_whose_head_is_not_last_is_refused_in_words():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES), nn.Softmax(dim=1))
+    with pytest.raises(InvalidValue, match=r"head=\.\.\."):
+        split(model, made_images(8, 0)[0])
+    with pytest.raises(InvalidValue, match="cannot be adapted"):
+        split("model.onnx", made_images(8, 0)[0])
+
+
+def test_sources_of_all_kinds_give_batches():
+    images, labels = made_images(50, 0)
+    for source in ((images, labels), (images.numpy(), labels.numpy()), [(images, labels)]):
+        records, classes = next(iter(as_batches(source)))
+        assert records.dtype == torch.float32
+        assert classes.dtype == torch.int64
+    with pytest.raises(DataInvalid, match="int"):
+        as_batches(3)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 8.0])
+def test_all_rungs_together_cost_what_was_asked(trained, epsilon):
+    told, model = described(epsilon), split(trained, made_images(8, 0)[0])
+    rungs, _ = applicable(told, model, classes=CLASSES)
+    plans = {name: sized_plan(told, rung.method, model, epsilon=epsilon) for name, rung in rungs.items()}
+    assert list(plans)[:2] == [GLANCE, LAYERS]
+    priced = priced_together(told, plans, {name: rung.share for name, rung in rungs.items()}, epsilon=epsilon)
+    events = [plan.event() for plan in priced.values()]
+    own = PrivacyFilter.for_budget(PrivacyBudget(epsilon, 1e-5), plan=events[0])
+    spent = own.zero()
+    for event in events:
+        spent = own.admit(spent, own.price(event))
+    assert 0.6 * epsilon < own.epsilon(spent) <= epsilon
+    with pytest.raises(BudgetExhausted):
+        own.admit(spent, own.price(sized_plan(told, rungs[VIEWS].method, model, epsilon=epsilon).event()))
+
+
+def test_an_epsilon_that_bears_no_rung_is_refused_before_anything_is_asked(trained):
+    told, model = described(1.0), split(trained, made_images(8, 0)[0])
+    rungs, _ = applicable(told, model, classes=CLASSES)
+    plans = {name: sized_plan(told, rung.method, model, epsilon=1.0) for name, rung in rungs.items()}
+    with pytest.raises(InvalidValue, match="does not bear"):
+        priced_together(told, plans, {name: rung.share for name, rung in rungs.items()}, epsilon=1e-4)
+
+
+@pytest.mark.long
+def test_moved_channels_are_put_right_and_a_repeat_charges_nothing(trained, tmp_path):
+    images, labels = made_images(RECORDS, 2)
+    shifted = (0.35 * images - 0.5).clamp(-1, 1)
+    source = made_images(2400, 1)
+    before = accuracy(trained, shifted, labels)
+    assert before < 60.0
+    with LocalHospital(shifted.numpy(), epsilon=4.0, delta=1e-5) as here, here.connect() as hospital:
+        ladder = plan_ladder(trained, source, hospital, epsilon=4.0)
+        assert str(ladder).startswith("Recommended for rehearsal: the ladder, which asks glance first")
+        assert hospital.describe().spent == 0.0
+        found = adapt(trained, source, hospital, epsilon=4.0, directory=tmp_path / "run", progress=False)
+        assert [answer.rung for answer in found.answers][:2] == [GLANCE, LAYERS]
+        assert found.changed
+        assert accuracy(found.module, shifted, labels) > before + 20.0
+        spent = hospital.describe().spent
+        assert 0.0 < spent <= 4.0
+        again = adapt(trained, source, hospital, epsilon=4.0, directory=tmp_path / "run", progress=False)
+        assert hospital.describe().spent == spent
+        for one, other in zip(found.module.state_dict().values(), again.module.state_dict().values(), strict=True):
+            assert torch.equal(one, other)
+        file = found.save(tmp_path / "adapted.safetensors")
+        assert file.stat().st_size > 0
+        assert json.loads((tmp_path / "run" / "ladder.json").read_text())["epsilon"] == 4.0
+
+
+@pytest.mark.long
+def test_where_nothing_has_changed_one_cheap_question_is_charged_and_the_model_kept(trained):
+    images, _ = made_images(RECORDS, 2)
+    with LocalHospital(images.numpy(), epsilon=2.0, delta=1e-5) as here, here.connect() as hospital:
+        found = adapt(trained, made_images(2400, 1), hospital, epsilon=2.0, progress=False)
+        assert [answer.rung for answer in found.answers] == [GLANCE]
+        assert not found.changed
+        assert str(found).startswith("Your model is kept for rehearsal")
+        assert "not asked, and not charged: layers, views" in str(found)
+        assert hospital.describe().spent < 1.2
+
+
+@pytest.mark.long
+def test_a_hospital_that_answers_no_further_leaves_what_was_reached(trained, monkeypatch):
+    images, labels = made_images(RECORDS, 2)
+    shifted = (0.35 * images - 0.5).clamp(-1, 1)
+    whole = DomainAdaptation.fit
+
+    def refused(self, *args, **options):
+        if self.method.name == "replay":
+            raise BudgetExhausted(1.0, 1.0, 0.0)
+        return whole(self, *args, **options)
+
+    monkeypatch.setattr(DomainAdaptation, "fit", refused)
+    with LocalHospital(shifted.numpy(), epsilon=4.0, delta=1e-5) as here, here.connect() as hospital:
+        found = adapt(trained, made_images(2400, 1), hospital, epsilon=4.0, progress=False)
+    assert [answer.rung for answer in found.answers] == [GLANCE, LAYERS]
+    assert "answers no further" in found.ended
+    assert accuracy(found.module, shifted, labels) > accuracy(trained, shifted, labels)
+
+
+def test_records_of_another_shape_are_refused_before_a_charge(trained):
+    records = np.zeros((50, 3), np.float32)
+    with (
+        LocalHospital(records, epsilon=1.0, delta=1e-5) as here,
+        here.connect() as hospital,
+        pytest.raises(DataInvalid, match="shape"),
+    ):
+        plan_ladder(trained, made_images(64, 1), hospital, epsilon=1.0)
+
+
+@pytest.mark.long
+def test_several_hospitals_are_asked_each_by_itself(trained):
+    images, labels = made_images(RECORDS, 2)
+    shifted = (0.35 * images - 0.5).clamp(-1, 1)
+    with (
+        LocalHospital(images.numpy(), epsilon=4.0, delta=1e-5) as one,
+        LocalHospital(shifted.numpy(), epsilon=4.0, delta=1e-5) as other,
+        one.connect() as plain,
+        other.connect() as moved,
+    ):
+        found = adapt(trained, made_images(2400, 1), {"plain": plain, "moved": moved}, epsilon=4.0, progress=False)
+    assert {name: own.changed for name, own in found.items()} == {"plain": False, "moved": True}
+    assert accuracy(found["moved"].module, shifted, labels) > accuracy(trained, shifted, labels) + 20.0
