@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.plans.plan import Plan
+from dpswd.shared.accounting.pricing import filter_for
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
@@ -106,4 +107,4 @@ def _filters(told: Description, first: RunEvent, epsilon: float) -> list[Privacy
     relation = NeighbouringRelation(told.neighbouring_relation)
     budgets = dict.fromkeys((told.data_set_budget, told.client_budget))
     wholes = {(epsilon if budget.spent > 0.0 else budget.epsilon, budget.delta) for budget in budgets}
-    return [PrivacyFilter.for_budget(PrivacyBudget(*whole, relation), plan=first) for whole in sorted(wholes)]
+    return [filter_for(PrivacyBudget(*whole, relation), plan=first) for whole in sorted(wholes)]

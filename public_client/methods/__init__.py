@@ -46,7 +46,7 @@ METHODS: Mapping[str, type[Method]] = MappingProxyType(
             Statistics,
             Finetune,
             Dpda,
-        )  # fmt: skip
+        )
     }
 )
 """Every method by its name on the command line."""

@@ -99,7 +99,7 @@ class Conversation:
 
     def _by_layer(self) -> Generator[FeatureMap, Values, None]:
         frequencies = self.verdict is not None and self.verdict.outcome == BOTH
-        found = []
+        found: list[LayerMove] = []
         for place, probe, own, distance in zip(
             self._places, self._probed.probes, self._own_parts(), self.moves, strict=True
         ):

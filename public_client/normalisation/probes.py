@@ -213,8 +213,11 @@ def _place(path: str, module: nn.Module, output: Tensor) -> Place | None:
     if output.dim() not in (2, 3, 4):
         return None
     if _has_statistics(module):
-        spread = (module.running_var + module.eps).sqrt()
-        return Place(path, module.num_features, output.dim() == 2, output.dim(), module.running_mean.clone(), spread)
+        mean, variance = module.running_mean, module.running_var
+        assert mean is not None
+        assert variance is not None
+        spread = (variance + module.eps).sqrt()
+        return Place(path, module.num_features, output.dim() == 2, output.dim(), mean.clone(), spread)
     if isinstance(module, BatchNorm):
         return None
     last = isinstance(module, nn.Linear) or output.dim() == 2

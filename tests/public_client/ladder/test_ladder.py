@@ -17,9 +17,9 @@ from dpswd.public_client.ladder.rungs import GLANCE, LAYERS, VIEWS, applicable, 
 from dpswd.public_client.ladder.whole_model import as_batches, split
 from dpswd.public_client.testing.local_hospital import LocalHospital
 from dpswd.public_client.testing.mock import mock_description
+from dpswd.shared.accounting.pricing import filter_for
 from dpswd.shared.core.errors import BudgetExhausted, DataInvalid, InvalidValue
 from dpswd.shared.core.privacy.budget import PrivacyBudget
-from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 SIDE, CLASSES, RECORDS = 8, 4, 1200
 
@@ -108,7 +108,7 @@ def test_all_rungs_together_cost_what_was_asked(trained, epsilon):
     assert list(plans)[:2] == [GLANCE, LAYERS]
     priced = priced_together(told, plans, {name: rung.share for name, rung in rungs.items()}, epsilon=epsilon)
     events = [plan.event() for plan in priced.values()]
-    own = PrivacyFilter.for_budget(PrivacyBudget(epsilon, 1e-5), plan=events[0])
+    own = filter_for(PrivacyBudget(epsilon, 1e-5), plan=events[0])
     spent = own.zero()
     for event in events:
         spent = own.admit(spent, own.price(event))

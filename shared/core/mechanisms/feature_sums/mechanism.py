@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.clipped_sum import FRAMING_BYTES
-from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, LabelArray, Limits, RunSize
+from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, LabelArray, Limits, RunSize, Session
 from dpswd.shared.core.mechanisms.linear import Integers, LinearMechanism, ShardSum
 from dpswd.shared.core.mechanisms.rounded_features import radius, rounded_features
 from dpswd.shared.core.mechanisms.sliced import map_violations
@@ -28,7 +28,6 @@ from dpswd.shared.core.wire.arrays import BYTES
 from dpswd.shared.core.wire.checks import Violation, positive
 from dpswd.shared.core.wire.payloads import MessagePayload, Wire
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
-from dpswd.shared.sandbox.session import Session
 
 _BITS = 20  # of rounded features, about those of float32
 _MOST_RECORDS = 1 << 32  # their sum is a whole number that float64 holds
