@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-containers test-exhaustive set-up lint types checked format proto lock docs settings-page accountant-table clean
+.PHONY: help demo test test-quick test-containers test-exhaustive set-up lint types checked format proto lock docs settings-page accountant-table proofs-reviewed clean
 
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-containers   all that is tested in containers: two hospitals, lost networks, the air gap too"
 	@echo "make docs              build the documentation site into .build/site"
 	@echo "make accountant-table  write docs/privacy/accountant.md"
+	@echo "make proofs-reviewed   after you read a proof again: pin it to its files as they are (PAGES=bracket.md)"
 	@echo "make settings-page     write docs/reference/settings.md from both parties' settings"
 	@echo "make proto             regenerate shared/core/wire/v1 after a change to proto/"
 	@echo "make lock              resolve requirements.lock anew after a change to pyproject.toml"
@@ -96,6 +97,10 @@ settings-page: set-up
 
 accountant-table: set-up
 	$(BIN)/python -m benchmarks.accountant table
+
+# Which pages: all that are out of date, or PAGES="bracket.md events.md".
+proofs-reviewed: set-up
+	$(BIN)/python -m deploy.proofs --reviewed $(PAGES)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output
