@@ -18,13 +18,13 @@ from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.private_curator.sandbox.engine import Engine
 from dpswd.public_client.extractor.tracing import trace
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts, Payload
 from dpswd.shared.core.noise.keystream import KEY_BYTES
 from dpswd.shared.core.steps.admission import AdmittedRun, admit_run
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CLASSES = 10

@@ -31,6 +31,7 @@ from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, FloatArr
 from dpswd.shared.core.privacy.budget import MAX_EPSILON
 from dpswd.shared.core.privacy.events import BoundedSum, RunEvent, StepEvent
 from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.models.free_weights import record_norm
 
 REPLACE, ADD = "replace-one", "add-or-remove"
 WITHOUT = 0.05
@@ -108,7 +109,7 @@ def declaration_of(
 
     def declared(noise: float) -> StatisticsDeclaration:
         weights = method.weights(noise, records=facts.records, dimension=facts.dimension, classes=facts.classes)
-        moved = weights.sensitivity() if relation == REPLACE else weights.record_norm()
+        moved = weights.sensitivity() if relation == REPLACE else record_norm(weights)
         return StatisticsDeclaration(facts.classes, weights.count, weights.moment, weights.centring, noise * moved)
 
     def run(noise: float) -> RunEvent:
@@ -116,7 +117,7 @@ def declaration_of(
         (part,) = CLASS_STATISTICS.parts(told, RunSize(facts.records), facts.whole)
         assert isinstance(part, BoundedSum)
         if relation == ADD:
-            part = replace(part, sensitivity=told.weights.record_norm())
+            part = replace(part, sensitivity=record_norm(told.weights))
         return RunEvent(StepEvent(facts.records, facts.records, (part,)), 1)
 
     return declared(WITHOUT if epsilon is None else calibrate_sigma(run, epsilon=epsilon, delta=delta))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.replay import fit as replay
@@ -22,7 +23,6 @@ from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.core.mechanisms.quantiles.coefficients import release_coefficients
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import SeededNoise
 from dpswd.shared.core.privacy.events import QuantileCoefficients, RunEvent, StepEvent
 
@@ -59,7 +59,7 @@ def released(
     # Coefficients grow with sqrt(b): noise for another number of records is brought to the size of these n.
     sigma = calibrate_sigma(run, epsilon=epsilon, delta=delta) * (n / count) ** 0.5
     drawn = seed or secrets.token_bytes(32)
-    feature_map = FeatureMap.from_source(source, target_norm=DEFAULT.target_norm)
+    feature_map = map_from_source(source, target_norm=DEFAULT.target_norm)
     with torch.no_grad():
         grid = release_coefficients(
             feature_map.clipped(target),

@@ -26,12 +26,12 @@ import numpy as np
 import torch
 
 from benchmarks import records
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.methods.transport import Transport, solve
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.privacy.events import RowProjections, RunEvent, StepEvent
 
 RESULTS = Path(__file__).parent / "results" / "optimal-transport.json"
@@ -57,7 +57,7 @@ def run() -> None:
         rng = np.random.default_rng(seed)
         raw = [rng.normal(size=(N, D)) * SPREAD + shift for shift in (0.0, APART / math.sqrt(D))]
         source, target = (torch.from_numpy(values.astype(np.float32)) for values in raw)
-        feature_map = FeatureMap.from_source(source, target_norm=0.35)
+        feature_map = map_from_source(source, target_norm=0.35)
         x, y = (feature_map.clipped(values).double().numpy() for values in (source, target))
         U = directions(bytes([seed]) * 32, D, K).double().numpy()
         for method in METHODS:

@@ -21,11 +21,11 @@ from benchmarks.pseudo_labels import CACHE, TUNED_ON, parted
 from benchmarks.shifts.cells import DELTAS, Cell, target_of
 from benchmarks.shifts.sources import load
 from dpswd import PseudoLabels, mock_description
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.methods.pseudo_label_fit import Observed, Shifts, Source
 from dpswd.public_client.methods.pseudo_label_head import learned, moved_fit
 from dpswd.public_client.methods.pseudo_label_sums import component_axes, components_of, whole
 from dpswd.public_client.plans.plan import make_plan
-from dpswd.shared.core.noise.feature_map import FeatureMap
 
 SHIFTS = ("texture", "blurred", "noisy", "occluded", "turned", "mnist")
 _RECORDS, _FRESH = 1000, 4000
@@ -64,7 +64,7 @@ def _source(features: Tensor, labels: Tensor, classifier: nn.Module) -> Source:
     _, sums = whole(nn.Identity(), copy.deepcopy(classifier), component_axes(features, count))
     sums = sums.double()
     with torch.no_grad():
-        return Source(features, labels, sums, FeatureMap.from_source(sums(features), target_norm=_METHOD.target_norm))
+        return Source(features, labels, sums, map_from_source(sums(features), target_norm=_METHOD.target_norm))
 
 
 def _by_release(source: Source, held: Tensor, epsilon: float | None) -> nn.Module:

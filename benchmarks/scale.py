@@ -38,7 +38,6 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDe
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
@@ -48,6 +47,7 @@ from dpswd.shared.core.wire.limits import MAX_RELEASE_VALUES
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 

@@ -27,10 +27,10 @@ from dpswd.public_client.curator.values import PendingStep, Run, UploadedExtract
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.public_client.testing.local_hospital import LocalHospital
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
 from dpswd.shared.core.mechanisms.interface import FloatArray, Payload
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 DIRECTIONS = 200

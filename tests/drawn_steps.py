@@ -7,10 +7,10 @@ from typing import Any
 from declarations import Declared
 
 from dpswd.public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.core.mechanisms.interface import FloatArray
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 
 
 def parameters(uploaded: UploadedExtractor, declared: Declared, *, batch_size: int, steps: int) -> RunParameters:

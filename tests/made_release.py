@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
@@ -33,6 +34,6 @@ def released(target: torch.Tensor, feature_map: FeatureMap, *, sigma: float, k: 
 
 
 def residuals_of(target: torch.Tensor, source: torch.Tensor, *, sigma: float, **wishes: Any) -> Residuals:
-    feature_map = FeatureMap.from_source(source, target_norm=0.25)
+    feature_map = map_from_source(source, target_norm=0.25)
     release = released(target, feature_map, sigma=sigma, **wishes)
     return Residuals([release], like=source, feature_map=feature_map, batch=len(target), sigma=sigma)

@@ -26,10 +26,8 @@ from benchmarks.audit.faults import KNOWN_SEED
 from dpswd.public_client.curator.values import UploadedExtractor
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
-from dpswd.shared.core.mechanisms.quantiles.cotangents import QuantileCotangent
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_records
 from dpswd.shared.core.noise.directions import directions
@@ -37,6 +35,8 @@ from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.steps.admission import run_event
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
+from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import QuantileCotangent
 
 OUTLIER = -1e4
 GAIN = 4.0  # norm of the features of a record of value 1: eight times the clip norm

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.audit.attacks import GAIN, SLICED_ATTACKS, Attack, Released
-from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights, free_moment_weight
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     CLASS_STATISTICS,
     StatisticsDeclaration,
@@ -46,6 +46,7 @@ from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_records
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import StepRelease
+from dpswd.shared.models.free_weights import free_count, free_moment_weight
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.critic.mechanism import CRITIC, CriticDeclaration
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
@@ -148,7 +149,7 @@ class StatisticsAttack(KnownMean):
     def weights(self) -> Weights:
         """The largest that leave the sensitivity at 2."""
         moment = free_moment_weight(self.classes, 0.0)
-        return Weights(self.classes, Weights(self.classes, 0.0, moment, 0.0).free_count(), moment, 0.0)
+        return Weights(self.classes, free_count(Weights(self.classes, 0.0, moment, 0.0)), moment, 0.0)
 
     def declaration(self, sigma: float) -> StatisticsDeclaration:
         """The mechanism's own declaration."""

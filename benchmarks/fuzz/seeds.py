@@ -15,7 +15,6 @@ from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsRequest
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
@@ -24,6 +23,7 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire import arrays
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 Seeds = dict[str, list[Message]]

@@ -26,7 +26,8 @@ from dpswd.public_client.experiments.sliced_distance import sliced_wasserstein
 from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.published import sensitivity_bound
 from dpswd.shared.accounting.slice_law import slice_law
-from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, source_coefficients
+from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
+from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

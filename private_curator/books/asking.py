@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from dpswd.private_curator.books.figures import BudgetRequest, Quote
 from dpswd.private_curator.books.register import Register
+from dpswd.private_curator.core.ledger.requests import held_run, load_run
 from dpswd.private_curator.core.ledger.runs import RunActs
-from dpswd.private_curator.core.ledger.statements import Kind
+from dpswd.private_curator.core.ledger.statements import Kind, Run
 from dpswd.shared.core.errors import GrantNotHeld
 from dpswd.shared.core.privacy.events import RunEvent
 
@@ -62,3 +63,20 @@ class ClientActs(RunActs[Register]):
         """All requests for budget, or one client's, the oldest first."""
         with self._reading():
             return tuple(asked for asked in self._books.requests.values() if client in (None, asked.client))
+
+    def run(self, *, client: str, run_id: str) -> Run:
+        """A run of this client.
+
+        Raises:
+            GrantNotHeld: it does not exist or is another client's.
+        """
+        with self._reading() as connection:
+            return held_run(connection, self.accounting, client, run_id)
+
+    def runs(self, *, client: str | None = None) -> tuple[Run, ...]:
+        """All runs, or one client's, in the order in which they were charged."""
+        with self._reading() as connection:
+            rows = connection.execute(
+                "SELECT run_id FROM requests WHERE step = 0 AND client = coalesce(?, client) ORDER BY seq", (client,)
+            )
+            return tuple(load_run(connection, self.accounting, run_id) for (run_id,) in rows.fetchall())

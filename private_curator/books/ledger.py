@@ -23,7 +23,15 @@ from dpswd.private_curator.books.witness import Witness, lacks
 from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Session
 from dpswd.private_curator.core.ledger.statements import DataSetState, Kind, budget_payload
-from dpswd.private_curator.core.ledger.store import LedgerOptions, append_entry, head, no_checkpoint, utc_now
+from dpswd.private_curator.core.ledger.store import (
+    PAGE,
+    LedgerOptions,
+    append_entry,
+    head,
+    no_checkpoint,
+    read_entries,
+    utc_now,
+)
 from dpswd.shared.accounting.persons import check_records_per_person
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
 from dpswd.shared.core.ledger.receipts import SignedEntry
@@ -167,6 +175,16 @@ class Ledger(OperatorActs, ClientActs):
         if last is None:
             raise LedgerCorrupt("the ledger does not begin with the opening of a data set")
         return last
+
+    def history(self, *, after: int = 0) -> Iterator[SignedEntry]:
+        """Every entry behind ``after``, in order; reads page by page, so that writers need not wait."""
+        while True:
+            with self._database.read() as connection:
+                page = list(read_entries(connection, after=after, limit=PAGE))
+            yield from page
+            if len(page) < PAGE:
+                return
+            after = page[-1].seq
 
     def export(self) -> Iterator[str]:
         """The whole chain, one line for each entry, for `dpswd.shared.books.chain_checks.read_export`."""

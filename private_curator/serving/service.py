@@ -54,7 +54,7 @@ from dpswd.shared.core.errors import (
 from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, PublicArrays
 from dpswd.shared.core.privacy.events import RunEvent
-from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step, check_request_id, offered
+from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step, offered
 from dpswd.shared.core.wire import arrays, limits
 from dpswd.shared.core.wire.checks import invalid, one_line, positive
 from dpswd.shared.core.wire.messages import RunParameters, run_digest, step_digest
@@ -310,7 +310,7 @@ class CuratorService:
 
     def _open_run(self, client: Client, request: pb.OpenRunRequest) -> pb.OpenRunResponse:
         if not request.validate_only:
-            check_request_id(request.request_id)
+            wire.check_request_id(request.request_id)
         parameters = RunParameters.from_message(request.parameters)
         broken = one_line("purpose", request.purpose)
         if broken:
@@ -361,7 +361,7 @@ class CuratorService:
     def _draw_step(self, client: Client, message: pb.DrawStepRequest) -> pb.DrawStepResponse:
         """Checks a step against its run and hands it to the pipeline."""
         run_id = message.run_id
-        check_request_id(message.request_id)
+        wire.check_request_id(message.request_id)
         charged = self.ledger.run(client=client.name, run_id=run_id)
         digest = step_digest(run_id=run_id, payload=message.payload)
         request = Request(client=client.name, request_id=message.request_id, digest=digest)

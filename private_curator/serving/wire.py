@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import uuid
 
 from dpswd.private_curator.books.figures import AccountStatus, BudgetRequest
 from dpswd.private_curator.core.ledger.statements import Run, StoredReply
@@ -69,3 +70,17 @@ def budget_requests(asked: tuple[BudgetRequest, ...]) -> pb.RequestBudgetRespons
             for one in asked
         ]
     )
+
+
+def check_request_id(value: str) -> None:
+    """Accepts a UUID in its canonical form.
+
+    Raises:
+        RequestInvalid: anything else.
+    """
+    try:
+        canonical = len(value) == 36 and str(uuid.UUID(value)) == value
+    except ValueError:
+        canonical = False
+    if not canonical:
+        raise invalid("request_id", "must be a UUID in canonical form, such as str(uuid.uuid4()) makes")

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpswd.public_client.data.datasets import Batches
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.experiments.sliced_distance import sliced_wasserstein
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _SWD_WEIGHT, _CORAL_WEIGHT = 10.0, 10.0  # of the distance beside the class loss
 _DIRECTIONS, _TARGET_NORM = 200, 0.25  # k, and of the public map
@@ -45,7 +45,7 @@ class Swd(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor, progress: float) -> Tensor:  # noqa: ARG002 - see `PENALTIES`
         """The weighted distance."""
-        feature_map = FeatureMap.from_source(source.detach(), target_norm=_TARGET_NORM)
+        feature_map = map_from_source(source.detach(), target_norm=_TARGET_NORM)
         dimension = source.shape[1]
         U = torch.randn(dimension, _DIRECTIONS, generator=self._generator).to(source)
         U = U / U.norm(dim=0)  # (d, k)

@@ -19,8 +19,8 @@ from torch import Tensor
 from dpswd.public_client.methods.aligned_run import AlignedRun, ComparedStep
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.training.history import HistoryPoint
-from dpswd.shared.core.mechanisms.quantiles.coefficients import source_coefficients
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
+from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
 
 _SHOWN = 1500  # source records in a scatter plot
 _WIDTH = 2.0  # standard deviations that an ellipse covers

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dpswd.public_client.adaptation.published import with_weights
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.data.accuracy import features
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.source import collect
 from dpswd.public_client.experiments.approaches import LADDER, method_of
 from dpswd.public_client.experiments.connect import descriptions
@@ -21,7 +22,6 @@ from dpswd.public_client.plans.plan import make_plan
 from dpswd.public_client.testing.mock import MockCurator
 from dpswd.public_client.training.method import Method
 from dpswd.shared.core.errors import InvalidValue, SettingsError
-from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.protocol.publications import PROPOSAL, Proposal, Publication
 
@@ -62,7 +62,7 @@ def prepare(
     ready = method.declarable(extractor, description.record_shape, None)
     curator = MockCurator(description)
     plan, quote = quoted(curator, ready, wanted)
-    feature_map = FeatureMap.from_source(source_features, target_norm=norm)
+    feature_map = map_from_source(source_features, target_norm=norm)
     assert plan.noise is not None, "quoted with its noise"
     return Proposal(
         graph=ready.graph.to_bytes(),

@@ -8,9 +8,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, fx, nn
 
+from dpswd.public_client.extractor.adapter_layers import (
+    PREFIX,
+    AffineWarp2d,
+    ChannelAffine,
+    FeatureAffine,
+    LowRankAffine,
+)
 from dpswd.public_client.extractor.tracing import VocabularyTracer, is_leaf, trace
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.sandbox.adapters import PREFIX, AffineWarp2d, ChannelAffine, FeatureAffine, LowRankAffine
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpswd.public_client.extractor import adapter_layers as adapters
 from dpswd.public_client.extractor import functions, sequence_layers, views
 from dpswd.public_client.extractor.lowering import Builder, Refused, Traced
 from dpswd.public_client.extractor.unlowered import Unlowered, Whole
-from dpswd.shared.sandbox import adapters
 from dpswd.shared.sandbox.graph import tensor_name
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
 

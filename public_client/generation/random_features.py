@@ -32,6 +32,7 @@ from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
 from dpswd.shared.core.noise.clipping import RECORD_NORM
+from dpswd.shared.models.free_weights import free_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class DpMerf(Network):
 
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`."""
-        weights = Weights(run.classes, Weights(run.classes, 0.0, 0.0, 0.0).free_count(), 0.0, 0.0)
+        weights = Weights(run.classes, free_count(Weights(run.classes, 0.0, 0.0, 0.0)), 0.0, 0.0)
         return StatisticsDeclaration(
             classes=run.classes,
             count_weight=weights.count,

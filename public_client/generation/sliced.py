@@ -32,10 +32,10 @@ from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.run import ChargedRun, DrawnStep
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
 from dpswd.shared.core.mechanisms.quantiles.mechanism import LABELLED_QUANTILES
-from dpswd.shared.core.mechanisms.rows.mechanism import LABELLED_ROWS
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, labelled
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.published_mechanisms.rows.mechanism import LABELLED_ROWS
 
 
 @dataclass(frozen=True, kw_only=True)

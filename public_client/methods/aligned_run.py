@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.training.checkpoint import Checkpoint
@@ -14,10 +15,10 @@ from dpswd.public_client.training.losses import quantile_loss, row_loss, sanitiz
 from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
 from dpswd.public_client.training.sites import Site
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.core.mechanisms.interface import FloatArray, Payload
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +123,7 @@ class AlignedRun(ChargedRun):
         """The run's map, made of these features where there is none yet."""
         if self.feature_map is None:
             own = self._checked(features).detach()
-            self.feature_map = FeatureMap.from_source(own, target_norm=self._target_norm)
+            self.feature_map = map_from_source(own, target_norm=self._target_norm)
         return self.feature_map
 
     def _checked(self, features: Tensor) -> Tensor:

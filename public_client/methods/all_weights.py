@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpswd.public_client.curator.description import Description
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.methods.sliced_method import GradientMethod
 from dpswd.public_client.plans.recipe import not_counts, not_positive
 from dpswd.public_client.training.loop import PublicStep, Training, align
 from dpswd.public_client.training.sites import Group
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import RunSize
-from dpswd.shared.core.noise.feature_map import FeatureMap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class AllWeights(GradientMethod):
             class_loss = functional.cross_entropy(classifier(own), labels.to(training.device))
             features = training.ranks.gather(own)
             # Public statistics follow the weights; the map is a constant of the step, as it is at the curator.
-            feature_map = FeatureMap.from_source(features.detach(), target_norm=self.target_norm)
+            feature_map = map_from_source(features.detach(), target_norm=self.target_norm)
             return PublicStep(features, feature_map, class_loss)
 
         trained = [*group.live[0].run.parameters, *classifier.parameters()]

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from dpswd.public_client.methods.evaluation_ratio import Tally
 from dpswd.shared.core.errors import InvalidValue, rounded
-from dpswd.shared.core.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT, EvaluationReply, bin_edges
+from dpswd.shared.core.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT, EvaluationReply
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 
 Floats = npt.NDArray[np.float64]
@@ -217,6 +218,12 @@ class Report:
                 f"{rounded(self.remaining, up=False)} are left to you"
             )
         return "\n".join(lines)
+
+
+def bin_edges(*, classes: int, bins: int) -> NDArray[np.float64]:
+    """The edges of the bins, (B + 1,), from 1/C to 1."""
+    lowest = 1.0 / classes
+    return lowest + (1.0 - lowest) * np.arange(bins + 1) / bins
 
 
 def _percent(share: float) -> str:

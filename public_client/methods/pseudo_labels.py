@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.accuracy import features as features_of
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import Reporter, reporting
 from dpswd.public_client.data.source import collect
 from dpswd.public_client.methods.pseudo_label_fit import Observed, Shifts, Source
@@ -179,7 +180,7 @@ class PseudoLabels(Method):
                 group.store.write("axes", axes.state_dict())
         asked, sums = whole(training.model.extractor, training.model.classifier, axes)
         with torch.no_grad():
-            feature_map = FeatureMap.from_source(sums(training.features.cpu()), target_norm=self.target_norm)
+            feature_map = map_from_source(sums(training.features.cpu()), target_norm=self.target_norm)
         ready = Declarable.of(asked, group.record_shape())
         group.charge_each(
             lambda site: SumsRun(site.curator, ready, site.plan, sums, feature_map, checkpoint=site.store)

@@ -10,6 +10,7 @@ from torch import nn
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.methods.aligned_run import AlignedRun
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
@@ -19,10 +20,9 @@ from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.sites import Group
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.core.mechanisms.gradient.mechanism import GRADIENT, SLICED, GradientDeclaration
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
-from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.published_mechanisms.gradient.mechanism import GRADIENT, SLICED, GradientDeclaration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class SlicedMethod(Method):
     def open_runs(self, group: Group, extractor: nn.Module, training: Training) -> None:
         """Opens the sites' runs for one extractor, which charges all of each, or continues those of the directories."""
         ready = Declarable.of(extractor, group.record_shape(), self.names(extractor))
-        feature_map = FeatureMap.from_source(training.features, target_norm=self.target_norm)
+        feature_map = map_from_source(training.features, target_norm=self.target_norm)
         group.charge_each(
             lambda site: AlignedRun(
                 site.curator, ready, site.plan,

@@ -26,6 +26,7 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.models.free_weights import free_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Statistics(StatisticsMethod):
         """See `StatisticsMethod`; where shares alone are learned the counts get all that the class sums leave free."""
         if self.learns == "shares":
             plain = Weights(classes, 0.0, 0.0, 0.0)
-            return Weights(classes, plain.free_count(), 0.0, 0.0)
+            return Weights(classes, free_count(plain), 0.0, 0.0)
         told = {"records": records, "dimension": dimension, "classes": classes}
         return super().weights(noise, **told, number_private=number_private)
 

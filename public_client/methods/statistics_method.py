@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import Reporter, reporting
 from dpswd.public_client.methods.statistics_head import Known
 from dpswd.public_client.plans.declarable import Declarable
@@ -27,7 +28,7 @@ from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
 from dpswd.public_client.training.sites import Group, Site
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights, free_moment_weight
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     CLASS_STATISTICS,
     StatisticsDeclaration,
@@ -35,6 +36,7 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
 )
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
 from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.models.free_weights import free_count, free_moment_weight
 
 PLENTY = 30.0
 """Records for each unit of noise along all features, above which everything is released of two classes; below it, what
@@ -108,7 +110,7 @@ class StatisticsMethod(Method):
         if plenty or self.moments == "yes":
             moments = self.moments == "yes" or (self.moments == "auto" and dimension <= _MOST_MOMENTS)
             plain = Weights(classes, 0.0, free_moment_weight(classes, 0.0) if moments else 0.0, 0.0)
-            return Weights(classes, plain.free_count(), plain.moment, 0.0)
+            return Weights(classes, free_count(plain), plain.moment, 0.0)
         counted = (records / noise) ** 2
         return Weights(classes, 0.5 * counted / (counted + COUNTED**2), 0.0, 1.0)
 
@@ -119,7 +121,7 @@ class StatisticsMethod(Method):
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one map for all sites, so that their sums add up."""
         ready = Declarable.of(training.model.extractor, group.record_shape())
-        feature_map = FeatureMap.from_source(training.features, target_norm=self.target_norm)
+        feature_map = map_from_source(training.features, target_norm=self.target_norm)
         group.charge_each(
             lambda site: StatisticsRun(site.curator, ready, site.plan, feature_map=feature_map, checkpoint=site.store)
         )

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import PendingStep, new_request_id
 from dpswd.public_client.data.accuracy import features as features_of
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.plans.declarable import Declarable, quoted
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import Recipe, RunTerms, not_counts, not_one_of, not_positive, refuse
 from dpswd.shared.core.errors import InvalidValue, SettingsError
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
-from dpswd.shared.core.mechanisms.rows.mechanism import ROWS
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
-from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.published_mechanisms.rows.mechanism import ROWS
 
 FloatArray = npt.NDArray[np.float64]
 Solver = Literal["exact", "entropic"]
@@ -108,7 +108,7 @@ def transported(curator: Curator, plan: Plan, extractor: nn.Module, records: Ten
     if not isinstance(method, Transport):
         raise InvalidValue(f"the plan is of {method.name}; make it with Transport()")
     raw = features_of(extractor, records)
-    feature_map = FeatureMap.from_source(raw, target_norm=method.target_norm)
+    feature_map = map_from_source(raw, target_norm=method.target_norm)
     points = feature_map.clipped(raw)  # (m, d)
     ready = Declarable.of(extractor, plan.record_shape)
     noisy, quote = quoted(curator, ready, plan)

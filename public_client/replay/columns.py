@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.extractor.adapter_layers import FeatureAffine
 from dpswd.public_client.replay.class_frequencies import FrequencyModel
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.views import CLASS_WIDTH, View
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.sandbox.adapters import FeatureAffine
 
 MOST_COLUMNS = 64
 """Of a record; with more, a search takes minutes and a release hardly tells columns apart."""

@@ -24,12 +24,12 @@ from torch.nn import functional
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import Reporter, reporting
 from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.extractor.adapter_layers import FeatureAffine
 from dpswd.public_client.replay.priors import safe_weights, with_priors
 from dpswd.public_client.replay.twins import Twins, laid_out
 from dpswd.public_client.replay.verdict import Fitted, Outcome
 from dpswd.public_client.replay.views import FeatureView, MixedViews, View
 from dpswd.public_client.replay.weighted import Onward, Trained
-from dpswd.shared.sandbox.adapters import FeatureAffine
 
 _BATCH = 128
 _RATE = 1e-3

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
-from dpswd.shared.core.mechanisms.rows.cotangents import noised_source_projections
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_factors
 from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections
 
 MOST_RELEASES = 8
 """That a judgement of a view looks at: more tell little that is new, and cost as much each."""

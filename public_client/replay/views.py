@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpswd.public_client.extractor.adapter_layers import AffineWarp2d, ChannelAffine
 from dpswd.public_client.replay.augmentation import Drawn, Variation, Warps, draw_variation
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.sandbox.adapters import AffineWarp2d, ChannelAffine
 
 SEARCH = Warps(turn=0.5, scale=0.35, aspect=0.2, shear=0.2, shift=0.12)
 """Where the fit of an image view may begin."""

@@ -9,9 +9,9 @@ from torch import nn
 
 from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.source import collect
+from dpswd.public_client.extractor.adapter_layers import MonotoneColumns, adapter_parameter_names
 from dpswd.public_client.extractor.adapting import adapt_for_target, input_adapter, insert_adapter, source_knots
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.sandbox.adapters import MonotoneColumns, adapter_parameter_names
 
 ADAPTERS = ("auto", "warp", "channels", "features", "low-rank", "monotone")
 """Kinds of target-side adapters (`dpswd.public_client.extractor.adapting`)."""

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from dpswd.public_client.data.sliced_distances import distance, row_distance
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientReply
-from dpswd.shared.core.mechanisms.quantiles.coefficients import source_coefficients
-from dpswd.shared.core.mechanisms.rows.cotangents import noised_source_projections
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.device_noise.noise import draw_on
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientReply
+from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
+from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections
 
 
 def quantile_loss(

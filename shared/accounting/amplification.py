@@ -25,11 +25,12 @@ from scipy.special import gammaln
 
 from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.conversion import convex_envelope
+from dpswd.shared.accounting.moments import integer_moments
 from dpswd.shared.accounting.one_sided import OneSided, table_size
 from dpswd.shared.accounting.one_sided_table import precise_moment
 from dpswd.shared.accounting.ternary import log_second_moment
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.privacy.curves import ShiftLaw, integer_moments
+from dpswd.shared.core.privacy.curves import ShiftLaw
 from dpswd.shared.core.privacy.events import StepEvent
 
 LARGEST_ORDER = 512

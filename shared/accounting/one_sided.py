@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh_tridiagonal
 from scipy.special import gammaln, loggamma
 
-from dpswd.shared.core.privacy.curves import ShiftLaw, integer_moments
+from dpswd.shared.accounting.moments import integer_moments
+from dpswd.shared.core.privacy.curves import ShiftLaw
 
 _SLACK = 1e-7
 """Relative slack that covers the quadrature's error (measured against mpmath: below 1e-9)."""

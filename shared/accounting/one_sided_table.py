@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpswd.shared.accounting import one_sided, shift_mixture
+from dpswd.shared.accounting.moments import integer_moments
 from dpswd.shared.accounting.one_sided import COMPUTED_ORDERS, between_orders, integrated, table_size
-from dpswd.shared.core.privacy.curves import ShiftLaw, integer_moments
+from dpswd.shared.core.privacy.curves import ShiftLaw
 
 _ENOUGH_DIRECTIONS, _RESOLVED_SHIFT = 8, 8.0
 """The integral of one law replaces the law of one direction by a few dozen nodes. With fewer directions its error on

@@ -1,36 +1,4 @@
-"""Every error that dpswd raises on purpose.
-
-The tree::
-
-    DpswdError
-    ├── InvalidValue (also ValueError)        a value from the caller is outside what is allowed
-    │   ├── InvalidEvent                      a privacy event that cannot be priced
-    │   ├── ExtractorUnsupported              a module that cannot travel as data
-    │   └── DataInvalid                       records or labels that cannot be served
-    ├── PrivacyError
-    │   ├── BudgetExhausted                   the charge would exceed (epsilon, delta)
-    │   ├── RelationMismatch                  a charge under another neighbouring relation
-    │   └── AccountantsDisagree               two accountants differ beyond their known order
-    ├── ProtocolError                         what the curator answered, or refused, over the network
-    │   ├── CredentialsInvalid
-    │   ├── GrantNotHeld
-    │   ├── RequestInvalid
-    │   ├── ExtractorUnknown
-    │   ├── ExtractorNotApproved
-    │   ├── RunFinished
-    │   ├── RequestIdReused
-    │   ├── RequestInProgress                 retry later, with the same request id
-    │   ├── StepGivenUp                       its computation failed too often; the run's next step goes on
-    │   ├── CuratorUnavailable                retry later, with the same request id
-    │   │   ├── ExtractionStopped             the process that evaluates extractors was ended
-    │   │   └── TooManyRequests               of this client at the same time
-    │   └── CuratorFault                      an incident at the curator; only its number is told
-    ├── LedgerError
-    │   ├── LedgerUnavailable                 disk full, locked, read-only: nothing was spent
-    │   ├── LedgerCorrupt                     the chain of entries does not verify
-    │   └── RestoreRefused                    a backup would forget charges, and nobody accepted that
-    └── SettingsError                         a configuration that cannot work
-"""
+"""Every error that dpswd raises on purpose; docs/reference/api/errors.md shows the tree."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ from dpswd.public_client.replay import fit
 from dpswd.shared.core import errors
 from dpswd.shared.core.ledger import receipts
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsReply
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientReply
 from dpswd.shared.core.mechanisms.interface import ModelFacts
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
@@ -39,6 +38,7 @@ from dpswd.shared.core.wire.v1 import curator_pb2_grpc as rpc
 from dpswd.shared.protocol.receipts import encode_receipt
 from dpswd.shared.protocol.status import to_status
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientReply
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
 torch.set_num_threads(1)

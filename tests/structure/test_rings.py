@@ -15,8 +15,8 @@ RINGS = {
     "core": ("shared/core", "private_curator/core"),
     "sandbox": ("shared/sandbox", "private_curator/sandbox"),
 }
-BUDGETS = {"core": 9_385, "sandbox": 3_499}
-"""Lines of each ring, generated code aside. These numbers only ever fall: 8,500 and 3,400 are the aim."""
+BUDGETS = {"core": 8_647, "sandbox": 3_363}
+"""Lines of each ring, generated code aside. These numbers only ever fall: 8,500 is the aim of the core."""
 
 
 def files_of(*folders: str) -> list[Path]:

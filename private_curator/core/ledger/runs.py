@@ -21,7 +21,7 @@ from datetime import UTC
 from typing import Any
 
 from dpswd.private_curator.core.ledger.budget import Books
-from dpswd.private_curator.core.ledger.requests import answered, bind, charge, held_run, load_run, opened_before
+from dpswd.private_curator.core.ledger.requests import answered, bind, charge, opened_before
 from dpswd.private_curator.core.ledger.statements import Kind, Request, Run, StepGranted, StoredReply
 from dpswd.private_curator.core.ledger.store import B_co, Store, Transaction
 from dpswd.shared.core.errors import GrantNotHeld, LedgerUnavailable, RequestInProgress, RunFinished
@@ -125,23 +125,6 @@ class RunActs(Store[B_co]):
         if stored is not None:
             self._database.settle()
         return stored
-
-    def run(self, *, client: str, run_id: str) -> Run:
-        """A run of this client.
-
-        Raises:
-            GrantNotHeld: it does not exist or is another client's.
-        """
-        with self._reading() as connection:
-            return held_run(connection, self.accounting, client, run_id)
-
-    def runs(self, *, client: str | None = None) -> tuple[Run, ...]:
-        """All runs, or one client's, in the order in which they were charged."""
-        with self._reading() as connection:
-            rows = connection.execute(
-                "SELECT run_id FROM requests WHERE step = 0 AND client = coalesce(?, client) ORDER BY seq", (client,)
-            )
-            return tuple(load_run(connection, self.accounting, run_id) for (run_id,) in rows.fetchall())
 
     def begin_step(
         self, request: Request, *, run_id: str, max_attempts: int | None = None

@@ -26,7 +26,7 @@ B_co = TypeVar("B_co", bound=Books, covariant=True)
 Clock = Callable[[], datetime]
 Checkpoint = Callable[[str], None]
 
-_PAGE = 1000  # entries that are in memory at a time while the chain is read
+PAGE = 1000  # entries that are in memory at a time while the chain is read
 
 # The condition of the partial index of schema.py, word by word, so that SQLite uses it.
 _BESIDE_STEPS = "kind NOT IN ('step-consumed', 'step-resumed', 'step-answered')"
@@ -171,16 +171,6 @@ class Store(Generic[B_co]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def history(self, *, after: int = 0) -> Iterator[SignedEntry]:
-        """Every entry behind ``after``, in order; reads page by page, so that writers need not wait."""
-        while True:
-            with self._database.read() as connection:
-                page = list(read_entries(connection, after=after, limit=_PAGE))
-            yield from page
-            if len(page) < _PAGE:
-                return
-            after = page[-1].seq
-
     @contextlib.contextmanager
     def _transaction(self, operation: str) -> Iterator[Transaction[B_co]]:
         """Everything in the block becomes durable together, or nothing of it happens."""
@@ -280,7 +270,7 @@ def read_entries(connection: Session, *, after: int = 0, limit: int | None = Non
     Raises:
         LedgerCorrupt: one is not readable.
     """
-    rows = by_seq(connection, "SELECT seq, kind, statement, signature FROM entries", after=after, page=_PAGE)
+    rows = by_seq(connection, "SELECT seq, kind, statement, signature FROM entries", after=after, page=PAGE)
     for _, kind, statement, signature in itertools.islice(rows, limit):
         yield parsed_entry(kind, statement, signature)
 

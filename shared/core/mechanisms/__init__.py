@@ -12,23 +12,18 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATIS
 from dpswd.shared.core.mechanisms.distributions.mechanism import DISTRIBUTIONS, LABELLED_DISTRIBUTIONS
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS
-from dpswd.shared.core.mechanisms.gradient.mechanism import GRADIENT
 from dpswd.shared.core.mechanisms.interface import AnyMechanism
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT
 from dpswd.shared.core.mechanisms.quantiles.mechanism import LABELLED_QUANTILES, QUANTILES
-from dpswd.shared.core.mechanisms.rows.mechanism import LABELLED_ROWS, ROWS
 
 MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
     {
         mechanism.name: mechanism
         for mechanism in (
-            ROWS,
             QUANTILES,
-            GRADIENT,
             EVALUATION,
             CLASS_STATISTICS,
             LABELLED_GRADIENT,
-            LABELLED_ROWS,
             LABELLED_QUANTILES,
             DISTRIBUTIONS,
             LABELLED_DISTRIBUTIONS,

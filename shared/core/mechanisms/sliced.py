@@ -1,7 +1,8 @@
 """Sliced releases: what one-dimensional projections of clipped features along random directions U release.
 
-`rows` and `quantiles` are such mechanisms, and `gradient` releases one of them first. The directions are drawn after
-everything else is fixed; the price follows the law of the squared shift along them (docs/privacy, sections 2 and 6).
+`quantiles` is such a mechanism, and `rows` among the published ones, whose `gradient` releases one of the two first.
+The directions are drawn after everything else is fixed; the price follows the law of the squared shift along them
+(docs/privacy, sections 2 and 6).
 The labelled ones append a record's weighted one-hot label to its mapped features and clip the two together: a replaced
 record then moves a row of d + C values by at most 1, whatever happens to its label.
 """
@@ -114,21 +115,6 @@ class Sliced(Mechanism[SlicedDeclaration, SlicedRequest, SlicedReply]):
     @abc.abstractmethod
     def released(self, features: Tensor, U: Tensor, declared: SlicedDeclaration, noise: NoiseSource) -> GridArray:
         """Noised values of clipped features (b, d) along U (d, k): (b, k) or (L, k)."""
-
-    @abc.abstractmethod
-    def cotangents(
-        self, seen: ProjectedSample, source: Tensor, declared: SlicedDeclaration, batch: int
-    ) -> tuple[Tensor, float]:
-        """Where each record's clipped features should move, (b, d), and the public scale that was divided out.
-
-        A function, record by record, of released and public values and of the record itself alone.
-
-        Args:
-            seen: the step's release, and what it was made of.
-            source: (m, d) public features, mapped and clipped.
-            declared: by the run.
-            batch: b.
-        """
 
     @abc.abstractmethod
     def part(self, declared: SlicedDeclaration, facts: Facts) -> Part:

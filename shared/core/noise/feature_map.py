@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_factors, clip_records, neutralise
-
-DEFAULT_TARGET_NORM = 0.25  # half the clip norm: source records then seldom reach it
+from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_records
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,35 +47,6 @@ class FeatureMap:
         """The map on a device."""
         return FeatureMap(center=self.center.to(device), scale=self.scale.to(device))
 
-    @classmethod
-    def from_source(cls, features: Tensor, *, target_norm: float = DEFAULT_TARGET_NORM) -> FeatureMap:
-        """Centre public source features on zero and bring their mean norm to `target_norm`.
-
-        One scale serves all features, so the geometry that the distance sees is the extractor's own.
-
-        Args:
-            features: (m, d) source features, m at least 1.
-            target_norm: mean norm of the mapped source features.
-
-        Returns:
-            The map, on the features' device and in their type.
-
-        Raises:
-            InvalidValue: the features are empty or not finite, or the target norm is not positive.
-        """
-        if features.dim() != 2 or features.shape[0] < 1:
-            raise InvalidValue(f"source features have shape {tuple(features.shape)}; use (m, d) with m >= 1")
-        if not bool(torch.isfinite(features).all()):
-            raise InvalidValue("source features hold NaN or infinity; check the extractor's weights")
-        if not 0.0 < target_norm < float("inf"):
-            raise InvalidValue(f"the target norm is {target_norm}; it must be positive and finite")
-        exact = features.detach().to(torch.float64)
-        center = exact.mean(dim=0)
-        norm = torch.linalg.vector_norm(exact - center, dim=1).mean()
-        # Identical features have no size of their own: any positive scale is as good as another.
-        scale = target_norm / norm if float(norm) > 0.0 else torch.ones_like(norm)
-        return cls(center=center.to(features.dtype), scale=scale.expand(center.shape).to(features.dtype).contiguous())
-
     def extended(self, values: int) -> FeatureMap:
         """The map of features with further values beside them, which it leaves as they are; the clip is of all."""
         zeros = torch.zeros(values).to(self.center)
@@ -104,27 +73,3 @@ class FeatureMap:
             (b, d), rows of norm at most 1/2, each a function of its own record alone.
         """
         return clip_records(self.apply(features), RECORD_NORM)
-
-    def pull_back(self, features: Tensor, cotangents: Tensor) -> Tensor:
-        """Carry cotangents of the clipped features back to the raw ones: the transposed Jacobian of `clipped`.
-
-        A clipped row moves on a sphere, so the part of its cotangent along the row drops out; entries that
-        were not finite are constants and get zero.
-
-        Args:
-            features: (b, d) raw features.
-            cotangents: (b, d) with respect to `clipped(features)`.
-
-        Returns:
-            (b, d), each row a function of its own record and cotangent alone.
-        """
-        mapped = self.apply(features)
-        finite = neutralise(mapped).to(torch.float64)
-        factors = clip_factors(finite, RECORD_NORM)  # (b, 1)
-        pulled = cotangents.to(torch.float64) * factors
-        squared = (finite * finite).sum(dim=1, keepdim=True)
-        radial = (finite * pulled).sum(dim=1, keepdim=True) / torch.where(squared > 0.0, squared, 1.0)
-        pulled = torch.where(factors < 1.0, pulled - radial * finite, pulled)
-        # A product, for `where` takes longer for some patterns than for others; what is multiplied is finite.
-        pulled = pulled * torch.isfinite(mapped) * self.scale
-        return neutralise(pulled).to(features.dtype)

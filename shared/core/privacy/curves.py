@@ -16,7 +16,6 @@ rule on an integral that is analytic in a strip, so that the error falls exponen
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -210,11 +209,3 @@ class ShiftLaw:
     def is_constant(self) -> bool:
         """Whether S is one number: d = 1, or no sliced part."""
         return self.feature_dimension == 1 or self.scale == 0.0
-
-
-@functools.lru_cache(maxsize=8)
-def integer_moments(law: ShiftLaw, largest: int) -> NDArray[np.float64]:
-    """``log_moment`` at j = 0 .. ``largest`` (0 at j = 0), read-only: the bounds of one step share them."""
-    result = law.log_moment(np.maximum(np.arange(largest + 1), 1))
-    result.setflags(write=False)
-    return result

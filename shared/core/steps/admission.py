@@ -8,7 +8,6 @@ nothing about the records.
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -139,20 +138,6 @@ def offered(mechanisms: Mapping[str, AnyMechanism], data: DataSetFacts) -> tuple
 
 def _labels_suffice(mechanism: AnyMechanism, data: DataSetFacts) -> bool:
     return not (data.partly_labelled and mechanism.needs_labels and not mechanism.partial_labels)
-
-
-def check_request_id(value: str) -> None:
-    """Accepts a UUID in its canonical form.
-
-    Raises:
-        RequestInvalid: anything else.
-    """
-    try:
-        canonical = len(value) == 36 and str(uuid.UUID(value)) == value
-    except ValueError:
-        canonical = False
-    if not canonical:
-        raise invalid("request_id", "must be a UUID in canonical form, such as str(uuid.uuid4()) makes")
 
 
 def _sizes(run: RunSize, data: DataSetFacts, limits: Limits, *, whole: bool) -> list[Violation]:

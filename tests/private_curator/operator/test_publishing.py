@@ -25,10 +25,10 @@ from dpswd.public_client.methods import Adapter, PseudoLabels
 from dpswd.shared.core import errors
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.protocol.publications import Proposal, Publication
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 
 ROOT = Path(__file__).resolve().parents[3]
 QUANTILES = ALL_MECHANISMS["quantiles"]

@@ -15,8 +15,8 @@ from torch import nn
 
 from dpswd.private_curator.steps import extraction
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.core.privacy import filter as privacy_filter
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 
 RECORDS = np.random.default_rng(7).normal(size=(24, 6)).astype(np.float32)
 SOURCE = np.ones((9, 5), np.float32)

@@ -16,15 +16,15 @@ from dpswd.private_curator.steps.shards import LocalShards, ShardLost
 from dpswd.shared.core.errors import ExtractionStopped, LedgerUnavailable, RequestIdReused, RunFinished, StepGivenUp
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
-from dpswd.shared.core.mechanisms.quantiles.cotangents import QuantileCotangent
-from dpswd.shared.core.mechanisms.rows.cotangents import noised_source_projections, row_cotangents
 from dpswd.shared.core.mechanisms.sliced import SlicedRequest
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import StepRelease
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import QuantileCotangent
+from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections, row_cotangents
 
 INPUTS, FEATURES = 6, 5
 RNG = np.random.default_rng(7)

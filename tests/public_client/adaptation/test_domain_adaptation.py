@@ -17,7 +17,7 @@ from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core import errors
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.ledger.receipts import STEP_ANSWERED, SignedEntry
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 
 STEPS = 6
 

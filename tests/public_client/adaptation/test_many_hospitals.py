@@ -17,12 +17,12 @@ from torch import nn
 
 from dpswd import DomainAdaptation, Federation, Hospital, MockCurator, Statistics, mock_description
 from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.methods.statistics_method import StatisticsRun
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.training.asking import ask_each
 from dpswd.public_client.training.sites import Group, Site
 from dpswd.shared.core.errors import CuratorUnavailable, InvalidValue, SettingsError
-from dpswd.shared.core.noise.feature_map import FeatureMap
 
 WIDTH, CLASSES = 6, 3
 MEANS = 1.2 * np.random.default_rng(21).normal(size=(CLASSES, WIDTH))
@@ -235,7 +235,7 @@ def test_nobody_is_given_up_while_runs_are_charged():
     }  # fmt: skip
     group = Group([Site(name, curators[name], plan) for name, plan in plans.items()], None, straggler_s=0.0)
     ready = Declarable.of(nn.Linear(WIDTH, WIDTH).eval(), (WIDTH,))
-    feature_map = FeatureMap.from_source(torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(0)))
+    feature_map = map_from_source(torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(0)))
     group.charge_each(lambda site: StatisticsRun(site.curator, ready, site.plan, feature_map=feature_map))
     assert [len(curator.charges) for curator in curators.values()] == [1, 1, 1, 1]
     assert {site.name: site.state for site in group.sites} == {

@@ -19,7 +19,6 @@ from dpswd.shared.books import chain_checks
 from dpswd.shared.core import errors
 from dpswd.shared.core.ledger import receipts
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -28,6 +27,7 @@ from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.protocol.receipts import encode_receipt
 from dpswd.shared.protocol.status import to_status
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
 
 DIGEST = "a" * 64
 

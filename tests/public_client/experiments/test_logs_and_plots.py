@@ -22,11 +22,11 @@ from dpswd.public_client.methods.aligned_run import ComparedStep
 from dpswd.public_client.replay import fit as replay_fit
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.logs import COLUMNS, TrainingLog
-from dpswd.shared.core.mechanisms.quantiles.coefficients import source_coefficients
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray
+from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
 
 D = 6
 

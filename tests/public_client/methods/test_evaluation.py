@@ -12,10 +12,17 @@ from torch import nn
 
 from dpswd import Evaluate, Hospital, MockCurator, mock_description
 from dpswd.public_client.methods.evaluation import EvaluationIds, accuracy_error, submitted
-from dpswd.public_client.methods.evaluation_report import Counts, Report, best_correct, correct_variance, nearest_counts
+from dpswd.public_client.methods.evaluation_report import (
+    Counts,
+    Report,
+    best_correct,
+    bin_edges,
+    correct_variance,
+    nearest_counts,
+)
 from dpswd.public_client.training.saved_model import load_adapted, save_adapted
 from dpswd.shared.core.errors import InvalidValue, RequestInvalid
-from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationCounter, EvaluationReply, bin_edges, released
+from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationCounter, EvaluationReply, released
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.noise.noise import GridArray, SeededNoise
 from dpswd.shared.core.wire.arrays import encode_grid

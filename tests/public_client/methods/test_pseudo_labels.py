@@ -16,6 +16,7 @@ from torch import nn
 
 from dpswd import DomainAdaptation, Federation, Hospital, MockCurator, PseudoLabels, mock_description
 from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.source import source_loader, train_source
 from dpswd.public_client.methods.pseudo_label_fit import Observed, Shifts, Source, fitted
 from dpswd.public_client.methods.pseudo_label_sums import component_axes, whole
@@ -262,7 +263,7 @@ def test_moves_and_gains_are_found_where_little_noise_hides_them(source):
     sums = sums.double()
     features = public.images.double()
     with torch.no_grad():
-        like = Source(features, public.labels, sums, FeatureMap.from_source(sums(features), target_norm=0.35))
+        like = Source(features, public.labels, sums, map_from_source(sums(features), target_norm=0.35))
     still, generator = Shifts.none(like), torch.Generator().manual_seed(0)
     sizes = torch.cat([torch.full((n,), t).double() for n, t in zip(still.kinds, (0.1, 0.2, 0.05, 0.0), strict=True)])
     true = sizes * torch.randn(len(sizes), generator=generator, dtype=torch.float64)

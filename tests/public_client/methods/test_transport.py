@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from dpswd import Hospital, MockCurator, mock_description
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.methods.transport import Transport, estimated_costs, solve, transported
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, SettingsError
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.core.noise.feature_map import FeatureMap
 
 D, N, M = 12, 90, 70
 RNG = np.random.default_rng(7)
@@ -41,7 +41,7 @@ def identity():
 
 def exact_distance():
     """Of mapped and clipped features, by POT."""
-    mapped = FeatureMap.from_source(PUBLIC, target_norm=0.4)
+    mapped = map_from_source(PUBLIC, target_norm=0.4)
     x, y = (mapped.clipped(values).double().numpy() for values in (PUBLIC, torch.from_numpy(OWN)))
     return ot.emd2(np.full(M, 1 / M), np.full(N, 1 / N), ((x[:, None] - y) ** 2).sum(axis=2))
 

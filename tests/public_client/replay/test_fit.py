@@ -10,6 +10,7 @@ from made_release import SEED, on_grid, residuals_of
 from torch import Tensor, nn
 
 from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.replay import fit as replay
 from dpswd.public_client.replay.augmentation import Variation, Warps, draw_variation
@@ -22,7 +23,6 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.core.noise.feature_map import FeatureMap
 
 
 def fitted(source: Labelled, residuals: Residuals, extractor: nn.Module | None = None, rate: float = 0.03) -> Fitted:
@@ -125,7 +125,7 @@ def test_a_large_turn_is_found_from_many_starts():
 def test_rows_are_turned_into_coefficients():
     generator = torch.Generator().manual_seed(0)
     source = torch.randn(2000, 5, generator=generator)
-    feature_map = FeatureMap.from_source(source, target_norm=0.25)
+    feature_map = map_from_source(source, target_norm=0.25)
     rows = (feature_map.clipped(source) @ directions(SEED, 5, 30)).numpy()
     rows = rows + np.random.default_rng(0).normal(scale=0.1, size=rows.shape)
     release = SlicedReply(SEED, on_grid(rows, 0.1))

@@ -19,11 +19,11 @@ from dpswd.public_client.plans.declarable import Declarable
 from dpswd.shared.core.errors import RequestInvalid
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
 
 RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
 QUANTILES = SlicedDeclaration(directions=8, sigma=2.0, coefficients=2)

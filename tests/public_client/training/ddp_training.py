@@ -23,6 +23,7 @@ from torch import nn
 
 from dpswd import DomainAdaptation, Federation, Hospital
 from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.data.source import train_source
@@ -191,7 +192,7 @@ def divided(out: Path, ranks: Ranks) -> None:
     extractor = nn.Sequential(nn.Flatten(), nn.Linear(36, 5)).eval()
     with torch.no_grad():
         seen, target = extractor(source.images), extractor((0.5 * source.images + 0.3).roll(1, dims=3))
-    feature_map = FeatureMap.from_source(seen, target_norm=0.25)
+    feature_map = map_from_source(seen, target_norm=0.25)
     residuals = Residuals(
         [released(target, feature_map, sigma=0.01)], like=seen, feature_map=feature_map, batch=96, sigma=0.01
     )

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from dpswd.public_client.training.losses import quantile_loss, row_loss, sanitized_term
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientReply
 from dpswd.shared.core.mechanisms.quantiles.coefficients import release_coefficients
-from dpswd.shared.core.mechanisms.rows.projections import release_rows
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray, SeededNoise
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientReply
+from dpswd.shared.published_mechanisms.rows.projections import release_rows
 
 D, K, B = 12, 400, 300  # rows stay far below the clip norm 1/2
 SIGMA = {False: 1e-5, True: 0.03}  # by rows or not; rows saturate at 16 sigma

@@ -10,8 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpswd.public_client.extractor.adapter_layers import (
+    AffineWarp2d,
+    ChannelAffine,
+    FeatureAffine,
+    LowRankAffine,
+    MonotoneColumns,
+)
 from dpswd.public_client.extractor.tracing import trace
-from dpswd.shared.sandbox.adapters import AffineWarp2d, ChannelAffine, FeatureAffine, LowRankAffine, MonotoneColumns
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import module_weights
 

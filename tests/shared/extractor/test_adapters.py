@@ -11,20 +11,18 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch.func import vmap
 
-from dpswd.public_client.extractor.adapting import adapt_for_target, input_adapter, insert_adapter, source_knots
-from dpswd.public_client.extractor.tracing import trace, validate
-from dpswd.shared.core.errors import ExtractorUnsupported, InvalidValue
-from dpswd.shared.sandbox.adapters import (
+from dpswd.public_client.extractor.adapter_layers import (
     AffineWarp2d,
     ChannelAffine,
     FeatureAffine,
     LowRankAffine,
     MonotoneColumns,
     adapter_parameter_names,
-    affine_warp2d_record,
-    low_rank_affine,
-    monotone_columns,
 )
+from dpswd.public_client.extractor.adapting import adapt_for_target, input_adapter, insert_adapter, source_knots
+from dpswd.public_client.extractor.tracing import trace, validate
+from dpswd.shared.core.errors import ExtractorUnsupported, InvalidValue
+from dpswd.shared.sandbox.adapters import affine_warp2d_record, low_rank_affine, monotone_columns
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import module_weights
 

@@ -43,7 +43,6 @@ from dpswd.shared.core.mechanisms.distributions.mechanism import (
 from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationReply
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration, SumsReply, SumsRequest
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
@@ -51,6 +50,7 @@ from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, 
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration, SinkhornReply, SinkhornRequest
 
 RECORDS, INPUTS, CLASSES, FEATURES = 24, 6, 3, 5

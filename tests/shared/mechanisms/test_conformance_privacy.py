@@ -16,10 +16,10 @@ from scipy.stats import beta, norm
 from dpswd.shared.accounting import calibration
 from dpswd.shared.accounting.crosscheck import check_with_autodp
 from dpswd.shared.core.mechanisms.interface import RunSize
-from dpswd.shared.core.mechanisms.rows.mechanism import LABELLED_ROWS, LabelledRows
 from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.steps.admission import run_event
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.rows.mechanism import LABELLED_ROWS, LabelledRows
 
 DELTA = 1e-5
 FACTOR = 1.05

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from dpswd.shared.core.errors import RequestInvalid
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.core.mechanisms.sliced import SlicedRequest
 from dpswd.shared.core.wire.payloads import parsed
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 
 
 def test_another_mechanisms_request_is_not_read_as_an_empty_one():

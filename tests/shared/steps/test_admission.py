@@ -8,18 +8,19 @@ import pytest
 import torch
 from declarations import critic, evaluation, gradient, quantiles, rows
 
+from dpswd.private_curator.serving.wire import check_request_id
 from dpswd.shared.core.errors import RequestInvalid
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from dpswd.shared.core.mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts
 from dpswd.shared.core.mechanisms.sliced import SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.privacy.events import QuantileCoefficients, RowProjections, SanitizedGradient
-from dpswd.shared.core.steps.admission import admit_run, admit_step, check_request_id, offered
+from dpswd.shared.core.steps.admission import admit_run, admit_step, offered
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters, run_digest, step_digest
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 
 DATA = DataSetFacts(records=1000, record_shape=(8,))
 MODEL = ModelFacts(input_shape=(8,), feature_dimension=4, parameter_shapes={"w": (4, 8), "b": (4,)})
@@ -174,7 +175,7 @@ def test_what_is_offered_depends_on_labels():
     with pytest.raises(RequestInvalid, match="no classes of the records' labels"):
         _run(evaluation(EvaluationDeclaration(4, 5.0)), batch_size=1000)
     with pytest.raises(
-        RequestInvalid, match=r"'nothing'; this curator offers rows, quantiles, gradient, critic, distributions$"
+        RequestInvalid, match=r"'nothing'; this curator offers quantiles, distributions, rows, gradient, critic$"
     ):
         _run(("nothing", rows()[1]))
 

@@ -33,28 +33,16 @@ class Weights:
 
     def sensitivity(self) -> float:
         """The largest distance of two records' vectors, rounded up: what replacing one record may move the sum by."""
-        return _root_up(max(self._same_class(), self._two_classes()))
+        return root_up(max(self.same_class(), self.two_classes()))
 
-    def record_norm(self) -> float:
-        """The largest norm of one record's vector, rounded up: what adding or removing one record moves the sum by.
-
-        Curators price replacements, where n is public; this is for comparisons with work that prices additions.
-        """
-        return _root_up((1.0 - self.overlap) * (1.0 + self.count * self.count) + self.moment * self.moment)
-
-    def free_count(self) -> float:
-        """The largest a that does not raise the sensitivity of the rest."""
-        without = self._two_classes() - 2.0 * self.count * self.count
-        return math.sqrt(max(0.0, 0.5 * (self._same_class() - without)))
-
-    def _same_class(self) -> float:
+    def same_class(self) -> float:
         """The largest squared distance of two records of one class: at unit features with inner product -p."""
         own, moments = 1.0 - self.overlap, self.moment * self.moment
         if own >= 2.0 * moments:  # p = 1: opposite features, whose second moments are the same
             return 4.0 * own
         return 2.0 * own + 2.0 * moments + own * own / (2.0 * moments)
 
-    def _two_classes(self) -> float:
+    def two_classes(self) -> float:
         """The largest squared distance of two records of different classes: at unit features with inner product s."""
         shared, moments, count = self.overlap, self.moment * self.moment, 2.0 * self.count * self.count
         if shared >= 2.0 * moments:  # s = 1: equal features under different labels
@@ -62,19 +50,7 @@ class Weights:
         return count + 2.0 * (1.0 - shared) + 2.0 * moments + shared * shared / (2.0 * moments)
 
 
-def _root_up(squared: float) -> float:
+def root_up(squared: float) -> float:
+    """A square root, rounded up."""
     root = math.sqrt(squared)
     return math.nextafter(root, math.inf) if math.isfinite(root) else root
-
-
-def free_moment_weight(classes: int, centring: float) -> float:
-    """The largest beta that does not raise the sensitivity: up to it the furthest records have equal second moments.
-
-    Args:
-        classes: C.
-        centring: kappa.
-    """
-    shared = Weights(classes, 0.0, 0.0, centring).overlap
-    if 4.0 * (1.0 - shared) > 2.0:  # opposite features decide, up to where they no longer do
-        return math.sqrt(0.5 * (1.0 - shared))
-    return math.sqrt(0.5 * shared)

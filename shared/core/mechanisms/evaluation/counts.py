@@ -200,12 +200,6 @@ def bin_places(
     return found, np.clip(places, -_PLACE_UNITS // 2, _PLACE_UNITS // 2)
 
 
-def bin_edges(*, classes: int, bins: int) -> NDArray[np.float64]:
-    """The edges of the bins, (B + 1,), from 1/C to 1."""
-    lowest = 1.0 / classes
-    return lowest + (1.0 - lowest) * np.arange(bins + 1) / bins
-
-
 def largest_count(records: int, *, models: int, partly_labelled: bool) -> int:
     """What a released number of n records may be at most, without its noise."""
     return math.ceil(records * max(1.0, number_weight(models) if partly_labelled and models > 1 else 1.0))

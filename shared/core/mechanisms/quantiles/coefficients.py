@@ -12,8 +12,27 @@ import torch
 from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.rows.projections import project
 from dpswd.shared.core.noise.noise import GridArray, NoiseSource, narrowest_integer, release_on_grid
+
+
+def project(features: Tensor, U: Tensor) -> Tensor:
+    """Projections in float64, whose rounding is far below the grid's.
+
+    Args:
+        features: (b, d), clipped.
+        U: (d, k) unit columns.
+
+    Returns:
+        (b, k) float64.
+
+    Raises:
+        InvalidValue: the shapes do not fit together.
+    """
+    if features.dim() != 2 or U.dim() != 2 or features.shape[1] != U.shape[0]:
+        raise InvalidValue(
+            f"features have shape {tuple(features.shape)} and directions {tuple(U.shape)}; use (b, d) and (d, k)"
+        )
+    return features.to(torch.float64) @ U.to(torch.float64)
 
 
 def cosine_basis(
@@ -78,40 +97,3 @@ def release_coefficients(
     basis = cosine_basis(ordered.shape[0], coefficients, device=ordered.device)
     integer = narrowest_integer(math.sqrt(ordered.shape[0]) / 2, sigma=sigma)
     return release_on_grid(basis.T @ ordered, sigma=sigma, noise=noise, integer=integer)
-
-
-def source_coefficients(source_projections: Tensor, *, batch: int, coefficients: int) -> Tensor:
-    """Coefficients of the public source at the batch's size; the source is public and needs no noise.
-
-    The source's quantile function is averaged over each of the batch's b parts before the basis is applied; for
-    m == b that is the sorted sample itself.
-
-    Args:
-        source_projections: (m, k); m may differ from b.
-        batch: b of the release.
-        coefficients: L.
-
-    Returns:
-        (L, k); differentiable in the projections.
-
-    Raises:
-        InvalidValue: L is outside 1..b.
-    """
-    ordered = source_projections.sort(dim=0).values
-    weights = _source_weights(ordered.shape[0], batch, coefficients).to(ordered)
-    return weights @ ordered
-
-
-def _source_weights(source: int, batch: int, coefficients: int) -> Tensor:
-    """(L, m): averaging over the batch's parts and the basis in one matrix, without a b x m matrix between them.
-
-    The integral of a basis function that is constant on the batch's parts is piecewise linear, so its values at the
-    source's levels i / m give each source point's weight.
-    """
-    basis = cosine_basis(batch, coefficients)
-    integral = torch.cat([torch.zeros(1, coefficients, dtype=torch.float64), basis.cumsum(dim=0)])  # (b + 1, L)
-    scaled = torch.arange(source + 1) * batch  # level i / m, in units of 1 / (b m)
-    whole = torch.div(scaled, source, rounding_mode="floor")
-    part = (scaled - whole * source).to(torch.float64) / source
-    following = torch.cat([basis, torch.zeros(1, coefficients, dtype=torch.float64)])
-    return (integral[whole] + part[:, None] * following[whole]).diff(dim=0).T

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from dpswd.shared.core.mechanisms.interface import Facts, Limits, RunSize
 from dpswd.shared.core.mechanisms.quantiles.coefficients import release_coefficients
-from dpswd.shared.core.mechanisms.quantiles.cotangents import QuantileCotangent
-from dpswd.shared.core.mechanisms.sliced import ProjectedSample, Sliced, SlicedDeclaration
+from dpswd.shared.core.mechanisms.sliced import Sliced, SlicedDeclaration
 from dpswd.shared.core.noise.noise import GridArray, NoiseSource, grid_step
 from dpswd.shared.core.privacy.events import QuantileCoefficients
 from dpswd.shared.core.wire.checks import Violation, between
@@ -31,14 +30,6 @@ class Quantiles(Sliced):
     def released(self, features: Tensor, U: Tensor, declared: SlicedDeclaration, noise: NoiseSource) -> GridArray:
         """See `Sliced`."""
         return release_coefficients(features, U, coefficients=declared.coefficients, sigma=declared.sigma, noise=noise)
-
-    def cotangents(
-        self, seen: ProjectedSample, source: Tensor, declared: SlicedDeclaration, batch: int
-    ) -> tuple[Tensor, float]:
-        """See `Sliced`; a function of the released coefficients and of each record's own features."""
-        released = seen.reply.values.to_tensor(device=seen.features.device)
-        cotangent = QuantileCotangent.from_release(released, source, seen.U, batch=batch)
-        return cotangent.batch(seen.features), cotangent.scale
 
     def summary(self, declared: SlicedDeclaration, facts: Facts) -> str:
         """See `Mechanism`."""

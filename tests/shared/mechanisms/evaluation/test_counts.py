@@ -12,11 +12,11 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpswd.public_client.methods.evaluation_report import bin_edges
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.evaluation.counts import (
     CONFIDENCE_WEIGHT,
     EvaluationCounter,
-    bin_edges,
     bin_places,
     count_width,
     largest_count,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from dpswd.shared.core.mechanisms.rows.cotangents import noised_source_projections, row_cotangents
-from dpswd.shared.core.mechanisms.rows.projections import release_rows
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.noise import SeededNoise
 from dpswd.shared.core.noise.sanitized import release_gradient
+from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections, row_cotangents
+from dpswd.shared.published_mechanisms.rows.projections import release_rows
 
 INPUTS, D, K, BATCH = 60, 16, 50, 8
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from dpswd.public_client.data.sliced_distances import distance, wasserstein_1d
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, release_coefficients, source_coefficients
+from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, release_coefficients
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.noise import SeededNoise, grid_step
+from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
 
 
 @pytest.mark.parametrize(("batch", "count"), [(1, 1), (7, 7), (512, 2), (100, 9)])

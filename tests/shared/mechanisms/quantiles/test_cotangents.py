@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.quantiles.coefficients import source_coefficients
-from dpswd.shared.core.mechanisms.quantiles.cotangents import QuantileCotangent, SourceDistribution
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import (
+    QuantileCotangent,
+    SourceDistribution,
+    source_coefficients,
+)
 
 D, K, BATCH, SOURCE = 12, 300, 64, 400
 

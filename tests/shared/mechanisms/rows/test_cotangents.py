@@ -5,9 +5,9 @@ import torch
 
 from dpswd.public_client.data.sliced_distances import row_distance
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.rows.cotangents import noised_source_projections, row_cotangents
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections, row_cotangents
 
 D, K = 10, 40
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.quantiles.coefficients import basis_function, source_coefficients
+from dpswd.shared.core.mechanisms.quantiles.coefficients import basis_function, cosine_basis
 
 CDF_CELLS = 256  # of the tabulated distribution functions; the error of one level is below one cell's mass
 _SMALLEST_SCALE = 1e-12  # features have norm at most 1/2; a mean displacement below this is rounding
@@ -152,3 +152,40 @@ def mean_norm(cotangents: Tensor) -> float:
         The mean norm, at least 1e-12.
     """
     return max(float(torch.linalg.vector_norm(cotangents.to(torch.float64), dim=1).mean()), _SMALLEST_SCALE)
+
+
+def source_coefficients(source_projections: Tensor, *, batch: int, coefficients: int) -> Tensor:
+    """Coefficients of the public source at the batch's size; the source is public and needs no noise.
+
+    The source's quantile function is averaged over each of the batch's b parts before the basis is applied; for
+    m == b that is the sorted sample itself.
+
+    Args:
+        source_projections: (m, k); m may differ from b.
+        batch: b of the release.
+        coefficients: L.
+
+    Returns:
+        (L, k); differentiable in the projections.
+
+    Raises:
+        InvalidValue: L is outside 1..b.
+    """
+    ordered = source_projections.sort(dim=0).values
+    weights = _source_weights(ordered.shape[0], batch, coefficients).to(ordered)
+    return weights @ ordered
+
+
+def _source_weights(source: int, batch: int, coefficients: int) -> Tensor:
+    """(L, m): averaging over the batch's parts and the basis in one matrix, without a b x m matrix between them.
+
+    The integral of a basis function that is constant on the batch's parts is piecewise linear, so its values at the
+    source's levels i / m give each source point's weight.
+    """
+    basis = cosine_basis(batch, coefficients)
+    integral = torch.cat([torch.zeros(1, coefficients, dtype=torch.float64), basis.cumsum(dim=0)])  # (b + 1, L)
+    scaled = torch.arange(source + 1) * batch  # level i / m, in units of 1 / (b m)
+    whole = torch.div(scaled, source, rounding_mode="floor")
+    part = (scaled - whole * source).to(torch.float64) / source
+    following = torch.cat([basis, torch.zeros(1, coefficients, dtype=torch.float64)])
+    return (integral[whole] + part[:, None] * following[whole]).diff(dim=0).T

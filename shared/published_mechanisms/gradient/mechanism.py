@@ -12,21 +12,46 @@ from typing import Annotated
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum, SummedGradient
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, Mechanism, PublicArrays, RunSize, Step
 from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
-from dpswd.shared.core.mechanisms.rows.mechanism import ROWS
-from dpswd.shared.core.mechanisms.sliced import Sliced, SlicedDeclaration, SlicedReply, map_violations
+from dpswd.shared.core.mechanisms.sliced import ProjectedSample, Sliced, SlicedDeclaration, SlicedReply, map_violations
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.privacy.events import Part
 from dpswd.shared.core.wire import limits as protocol
 from dpswd.shared.core.wire.checks import Violation, between
 from dpswd.shared.core.wire.payloads import MessagePayload, Wire
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.published_mechanisms.gradient.pulling_back import pulled_back
+from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import QuantileCotangent
+from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections, row_cotangents
+from dpswd.shared.published_mechanisms.rows.mechanism import ROWS
 
 SLICED: Mapping[str, Sliced] = {mechanism.name: mechanism for mechanism in (ROWS, QUANTILES)}
 """What a gradient may be taken of."""
+
+Cotangents = tuple[Tensor, float]
+"""Where each record's clipped features should move, (b, d), and the public scale that was divided out."""
+
+
+def _cotangents(release: str, seen: ProjectedSample, source: Tensor, sigma: float, batch: int) -> Cotangents:
+    """A function, record by record, of released and public values and of the record itself alone.
+
+    Args:
+        release: "rows" or "quantiles".
+        seen: the step's release, and what it was made of.
+        source: (m, d) public features, mapped and clipped.
+        sigma: of the release.
+        batch: b.
+    """
+    released = seen.reply.values.to_tensor(device=seen.features.device)
+    if release == ROWS.name:
+        noised = noised_source_projections(source, seen.U, sigma=sigma, seed=seen.reply.seed)
+        return row_cotangents(released, noised, seen.U)
+    cotangent = QuantileCotangent.from_release(released, source, seen.U, batch=batch)
+    return cotangent.batch(seen.features), cotangent.scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +162,9 @@ class Gradient(Mechanism[GradientDeclaration, GradientRequest, GradientReply]):
         sliced, names = SLICED[declared.release], declared.sum.parameters
         seen = sliced.look(declared.sliced, request.feature_map, step, adapted=request.adapted, names=names)
         source = seen.feature_map.clipped(torch.from_numpy(request.source).to(step.device))  # (m, d), public
-        cotangents, scale = sliced.cotangents(seen, source, declared.sliced, step.run.batch)
-        per_record = step.model.gradients(seen.feature_map.pull_back(seen.raw, cotangents)).to(step.device)  # (b, p)
+        sigma, batch = declared.sliced.sigma, step.run.batch
+        cotangents, scale = _cotangents(declared.release, seen, source, sigma, batch)
+        per_record = step.model.gradients(pulled_back(seen.feature_map, seen.raw, cotangents)).to(step.device)  # (b, p)
         gradient = declared.sum.released(per_record, step.noise)
         step.reached("sanitized")
         return GradientReply(seen.reply, gradient, scale)

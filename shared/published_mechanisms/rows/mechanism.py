@@ -5,12 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from dpswd.shared.core.mechanisms.interface import Facts, Limits, RunSize
-from dpswd.shared.core.mechanisms.rows.cotangents import noised_source_projections, row_cotangents
-from dpswd.shared.core.mechanisms.rows.projections import release_rows
-from dpswd.shared.core.mechanisms.sliced import ProjectedSample, Sliced, SlicedDeclaration
+from dpswd.shared.core.mechanisms.sliced import Sliced, SlicedDeclaration
 from dpswd.shared.core.noise.noise import GridArray, NoiseSource, grid_step
 from dpswd.shared.core.privacy.events import RowProjections
 from dpswd.shared.core.wire.checks import Violation
+from dpswd.shared.published_mechanisms.rows.projections import release_rows
 
 
 class Rows(Sliced):
@@ -32,13 +31,6 @@ class Rows(Sliced):
     def released(self, features: Tensor, U: Tensor, declared: SlicedDeclaration, noise: NoiseSource) -> GridArray:
         """See `Sliced`."""
         return release_rows(features, U, sigma=declared.sigma, noise=noise)
-
-    def cotangents(
-        self, seen: ProjectedSample, source: Tensor, declared: SlicedDeclaration, batch: int
-    ) -> tuple[Tensor, float]:
-        """See `Sliced`; a function of the released rows alone."""
-        noised = noised_source_projections(source, seen.U, sigma=declared.sigma, seed=seen.reply.seed)
-        return row_cotangents(seen.reply.values.to_tensor(device=seen.features.device), noised, seen.U)
 
     def summary(self, declared: SlicedDeclaration, facts: Facts) -> str:
         """See `Mechanism`."""

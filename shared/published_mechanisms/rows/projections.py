@@ -6,31 +6,10 @@ Beta(1/2, (d-1)/2) variables at ||z|| = 1.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.quantiles.coefficients import project
 from dpswd.shared.core.noise.noise import GridArray, NoiseSource, narrowest_integer, release_on_grid
-
-
-def project(features: Tensor, U: Tensor) -> Tensor:
-    """Projections in float64, whose rounding is far below the grid's.
-
-    Args:
-        features: (b, d), clipped.
-        U: (d, k) unit columns.
-
-    Returns:
-        (b, k) float64.
-
-    Raises:
-        InvalidValue: the shapes do not fit together.
-    """
-    if features.dim() != 2 or U.dim() != 2 or features.shape[1] != U.shape[0]:
-        raise InvalidValue(
-            f"features have shape {tuple(features.shape)} and directions {tuple(U.shape)}; use (b, d) and (d, k)"
-        )
-    return features.to(torch.float64) @ U.to(torch.float64)
 
 
 def release_rows(features: Tensor, U: Tensor, *, sigma: float, noise: NoiseSource) -> GridArray:
