@@ -66,7 +66,7 @@ class Normalisation(Method):
     clip: float = 2.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "moves", tuple(self.moves))  # JSON has lists
+        object.__setattr__(self, "moves", tuple(self.moves))  # a list where it comes from JSON
         super().__post_init__()
 
     def problems(self) -> list[str]:
@@ -117,18 +117,16 @@ class Normalisation(Method):
         return made.of_copy(probed)
 
     def steps(self, layers: int) -> int:
-        """T, for so many layers."""
-        return self._first(layers) + (0 if self.asks == "first" else layers)
-
-    def _first(self, layers: int) -> int:
-        """How often all layers are asked for together: of a run of everything, for a third of its squared price."""
-        return {"first": 1, "layers": 0, "all": (layers + 1) // 2}[self.asks]
+        """T, where the team names none: one question for each layer, and of a run of all half as many before."""
+        return {"first": 1, "layers": layers, "all": layers + (layers + 1) // 2}[self.asks]
 
     def asked(self, plan: Plan, sigma: float, layers: int) -> Asked:
-        """What is asked in an open run of this plan."""
+        """What is asked in an open run of this plan: with few steps neighbouring layers in one question."""
+        steps = plan.steps
+        first = {"first": steps, "layers": 0, "all": max(steps - layers, -(-steps // 3))}[self.asks]
         return Asked(
-            first=self._first(layers),
-            layers=self.asks != "first",
+            first=first,
+            groups=min(layers, steps - first),
             clip=self.clip,
             moves=self.moves,
             records=plan.batch_size,
@@ -190,16 +188,8 @@ class _Questions(Declarable):
     steps: int = 1
 
     def sized(self, plan: Plan) -> Plan:
-        """See `Declarable`.
-
-        Raises:
-            InvalidValue: the plan has another number of steps of its own.
-        """
-        if plan.steps not in (1, self.steps):
-            raise InvalidValue(
-                f"steps is {plan.steps}; normalisation takes {self.steps} for this network: leave steps out"
-            )
-        return super().sized(replace(plan, steps=self.steps))
+        """See `Declarable`; one step is what is planned before the network is known."""
+        return super().sized(replace(plan, steps=self.steps) if plan.steps == 1 else plan)
 
 
 class LayersRun(ChargedRun):
@@ -223,7 +213,6 @@ class LayersRun(ChargedRun):
     ) -> None:
         self.probed = copy.deepcopy(probed)
         self._source = source
-        self.talk: Conversation | None = None  # once it was had
         super().__init__(curator, ready.of_copy(self.probed), plan, checkpoint=checkpoint)
 
     def converse(self, store: Checkpoint | None, told: Callable[[], None]) -> Conversation:
@@ -255,7 +244,6 @@ class LayersRun(ChargedRun):
                     store.write("state", written)
             answer, number = answers[number], number + 1
             told()
-        self.talk = talk
         return talk
 
     def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:

@@ -33,7 +33,7 @@ class Asked:
 
     Attributes:
         first: how often all layers together; 0 for not at all.
-        layers: whether layer by layer, where the first answers give reason to.
+        groups: of neighbouring layers, each asked by itself where the first answers give reason to.
         clip: radius of the clip, in units of the distance that source records and the move have together.
         moves: (L,) how far each layer is thought to have moved, where the first pass was a run of its own; empty for
             unknown.
@@ -42,7 +42,7 @@ class Asked:
     """
 
     first: int
-    layers: bool
+    groups: int
     clip: float
     moves: tuple[float, ...]
     records: int
@@ -68,11 +68,6 @@ class Conversation:
         self.verdict: Verdict | None = None
         self.layers: tuple[LayerMove, ...] = ()
 
-    @property
-    def questions_at_most(self) -> int:
-        """How many are asked if every answer gives reason to go on."""
-        return self._asked.first + (len(self._places) if self._asked.layers else 0)
-
     def questions(self) -> Generator[FeatureMap, Values, None]:
         """The public map of each question; the answer (d,), a noised sum, is to be sent.
 
@@ -87,7 +82,7 @@ class Conversation:
             observed = self._observed(total / self._asked.first, reference, everything, times=self._asked.first)
             sizes = {place.path: place.channels for place in self._places}
             self.verdict = weighed(observed, reference, _deviations(self._places), sizes)
-        if self._asked.layers and (self.verdict is None or self.verdict.channels):
+        if self._asked.groups and (self.verdict is None or self.verdict.channels):
             yield from self._by_layer()
 
     @property
@@ -100,18 +95,21 @@ class Conversation:
     def _by_layer(self) -> Generator[FeatureMap, Values, None]:
         frequencies = self.verdict is not None and self.verdict.outcome == BOTH
         found: list[LayerMove] = []
-        for place, probe, own, distance in zip(
-            self._places, self._probed.probes, self._own_parts(), self.moves, strict=True
-        ):
+        parts, moves = self._own_parts(), self.moves
+        for group in np.array_split(np.arange(len(parts)), self._asked.groups):
             chosen = np.zeros(self._vectors.shape[1], dtype=bool)
-            chosen[own] = True
-            reference = self._reference(chosen, distance)
+            chosen[parts[group[0]].start : parts[group[-1]].stop] = True
+            reference = self._reference(chosen, float(np.linalg.norm([moves[layer] for layer in group])))
             answer = yield self._map(reference, chosen)
             observed = self._observed(answer, reference, chosen)
-            move = moved(observed, reference, _deviations((place,)), frequencies=frequencies)
-            probe.move(*_offset_and_ratio(place, move, self._vectors[:, own].mean(axis=0)))
-            found += layer_moves(move, {place.path: place.channels})
+            places = tuple(self._places[layer] for layer in group)
+            move = moved(observed, reference, _deviations(places), frequencies=frequencies)
+            found += layer_moves(move, {place.path: place.channels for place in places})
             self.layers = tuple(found)
+            for layer in group:
+                own = slice(parts[layer].start - parts[group[0]].start, parts[layer].stop - parts[group[0]].start)
+                before = self._vectors[:, parts[layer]].mean(axis=0)
+                self._probed.probes[layer].move(*_offset_and_ratio(self._places[layer], move[own], before))
 
     @property
     def _places(self) -> tuple[Place, ...]:

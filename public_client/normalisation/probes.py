@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm)
 _BLOCKS = (nn.Conv1d, nn.Conv2d, nn.Linear)
 _ROOT_STEPS = 6  # of Heron's method: 3% from 1e-3 to 1e3, the same for source and target
 _TINY = 1e-6
+_LEAST_EPS = 1e-12  # that travels: a batch normalisation which is delivered has it in its variance already
 _MOST_RATIO = 50.0  # of a variance to the source's, either way: beyond it is what a layer does not stand
 INPUT = "input"
 
@@ -212,22 +212,16 @@ def _outputs(model: nn.Module, chosen: list[tuple[str, nn.Module]], records: Ten
 def _place(path: str, module: nn.Module, output: Tensor) -> Place | None:
     if output.dim() not in (2, 3, 4):
         return None
-    if _has_statistics(module):
-        mean, variance = module.running_mean, module.running_var
-        assert mean is not None
-        assert variance is not None
-        spread = (variance + module.eps).sqrt()
-        return Place(path, module.num_features, output.dim() == 2, output.dim(), mean.clone(), spread)
     if isinstance(module, BatchNorm):
-        return None
+        mean, variance = module.running_mean, module.running_var
+        if mean is None or variance is None:  # it takes each batch's own, which no record has by itself
+            return None
+        spread = torch.sqrt(variance + module.eps)
+        return Place(path, module.num_features, output.dim() == 2, output.dim(), mean.clone(), spread)
     last = isinstance(module, nn.Linear) or output.dim() == 2
     if isinstance(module, nn.LayerNorm):
         last = tuple(module.normalized_shape) == (output.shape[-1],)
     return _of_values(path, output, last=last)
-
-
-def _has_statistics(module: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
-    return isinstance(module, BatchNorm) and module.running_mean is not None
 
 
 def _of_values(path: str, values: Tensor, *, last: bool) -> Place:
@@ -262,9 +256,9 @@ def _plain(probe: Probe) -> nn.Module:
     offset = -moved.bias.double() / moved.gain.double()
     if not place.last and place.sides in (3, 4):
         kind = nn.BatchNorm1d if place.sides == 3 else nn.BatchNorm2d
-        made: nn.BatchNorm1d | nn.BatchNorm2d = kind(place.channels, eps=1e-12)
+        made: nn.BatchNorm1d | nn.BatchNorm2d = kind(place.channels, eps=_LEAST_EPS)
     elif place.single:
-        made = nn.BatchNorm1d(place.channels, eps=1e-12)
+        made = nn.BatchNorm1d(place.channels, eps=_LEAST_EPS)
     else:
         affine = FeatureAffine(place.channels)
         with torch.no_grad():

@@ -28,6 +28,7 @@ from dpswd.public_client.replay import fit
 from dpswd.shared.core import errors
 from dpswd.shared.core.ledger import receipts
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsReply
+from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsReply
 from dpswd.shared.core.mechanisms.interface import ModelFacts
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
@@ -92,7 +93,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
             data_set_budget=self._budget(),
             client_budget=self._budget(),
             neighbouring_relation="replace-one",
-            mechanisms=["rows", "quantiles", "gradient", "critic", "class_statistics", "labelled_gradient"],
+            mechanisms=["rows", "quantiles", "gradient", "critic", "class_statistics", "feature_sums", "labelled_gradient"],
             limits=pb.Limits(
                 max_message_bytes=1 << 24, max_directions=2000, max_coefficients=64, max_batch_size=4096,
                 max_adapted_parameters=100_000, max_source_features=4096,
@@ -200,6 +201,8 @@ class FakeCurator(rpc.CuratorServiceServicer):
         if self.mechanism.name == "class_statistics":
             size = self.declared.values(self.feature_dimension)
             return StatisticsReply(GridArray(self.rng.integers(-300, 300, size=size).astype(np.int32), 1e-3))
+        if self.mechanism.name == "feature_sums":  # large, as if channels had moved: else a client asks no further
+            return SumsReply(GridArray(self.rng.integers(-300, 300, size=self.feature_dimension).astype(np.int32), 1.0))
         return self._sliced(self.declared)
 
     def _sliced(self, declared):

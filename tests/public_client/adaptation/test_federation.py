@@ -89,6 +89,8 @@ def test_every_site_is_charged_its_own_run_and_every_method_can_share_a_model(co
     if method == "statistics":  # each site keeps the class shares of its own counts
         assert adaptation.model("north").extractor is adaptation.model("south").extractor
         assert files == ["adapted-north.safetensors", "adapted-south.safetensors"]
+    elif method == "normalisation":  # each hospital's own statistics stay its own
+        assert files == ["adapted-north.safetensors", "adapted-south.safetensors"]
     else:
         assert adaptation.model("north").classifier is adaptation.model("south").classifier
         assert files == ["adapted.safetensors"]

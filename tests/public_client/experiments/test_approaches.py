@@ -21,6 +21,7 @@ from dpswd.public_client.training.sites import ALONE
 from dpswd.shared.core.errors import CuratorUnavailable, InvalidValue, SettingsError
 
 D = 6
+WHOLE = ("replay", "pseudo-labels", "statistics", "dpda", "normalisation")  # planned without steps and batch
 
 
 def table(seed, *, shifted=False):
@@ -72,7 +73,7 @@ def test_source_only_is_the_source_model(trained):
 @pytest.mark.long
 def test_every_method_runs_and_is_charged(trained, name):
     extractor, classifier, loader = trained
-    mechanism, alone = small(name).mechanism, name in ("replay", "pseudo-labels", "statistics", "dpda")
+    mechanism, alone = small(name).mechanism, name in WHOLE
     hospital = hospital_of(records=1200 if name == "pseudo-labels" else 300, classes=3 if mechanism.needs_labels else 0)
     settings = small(name).to_json()
     del settings["name"]
@@ -88,7 +89,9 @@ def test_every_method_runs_and_is_charged(trained, name):
     (charge,) = hospital.curator.charges
     assert charge.epsilon == pytest.approx(1.0, rel=1e-2)
     assert charge.run.mechanism.name == mechanism.name
-    assert (mechanism.name in ("quantiles", "class_statistics")) is alone  # the others ask for gradients
+    assert (
+        mechanism.name in ("quantiles", "class_statistics", "feature_sums")
+    ) is alone  # the others ask for gradients
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""Probes change nothing until they are moved, and what is delivered is what the probed network computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.normalisation.probes import INPUT, Probed, find_places
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.weights import module_weights
+
+
+class _Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(3, 8, batch_first=True)
+        self.scores = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.scores(self.gru(x)[0][:, -1])
+
+
+class _Tokens(nn.Module):
+    """A block of tokens with layer normalisations, as in a transformer."""
+
+    def __init__(self):
+        super().__init__()
+        self.into = nn.Linear(5, 8)
+        self.norm = nn.LayerNorm(8)
+        self.mixed = nn.Linear(8, 8)
+        self.last = nn.LayerNorm(8)
+        self.scores = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.into(x)
+        x = x + torch.relu(self.mixed(self.norm(x)))
+        return self.scores(self.last(x).mean(dim=1))
+
+
+def _batch_norms(dimensions):
+    conv, norm, pool = (
+        (nn.Conv1d, nn.BatchNorm1d, nn.AdaptiveAvgPool1d)
+        if dimensions == 1
+        else (nn.Conv2d, nn.BatchNorm2d, nn.AdaptiveAvgPool2d)
+    )
+    return nn.Sequential(
+        conv(2, 6, 3, padding=1), norm(6), nn.ReLU(), conv(6, 4, 3), norm(4, affine=False), nn.ReLU(), pool(1),
+        nn.Flatten(), nn.Linear(4, 4),
+    )  # fmt: skip
+
+
+NETWORKS = {
+    "images": (lambda: _batch_norms(2), (2, 9, 9), ["1", "4"]),
+    "sequences": (lambda: _batch_norms(1), (2, 12), [INPUT, "1", "4"]),
+    "table": (
+        lambda: nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)), (5,), [INPUT, "1"],
+    ),
+    "no normalisation": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 3)),
+        (1, 8, 8), ["0", "2"],
+    ),
+    "groups": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)),
+        (1, 8, 8), ["1"],
+    ),
+    "recurrent": (_Recurrent, (7, 3), [INPUT]),
+    "tokens": (_Tokens, (6, 5), [INPUT, "norm", "last"]),
+}  # fmt: skip
+
+
+def _made(name):
+    make, shape, paths = NETWORKS[name]
+    torch.manual_seed(2)
+    model, records = make(), 0.5 + 1.5 * torch.randn(64, *shape)
+    model.train()(records)  # running statistics of their own
+    model.eval()
+    return model, records, paths
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layers_are_found_in_order_and_still_probes_change_nothing(name):
+    model, records, paths = _made(name)
+    places = find_places(model, records)
+    assert [place.path for place in places] == paths
+    probed = Probed(model, places)
+    first, whole = probed.delivered()
+    with torch.no_grad():
+        expected = model(records)
+        torch.testing.assert_close(whole(records if first is None else first(records)), expected, atol=1e-4, rtol=1e-4)
+        assert probed(records).shape == (64, 2 * sum(place.channels for place in places))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_delivered_computes_what_the_moved_probes_do_and_travels(name):
+    model, records, _ = _made(name)
+    probed = Probed(model, find_places(model, records))
+    generator = torch.Generator().manual_seed(5)
+    for probe in probed.probes:
+        c = probe.place.channels
+        probe.move(torch.randn(c, generator=generator), 0.3 + 2.0 * torch.rand(c, generator=generator))
+    first, whole = probed.delivered()
+    delivered = whole if first is None else nn.Sequential(first, whole)
+    with torch.no_grad():
+        moved = probed.model(records if probed.first is None else probed.first(records))
+        torch.testing.assert_close(delivered(records), moved, atol=1e-3, rtol=1e-3)
+        assert float((moved - model(records)).abs().max()) > 1e-2
+    graph = trace(delivered.eval(), tuple(records.shape[1:]))
+    again = Extractor.from_graph(graph, module_weights(delivered, graph), device=torch.device("cpu"))
+    torch.testing.assert_close(again.features(records), moved, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_travelling_graph_computes_the_same_statistics_under_moved_values(name):
+    """What the curator evaluates under a step's values is what the client's own probes tell."""
+    model, records, _ = _made(name)
+    probed = Probed(model, find_places(model, records))
+    graph = trace(probed, tuple(records.shape[1:]))
+    travelling = Extractor.from_graph(graph, module_weights(probed, graph), device=torch.device("cpu"))
+    probed.probes[0].move(torch.full((probed.probes[0].place.channels,), 0.4), torch.tensor(1.7))
+    values = dict(probed.named_parameters())
+    names = [name for name in probed.adapted_names() if name in graph.parameter_shapes]
+    with torch.no_grad():
+        expected = probed(records)
+    told = travelling.features(records, {name: values[name] for name in names})
+    torch.testing.assert_close(told, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_an_offset_and_a_scale_of_channels_are_undone():
+    model, records, _ = _made("images")
+    probed = Probed(model, find_places(model, records))
+    shifted = _batch_norms(2).eval()
+    shifted.load_state_dict(model.state_dict())
+    with torch.no_grad():  # the first layer's channels come in with another offset and scale
+        shifted[0].weight *= 1.5
+        shifted[0].bias.copy_(1.5 * shifted[0].bias + 0.8)
+    place = probed.probes[0].place
+    offset = (1.5 * place.center + 0.8 - place.center) / place.spread
+    probed.probes[0].move(offset, torch.full((place.channels,), 2.25))
+    with torch.no_grad():
+        probed.model[0].weight.copy_(shifted[0].weight)
+        probed.model[0].bias.copy_(shifted[0].bias)
+        torch.testing.assert_close(probed.model(records), model(records), atol=1e-3, rtol=1e-3)
+
+
+def test_a_model_without_channels_is_refused():
+    with pytest.raises(InvalidValue, match="no layer with channels"):
+        find_places(nn.Sequential(nn.Flatten()), torch.randn(4, 1, 3, 3))
