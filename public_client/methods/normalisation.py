@@ -199,6 +199,10 @@ class LayersRun(ChargedRun):
         curator, ready, plan, checkpoint: see `ChargedRun`.
         probed: the network, of which the run takes a copy.
         source: (m, d) statistics of public records under it, and their classes (m,).
+
+    Attributes:
+        conversation: what was asked and found, once `converse` has begun: its `verdict`, its `layers`, and `moves` for
+            a run of the layers after one of the first question.
     """
 
     def __init__(
@@ -212,6 +216,7 @@ class LayersRun(ChargedRun):
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self.probed = copy.deepcopy(probed)
+        self.conversation: Conversation | None = None
         self._source = source
         super().__init__(curator, ready.of_copy(self.probed), plan, checkpoint=checkpoint)
 
@@ -225,7 +230,7 @@ class LayersRun(ChargedRun):
         method = self.plan.method
         assert isinstance(method, Normalisation), "this method opened it"
         asked = method.asked(self.plan, self.declared.sigma, len(self.probed.probes))
-        talk = Conversation(self.probed, *self._source, asked)
+        talk = self.conversation = Conversation(self.probed, *self._source, asked)
         state = (store.read("state") if store is not None else None) or {"answers": []}
         answers: list[Tensor] = state["answers"]
         questions, number, answer = talk.questions(), 0, None

@@ -93,7 +93,9 @@ class FakeCurator(rpc.CuratorServiceServicer):
             data_set_budget=self._budget(),
             client_budget=self._budget(),
             neighbouring_relation="replace-one",
-            mechanisms=["rows", "quantiles", "gradient", "critic", "class_statistics", "feature_sums", "labelled_gradient"],
+            mechanisms=[
+                "rows", "quantiles", "gradient", "critic", "class_statistics", "feature_sums", "labelled_gradient",
+            ],  # fmt: skip
             limits=pb.Limits(
                 max_message_bytes=1 << 24, max_directions=2000, max_coefficients=64, max_batch_size=4096,
                 max_adapted_parameters=100_000, max_source_features=4096,

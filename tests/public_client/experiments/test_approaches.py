@@ -89,9 +89,8 @@ def test_every_method_runs_and_is_charged(trained, name):
     (charge,) = hospital.curator.charges
     assert charge.epsilon == pytest.approx(1.0, rel=1e-2)
     assert charge.run.mechanism.name == mechanism.name
-    assert (
-        mechanism.name in ("quantiles", "class_statistics", "feature_sums")
-    ) is alone  # the others ask for gradients
+    # The others ask for gradients.
+    assert (mechanism.name in ("quantiles", "class_statistics", "feature_sums")) is alone
 
 
 @pytest.mark.parametrize(

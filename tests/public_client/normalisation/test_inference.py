@@ -56,7 +56,9 @@ def _dense(observed, t, k, r, w):
     return evidence, moves @ np.linalg.solve(covariance, observed.moved)
 
 
-@pytest.mark.parametrize(("t", "k", "r", "w"), [(0.0, 1.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.3), (0.1, 3.0, 0.3, 0.0), (0.05, 0.3, 1.0, 0.8)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("t", "k", "r", "w"), [(0.0, 1.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.3), (0.1, 3.0, 0.3, 0.0), (0.05, 0.3, 1.0, 0.8)]
+)
 def test_the_likelihood_is_that_of_the_whole_covariance(t, k, r, w):
     rng = np.random.default_rng(3)
     observed = _observed(_records(2000, EVEN, rng)[0] + 0.05, rng)

@@ -59,7 +59,9 @@ NETWORKS = {
         lambda: nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)), (5,), [INPUT, "1"],
     ),
     "no normalisation": (
-        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 3)),
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 3)
+        ),
         (1, 8, 8), ["0", "2"],
     ),
     "groups": (
