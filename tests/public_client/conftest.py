@@ -44,6 +44,8 @@ from dpswd.shared.sandbox.graph import ExtractorGraph
 
 torch.set_num_threads(1)
 
+OFFERED = ("rows", "quantiles", "gradient", "critic", "class_statistics", "feature_sums", "labelled_gradient")
+
 
 @pytest.fixture(autouse=True)
 def short_fits(request, monkeypatch) -> None:
@@ -93,9 +95,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
             data_set_budget=self._budget(),
             client_budget=self._budget(),
             neighbouring_relation="replace-one",
-            mechanisms=[
-                "rows", "quantiles", "gradient", "critic", "class_statistics", "feature_sums", "labelled_gradient",
-            ],  # fmt: skip
+            mechanisms=OFFERED,
             limits=pb.Limits(
                 max_message_bytes=1 << 24, max_directions=2000, max_coefficients=64, max_batch_size=4096,
                 max_adapted_parameters=100_000, max_source_features=4096,

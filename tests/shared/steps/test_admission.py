@@ -175,7 +175,8 @@ def test_what_is_offered_depends_on_labels():
     with pytest.raises(RequestInvalid, match="no classes of the records' labels"):
         _run(evaluation(EvaluationDeclaration(4, 5.0)), batch_size=1000)
     with pytest.raises(
-        RequestInvalid, match=r"'nothing'; this curator offers quantiles, distributions, rows, gradient, critic$"
+        RequestInvalid,
+        match=r"'nothing'; this curator offers quantiles, distributions, feature_sums, rows, gradient, critic$",
     ):
         _run(("nothing", rows()[1]))
 
