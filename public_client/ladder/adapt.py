@@ -33,6 +33,7 @@ from dpswd.public_client.ladder.whole_model import as_batches, split
 from dpswd.public_client.methods.comparison import Asked, Comparison, plan_comparison
 from dpswd.public_client.methods.normalisation import KEPT, LayersRun, Normalisation
 from dpswd.public_client.normalisation.conversation import Conversation
+from dpswd.public_client.normalisation.verdict import UNDECIDED
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.training.logs import Recorder
 from dpswd.public_client.training.loop import Evaluate
@@ -411,6 +412,8 @@ class _Climb:
         if talk.verdict.channels:
             self._moves = talk.moves
             return set()
+        if talk.verdict.outcome == UNDECIDED:  # a release of another kind may tell
+            return {LAYERS}
         reached.ended = str(talk.verdict)
         return {LAYERS, VIEWS}
 
@@ -437,8 +440,8 @@ def _kept_ladder(directory: Path | None, hospital: Hospital) -> Ladder | None:
 def _heard(site: Site) -> Conversation:
     """What was said in a run of layers' statistics."""
     assert isinstance(site.run, LayersRun), "the rung's method opened it"
-    assert site.run.talk is not None, "the method has fitted"
-    return site.run.talk
+    assert site.run.conversation is not None, "the method has fitted"
+    return site.run.conversation
 
 
 def _with_method(plan: Plan, method: Normalisation) -> Plan:
