@@ -34,7 +34,7 @@ from benchmarks.labelled import HeldRecords, Site
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.federation import Federation
 from dpswd.public_client.adaptation.hospital import Hospital
-from dpswd.public_client.methods import Finetune, Statistics
+from dpswd.public_client.methods import Finetune, Recalibrate, Statistics
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.training.method import Method
 
@@ -43,7 +43,7 @@ DELTA = 1e-5
 EPSILONS, SEEDS = (1.0, 0.2), tuple(range(20))
 _SCORING = Finetune(descent="scoring")
 PRIVATE = {
-    "statistics": Statistics(), "class shares": Statistics(learns="shares"), "finetune": Finetune(),
+    "statistics": Statistics(), "recalibrate": Recalibrate(), "finetune": Finetune(),
     "scoring": _SCORING,
 }  # fmt: skip
 TOGETHER = {"scoring together": _SCORING, "scoring, one model": replace(_SCORING, own_models=False)}

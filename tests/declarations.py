@@ -11,6 +11,7 @@ from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclarat
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from dpswd.shared.core.mechanisms.score_statistics.mechanism import ScoresDeclaration
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
@@ -58,6 +59,10 @@ def class_statistics(declared: StatisticsDeclaration) -> Declared:
 
 def feature_sums(declared: SumsDeclaration) -> Declared:
     return "feature_sums", declared
+
+
+def score_statistics(declared: ScoresDeclaration) -> Declared:
+    return "score_statistics", declared
 
 
 def distributions(declared: DistributionsDeclaration) -> Declared:

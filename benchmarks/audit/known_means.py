@@ -43,6 +43,7 @@ from dpswd.shared.core.mechanisms.evaluation.mechanism import (
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsRequest
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.core.mechanisms.score_statistics.mechanism import SCORE_STATISTICS, ScoresDeclaration, ScoresRequest
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_records
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import StepRelease
@@ -169,6 +170,46 @@ class StatisticsAttack(KnownMean):
         moments *= self.weights.moment * torch.where(rows == columns, 1.0, math.sqrt(2.0))
         others = torch.zeros((self.classes - 1) * (1 + self.features), dtype=torch.float64)
         return torch.cat([count, (self.records - opposite) * self.v, others, moments])
+
+
+@dataclass(frozen=True)
+class ScoresAttack(KnownMean):
+    """On score statistics of the constant alone: the model is all but sure, and wrong, of every record.
+
+    Records are of class 0 and the scores say 1; of the canary it is the other way round. Their gradients are opposite
+    and as long as may be, and the counts apart; the square, which is small here, costs next to nothing.
+    """
+
+    @property
+    def v(self) -> Tensor:
+        """Scores of a record, but for `GAIN`."""
+        return torch.tensor([-1.0, 1.0], dtype=torch.float64) / math.sqrt(2.0)
+
+    @property
+    def request(self) -> bytes:
+        """No correction."""
+        return ScoresRequest(np.zeros((self.classes, 1), dtype=np.float32)).to_bytes()
+
+    @property
+    def mechanism(self) -> str:
+        """The name of what every step releases."""
+        return SCORE_STATISTICS.name
+
+    def declaration(self, sigma: float) -> ScoresDeclaration:
+        """The mechanism's own declaration; the constant is clipped for every record."""
+        return ScoresDeclaration(self.classes, 1.0, 0.1, sigma, np.full(1, 1e6, dtype=np.float32))
+
+    def parts(self, reply: Any) -> Sequence[Any]:
+        """See `KnownMean`."""
+        return (reply.sum,)
+
+    def mean(self, *, neighbour: bool) -> Tensor:
+        """See `KnownMean`: gradients are (1, -1) / sqrt(2), and the opposite of the canary."""
+        others = float(self.records - neighbour)
+        wrong = 1.0 / (1.0 + math.exp(-GAIN * math.sqrt(2.0)))  # the probability of class 1
+        gradient = (others - neighbour) * math.sqrt(0.5)
+        square = 0.1 * others * (1.0 - wrong) / wrong  # (1 - |p|^2) / 2 is p (1 - p), and u is 1 / p
+        return torch.tensor([others, float(neighbour), gradient, -gradient, square], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -331,6 +372,11 @@ ATTACKS: tuple[Attack, ...] = (
         name="class statistics",
         what="counts, class sums and second moments at the weights that cost nothing",
         records=16, batch=16, features=8, scores=_SCORES, classes=2,
+    ),
+    ScoresAttack(
+        name="score statistics",
+        what="counts and gradient at scores that are sure of the wrong class",
+        records=16, batch=16, features=2, scores=_SCORES, classes=2, canary_label=1,
     ),
     SumsAttack(
         name="feature sums",

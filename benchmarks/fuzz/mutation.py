@@ -34,9 +34,11 @@ _FLOATS = tuple(struct.pack("<f", value) for value in (0.0, -0.0, math.nan, math
 _INSIDE: dict[str, tuple[type[Message], ...]] = {
     "declaration": (
         pb.SlicedDeclaration, pb.GradientDeclaration, pb.CriticDeclaration, pb.EvaluationDeclaration,
-        pb.ClassStatisticsDeclaration, pb.LabelledGradientDeclaration,
+        pb.ClassStatisticsDeclaration, pb.LabelledGradientDeclaration, pb.ScoreStatisticsDeclaration,
     ),
-    "payload": (pb.SlicedRequest, pb.GradientRequest, pb.LossGradientRequest, pb.EvaluationRequest),
+    "payload": (
+        pb.SlicedRequest, pb.GradientRequest, pb.LossGradientRequest, pb.EvaluationRequest, pb.ScoreStatisticsRequest,
+    ),
 }  # fmt: skip
 """Messages that travel as bytes of other messages, by the field's name."""
 

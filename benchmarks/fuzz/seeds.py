@@ -18,6 +18,7 @@ from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclarat
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.core.mechanisms.score_statistics.mechanism import ScoresDeclaration, ScoresRequest
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire import arrays
@@ -78,6 +79,11 @@ def make(site: Site) -> Seeds:
             extractor | {"batch_size": RECORDS, "steps": 1000},
             StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 4e3, public_map),
             [StatisticsRequest()],
+        ),
+        "score_statistics": (
+            model | {"batch_size": RECORDS, "steps": 1000},
+            ScoresDeclaration(CLASSES, 1.0, 1.2, 8e3, np.full(1, 2.0, dtype=np.float32)),
+            [ScoresRequest(np.zeros((CLASSES, 1), dtype=np.float32))],
         ),
         "labelled_gradient": (
             model | common,

@@ -13,6 +13,7 @@ from dpswd.public_client.methods.dpda import Dpda
 from dpswd.public_client.methods.finetune import Finetune
 from dpswd.public_client.methods.normalisation import Normalisation
 from dpswd.public_client.methods.pseudo_labels import PseudoLabels
+from dpswd.public_client.methods.recalibrate import Recalibrate
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.methods.statistics import Statistics
 from dpswd.public_client.training.method import Method
@@ -27,6 +28,7 @@ __all__ = [
     "Method",
     "Normalisation",
     "PseudoLabels",
+    "Recalibrate",
     "Replay",
     "Rows",
     "Statistics",
@@ -43,6 +45,7 @@ METHODS: Mapping[str, type[Method]] = MappingProxyType(
             AllWeights,
             Rows,
             DpDann,
+            Recalibrate,
             Statistics,
             Finetune,
             Dpda,

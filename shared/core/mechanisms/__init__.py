@@ -15,6 +15,7 @@ from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS
 from dpswd.shared.core.mechanisms.interface import AnyMechanism
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT
 from dpswd.shared.core.mechanisms.quantiles.mechanism import LABELLED_QUANTILES, QUANTILES
+from dpswd.shared.core.mechanisms.score_statistics.mechanism import SCORE_STATISTICS
 
 MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
     {
@@ -28,6 +29,7 @@ MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
             DISTRIBUTIONS,
             LABELLED_DISTRIBUTIONS,
             FEATURE_SUMS,
+            SCORE_STATISTICS,
         )
     }
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import numpy as np
@@ -105,33 +104,6 @@ def test_hospitals_that_share_a_model_learn_together_and_keep_their_own_shares()
         fresh = made(2000, 10 + i, shares=own)
         right, other = (accuracy(model, *fresh, site=site) for site in (name, next(s for s in shares if s != name)))
         assert right > other
-
-
-def test_the_shares_alone_correct_a_classifier_that_is_no_discriminant():
-    """All weights stay, whatever they are; the last bias follows the hospital's class shares, at next to no price."""
-    shares = (0.85, 0.1, 0.05)
-    torch.manual_seed(0)
-    classifier = nn.Sequential(nn.Linear(D, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-    with hospital(*made(3000, 0, shares=shares)) as where:
-        plan = where.plan(Statistics(learns="shares"), epsilon=0.2)
-        assert "the classes' shares in the classifier" in str(plan)
-        model = DomainAdaptation(
-            nn.Identity(), copy.deepcopy(classifier), hospital=where, plan=plan, device="cpu", source_epochs=0
-        )
-        model.fit(source(), progress=False)
-        (charge,) = where.curator.charges
-        assert 0.15 < charge.epsilon <= 0.2
-        odd = nn.Sequential(nn.Linear(D, CLASSES), nn.Softmax(1))
-        unfit = DomainAdaptation(nn.Identity(), odd, hospital=where, plan=plan, device="cpu", source_epochs=0)
-        with pytest.raises(InvalidValue, match="ends in a Softmax"):
-            unfit.fit(source(), progress=False)
-        assert len(where.curator.charges) == 1
-    old, new = classifier.state_dict(), model.model().classifier.state_dict()
-    for name in ("0.weight", "0.bias", "2.weight"):
-        assert torch.equal(old[name], new[name])
-    moved = (new["2.bias"] - old["2.bias"]).numpy()
-    expected = np.log(shares) - np.log(1 / CLASSES)
-    np.testing.assert_allclose(moved - moved[0], expected - expected[0], atol=0.45)
 
 
 def test_two_classes_are_learned_from_few_records_too():

@@ -23,6 +23,7 @@ from declarations import (
     labelled_gradient,
     quantiles,
     rows,
+    score_statistics,
     sinkhorn,
 )
 from hypothesis import strategies as st
@@ -46,6 +47,7 @@ from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration,
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
+from dpswd.shared.core.mechanisms.score_statistics.mechanism import ScoresDeclaration, ScoresReply, ScoresRequest
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray
@@ -177,6 +179,11 @@ FEATURE_SUMS_VALUES = (
     st.builds(SumsDeclaration, NUMBERS, st.lists(st.text()).map(tuple), _MAPS, _ADAPTED),
     st.builds(SumsRequest, _ADAPTED, _MAPS),
     st.builds(SumsReply, _grids(dims=1)),
+)
+SCORES_VALUES = (
+    st.builds(ScoresDeclaration, COUNTS, *[NUMBERS] * 3, _floats(dims=1), correction=st.none() | _floats(dims=2)),
+    st.builds(ScoresRequest, _floats(dims=2)),
+    st.builds(ScoresReply, _grids(dims=1)),
 )
 DISTRIBUTIONS_VALUES = (
     st.builds(DistributionsDeclaration, *[COUNTS] * 3, *[NUMBERS] * 3, COUNTS, _MAPS),
@@ -318,6 +325,41 @@ def _feature_sums(name: str, request: SumsRequest, feature_map: FeatureMap | Non
             (b"\xff\xff", "payload"),
         ),
         values=FEATURE_SUMS_VALUES,
+    )
+
+
+def _scores(name: str, columns: int, count_weight: float) -> Case:
+    declared = ScoresDeclaration(CLASSES, count_weight, 0.7, 2.5, np.linspace(2.0, 0.5, columns, dtype=np.float32))
+    correction = np.full((CLASSES, columns), 0.3, dtype=np.float32)
+    correction[1:] *= -0.5
+    return Case(
+        name=name,
+        declared=score_statistics(declared),
+        outputs=CLASSES + columns - 1,
+        request=ScoresRequest(correction),
+        batch=RECORDS,
+        released=lambda reply: (reply.sum,),
+        seed=lambda _: None,
+        feature_map=None,
+        hostile=(
+            *((replace(declared, sigma=sigma), "declaration.sigma") for sigma in (*_NUMBERS, 0.0, 1e-300, 1e-9)),
+            (replace(declared, sigma=1e300), "parameters.declaration"),
+            *((replace(declared, count_weight=weight), "declaration.count_weight") for weight in _NUMBERS),
+            *((replace(declared, square_weight=weight), "declaration.square_weight") for weight in (*_NUMBERS, 0.0)),
+            (replace(declared, count_weight=1e300), "declaration.sigma"),  # counts that do not fit in 32 bits
+            *((replace(declared, classes=count), "declaration.classes") for count in (0, 4, 2**32 - 1)),
+            (replace(declared, scale=declared.scale[1:]), "declaration.scale"),
+            *((replace(declared, scale=declared.scale * factor), "declaration.scale") for factor in (0.0, -1.0, 1e7)),
+            (replace(declared, correction=correction), "declaration.correction"),
+        ),
+        hostile_requests=(
+            (ScoresRequest(correction[1:]), "payload.correction"),
+            (ScoresRequest(np.zeros((CLASSES, columns + 1), np.float32)), "payload.correction"),
+            (ScoresRequest(np.full_like(correction, np.nan)), "payload.correction"),
+            (b"", "payload.correction"),
+            (b"\xff\xff", "payload"),
+        ),
+        values=SCORES_VALUES,
     )
 
 
@@ -517,6 +559,8 @@ CASES = (
         OWN_MAP,
         parameters=("weight",),
     ),
+    _scores("score statistics", 4, 1.0),
+    _scores("scores alone, without counts", 1, 0.0),
     _distributions("distributions"),
     _distributions("few coefficients of distributions", coefficients=1, window=0.9),
     _distributions("labelled distributions", classes=CLASSES, directions=FEATURES, count_weight=3.0),

@@ -21,7 +21,16 @@ on_cuda = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
 EXACT = frozenset(
-    {"rows", "quantiles", "evaluation", "class_statistics", "feature_sums", "distributions", "labelled_distributions"}
+    {
+        "rows",
+        "quantiles",
+        "evaluation",
+        "class_statistics",
+        "feature_sums",
+        "score_statistics",
+        "distributions",
+        "labelled_distributions",
+    }
 )
 """Mechanisms in which all arithmetic between the features and the grid is float64: its rounding moves an integer of the
 grid with probability below 1e-9."""

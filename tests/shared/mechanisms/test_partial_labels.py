@@ -20,6 +20,7 @@ from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclarat
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize, Step
 from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.core.mechanisms.score_statistics.mechanism import ScoresDeclaration
 from dpswd.shared.core.steps.admission import admit_run, offered
 from dpswd.shared.core.steps.computing import SecretSample
 from dpswd.shared.core.wire.limits import UNLABELLED
@@ -42,6 +43,7 @@ TWO_MODEL = Extractor.from_graph(TWO_GRAPH, module_weights(TWO, TWO_GRAPH), devi
 DECLARED = (
     ("class_statistics", StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 1.0)),
     ("class_statistics", StatisticsDeclaration(CLASSES, 1.0, 3.0, 0.5, 1.0)),
+    ("score_statistics", ScoresDeclaration(CLASSES, 1.0, 1.2, 1.0, np.full(1, 2.0, np.float32))),
     ("labelled_distributions", DistributionsDeclaration(CLASSES, CLASSES, 40, 1.0, 2.0, 30.0)),
     ("labelled_gradient", LabelledGradientDeclaration(CLASSES, ClippedSum(("weight", "bias"), 0.3, 1.0))),
     ("comparison", EvaluationDeclaration(CLASSES, 1.0, models=2, partly_labelled=True)),
@@ -84,10 +86,13 @@ def parts(name, declared, held, noise=None):
         reached=lambda _: None,
     )
     mechanism = mechanism_of(name)
-    request = LossGradientRequest() if name == "labelled_gradient" else mechanism.request()
+    request = mechanism.synthetic(declared, RunSize(N), FACTS)
+    if name == "labelled_gradient":
+        request = LossGradientRequest()
     reply = mechanism.compute(declared, request, step)
     found = {
         "class_statistics": lambda: (reply.sum,),
+        "score_statistics": lambda: (reply.sum,),
         "labelled_distributions": lambda: (reply.sum,),
         "labelled_gradient": lambda: (reply.gradient,),
         "comparison": lambda: (reply.correct,),

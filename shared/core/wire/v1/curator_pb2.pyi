@@ -1398,6 +1398,98 @@ class FeatureSumsReply(_message.Message):
 Global___FeatureSumsReply: _TypeAlias = FeatureSumsReply  # noqa: Y015
 
 @_typing.final
+class ScoreStatisticsDeclaration(_message.Message):
+    """Mechanism "score_statistics": one noised sum over all labelled records (docs/privacy/score-statistics.md). The graph
+    computes d - 1 numbers of a basis, then a score for each class; batch_size is the number of records.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: _builtins.int
+    COUNT_WEIGHT_FIELD_NUMBER: _builtins.int
+    SQUARE_WEIGHT_FIELD_NUMBER: _builtins.int
+    SIGMA_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    CORRECTION_FIELD_NUMBER: _builtins.int
+    classes: _builtins.int
+    """C, the number of classes."""
+    count_weight: _builtins.float
+    square_weight: _builtins.float
+    sigma: _builtins.float
+    """N(0, sigma^2) on each coordinate of the sum."""
+    @_builtins.property
+    def scale(self) -> Global___FloatArray:
+        """(d): by which 1 and the basis are multiplied before they are clipped."""
+
+    @_builtins.property
+    def correction(self) -> Global___FloatArray:
+        """Absent in a run's declaration; (classes, d) of one step, where a curator tells it to its own machines."""
+
+    def __init__(
+        self,
+        *,
+        classes: _builtins.int = ...,
+        count_weight: _builtins.float = ...,
+        square_weight: _builtins.float = ...,
+        sigma: _builtins.float = ...,
+        scale: Global___FloatArray | None = ...,
+        correction: Global___FloatArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "scale", b"scale"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "correction", b"correction", "count_weight", b"count_weight", "scale", b"scale", "sigma", b"sigma", "square_weight", b"square_weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreStatisticsDeclaration: _TypeAlias = ScoreStatisticsDeclaration  # noqa: Y015
+
+@_typing.final
+class ScoreStatisticsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CORRECTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def correction(self) -> Global___FloatArray:
+        """(classes, d): its product with 1 and the basis is added to the scores."""
+
+    def __init__(
+        self,
+        *,
+        correction: Global___FloatArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreStatisticsRequest: _TypeAlias = ScoreStatisticsRequest  # noqa: Y015
+
+@_typing.final
+class ScoreStatisticsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sum(self) -> Global___GridArray:
+        """The noised sum: counts (classes), gradient (classes, d) row by row, then the upper triangle of the square
+        (d (d + 1) / 2), row by row, entries off the diagonal times the root of 2.
+        """
+
+    def __init__(
+        self,
+        *,
+        sum: Global___GridArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreStatisticsReply: _TypeAlias = ScoreStatisticsReply  # noqa: Y015
+
+@_typing.final
 class DistributionsDeclaration(_message.Message):
     """Mechanisms "distributions" and "labelled_distributions": one noised sum over all records, or all labelled ones, of
     coefficients of the distribution functions of their projections, class by class (docs/privacy/sliced-distributions.md);

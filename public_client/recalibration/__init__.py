@@ -1,0 +1,1 @@
+"""What one labelled release says of how a team's scores are to be corrected, by one likelihood."""

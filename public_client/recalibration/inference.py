@@ -1,0 +1,248 @@
+"""How far biases, slopes and head of a classifier move by what was released: a posterior, by one likelihood.
+
+Each step of a run releases, at a correction that the client chose, class counts and the gradient and curvature of the
+log-loss (docs/privacy/score-statistics.md). Gradients are linear around where they were taken; counts are not, and are
+taken for what they say of the biases, as under other class frequencies (Saerens and others 2002), up to what the
+records themselves explain. DP noise and sampling noise are in the likelihood, and the widths of the normal prior
+are averaged by marginal likelihood over a grid that holds 0 for each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from dpswd.public_client.recalibration.curvature import Expected, Public, Values, contrasts, correcting
+
+WIDTHS: Mapping[str, tuple[float, ...]] = MappingProxyType(
+    {
+        "biases": (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6),
+        "slopes": (0.0, 0.1, 0.2, 0.4),
+        "head": (0.0, 0.05, 0.1, 0.2, 0.4),
+    }
+)
+"""Deviations of the prior, on the log-odds of two classes by one deviation of a score or a component."""
+EXPLAINED = 0.3
+"""Of log-odds, and again of their change: how far other class shares may be due to what the records show, so that the
+model knows of them already."""
+NEAR = 0.5
+"""Root mean square change of log-odds within which all gradients count, each linear around where it was taken."""
+CURVED = 0.15
+"""Of what a gradient changes by on such a straight line over a change of 1: how far that may be wrong."""
+_LONGEST = 1.0  # the same, of one step
+_ITERATIONS = 20
+_ENOUGH = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """What one step said; noised.
+
+    Attributes:
+        at: (C, d) the correction at which.
+        counts: (C,) records of each class.
+        gradient: (C, d) sum of what the records' labels are above their probabilities, times their clipped basis.
+        square: (d, d) sum of half the records' weight times the square of their clipped basis.
+        deviations: of the noise on each number of counts, gradient and the square's diagonal.
+    """
+
+    at: Values
+    counts: Values
+    gradient: Values
+    square: Values
+    deviations: tuple[float, float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """What is known of the correction.
+
+    Attributes:
+        mean: (C, d).
+        moved: probability that something moved: "anything", "biases", and "slopes" and "head" where there are any.
+        evidence: nats for a move over none.
+        gain: expected fall of the log-loss by the mean.
+        deviation: of that gain.
+    """
+
+    mean: Values
+    moved: Mapping[str, float]
+    evidence: float
+    gain: float
+    deviation: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """Rows that are linear in the parameters, with noise.
+
+    Attributes:
+        rows: (r, p).
+        values: (r,).
+        noise: (r, r) covariance.
+        curvature: (p, p) of the log-loss in the parameters, as far as it is known.
+    """
+
+    rows: Values
+    values: Values
+    noise: Values
+    curvature: Values
+
+
+class Recalibration:
+    """The likelihood and the prior of one hospital.
+
+    Args:
+        public: source records under the team's model.
+        scale: (d,) of the basis before the clip.
+        slopes: whether C - 1 columns after the first are the scores' contrasts.
+        records: labelled, n.
+    """
+
+    def __init__(self, public: Public, *, scale: Values, slopes: bool, records: int) -> None:
+        self._public, self._scale, self._records = public, scale, records
+        classes, d = public.scores.shape[1], public.basis.shape[1]
+        self._basis = contrasts(classes)
+        self._frame: Values = np.kron(self._basis, np.eye(d)).reshape(classes, d, -1).astype(np.float64)
+        self._kinds = _kinds(classes - 1, d, slopes=slopes)
+        self._known: dict[int, Expected] = {}
+
+    def posterior(self, steps: Sequence[Released]) -> Posterior:
+        """What the steps together say.
+
+        Args:
+            steps: in their order; at least one.
+        """
+        now = steps[-1].at
+        for iteration in range(_ITERATIONS):
+            seen = self._observed(steps, now)
+            mean, covariance, weights, logs = self._averaged(seen)
+            change = np.tensordot(self._frame, mean, axes=1) - now
+            size = self._public.size(change)
+            # How far a gradient is straight follows from where this ends: half steps keep it from going to and fro.
+            now = now + change * min(1.0 if iteration < 2 else 0.5, _LONGEST / max(size, _ENOUGH))
+            if size < _ENOUGH:
+                break
+        first = self._observed(steps, steps[0].at).curvature  # the way there: a large move is not seen from its end
+        slope = 0.5 * (seen.curvature + first) @ self._flat(now)
+        moved = {"anything": 1.0 - float(weights[0])}
+        for place, kind in enumerate(self._kinds):
+            moved[kind] = float(sum(w for w, widths in zip(weights, self._widths(), strict=True) if widths[place]))
+        rest = logs[1:]
+        evidence = float(np.log(np.mean(np.exp(rest - rest.max()))) + rest.max() - logs[0])
+        deviation = math.sqrt(max(0.0, float(slope @ covariance @ slope)))
+        return Posterior(now, moved, evidence, 0.5 * float(slope @ self._flat(now)), deviation)
+
+    def _observed(self, steps: Sequence[Released], now: Values) -> _Seen:
+        """What steps near `now` say, or the nearest of them, and all their counts."""
+        far = [self._public.size(step.at - now) for step in steps]
+        near = [step for step, size in zip(steps, far, strict=True) if size <= max(NEAR, min(far))]
+        number, n = len(near), self._records
+        square = _mean([step.square for step in near]) / n
+        deviation = near[0].deviations[2] / (n * math.sqrt(number))
+        moved = []
+        for step in near:
+            expected = self._expected(step)
+            by = correcting(square, expected.square, deviation=deviation, records=n)
+            moved.append(expected.moved(by))
+        pull = n * _mean([one.pull for one in moved])
+        told = _mean(
+            [
+                self._flat(step.gradient) + n * one.pull @ self._flat(step.at)
+                for step, one in zip(near, moved, strict=True)
+            ]
+        )
+        noise = n * _mean([one.noise for one in moved])
+        noise = noise + near[0].deviations[1] ** 2 / number * np.eye(len(noise))
+        for step, one in zip(near, moved, strict=True):
+            beyond = CURVED * self._public.size(step.at - now) * n * one.pull @ self._flat(step.at - now)
+            noise += np.outer(beyond, beyond) / number
+        rows, values, counts = self._counted(steps, now)
+        apart = np.zeros((len(counts), len(noise)))
+        return _Seen(
+            np.vstack([rows, pull]),
+            np.concatenate([values, told]),
+            np.block([[counts, apart], [apart.T, noise]]),
+            _mean([one.raw for one in moved]),
+        )
+
+    def _counted(self, steps: Sequence[Released], now: Values) -> tuple[Values, Values, Values]:
+        """Rows of the counts: shares are the source's with the biases' odds, up to what records explain."""
+        others, d, n = len(now) - 1, now.shape[1], self._records
+        deviation = steps[0].deviations[0] / (n * math.sqrt(len(steps)))
+        if not math.isfinite(deviation):
+            return np.zeros((0, others * d)), np.zeros(0), np.zeros((0, 0))
+        shares = self._public.shares * np.exp(now[:, 0] - now[:, 0].max())
+        shares /= shares.sum()
+        spread = self._basis.T @ (np.diag(shares) - np.outer(shares, shares)) @ self._basis
+        missing = self._basis.T @ (_mean([step.counts for step in steps]) / n - shares)
+        rows = np.zeros((others, others * d))
+        rows[:, ::d] = spread
+        others_moved = np.zeros_like(now)
+        others_moved[:, 0] = now[:, 0]
+        width = EXPLAINED * (1.0 + self._public.size(others_moved))
+        explained = 0.5 * width**2 * spread @ spread
+        noise = deviation**2 * np.eye(others) + spread / n + explained
+        return rows, missing + spread @ (self._basis.T @ now[:, 0]), noise
+
+    def _averaged(self, seen: _Seen) -> tuple[Values, Values, Values, Values]:
+        """Mean (p,) and covariance (p, p) over the prior's widths, their weights and marginal log-likelihoods."""
+        priors = list(self._kinds.values())
+        through = [seen.rows @ prior for prior in priors]
+        squares = [each @ seen.rows.T for each in through]
+        logs, means, covariances = [], [], []
+        for widths in self._widths():
+            told = [0.5 * width**2 for width in widths]
+            root = np.linalg.cholesky(seen.noise + _weighted(told, squares))
+            own = np.linalg.solve(root, _weighted(told, through))
+            left = np.linalg.solve(root, seen.values)
+            logs.append(-0.5 * float(left @ left) - float(np.log(np.diag(root)).sum()))
+            means.append(own.T @ left)
+            covariances.append(_weighted(told, priors) - own.T @ own)
+        found = np.array(logs)
+        weights = np.exp(found - found.max())
+        weights /= weights.sum()
+        mean = weights @ np.array(means)
+        away = np.array(means) - mean
+        covariance = _weighted(weights, covariances) + (away * weights[:, None]).T @ away
+        return mean, covariance, weights, found
+
+    def _widths(self) -> list[tuple[float, ...]]:
+        """The grid: first of all nothing."""
+        return list(itertools.product(*(WIDTHS[kind] for kind in self._kinds)))
+
+    def _expected(self, step: Released) -> Expected:
+        if id(step) not in self._known:
+            self._known[id(step)] = Expected.of(self._public, step.at, self._scale, self._frame)
+        return self._known[id(step)]
+
+    def _flat(self, correction: Values) -> Values:
+        return np.asarray(np.tensordot(self._frame, correction, axes=([0, 1], [0, 1])))
+
+
+def _kinds(others: int, columns: int, *, slopes: bool) -> dict[str, Values]:
+    """(p, p) covariances of what may move, at width 1 on the coefficients of contrasts."""
+    biases, common, head = (np.zeros((others, columns)) for _ in range(3))
+    biases[:, 0], head[:, 1:] = 1.0, 1.0
+    found = {"biases": np.diag(biases.reshape(-1))}
+    if slopes:
+        common[:, 1 : 1 + others] = np.eye(others)
+        found["slopes"] = np.outer(common.reshape(-1), common.reshape(-1))
+        if others == 1:
+            head[:, 1] = 0.0
+    if head.any():
+        found["head"] = np.diag(head.reshape(-1))
+    return found
+
+
+def _weighted(weights: Sequence[float] | Values, each: Sequence[Values]) -> Values:
+    return np.asarray(sum(weight * one for weight, one in zip(weights, each, strict=True)))
+
+
+def _mean(each: Sequence[Values]) -> Values:
+    return np.asarray(np.mean(each, axis=0))

@@ -1,0 +1,89 @@
+"""What is delivered of a posterior, and what is said of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from dpswd.public_client.recalibration.inference import Posterior
+
+TOLERATED = 0.005
+"""Log-loss by which a delivered model may be worse, except with a probability of one sixth."""
+_LEVEL = 1.0
+_LEAST = 0.05  # of a correction: less is none
+_LIKELY = 0.5
+_INTERVAL = 1.96
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found, and what is done with it.
+
+    Attributes:
+        moved: "kept", or the most that moved with a probability above one half: "biases", "slopes" or "head".
+        share: of the correction that is delivered; 0 where the model is kept.
+        gain: expected fall of the log-loss by what is delivered, or would have been.
+        low: its 95% interval.
+        high: its 95% interval.
+        evidence: nats for any move.
+        probability: of each kind of move.
+    """
+
+    moved: str
+    share: float
+    gain: float
+    low: float
+    high: float
+    evidence: float
+    probability: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, posterior: Posterior) -> Verdict:
+        """Delivers as much of the correction as is likely no worse than the team's model, and none without evidence."""
+        share = safe_share(posterior.gain, posterior.deviation)
+        kept = share < _LEAST or posterior.evidence <= 0.0
+        counted = 1.0 if kept else share
+        gain, spread = _gain(counted, posterior.gain), _INTERVAL * counted * posterior.deviation
+        kinds = [kind for kind in ("biases", "slopes", "head") if posterior.moved.get(kind, 0.0) > _LIKELY]
+        return cls(
+            moved="kept" if kept else (kinds[-1] if kinds else "biases"),
+            share=0.0 if kept else share,
+            gain=gain,
+            low=gain - spread,
+            high=gain + spread,
+            evidence=posterior.evidence,
+            probability=dict(posterior.moved),
+        )
+
+    def sentence(self) -> str:
+        """In plain words."""
+        expected = f"log-loss {self.gain:.3f} lower ({self.low:.3f} to {self.high:.3f})"
+        if self.moved == "kept":
+            return "the model is kept: the hospital's labels, as far as they are told, say nothing else than its scores"
+        what = {
+            "biases": "its classes are more or less frequent here than the scores say",
+            "slopes": "its scores are too sure or not sure enough here",
+            "head": "what the features say of the classes is different here",
+        }[self.moved]
+        part = "" if self.share > 0.995 else f"; {100 * self.share:.0f}% of the correction is delivered, to be safe"
+        return f"the scores were corrected: {what}; expect {expected}{part}"
+
+
+def safe_share(gain: float, deviation: float) -> float:
+    """The largest share of a correction that is not worse than tolerated, but for one sixth of the posterior.
+
+    The gain of a share s of the posterior's mean is normal, of mean (2 s - s^2) gain and deviation s times the whole
+    one's.
+    """
+    whole = _gain(1.0, gain) + TOLERATED - _LEVEL * deviation
+    if whole >= 0.0:
+        return 1.0
+    # The root of -gain s^2 + (2 gain - level deviation) s + tolerated, which is positive at 0 and negative at 1.
+    slope = 2.0 * gain - _LEVEL * deviation
+    if gain <= 0.0:
+        return min(1.0, TOLERATED / -slope)
+    return (slope + math.sqrt(slope * slope + 4.0 * gain * TOLERATED)) / (2.0 * gain)
+
+
+def _gain(share: float, whole: float) -> float:
+    return (2.0 - share) * share * whole

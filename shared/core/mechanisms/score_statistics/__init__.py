@@ -1,0 +1,1 @@
+"""Class counts, gradient and curvature of the log-loss in a linear correction of scores, as one noised sum."""

@@ -1,0 +1,162 @@
+"""What a release says of planted truths, by the likelihood alone: no curator, exact sums and simulated noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpswd.public_client.recalibration.curvature import Public, contrasts, correcting, softmax
+from dpswd.public_client.recalibration.graph import corrected, fitted
+from dpswd.public_client.recalibration.inference import Recalibration, Released
+from dpswd.public_client.recalibration.verdict import TOLERATED, Verdict, safe_share
+from dpswd.shared.core.mechanisms.score_statistics.sums import parts
+
+SIGMA = 30.0
+"""Of the noise on each number, about that of epsilon 1 in five steps."""
+
+
+def world(classes, count, seed, *, truth=None):
+    """Outputs (n, d - 1 + C) of a basis of contrasts and two components, and labels by the scores plus a correction."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(count, classes + 1))
+    scores = 1.5 * z @ np.random.default_rng(5).normal(size=(classes + 1, classes)) / np.sqrt(classes)
+    basis = np.concatenate([np.ones((count, 1)), scores @ contrasts(classes) / 1.2, z[:, :2]], axis=1)
+    truth = np.zeros((classes, basis.shape[1])) if truth is None else truth
+    chance = softmax(scores + basis @ truth.T)
+    labels = (rng.random((count, 1)) > chance.cumsum(axis=1)[:, :-1]).sum(axis=1)
+    return np.concatenate([basis[:, 1:], scores], axis=1), labels
+
+
+def found(classes, count, truth, *, seed=0, steps=4, sigma=SIGMA):
+    """The posterior after some steps, and how the log-loss of fresh records falls by it."""
+    public, known = world(classes, 2000, 77)
+    columns = public.shape[1] - classes + 1
+    basis = np.concatenate([np.ones((2000, 1)), public[:, : columns - 1]], axis=1)
+    shares = np.bincount(known, minlength=classes) / 2000
+    scale = np.array([1.5] + [1.5] * (classes - 1) + [0.75, 0.75])
+    likelihood = Recalibration(Public(public[:, -classes:], basis, shares), scale=scale, slopes=True, records=count)
+    outputs, labels = world(classes, count, seed + 1, truth=truth)
+    rng = np.random.default_rng(seed)
+    at, drawn = np.zeros((classes, columns)), []
+    for _ in range(steps):
+        gradient, square = (each.sum(axis=0) for each in parts(outputs, labels, scale, at))
+        rows, places = np.triu_indices(columns)
+        noised = square + rng.normal(size=square.shape) * sigma
+        whole = np.zeros((columns, columns))
+        whole[rows, places] = noised / np.where(rows == places, 1.0, np.sqrt(2.0))
+        whole += np.triu(whole, 1).T
+        counts = np.bincount(labels, minlength=classes) + sigma * rng.normal(size=classes)
+        told = np.sqrt(2.0) * (gradient + sigma * rng.normal(size=gradient.shape))
+        drawn.append(Released(at, counts, told, whole, (sigma, np.sqrt(2.0) * sigma, sigma)))
+        posterior = likelihood.posterior(drawn)
+        at = posterior.mean
+    return posterior, fall(classes, truth, posterior.mean)
+
+
+def fall(classes, truth, correction):
+    outputs, labels = world(classes, 20_000, 999, truth=truth)
+    basis = np.concatenate([np.ones((20_000, 1)), outputs[:, :-classes]], axis=1)
+    losses = [
+        -np.log(softmax(outputs[:, -classes:] + basis @ by.T)[np.arange(20_000), labels]).mean()
+        for by in (np.zeros_like(correction), correction)
+    ]
+    return float(losses[0] - losses[1])
+
+
+def planted(classes, *, bias=0.0, slope=0.0, head=0.0):
+    columns, across = classes + 2, contrasts(classes)
+    truth = np.zeros((classes, columns))
+    truth[:, 0] = bias * np.linspace(-1.0, 1.0, classes)
+    truth[:, 1:classes] = slope * across
+    truth[:, -1] = head * np.linspace(-1.0, 1.0, classes)
+    return truth
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_biases_that_moved_are_found_and_nothing_else(classes):
+    truth = planted(classes, bias=1.0)
+    posterior, gained = found(classes, 5000, truth)
+    verdict = Verdict.of(posterior)
+    assert posterior.moved["biases"] > 0.99
+    assert posterior.moved["head"] < 0.8
+    assert gained > 0.8 * fall(classes, truth, truth)
+    assert verdict.share == 1.0
+    assert verdict.low < gained < verdict.high + 0.2 * gained
+    away = posterior.mean - posterior.mean.mean(axis=0)
+    np.testing.assert_allclose(away[:, 0], truth[:, 0], atol=0.35)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_a_slope_and_a_head_that_moved_are_found(classes):
+    truth = planted(classes, slope=-0.6, head=0.5)
+    posterior, gained = found(classes, 10_000, truth)
+    assert posterior.moved["slopes"] > 0.9
+    assert posterior.moved["head"] > 0.9
+    assert gained > 0.7 * fall(classes, truth, truth)
+    assert Verdict.of(posterior).moved == "head"
+
+
+@pytest.mark.parametrize(("classes", "count"), [(2, 20), (2, 5000), (5, 300), (5, 5000)])
+def test_where_nothing_moved_the_model_is_kept_or_is_no_worse(classes, count):
+    """Seeds are fixed, so that nothing is left to chance; tiny hospitals among them."""
+    kept = 0
+    for seed in range(4):
+        posterior, gained = found(classes, count, planted(classes), seed=seed)
+        verdict = Verdict.of(posterior)
+        assert gained * verdict.share > -TOLERATED
+        kept += verdict.moved == "kept"
+        assert ("kept" in verdict.sentence()) == (verdict.moved == "kept")
+    assert kept >= 3
+
+
+def test_hardly_any_information_moves_nothing_far():
+    """Fifty records beside noise of three hundred: what is delivered is not worse than is tolerated."""
+    for seed in range(6):
+        posterior, _ = found(2, 50, planted(2, bias=0.3), seed=seed, sigma=300.0)
+        verdict = Verdict.of(posterior)
+        assert fall(2, planted(2, bias=0.3), verdict.share * posterior.mean) > -4.0 * TOLERATED
+
+
+@pytest.mark.parametrize(("gain", "deviation"), [(0.05, 0.01), (0.02, 0.05), (0.001, 0.1), (0.0, 0.2), (0.3, 0.001)])
+def test_the_share_is_the_largest_that_is_safe(gain, deviation):
+    def worst(share):
+        return (2.0 - share) * share * gain - share * deviation + TOLERATED
+
+    share = safe_share(gain, deviation)
+    assert 0.0 < share <= 1.0
+    assert all(worst(own) >= -1e-12 for own in np.linspace(0.0, share, 50))
+    assert share == 1.0 or worst(min(1.0, share + 0.01)) < 0.0
+
+
+def test_a_curvature_without_noise_is_the_hospitals_and_one_that_drowns_the_sources():
+    rng = np.random.default_rng(0)
+    one, other = (np.cov(rng.normal(size=(4, 30)) * [[1.0], [0.5], [2.0], [0.2]]) for _ in range(2))
+    near, far = (correcting(other, one, deviation=width, records=10**9) for width in (1e-9, 1e6))
+    np.testing.assert_allclose(near @ one @ near.T, other, rtol=0.05, atol=0.01 * np.abs(other).max())
+    scale = far[0, 0]
+    np.testing.assert_allclose(far, scale * np.eye(4), atol=1e-6)
+    assert 0.5 < scale < 2.0
+
+
+@pytest.mark.parametrize("classifier", [nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.Tanh())])
+def test_the_corrected_classifier_adds_the_correction_to_its_scores(classifier):
+    features = torch.randn(200, 6, generator=torch.Generator().manual_seed(1))
+    basis = fitted(classifier, features, components=4, slopes=True)
+    with torch.no_grad():
+        outputs = basis(features).double()
+        correction = np.random.default_rng(2).normal(size=(3, outputs.shape[1] - 3 + 1))
+        columns = torch.cat([torch.ones(200, 1), outputs[:, :-3]], dim=1)
+        expected = outputs[:, -3:] + columns @ torch.from_numpy(correction).T
+        made = corrected(basis, correction)(features)
+    np.testing.assert_allclose(made.numpy(), expected.numpy(), atol=2e-5)
+    np.testing.assert_allclose(columns[:, 3:].std(dim=0), 1.0, atol=0.02)
+
+
+def test_scores_alone_have_no_head():
+    scores = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
+    assert fitted(nn.Identity(), scores, components=4, slopes=True).axes is None
+    assert fitted(nn.Identity(), scores, components=4, slopes=False).slopes is None
+    many = torch.randn(50, 21)
+    assert fitted(nn.Identity(), many, components=4, slopes=True).slopes is None
