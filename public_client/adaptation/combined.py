@@ -9,7 +9,7 @@ Usage::
 
 A team has a labelled source. A hospital has records; where its operator declares classes, all or some of them have a
 label. One share of epsilon is for a release of all records (`Replay`), one for a release of the labelled ones
-(`Statistics`), and one for a comparison, one release, that says what each of them made of the source's model.
+(`Recalibrate`), and one for a comparison, one release, that says what each of them made of the source's model.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from dpswd.public_client.data.checks import checked
 from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.source import train_source, usual_epochs
 from dpswd.public_client.methods.comparison import Compare, Comparison
+from dpswd.public_client.methods.recalibrate import Recalibrate
 from dpswd.public_client.methods.replay import Replay
-from dpswd.public_client.methods.statistics import Statistics
 from dpswd.public_client.replay.delivery import before_target_alone
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.sites import Model
@@ -59,13 +59,13 @@ class CombinedAdaptation:
 
     Args:
         extractor: records to features.
-        classifier: features to scores; for `labels` it must end in a linear layer, see `Statistics`.
+        classifier: features to scores.
         hospital: one; with labels of all, some or none of its records.
         epsilon: what all of it may cost. Parts are charged one by one; together they cost no more.
         shares: of epsilon by "records", "labels" and "evaluation", adding up to 1; 0 leaves a part out. By default
             0.35, 0.3 and 0.35; what the hospital cannot give goes to the rest.
         records: how the unlabelled part is learned from; `Replay()` by default.
-        labels: how the labels are; `Statistics(learns="shares")` by default.
+        labels: how the labels are; `Recalibrate()` by default.
         device: "auto", "cpu" or "cuda".
         seed: of every random choice on the client's side.
         source_epochs: see `DomainAdaptation`.
@@ -101,7 +101,7 @@ class CombinedAdaptation:
         self._start = Model(extractor, classifier)
         self._methods: dict[str, Method] = {
             "records": records or Replay(),
-            "labels": labels or Statistics(learns="shares"),
+            "labels": labels or Recalibrate(),
         }
         self._settings: dict[str, Any] = {"device": device, "seed": seed}
         self._source_epochs = source_epochs

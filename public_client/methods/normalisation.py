@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.source import collect
+from dpswd.public_client.extractor.adapter_layers import FeatureAffine
 from dpswd.public_client.normalisation.conversation import Asked, Conversation
 from dpswd.public_client.normalisation.probes import Place, Probed, find_places
 from dpswd.public_client.normalisation.reference import Values
@@ -38,7 +39,6 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsRequest
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.sandbox.adapters import FeatureAffine
 
 _log = logging.getLogger(__name__)
 

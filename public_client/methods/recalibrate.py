@@ -11,7 +11,7 @@ import copy
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -50,7 +50,8 @@ _log = logging.getLogger(__name__)
 
 KEPT = "kept"
 _STEPS = 5
-_COUNT, _SQUARE = 1.0, 1.2  # weights beside the gradient
+_SQUARE = 1.2  # of the curvature beside the gradient
+_MOST_COUNT, _COUNTED = 4.0, 10.0  # of the counts, where records are few for the noise; how few
 _ALONE, _BIAS, _SCORES, _COMPONENTS = 2.0, 1.5, 1.5, 0.75  # scales of the basis before its clip to about 1
 # All of these chosen on Adult dealt by other columns, UCI heart disease, and the stroke trial and thyroid records from
 # other sources than are reported (docs/ml-team/recalibrate.md).
@@ -100,8 +101,8 @@ class Recalibrate(Method):
         scale = np.full(columns, _COMPONENTS, dtype=np.float32)
         scale[1 : run.classes] = _SCORES
         scale[0] = _BIAS if columns > 1 else _ALONE
-        unit = ScoresDeclaration(run.classes, _COUNT, _SQUARE, 1.0, scale)
-        return ScoresDeclaration(run.classes, _COUNT, _SQUARE, run.noise * unit.sensitivity(), scale)
+        unit = ScoresDeclaration(run.classes, count_weight(run.labelled / run.noise), _SQUARE, 1.0, scale)
+        return replace(unit, sigma=run.noise * unit.sensitivity())
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         """See `Recipe`."""
@@ -170,6 +171,15 @@ class Recalibrate(Method):
     def _ready(self, extractor: nn.Module, basis: Basis, shape: tuple[int, ...]) -> Declarable:
         whole = nn.Sequential(copy.deepcopy(extractor), copy.deepcopy(basis)).cpu().eval()
         return Declarable.of(whole, shape)
+
+
+def count_weight(told: float) -> float:
+    """Of the class counts: they are what little information tells first; 1 where there is plenty.
+
+    Args:
+        told: records for each unit of noise of one step.
+    """
+    return math.sqrt(1.0 + (_MOST_COUNT**2 - 1.0) / (1.0 + (told / _COUNTED) ** 2))
 
 
 @dataclass(frozen=True, eq=False)

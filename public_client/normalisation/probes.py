@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dpswd.public_client.extractor.adapter_layers import ChannelAffine, FeatureAffine
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.sandbox.adapters import ChannelAffine, FeatureAffine
 
 BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm)

@@ -27,6 +27,8 @@ WIDTHS: Mapping[str, tuple[float, ...]] = MappingProxyType(
     }
 )
 """Deviations of the prior, on the log-odds of two classes by one deviation of a score or a component."""
+STILL: Mapping[str, float] = MappingProxyType({"biases": 0.25, "slopes": 0.5, "head": 0.5})
+"""Probability beforehand that a kind does not move at all; the widths above 0 share the rest."""
 EXPLAINED = 0.3
 """Of log-odds, and again of their change: how far other class shares may be due to what the records show, so that the
 model knows of them already."""
@@ -110,7 +112,7 @@ class Recalibration:
         self._basis = contrasts(classes)
         self._frame: Values = np.kron(self._basis, np.eye(d)).reshape(classes, d, -1).astype(np.float64)
         self._kinds = _kinds(classes - 1, d, slopes=slopes)
-        self._known: dict[int, Expected] = {}
+        self._known: dict[tuple[int, ...], list[Expected]] = {}
 
     def posterior(self, steps: Sequence[Released]) -> Posterior:
         """What the steps together say.
@@ -133,8 +135,10 @@ class Recalibration:
         moved = {"anything": 1.0 - float(weights[0])}
         for place, kind in enumerate(self._kinds):
             moved[kind] = float(sum(w for w, widths in zip(weights, self._widths(), strict=True) if widths[place]))
+        beforehand = math.log(self._beforehand()[0])
         rest = logs[1:]
-        evidence = float(np.log(np.mean(np.exp(rest - rest.max()))) + rest.max() - logs[0])
+        other = float(np.log(np.exp(rest - rest.max()).sum()) + rest.max()) - math.log1p(-math.exp(beforehand))
+        evidence = other - (float(logs[0]) - beforehand)
         deviation = math.sqrt(max(0.0, float(slope @ covariance @ slope)))
         return Posterior(now, moved, evidence, 0.5 * float(slope @ self._flat(now)), deviation)
 
@@ -143,13 +147,7 @@ class Recalibration:
         far = [self._public.size(step.at - now) for step in steps]
         near = [step for step, size in zip(steps, far, strict=True) if size <= max(NEAR, min(far))]
         number, n = len(near), self._records
-        square = _mean([step.square for step in near]) / n
-        deviation = near[0].deviations[2] / (n * math.sqrt(number))
-        moved = []
-        for step in near:
-            expected = self._expected(step)
-            by = correcting(square, expected.square, deviation=deviation, records=n)
-            moved.append(expected.moved(by))
+        moved = self._moved(near)
         pull = n * _mean([one.pull for one in moved])
         told = _mean(
             [
@@ -191,7 +189,7 @@ class Recalibration:
         return rows, missing + spread @ (self._basis.T @ now[:, 0]), noise
 
     def _averaged(self, seen: _Seen) -> tuple[Values, Values, Values, Values]:
-        """Mean (p,) and covariance (p, p) over the prior's widths, their weights and marginal log-likelihoods."""
+        """Mean (p,) and covariance (p, p) over the prior's widths, their weights and joint log-probabilities."""
         priors = list(self._kinds.values())
         through = [seen.rows @ prior for prior in priors]
         squares = [each @ seen.rows.T for each in through]
@@ -204,7 +202,7 @@ class Recalibration:
             logs.append(-0.5 * float(left @ left) - float(np.log(np.diag(root)).sum()))
             means.append(own.T @ left)
             covariances.append(_weighted(told, priors) - own.T @ own)
-        found = np.array(logs)
+        found = np.array(logs) + np.log(self._beforehand())
         weights = np.exp(found - found.max())
         weights /= weights.sum()
         mean = weights @ np.array(means)
@@ -216,10 +214,26 @@ class Recalibration:
         """The grid: first of all nothing."""
         return list(itertools.product(*(WIDTHS[kind] for kind in self._kinds)))
 
-    def _expected(self, step: Released) -> Expected:
-        if id(step) not in self._known:
-            self._known[id(step)] = Expected.of(self._public, step.at, self._scale, self._frame)
-        return self._known[id(step)]
+    def _beforehand(self) -> Values:
+        """Probabilities of the grid's widths, kind by kind independent."""
+        each = [
+            [STILL[kind] if width == 0.0 else (1.0 - STILL[kind]) / (len(WIDTHS[kind]) - 1) for width in WIDTHS[kind]]
+            for kind in self._kinds
+        ]
+        return np.array([math.prod(own) for own in itertools.product(*each)])
+
+    def _moved(self, near: Sequence[Released]) -> list[Expected]:
+        """What is expected of each of some steps, as their squares together correct it."""
+        which = tuple(id(step) for step in near)
+        if which not in self._known:
+            n, number = self._records, len(near)
+            square = _mean([step.square for step in near]) / n
+            deviation = near[0].deviations[2] / (n * math.sqrt(number))
+            expected = [Expected.of(self._public, step.at, self._scale, self._frame) for step in near]
+            self._known[which] = [
+                one.moved(correcting(square, one.square, deviation=deviation, records=n)) for one in expected
+            ]
+        return self._known[which]
 
     def _flat(self, correction: Values) -> Values:
         return np.asarray(np.tensordot(self._frame, correction, axes=([0, 1], [0, 1])))

@@ -99,16 +99,19 @@ def test_a_slope_and_a_head_that_moved_are_found(classes):
 
 
 @pytest.mark.parametrize(("classes", "count"), [(2, 20), (2, 5000), (5, 300), (5, 5000)])
-def test_where_nothing_moved_the_model_is_kept_or_is_no_worse(classes, count):
+def test_where_nothing_moved_most_models_are_kept_and_the_others_do_no_harm(classes, count):
     """Seeds are fixed, so that nothing is left to chance; tiny hospitals among them."""
-    kept = 0
-    for seed in range(4):
-        posterior, gained = found(classes, count, planted(classes), seed=seed)
+    truth, gains, kept = planted(classes), [], 0
+    for seed in range(6):
+        posterior, _ = found(classes, count, truth, seed=seed)
         verdict = Verdict.of(posterior)
-        assert gained * verdict.share > -TOLERATED
+        gains.append(fall(classes, truth, verdict.share * posterior.mean))
         kept += verdict.moved == "kept"
         assert ("kept" in verdict.sentence()) == (verdict.moved == "kept")
+        assert (verdict.share == 0.0) == (verdict.moved == "kept")
     assert kept >= 3
+    assert np.mean(gains) > -TOLERATED
+    assert min(gains) > -0.02
 
 
 def test_hardly_any_information_moves_nothing_far():
@@ -122,7 +125,7 @@ def test_hardly_any_information_moves_nothing_far():
 @pytest.mark.parametrize(("gain", "deviation"), [(0.05, 0.01), (0.02, 0.05), (0.001, 0.1), (0.0, 0.2), (0.3, 0.001)])
 def test_the_share_is_the_largest_that_is_safe(gain, deviation):
     def worst(share):
-        return (2.0 - share) * share * gain - share * deviation + TOLERATED
+        return (2.0 - share) * share * gain - 0.6 * share * deviation + TOLERATED
 
     share = safe_share(gain, deviation)
     assert 0.0 < share <= 1.0
