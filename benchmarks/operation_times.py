@@ -109,7 +109,20 @@ def _convolution(dimensions: int, shape: Shape, channels: int) -> Case:
 
 
 _RECURRENT = {"input_size": 32, "hidden_size": 32, "layer": 0, "reverse": False, "bias": True}
-_PLAIN = ("relu", "selu", "gelu", "gelu_tanh", "silu", "mish", "tanh", "sigmoid", "cos", "hardswish", "hardsigmoid")
+_PLAIN = (
+    "relu",
+    "selu",
+    "gelu",
+    "gelu_tanh",
+    "silu",
+    "mish",
+    "tanh",
+    "sigmoid",
+    "cos",
+    "log",
+    "hardswish",
+    "hardsigmoid",
+)
 
 CASES: tuple[Case, ...] = (
     *(Case(name, _VECTOR) for name in _PLAIN),
@@ -140,6 +153,13 @@ CASES: tuple[Case, ...] = (
     Case("concat", _VECTOR * 3),
     Case("scale_shift", _VECTOR, {"gain": 0.5, "shift": 0.25}),
     _convolution(1, (8, 512), 8),
+    Case(
+        "conv1d",
+        ((3000, 1),),
+        {"in_channels": 3000, "out_channels": 3200, "groups": 100, "bias": True}
+        | dict(_window(1, kernel_size=(1,), stride=(1,), padding=(0,), dilation=(1,))),
+        label="of groups",
+    ),
     _convolution(2, (1, 32, 32), 8),
     _convolution(2, (8, 16, 16), 8),
     Case("linear", ((512,),), {"in_features": 512, "out_features": 256, "bias": True}),
@@ -162,7 +182,14 @@ CASES: tuple[Case, ...] = (
     Case("monotone_columns", ((512,),), {"columns": 512, "knots": 16}),
     Case("divide", _VECTOR * 2),
     Case("divide", ((16, 32, 32), (16, 1, 1)), label="by a channel's"),
+    Case("less", _VECTOR * 2),
+    Case("less", ((512, 30), (512, 1)), label="than a column"),
+    Case("equal", _VECTOR * 2),
+    Case("less_than", _VECTOR, {"constant": 0.5}),
+    Case("equal_to", _VECTOR, {"constant": 0.0}),
+    Case("nan_to_num", _VECTOR, {"nan": 0.0}),
     Case("permute", _IMAGE, {"order": (2, 0, 1)}),
+    Case("rearrange", _IMAGE, {"sides": (16, 4, 8, 4, 8), "order": (1, 3, 2, 4, 0)}),
     Case("slice", _IMAGE, {"axis": 1, "begin": 3, "end": 30}),
     Case("matmul", ((4, 64, 32), (4, 32, 64))),
     Case("softmax", ((4, 64, 64),)),
@@ -171,7 +198,12 @@ CASES: tuple[Case, ...] = (
     Case("normalize", ((8192, 2),), {"axis": 1, "eps": 1e-12}, label="of pairs"),
     Case("add", ((64, 256), (1, 256)), label="of a row"),
     Case("embedding", ((32,),), {"num_embeddings": 1000, "embedding_dim": 32}),
+    Case("look_up", ((500, 8), (64,))),
+    Case("pad", _IMAGE, {"axis": 2, "before": 1, "after": 2, "value": 0.0}),
     Case("in_projection", ((64, 64),), {"embed_dim": 64, "bias": True}),
+    Case("rnn", ((24, 32),), _RECURRENT),
+    Case("rnn_relu", ((24, 32),), _RECURRENT),
+    Case("prelu", _IMAGE, {"num_parameters": 16}),
     Case("gru", ((24, 32),), _RECURRENT),
     Case("lstm", ((24, 32),), _RECURRENT),
 )
@@ -254,6 +286,8 @@ def passes(
             }
             leaves = [values.requires_grad_() for values in inputs]
             out = vmap(one)(leaves, own)
+            if not operation.differentiable and not own:
+                return out
             # An embedding has no gradient in the words.
             return torch.autograd.grad(out, [*leaves, *own.values()], incoming, allow_unused=True)
 

@@ -152,7 +152,7 @@ def _frozen_copy(module: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, 
     for parameter in root.parameters():
         parameter.requires_grad_(False)
     adapters = nn.Module()
-    graph = VocabularyTracer().trace(root)
+    graph = VocabularyTracer(shape).trace(root)
     root.add_module(PREFIX, adapters)
     return root, graph, adapters
 

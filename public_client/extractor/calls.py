@@ -10,10 +10,11 @@ import torch
 from torch.nn import functional
 
 from dpswd.public_client.extractor import functions as f
-from dpswd.public_client.extractor import sequence_layers, views
+from dpswd.public_client.extractor import masks, owned, reductions, sequence_layers, views
 from dpswd.public_client.extractor.unlowered import moved
 
-_PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid", "cos")
+_PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid", "cos", "log")
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "pow", "matmul")
 
 FUNCTIONS: dict[Any, f.Function] = {
@@ -36,8 +37,10 @@ FUNCTIONS: dict[Any, f.Function] = {
     **{getattr(place, f"max_pool{n}d"): f.max_pool(n) for n in (1, 2) for place in (functional, torch)},
     **{getattr(functional, f"avg_pool{n}d"): f.avg_pool(n) for n in (1, 2)},
     **{getattr(functional, f"adaptive_{g}_pool{n}d"): f.adaptive_pool(g, n) for g in ("avg", "max") for n in (1, 2)},
-    torch.mean: views.side_reduction("avg"),
-    torch.amax: views.side_reduction("max"),
+    torch.mean: reductions.reduction("avg"),
+    torch.sum: reductions.reduction("sum"),
+    torch.amax: reductions.reduction("max"),
+    torch.max: reductions.largest,
     torch.flatten: views.flatten,
     torch.reshape: views.view,
     torch.squeeze: views.squeeze,
@@ -50,12 +53,31 @@ FUNCTIONS: dict[Any, f.Function] = {
     **dict.fromkeys((functional.softmax, torch.softmax), views.over_last("softmax")),
     functional.normalize: views.normalize,
     functional.scaled_dot_product_attention: sequence_layers.scaled_dot_product_attention,
+    torch.stack: views.stack,
+    torch.roll: views.roll,
+    functional.pad: views.pad,
     torch.permute: views.permute,
     torch.transpose: views.transpose,
     torch.split: views.split,
     torch.chunk: views.chunk,
     torch.unbind: views.unbind,
     math.sqrt: f.root,
+    **{getattr(place, name): masks.compare(name) for name in _COMPARISONS for place in (operator, torch)},
+    **dict.fromkeys((operator.invert, torch.logical_not, torch.bitwise_not), masks.negation),
+    **dict.fromkeys((operator.and_, torch.logical_and, torch.bitwise_and), masks.both),
+    **dict.fromkeys((operator.or_, torch.logical_or, torch.bitwise_or), masks.either),
+    functional.linear: owned.linear,
+    **{place.conv1d: owned.convolution(1) for place in (functional, torch)},
+    **{place.conv2d: owned.convolution(2) for place in (functional, torch)},
+    functional.layer_norm: owned.layer_norm,
+    functional.group_norm: owned.group_norm,
+    functional.batch_norm: owned.batch_norm,
+    functional.embedding: owned.embedding,
+    torch._assert: f.asserted,
+    torch.isnan: masks.missing,
+    torch.nan_to_num: masks.nan_to_num,
+    torch.where: masks.where,
+    torch.masked_fill: masks.masked_fill,
     operator.iadd: f.binary("add"),
     operator.imul: f.binary("mul"),
     **dict.fromkeys((operator.neg, torch.neg), f.negative),
@@ -64,8 +86,16 @@ FUNCTIONS: dict[Any, f.Function] = {
 }
 """How each function that a forward method may call is lowered."""
 
+NAMED: dict[str, f.Function] = {"stochastic_depth": f.stochastic_depth}
+"""How a function of another library that tracing leaves as one call is lowered, by its name."""
+
 METHODS: dict[str, f.Function] = {
-    **{name: FUNCTIONS[getattr(torch, name)] for name in ("relu", "tanh", "sigmoid", "cos", "clamp", "mean", "amax")},
+    **{name: FUNCTIONS[getattr(torch, name)] for name in ("relu", "tanh", "sigmoid", "cos", "log")},
+    **{
+        name: FUNCTIONS[getattr(torch, name)]
+        for name in ("clamp", "mean", "sum", "amax", "max", "isnan", "nan_to_num", "masked_fill")
+    },
+    **{name: FUNCTIONS[getattr(torch, name)] for name in (*_COMPARISONS, "logical_not", "logical_and", "logical_or")},
     **{name: FUNCTIONS[getattr(torch, name)] for name in ("flatten", "reshape", "squeeze", "unsqueeze")},
     **{name: FUNCTIONS[getattr(torch, name)] for name in ("neg", "add", "sub", "mul", "div")},
     "relu_": f.activation("relu"),
@@ -73,11 +103,13 @@ METHODS: dict[str, f.Function] = {
     "view": views.view,
     "unflatten": views.unflatten,
     "size": views.size,
+    "dim": views.dim,
     "permute": views.permute,
     "transpose": views.transpose,
     "split": views.split,
     "chunk": views.chunk,
     "unbind": views.unbind,
+    "roll": views.roll,
     **dict.fromkeys(("to", "type_as"), moved),
     "softmax": views.over_last("softmax"),
     **dict.fromkeys(("matmul", "bmm"), f.binary("matmul")),
@@ -92,15 +124,10 @@ _LAYER = "call a layer that owns the weights, such as nn.Linear or nn.Conv2d"
 _WHOLE = "use layers that treat a record as a whole, such as nn.Linear and nn.Conv2d"
 INSTEAD: dict[str, str] = {
     **dict.fromkeys(("log_softmax", "cross_entropy"), _LATER),
-    **dict.fromkeys(("linear", "conv1d", "conv2d", "mm", "einsum"), _LAYER),
+    **dict.fromkeys(("mm", "einsum"), _LAYER),
     "arange": "hold positions as an nn.Parameter or a buffer, and add it",
-    "batch_norm": "use nn.BatchNorm2d in eval mode, or nn.GroupNorm",
-    "group_norm": "use nn.GroupNorm",
-    "layer_norm": "use nn.LayerNorm",
     "interpolate": "an extractor only shrinks its input: leave upsampling out",
-    **dict.fromkeys(("roll", "gather", "index_select"), _WHOLE),
-    "stack": "use torch.cat along dim=1",
-    "stochastic_depth": "replace the StochasticDepth layers by nn.Identity(), which they are in eval mode",
+    **dict.fromkeys(("gather", "index_select"), _WHOLE),
     "detach": "leave it out: gradients are taken for the declared parameters only",
     **dict.fromkeys(("rand_like", "randn_like"), "an extractor is deterministic: leave randomness out"),
 }

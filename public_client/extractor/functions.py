@@ -53,6 +53,17 @@ def keep(builder: Builder, input: Traced, *_: Any, **__: Any) -> Traced:
     return input
 
 
+def asserted(builder: Builder, condition: Any, message: str = "") -> None:
+    """torch._assert of sizes, which hold where the forward could be traced."""
+
+
+def stochastic_depth(builder: Builder, input: Traced, p: float, mode: str, training: bool = True) -> Traced:
+    """torchvision's, which is the identity where nothing is trained."""
+    if training and p:
+        raise Refused("stochastic depth in train mode is random", "call module.eval()")
+    return input
+
+
 def max_pool(dimensions: int) -> Function:
     """F.max_pool1d / F.max_pool2d."""
 

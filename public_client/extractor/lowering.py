@@ -50,7 +50,14 @@ class Refused(Exception):
 
 
 class Batch:
-    """Stands for the batch size in shape arithmetic; only its place can matter, never its value."""
+    """Stands for the batch size in shape arithmetic; only its place can matter, never its value.
+
+    Attributes:
+        windows: of each record that stand beside the batch.
+    """
+
+    def __init__(self, windows: int = 1) -> None:
+        self.windows = windows
 
 
 BATCH: Final = Batch()
@@ -67,6 +74,11 @@ class Traced:
 
     number: int
     shape: Shape | None
+
+
+@dataclass(frozen=True)
+class Truth(Traced):
+    """What a comparison gives: 1.0 where it is so, which a mask of attention takes otherwise than a number."""
 
 
 UNKNOWN: Final = Traced(-1, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from torch import nn
 
 from dpswd.public_client.extractor import adapter_layers as adapters
-from dpswd.public_client.extractor import functions, sequence_layers, views
-from dpswd.public_client.extractor.lowering import Builder, Refused, Traced
-from dpswd.public_client.extractor.unlowered import Unlowered, Whole
+from dpswd.public_client.extractor import functions, sequence_layers, views, windows
+from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Refused, Traced
+from dpswd.public_client.extractor.unlowered import Held, Unlowered, Whole
+from dpswd.public_client.extractor.wide_views import View
 from dpswd.shared.sandbox.graph import tensor_name
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
 
@@ -115,10 +117,8 @@ MODULES: dict[type[nn.Module], Lower] = {
     nn.GELU: _call(functions.gelu),
     nn.Softmax: lambda builder, layer, _, x: views.over_last("softmax")(builder, x, layer.dim),
     nn.Embedding: lambda builder, layer, path, x: _embedding(builder, layer, path, x),
-    nn.TransformerEncoderLayer: sequence_layers.encoder_layer,
-    nn.TransformerEncoder: sequence_layers.encoder,
-    **dict.fromkeys((nn.GRU, nn.LSTM), sequence_layers.recurrent),
-    nn.MultiheadAttention: sequence_layers.multihead,
+    **dict.fromkeys((nn.RNN, nn.GRU, nn.LSTM), sequence_layers.recurrent),
+    nn.PReLU: _layer("prelu"),
     nn.Flatten: lambda builder, layer, _, x: views.flatten(builder, x, layer.start_dim, layer.end_dim),
     nn.Unflatten: lambda builder, layer, _, x: views.unflatten(builder, x, layer.dim, layer.unflattened_size),
     **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout), _call(functions.keep)),
@@ -130,7 +130,15 @@ MODULES: dict[type[nn.Module], Lower] = {
         "monotone_columns", columns=lambda layer: layer.knots.shape[0], knots=lambda layer: layer.knots.shape[1]
     ),
 }
-"""How each layer is lowered; only these exact types, since a subclass may compute something else."""
+"""How each layer is lowered; a subclass with a forward of its own is traced through it instead."""
+
+_MASKED: dict[type[nn.Module], Callable[..., Any]] = {
+    nn.TransformerEncoderLayer: sequence_layers.encoder_layer,
+    nn.TransformerEncoder: sequence_layers.encoder,
+    nn.MultiheadAttention: sequence_layers.self_attention,
+}
+"""Those that take masks; they are called with the names of their own forward."""
+MODULES |= _MASKED
 
 _RECURRENT = "use nn.GRU or nn.LSTM with batch_first=True, or nn.Conv1d and pooling over time"
 _ENCODER = "use nn.TransformerEncoder with batch_first=True"
@@ -140,14 +148,13 @@ INSTEAD: dict[str, str] = {
     "BatchNorm3d": "use two-dimensional layers and nn.BatchNorm2d in eval mode",
     "LazyBatchNorm2d": "run one forward pass so that its sizes are known, then call eval()",
     **dict.fromkeys(("LazyConv2d", "LazyLinear"), "run one forward pass so that its sizes are known"),
-    **dict.fromkeys(("RNN", "GRUCell", "LSTMCell"), _RECURRENT),
+    **dict.fromkeys(("GRUCell", "LSTMCell", "RNNCell"), _RECURRENT),
     **dict.fromkeys(("Transformer", "TransformerDecoder", "TransformerDecoderLayer"), _ENCODER),
     "EmbeddingBag": "use nn.Embedding and .mean(dim=1)",
     "Conv3d": "use nn.Conv2d with the third dimension as channels",
     "ConvTranspose1d": "an extractor only shrinks its input: use nn.Conv1d",
     "ConvTranspose2d": "an extractor only shrinks its input: use nn.Conv2d",
     "Upsample": "an extractor only shrinks its input: leave upsampling out",
-    "PReLU": "use nn.LeakyReLU with a fixed slope",
     "RReLU": "use nn.LeakyReLU: random slopes would differ between records",
     "LocalResponseNorm": "use nn.GroupNorm",
     "RMSNorm": "use nn.LayerNorm",
@@ -160,33 +167,59 @@ INSTEAD: dict[str, str] = {
 ELSE = "use a layer or function from the table in docs/ml-team/extractors.md"
 
 
-def lower_module(builder: Builder, layer: nn.Module, path: str, arguments: tuple[Any, ...]) -> Any:
+def known_type(layer: nn.Module) -> type[nn.Module] | None:
+    """Which layer of the table it is: itself, or the one whose forward it has inherited."""
+    forward = type(layer).forward
+    return next((kind for kind in type(layer).__mro__ if kind in MODULES and kind.forward is forward), None)
+
+
+def lower_module(
+    builder: Builder, layer: nn.Module, path: str, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
     """Lowers one leaf layer; raises Refused with what to use instead."""
     if layer._forward_hooks or layer._forward_pre_hooks:
         raise Refused("hooks are code and cannot travel", "remove the hooks (or the weight norm that installed them)")
     for name, parameter in layer.named_parameters(recurse=False):
         if parameter.dtype != torch.float32:
             raise Refused(f"{name} is {parameter.dtype}; only float32 travels", "call module.float()")
-    lower = MODULES.get(type(layer))
-    if lower is None:
+    if windows.is_window_attention(layer):
+        return _within_windows(builder, layer, path, *arguments, **options)
+    kind = known_type(layer)
+    if kind is None or hasattr(layer, "parametrizations"):
         raise Refused(f"{type(layer).__name__} is not in the vocabulary", instead_of(layer))
     if isinstance(layer, nn.Embedding) and layer.max_norm is None and isinstance(arguments[0], Whole):
         table = (layer.num_embeddings, layer.embedding_dim)
         return arguments[0].rows_of(builder, tensor_name(path, "weight"), table)
+    if kind in _MASKED:
+        given = inspect.signature(kind.forward).bind_partial(layer, *arguments, **options).arguments
+        return _MASKED[kind](builder, path=path, **given)
+    arguments = (*arguments, *options.values())
     if own := next((argument for argument in arguments if isinstance(argument, Unlowered)), None):
         raise own.refused(type(layer).__name__)
-    if isinstance(layer, nn.MultiheadAttention):
-        return sequence_layers.self_attention(builder, layer, path, arguments)
     if len(arguments) != 1 or not isinstance(arguments[0], Traced):
         raise Refused(f"{type(layer).__name__} must be called with one tensor", "pass one tensor")
-    return lower(builder, layer, path, arguments[0])
+    return MODULES[kind](builder, layer, path, arguments[0])
+
+
+def _within_windows(builder: Builder, layer: Any, path: str, x: Any, mask: Any = None) -> Any:
+    """A call of WindowAttention, with windows beside the batch."""
+    if x is UNKNOWN:
+        return UNKNOWN
+    if mask is not None and not isinstance(mask, Held):
+        raise windows.refused_mask()
+    base, count = (x.base, x.windows) if isinstance(x, View) else (x, 1)
+    added = None
+    if mask is not None:
+        places = math.prod(mask.shape) // count
+        added = builder.reshape(mask.beside(builder, 3), (count, 1, places))
+    out = windows.attention(builder, layer, path, base, count, added)
+    if out.shape is None or isinstance(x, Traced):
+        return out
+    return View(out, (out.shape[0] // count, out.shape[1]), windows=count)
 
 
 def instead_of(layer: nn.Module) -> str:
     """What to use in the place of a layer outside the vocabulary."""
     if hasattr(layer, "parametrizations"):
         return "call torch.nn.utils.parametrize.remove_parametrizations first, so that the weights are plain"
-    for ancestor in type(layer).__mro__[1:]:
-        if ancestor in MODULES:
-            return f"use {ancestor.__name__} itself: a subclass may compute something else"
     return INSTEAD.get(type(layer).__name__, ELSE)

@@ -10,8 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 from dpswd.public_client.extractor.lowering import BATCH, UNKNOWN, Builder, Refused, Traced
+from dpswd.public_client.extractor.masks import as_scores
 from dpswd.public_client.extractor.unlowered import Held, Last, place
 
+_CAUSAL = "register a mask as a buffer of truths, torch.ones(t, t).triu(1).bool(), and pass it"
 _FIRST = "make it with batch_first=True: a record is (t, d), the batch stands before it"
 
 
@@ -29,14 +31,18 @@ def expanded(builder: Builder, own: Any, *sizes: Any) -> Any:
     return own.beside(builder, len(rest))
 
 
-def attend(builder: Builder, q: Traced, k: Traced, v: Traced, scale: float | None = None) -> Traced:
-    """Scaled dot products of (..., t, d): each place of q looks at every place of k."""
+def attend(
+    builder: Builder, q: Traced, k: Traced, v: Traced, scale: float | None = None, masks: tuple[Traced, ...] = ()
+) -> Traced:
+    """Scaled dot products of (..., t, d): each place of q looks at every place of k that masks leave."""
     if q.shape is None or k.shape is None or v.shape is None:
         return UNKNOWN
     sides = list(range(len(k.shape)))
     turned = builder.emit("permute", k, order=(*sides[:-2], sides[-1], sides[-2]))
     scores = builder.emit("matmul", q, turned)
     scores = builder.emit("scale_shift", scores, gain=scale or 1.0 / math.sqrt(q.shape[-1]), shift=0.0)
+    for mask in masks:
+        scores = builder.emit("add", scores, mask)
     return builder.emit("matmul", builder.emit("softmax", scores), v)
 
 
@@ -50,15 +56,26 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Traced:
-    """F.scaled_dot_product_attention without a mask."""
-    if attn_mask is not None or is_causal:
-        raise Refused("a mask is not in the vocabulary", "let every place see every other")
+    """F.scaled_dot_product_attention; a truth of the mask says where to look."""
+    if is_causal:
+        raise Refused("is_causal is not in the vocabulary", _CAUSAL)
     if dropout_p:
         raise Refused("dropout in evaluation mode makes features random", "pass dropout_p=0.0 where not training")
-    return attend(builder, query, key, value, scale)
+    if query.shape is None:
+        return UNKNOWN
+    masks = () if attn_mask is None else (as_scores(builder, attn_mask, len(query.shape), kept=True),)
+    return attend(builder, query, key, value, scale, masks)
 
 
-def multihead(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+def _masks(builder: Builder, attn_mask: Any, padding: Any, is_causal: bool | None) -> tuple[Traced, ...]:
+    """Masks of nn.MultiheadAttention, for scores (heads, t, t); a truth says where not to look."""
+    if is_causal and attn_mask is None:
+        raise Refused("is_causal without a mask is not in the vocabulary", _CAUSAL)
+    made = [as_scores(builder, mask, 3, kept=False) for mask in (attn_mask, padding) if mask is not None]
+    return tuple(made)
+
+
+def multihead(builder: Builder, layer: Any, path: str, x: Traced, masks: tuple[Traced, ...] = ()) -> Traced:
     """nn.MultiheadAttention of a record with itself."""
     if not layer.batch_first:
         raise Refused("attention over the first dimension would mix the records of a batch", _FIRST)
@@ -75,28 +92,49 @@ def multihead(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
         part = builder.emit("slice", whole, axis=1, begin=i * d, end=(i + 1) * d)
         by_head = builder.reshape(part, (t, heads, d // heads))
         parts.append(builder.emit("permute", by_head, order=(1, 0, 2)))
-    seen = builder.emit("permute", attend(builder, parts[0], parts[1], parts[2]), order=(1, 0, 2))
+    seen = builder.emit("permute", attend(builder, parts[0], parts[1], parts[2], masks=masks), order=(1, 0, 2))
     return _linear(builder, layer.out_proj, f"{path}.out_proj" if path else "out_proj", builder.reshape(seen, (t, d)))
 
 
-def self_attention(builder: Builder, layer: Any, path: str, arguments: tuple[Any, ...]) -> Any:
-    """A call of nn.MultiheadAttention: the same tensor three times, no mask; (output, None)."""
-    query, *others = arguments
+def self_attention(
+    builder: Builder,
+    self: Any,
+    query: Any = None,
+    key: Any = None,
+    value: Any = None,
+    key_padding_mask: Any = None,
+    attn_mask: Any = None,
+    is_causal: bool = False,
+    path: str = "",
+    **_: Any,
+) -> Any:
+    """A call of nn.MultiheadAttention: the same tensor three times; (output, None)."""
     if query is UNKNOWN:
-        return multihead(builder, layer, path, UNKNOWN), None
-    if len(others) < 2 or any(other is not query for other in others[:2]) or not isinstance(query, Traced):
+        return multihead(builder, self, path, UNKNOWN), None
+    if key is not query or value is not query or not isinstance(query, Traced):
         raise Refused("attention between two sequences is not in the vocabulary", "call it with (x, x, x)")
-    if any(isinstance(other, Traced) for other in others[2:]):
-        raise Refused("a mask is not in the vocabulary", "let every place see every other")
-    return multihead(builder, layer, path, query), None
+    return multihead(builder, self, path, query, _masks(builder, attn_mask, key_padding_mask, is_causal)), None
 
 
-def encoder_layer(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+def encoder_layer(
+    builder: Builder,
+    self: Any,
+    src: Traced,
+    src_mask: Any = None,
+    src_key_padding_mask: Any = None,
+    is_causal: bool = False,
+    path: str = "",
+) -> Traced:
     """nn.TransformerEncoderLayer, norms before or after."""
+    masks = _masks(builder, src_mask, src_key_padding_mask, is_causal)
+    return _encoded(builder, self, path, src, masks)
+
+
+def _encoded(builder: Builder, layer: Any, path: str, x: Traced, masks: tuple[Traced, ...]) -> Traced:
     at = f"{path}." if path else ""
 
     def attended(value: Traced) -> Traced:
-        return multihead(builder, layer.self_attn, f"{at}self_attn", value)
+        return multihead(builder, layer.self_attn, f"{at}self_attn", value, masks)
 
     def fed(value: Traced) -> Traced:
         hidden = _linear(builder, layer.linear1, f"{at}linear1", value)
@@ -112,18 +150,27 @@ def encoder_layer(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
     return normed(builder.emit("add", x, fed(x)), "norm2")
 
 
-def encoder(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+def encoder(
+    builder: Builder,
+    self: Any,
+    src: Traced,
+    mask: Any = None,
+    src_key_padding_mask: Any = None,
+    is_causal: bool | None = None,
+    path: str = "",
+) -> Traced:
     """nn.TransformerEncoder."""
     at = f"{path}." if path else ""
-    for number, inner in enumerate(layer.layers):
+    masks = _masks(builder, mask, src_key_padding_mask, is_causal)
+    for number, inner in enumerate(self.layers):
         if type(inner) is not nn.TransformerEncoderLayer:
             raise Refused(f"an encoder of {type(inner).__name__}", "use nn.TransformerEncoderLayer itself")
-        x = encoder_layer(builder, inner, f"{at}layers.{number}", x)
-    return x if layer.norm is None else _layer_norm(builder, layer.norm, f"{at}norm", x)
+        src = _encoded(builder, inner, f"{at}layers.{number}", src, masks)
+    return src if self.norm is None else _layer_norm(builder, self.norm, f"{at}norm", src)
 
 
 def recurrent(builder: Builder, layer: Any, path: str, x: Traced) -> Any:
-    """nn.GRU and nn.LSTM: (outputs, last states)."""
+    """nn.RNN, nn.GRU and nn.LSTM: (outputs, last states)."""
     if not layer.batch_first:
         raise Refused("a recurrent layer over the first dimension would mix the records of a batch", _FIRST)
     if getattr(layer, "proj_size", 0):
@@ -131,6 +178,8 @@ def recurrent(builder: Builder, layer: Any, path: str, x: Traced) -> Any:
     if x.shape is None:
         return UNKNOWN, UNKNOWN
     name, states = type(layer).__name__.lower(), []
+    if name == "rnn" and layer.nonlinearity == "relu":
+        name = "rnn_relu"
     for number in range(layer.num_layers):
         size = x.shape[-1] if x.shape is not None else 0
         outputs = []
@@ -143,7 +192,7 @@ def recurrent(builder: Builder, layer: Any, path: str, x: Traced) -> Any:
             states.append(place(builder, out, 0, 0 if reverse else x.shape[0] - 1 if x.shape is not None else 0))
         x = outputs[0] if len(outputs) == 1 else _joined(builder, outputs)
     last = Last(path, tuple(states))
-    return x, (last if name == "gru" else (last, Last(path, ())))
+    return x, ((last, Last(path, ())) if name == "lstm" else last)
 
 
 def _joined(builder: Builder, outputs: list[Traced]) -> Traced:

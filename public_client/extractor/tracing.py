@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from dpswd.public_client.extractor.calls import FUNCTIONS, INSTEAD, METHODS
+from dpswd.public_client.extractor.calls import FUNCTIONS, INSTEAD, METHODS, NAMED
 from dpswd.public_client.extractor.functions import Function
-from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Problem, Refused, Traced
-from dpswd.public_client.extractor.modules import ELSE, MODULES, lower_module
+from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Problem, Refused, Traced, Truth
+from dpswd.public_client.extractor.modules import ELSE, known_type, lower_module
+from dpswd.public_client.extractor.sizes import BATCH_TRIED, SizedProxy, sample_of
 from dpswd.public_client.extractor.unlowered import Held, Unlowered, Whole
-from dpswd.public_client.extractor.views import concatenate, item
+from dpswd.public_client.extractor.views import concatenate, item, stack
+from dpswd.public_client.extractor.windows import is_window_attention
 from dpswd.shared.core.errors import ExtractorUnsupported, InvalidValue
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.graph import ExtractorGraph, operation_of, tensor_name
@@ -31,6 +33,18 @@ from dpswd.shared.sandbox.weights import module_weights
 AGREEMENT = 1e-3
 """Largest difference between module and rebuilt extractor, relative to the largest feature: float32 sums in another
 order differ by 1e-5 in deep networks; a wrong operation differs by order one."""
+_VIEWS = (
+    "getitem",
+    "view",
+    "reshape",
+    "unsqueeze",
+    "squeeze",
+    "flatten",
+    "transpose",
+    "permute",
+    "contiguous",
+    "expand",
+)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _CONTROL_FLOW = (
     "move branches and loops on values or shapes out of forward (torch.fx runs it once with symbolic values)"
@@ -44,13 +58,41 @@ _EMBEDDED = (
 class VocabularyTracer(fx.Tracer):
     """A tracer whose leaves are the vocabulary's layers and every other layer of torch itself.
 
+    Args:
+        input_shape: of one record; without it, sizes are symbols.
+
     Attributes:
         failed_at: path of the innermost layer in which tracing failed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, input_shape: Shape | None = None) -> None:
         super().__init__()
         self.failed_at: str | None = None
+        self._input_shape = input_shape
+        self._aside = False
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """A symbol that knows its sides."""
+        return SizedProxy(node, self)
+
+    def create_proxy(
+        self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *others: Any, **options: Any
+    ) -> Any:
+        """Notes the sides of what is computed."""
+        made = super().create_proxy(kind, target, args, kwargs, *others, **options)
+        if not isinstance(made, SizedProxy):
+            return made
+        if kind == "placeholder" and self._input_shape is not None:
+            made.sample = torch.empty(BATCH_TRIED, *self._input_shape, device="meta")
+        elif kind != "placeholder":
+            self._aside = True
+            made.sample = sample_of(self.root, kind, target, args, kwargs)
+            self._aside = False
+        return made
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """A module's tensor is a symbol to the forward that is traced, and itself beside it."""
+        return attr_val if self._aside else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002 - fx's signature
         """Whether a layer stays one node."""
@@ -72,7 +114,9 @@ def is_leaf(module: nn.Module) -> bool:
     """Whether a module is lowered, or refused, as a whole."""
     if type(module) is nn.Module or isinstance(module, (*_CONTAINERS, fx.GraphModule)):
         return False
-    return isinstance(module, tuple(MODULES)) or type(module).__module__.startswith("torch.")
+    if hasattr(module, "parametrizations") or type(module).__module__.startswith("torch."):
+        return True
+    return known_type(module) is not None or is_window_attention(module)
 
 
 def trace(module: nn.Module, input_shape: Sequence[int]) -> ExtractorGraph:
@@ -99,7 +143,7 @@ def validate(module: nn.Module, input_shape: Sequence[int]) -> list[Problem]:
 
 
 def _attempt(module: nn.Module, input_shape: Shape) -> tuple[ExtractorGraph | None, list[Problem]]:
-    traced = _trace(module)
+    traced = _trace(module, input_shape)
     if isinstance(traced, Problem):
         return None, [traced, *_scan(module)]
     lowering = _Lowering(module, traced, input_shape)
@@ -116,13 +160,13 @@ def _attempt(module: nn.Module, input_shape: Shape) -> tuple[ExtractorGraph | No
     return graph, []
 
 
-def _trace(module: nn.Module) -> fx.Graph | Problem:
+def _trace(module: nn.Module, input_shape: Shape) -> fx.Graph | Problem:
     if is_leaf(module):  # a single layer: its own forward must not be traced into
         graph = fx.Graph()
         graph.output(graph.call_module("", (graph.placeholder("input"),)))
         return graph
     for proxied in (True, False):  # a forward that branches on a buffer needs its values
-        tracer = VocabularyTracer()
+        tracer = VocabularyTracer(input_shape)
         tracer.proxy_buffer_attributes = proxied
         try:
             return tracer.trace(module)
@@ -138,7 +182,7 @@ def _scan(module: nn.Module) -> list[Problem]:
     for path, child in module.named_modules():
         try:
             if is_leaf(child):
-                lower_module(Builder((1,)), child, path, (UNKNOWN,))
+                lower_module(Builder((1,)), child, path, (UNKNOWN,), {})
         except Refused as refusal:
             problems.append(Problem(path, refusal.reason, refusal.instead))
     return problems
@@ -220,10 +264,13 @@ class _Lowering:
         options = self._resolve(node.kwargs)
         if node.op == "call_module":
             layer = self._module.get_submodule(str(node.target))
-            return lower_module(self._builder, layer, str(node.target), (*arguments, *options.values()))
+            return lower_module(self._builder, layer, str(node.target), arguments, options)
         if node.op == "get_attr":
             return self._held(str(node.target))
-        lower = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
+        if node.op == "call_method":
+            lower = METHODS.get(str(node.target))
+        else:
+            lower = FUNCTIONS.get(node.target) or NAMED.get(getattr(node.target, "__name__", ""))
         if lower is None:
             plain_name = _name(node).strip(".()").rstrip("_")
             raise Refused(f"{_name(node)} is not in the vocabulary", INSTEAD.get(plain_name, ELSE))
@@ -231,18 +278,20 @@ class _Lowering:
 
     def _call(self, lower: Function, name: str, *arguments: Any, **options: Any) -> Any:
         """Lowers a function or method; what is no value of a record yet decides itself what it can be taken to."""
+        if not arguments and "input" in options:
+            arguments = (options.pop("input"),)
         first, others = arguments[0], (*arguments[1:], *options.values())
         if isinstance(first, Unlowered):
             return first.called(self._builder, name, lower, *arguments[1:], **options)
         among = tuple(first) if isinstance(first, (tuple, list)) else ()
-        if lower not in (concatenate, item) and any(isinstance(entry, (Traced, Unlowered)) for entry in among):
+        if lower not in (concatenate, stack, item) and any(isinstance(entry, (Traced, Unlowered)) for entry in among):
             raise Refused(
                 f"{name} of several tensors at once", "unpack them, as _, (h, c) = lstm(x) and then h[-1], and take one"
             )
-        for entry in (*(among if lower is concatenate else ()), *others):
+        for entry in (*(among if lower in (concatenate, stack) else ()), *others):
             if isinstance(entry, Unlowered) and not isinstance(entry, Held):
                 raise entry.refused(name)
-        return lower(self._builder, *arguments, **options)
+        return _kept_truth(first, name, lower(self._builder, *arguments, **options), others)
 
     def _held(self, target: str) -> Unlowered:
         """A tensor that forward reads itself."""
@@ -251,11 +300,11 @@ class _Lowering:
         if found is None:
             raise Refused(f"forward reads {target!r}, which is no parameter or buffer", "register it with the module")
         if found.dtype in (torch.int64, torch.int32) and trained is None:
-            return Whole(target, found.detach().cpu())
-        if found.dtype != torch.float32:
+            return Whole(target, found.detach().cpu(), tuple(found.shape))
+        if found.dtype not in (torch.float32, torch.bool):
             raise Refused(f"{target} is {found.dtype}; only float32 travels", "call .float()")
         shape = tuple(found.shape)
-        return Held(target, shape, trained is not None, shape)
+        return Held(target, shape, trained is not None, shape, truth=found.dtype == torch.bool)
 
     def _refuse_in_place(self, node: fx.Node) -> None:
         """An in-place operation changes a value that others may still read; the graph would not."""
@@ -271,6 +320,16 @@ class _Lowering:
 
     def _resolve(self, argument: Any) -> Any:
         return fx.node.map_arg(argument, lambda node: self._values[node])
+
+
+def _kept_truth(first: Any, name: str, result: Any, others: tuple[Any, ...]) -> Any:
+    """A view of truths holds truths; as a float it holds numbers."""
+    if not isinstance(first, Truth) or not isinstance(result, Traced) or result.shape is None:
+        return result
+    number = name in ("float", "type_as") or any(isinstance(other, torch.dtype) for other in others)
+    if not number and (isinstance(result, Truth) or name in _VIEWS):
+        return Truth(result.number, result.shape)
+    return Traced(result.number, result.shape)
 
 
 def _module_path(node: fx.Node) -> str:
@@ -325,6 +384,9 @@ def _compare(module: nn.Module, graph: ExtractorGraph) -> None:
     records = torch.randn(2, *graph.input_shape, generator=generator).to(device)
     if words := [node.attributes["num_embeddings"] for node in graph.nodes if node.operation == "embedding"]:
         records = torch.randint(min(words), (2, *graph.input_shape), generator=generator).float().to(device)
+    asked = [node.attributes["constant"] for node in graph.nodes if node.operation == "equal_to"]
+    for number in asked[:1]:  # padding, which made numbers would hardly meet
+        records[1].view(-1)[-(records[1].numel() // 3) :] = number
     with torch.no_grad(), evaluating(module):
         expected = module(records.clone())
     rebuilt = Extractor.from_graph(graph, weights, device=device).features(records)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ _RESHAPES: dict[str, Callable[..., Tensor]] = {
 }
 _NO_CHANGE = ("to", "type_as", "contiguous", "clone", "float")
 _TAKE_OWN = {"add", "sub", "mul", "div", "truediv", "matmul", "bmm", "iadd", "imul", "expand", "repeat"}
+_TAKE_OWN |= {"lt", "le", "gt", "ge", "eq", "ne"}
+_TAKE_OWN |= {"logical_not", "invert", "and_", "or_", "logical_and", "logical_or"}
 _FLOATS, _WHOLE = (torch.float32, torch.float), (torch.int64, torch.int32)
 
 
@@ -94,82 +96,6 @@ class Last(Unlowered):
 
 
 @dataclass(frozen=True)
-class View(Unlowered):
-    """A view of a record with more sides than a value has, as between a projection and its heads.
-
-    Attributes:
-        base: the value, its numbers in the order of `sides`.
-        sides: of the record in the view.
-        order: which dimension stands where, with 0 for the batch and i + 1 for side i.
-    """
-
-    base: Traced
-    sides: Shape
-    order: tuple[int, ...] = field(default=())
-
-    def called(self, builder: Builder, name: str, lower: Lower, *arguments: Any, **options: Any) -> Any:
-        """Turns the view, or takes places of one of its sides."""
-        order, rank = self.order, len(self.order)
-        given = (*arguments, *options.values())
-        if name == "permute":
-            wanted = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-            if all(type(d) is int for d in wanted) and sorted(d % rank for d in wanted) == list(range(rank)):
-                return replace(self, order=tuple(order[d] for d in wanted))
-        if name == "transpose" and len(given) == 2:
-            turned = list(range(rank))
-            turned[given[0]], turned[given[1]] = turned[given[1]], turned[given[0]]
-            return replace(self, order=tuple(order[d] for d in turned))
-        if name == "unbind" and len(given) <= 1:
-            at = given[0] if given else 0
-            return tuple(self._place(builder, at, k) for k in range((0, *self.sides)[order[at]] or 1))
-        if name == "getitem":
-            *before, last = given[0] if isinstance(given[0], tuple) else given
-            if type(last) is int and all(entry == slice(None) for entry in before):
-                return self._place(builder, len(before), last)
-        if name == "getattr" and given == ("shape",):
-            return tuple((BATCH, *self.sides)[d] for d in order)
-        if name in ("reshape", "view") and order == tuple(range(rank)):
-            return lower(builder, self.base, *arguments, **options)
-        if name == "contiguous":
-            return self
-        raise self.refused(name)
-
-    def _place(self, builder: Builder, at: int, number: int) -> Traced | View:
-        """One place of the view's dimension `at`, which is dropped."""
-        side = self.order[at] - 1
-        if side < 0:
-            raise Refused("taking one record of the batch", "take places of another dimension")
-        length = self.sides[side]
-        if not -length <= number < length:
-            raise IndexError(f"place {number} of {length}")
-        before, after = self.sides[:side], self.sides[side + 1 :]
-        cut = builder.reshape(self.base, (math.prod(before), length, math.prod(after)))
-        one = place(builder, cut, 1, number % length)
-        order = tuple(d - (d > side + 1) for d in self.order if d != side + 1)
-        return viewed(builder, one, (*before, *after), order)
-
-    def refused(self, name: str) -> Refused:
-        """Which sides there are, and what to write."""
-        shape = tuple("batch" if d == 0 else self.sides[d - 1] for d in self.order)
-        return Refused(
-            f"{name} of a view of shape ({', '.join(map(str, shape))}): a value has the batch first "
-            f"and at most {MAX_SIDES} sides",
-            "take it apart first (q, k, v = qkv.unbind(0)), or use chunk(3, dim=-1) or nn.MultiheadAttention",
-        )
-
-
-def viewed(builder: Builder, value: Traced, sides: Shape, order: tuple[int, ...] = ()) -> Traced | View:
-    """A value seen with other sides, its dimensions in some order: a value where one can be, else a view."""
-    order = order or tuple(range(len(sides) + 1))
-    if len(sides) > MAX_SIDES or order[0] != 0:
-        return View(value, sides, order)
-    value = builder.reshape(value, sides)
-    return (
-        value if order == tuple(range(len(order))) else builder.emit("permute", value, order=[d - 1 for d in order[1:]])
-    )
-
-
-@dataclass(frozen=True)
 class Held(Unlowered):
     """A parameter or buffer that forward reads itself.
 
@@ -179,6 +105,7 @@ class Held(Unlowered):
         trained: whether it is a parameter.
         stored: its shape in the module.
         part: the value, where only a part of it is meant.
+        truth: whether it holds truths, which are 1.0 and 0.0 in a graph.
     """
 
     path: str
@@ -186,6 +113,7 @@ class Held(Unlowered):
     trained: bool
     stored: Shape
     part: Traced | None = None
+    truth: bool = False
 
     def beside(self, builder: Builder, rank: int) -> Traced:
         """As a value of one record of so many sides, as broadcasting against a batch of them would take it.
@@ -227,10 +155,42 @@ class Held(Unlowered):
             return _described(self.shape, *arguments)
         if name == "getitem":
             return self._indexed(builder, arguments[0])
+        if name in ("permute", "transpose"):
+            return self._turned(builder, name, arguments)
         raise self.refused(name)
+
+    def _turned(self, builder: Builder, name: str, dims: tuple[Any, ...]) -> Held:
+        """With its sides in another order."""
+        wanted = tuple(dims[0]) if len(dims) == 1 else dims
+        order = [d % len(self.shape) for d in wanted]
+        if name == "transpose":
+            a, b = order
+            order = list(range(len(self.shape)))
+            order[a], order[b] = b, a
+        turned = builder.emit("permute", builder.reshape(self._value(builder), self.shape), order=order)
+        return replace(self, shape=turned.shape or (), part=turned)
+
+    def _looked_up(self, builder: Builder, whole: tuple[Any, ...]) -> Held:
+        """table[index], table[:, index] of whole numbers that the module holds."""
+        *before, index = whole
+        if len(self.shape) != 2 or before not in ([], [slice(None)]) or not index.complete:
+            raise self.refused("looking up places")
+        table = self if not before else self._turned(builder, "transpose", (0, 1))
+        if int(index.numbers.min()) < 0 or int(index.numbers.max()) >= table.shape[0]:
+            raise Refused(f"{index.path!r} holds places outside of {self.path!r}", "count from 0")
+        stored = builder.emit("buffer", path=index.path, shape=index.stored)
+        places = builder.reshape(stored, (index.numbers.numel(),))
+        rows = builder.emit("look_up", table._value(builder), places)
+        found = replace(table, shape=rows.shape or (), part=rows)
+        if before:
+            found = found._turned(builder, "transpose", (0, 1))
+            return replace(found, shape=(self.shape[0], *index.numbers.shape))
+        return replace(found, shape=(*index.numbers.shape, self.shape[1]))
 
     def _indexed(self, builder: Builder, index: Any) -> Held:
         whole = index if isinstance(index, tuple) else (index,)
+        if isinstance(whole[-1], Whole):
+            return self._looked_up(builder, whole)
         if any(entry not in (None, Ellipsis) and type(entry) not in (int, slice) for entry in whole):
             raise self.refused("indexing by anything but constants")
         seen = tuple(_like(self.shape)[index].shape)
@@ -258,10 +218,14 @@ class Whole(Unlowered):
     Attributes:
         path: its name in the module.
         numbers: as forward sees them.
+        stored: their shape in the module.
+        complete: whether all of them are there, in their order.
     """
 
     path: str
     numbers: Tensor
+    stored: Shape = ()
+    complete: bool = True
 
     def called(self, builder: Builder, name: str, lower: Lower, *arguments: Any, **options: Any) -> Any:  # noqa: ARG002 - the common signature
         """Computes with the numbers, which are no one's data."""
@@ -278,7 +242,7 @@ class Whole(Unlowered):
         elif name in ("getattr", "size"):
             return _described(tuple(self.numbers.shape), *arguments)
         elif name == "getitem":
-            return replace(self, numbers=self.numbers[arguments[0]])
+            return replace(self, numbers=self.numbers[arguments[0]], complete=False)
         raise self.refused(name)
 
     def rows_of(self, builder: Builder, path: str, table: Shape) -> Held:
@@ -322,9 +286,14 @@ def place(builder: Builder, x: Traced, axis: int, number: int) -> Traced:
 def indexed(builder: Builder, x: Traced, index: tuple[Any, ...]) -> Traced:
     """x[:, a:b, n]: the batch is left alone."""
     if Ellipsis in index:
-        missing = len(x.shape or ()) + 2 - len(index)
+        missing = len(x.shape or ()) + 2 - len(index) + index.count(None)
         at = index.index(Ellipsis)
         index = (*index[:at], *(slice(None),) * missing, *index[at + 1 :])
+    if None in index[1:]:  # new sides of 1
+        x = indexed(builder, x, tuple(entry for entry in index if entry is not None))
+        left = [entry for entry in index if type(entry) is not int]
+        sides_of_x = iter(x.shape or ())
+        return builder.reshape(x, (*(1 if entry is None else next(sides_of_x) for entry in left[1:]), *sides_of_x))
     batch, *sides = index
     if batch != slice(None) or len(sides) > len(x.shape or ()):
         raise Refused("indexing must leave the batch alone", "begin with x[:, ...]")

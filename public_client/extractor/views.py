@@ -6,37 +6,16 @@ The batch dimension is never merged, dropped or permuted: that is what would let
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from dpswd.public_client.extractor.functions import Function, adaptive_pool
+from dpswd.public_client.extractor.functions import Function
 from dpswd.public_client.extractor.lowering import BATCH, UNKNOWN, Batch, Builder, Refused, Traced
-from dpswd.public_client.extractor.unlowered import PLACE, Held, View, indexed, place, viewed
-
-
-def side_reduction(form: str) -> Function:
-    """Mean or maximum over all spatial sides, as global pooling."""
-
-    def lower(builder: Builder, input: Traced, dim: Any = None, keepdim: bool = False) -> Traced:
-        if input.shape is None:
-            return UNKNOWN
-        rank = len(input.shape) + 1
-        given = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
-        dims = {d % rank for d in given if isinstance(d, int)}
-        if rank == 3 and dims == {1} and not keepdim:  # over the places of a sequence (t, d)
-            turned = builder.emit("permute", input, order=(1, 0))
-            return builder.reshape(adaptive_pool(form, 1)(builder, turned, 1), input.shape[1:])
-        if len(given) != len(dims) or dims != set(range(2, rank)) or rank < 3:
-            raise Refused(
-                "only a reduction over all spatial sides (dim=(2, 3)) keeps records and channels apart",
-                "use nn.AdaptiveAvgPool2d(1) and nn.Flatten, or reduce over the spatial sides",
-            )
-        pooled = adaptive_pool(form, rank - 2)(builder, input, 1)
-        return pooled if keepdim else builder.reshape(pooled, input.shape[:1])
-
-    return lower
+from dpswd.public_client.extractor.unlowered import MAX_SIDES, PLACE, Held, indexed, place
+from dpswd.public_client.extractor.wide_views import View, viewed
 
 
 def reshaping(function: Callable[..., Tensor], instead: str) -> Function:
@@ -89,8 +68,10 @@ squeeze = reshaping(Tensor.squeeze, "use squeeze(dim) with another dimension tha
 unsqueeze = reshaping(Tensor.unsqueeze, "use unsqueeze(1)")
 
 
-def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None = None) -> Traced:
+def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None = None) -> Any:
     """torch.cat along the channels or features."""
+    if tensors and all(isinstance(value, Held) for value in tensors):
+        return _own_concatenated(builder, tensors, dim if axis is None else axis)
     shapes = [value.shape for value in tensors if isinstance(value, Traced)]
     rank = max((len(shape) for shape in shapes if shape is not None), default=0)
     values: list[Any] = [
@@ -114,12 +95,77 @@ def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None =
     return builder.emit("permute", joined, order=tuple(order.index(side) for side in range(rank)))
 
 
+def _own_concatenated(builder: Builder, tensors: Any, dim: int) -> Held:
+    """torch.cat of tensors of the module's own, along their first side."""
+    first: Held = tensors[0]
+    if dim % len(first.shape):
+        raise Refused("torch.cat of the module's own tensors along another side than the first", "hold one tensor")
+    parts = [value.beside(builder, len(value.shape)) for value in tensors]
+    joined = builder.emit("concat", *parts)
+    return replace(first, shape=joined.shape or (), part=joined)
+
+
+def stack(builder: Builder, tensors: Any, dim: int = 0) -> Any:
+    """torch.stack of values of the record: each with one more side, and joined."""
+    if any(not isinstance(value, Traced) for value in tensors):
+        raise Refused("torch.stack takes a list of traced tensors", "keep constants out")
+    if any(value.shape is None for value in tensors):
+        return UNKNOWN
+    rank = len(tensors[0].shape) + 2
+    if rank > MAX_SIDES + 1 or dim % rank == 0:
+        raise Refused(f"torch.stack along dimension {dim} is not in the vocabulary", "use torch.cat along dim=1")
+    at = dim % rank - 1
+    wide = [builder.reshape(one, (*one.shape[:at], 1, *one.shape[at:])) for one in tensors]
+    return concatenate(builder, wide, dim % rank)
+
+
+def roll(builder: Builder, input: Traced, shifts: Any, dims: Any = None) -> Traced:
+    """torch.roll over sides of a record."""
+    if input.shape is None:
+        return UNKNOWN
+    given = (shifts, () if dims is None else dims)
+    pairs = list(zip(*((one,) if isinstance(one, int) else one for one in given), strict=True))
+    rank = len(input.shape) + 1
+    if not pairs or any(side % rank == 0 for _, side in pairs):
+        raise Refused("roll over the batch mixes records", "name the sides of a record, as dims=(1, 2)")
+    rolled = input
+    for shift, side in pairs:
+        axis = side % rank - 1
+        length = (rolled.shape or ())[axis]
+        cut = -shift % length
+        if cut:
+            ends = ((cut, length), (0, cut))
+            parts = [builder.emit("slice", rolled, axis=axis, begin=begin, end=end) for begin, end in ends]
+            rolled = concatenate(builder, parts, axis + 1)
+    return rolled
+
+
+def pad(builder: Builder, input: Traced, pad: Any, mode: str = "constant", value: float | None = None) -> Traced:
+    """F.pad with a constant."""
+    if input.shape is None:
+        return UNKNOWN
+    sizes = [pad[i : i + 2] for i in range(0, len(pad), 2)]
+    if mode != "constant" or (len(sizes) > len(input.shape) and any(map(any, sizes[len(input.shape) :]))):
+        raise Refused(f"pad of mode {mode!r}, or of the batch, is not in the vocabulary", "pad sides by a constant")
+    padded = input
+    for number, (before, after) in enumerate(sizes[: len(input.shape)]):
+        if before or after:
+            axis = len(input.shape) - 1 - number
+            padded = builder.emit("pad", padded, axis=axis, before=before, after=after, value=value or 0.0)
+    return padded
+
+
 def size(builder: Builder, input: Traced, dim: int | None = None) -> Any:
     """x.size() and x.shape: the batch stays symbolic."""
     if input.shape is None:
         return UNKNOWN
     sizes = (BATCH, *input.shape)
     return sizes if dim is None else sizes[dim]
+
+
+def dim(builder: Builder, input: Traced) -> Any:
+    """x.dim()."""
+    return UNKNOWN if input.shape is None else len(input.shape) + 1
 
 
 def attribute(builder: Builder, input: Any, name: str) -> Any:
@@ -130,7 +176,13 @@ def attribute(builder: Builder, input: Any, name: str) -> Any:
         return size(builder, input)
     if name == "device" and isinstance(input, Traced):
         return PLACE
-    raise Refused(f"attribute {name[:40]!r} is not in the vocabulary", "only .shape and .device can be read")
+    if name == "ndim" and isinstance(input, Traced):
+        return dim(builder, input)
+    if name == "dtype" and isinstance(input, Traced):
+        return torch.float32
+    raise Refused(
+        f"attribute {name[:40]!r} is not in the vocabulary", "only .shape, .ndim, .device and .dtype can be read"
+    )
 
 
 def item(builder: Builder, input: Any, index: Any) -> Any:
@@ -205,7 +257,9 @@ def unbind(builder: Builder, input: Traced, dim: int = 0) -> Any:
 def over_last(name: str) -> Function:
     """What is computed along the last side: softmax."""
 
-    def lower(builder: Builder, input: Traced, dim: int | None = None, dtype: Any = None) -> Traced:
+    def lower(
+        builder: Builder, input: Traced, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+    ) -> Traced:
         if input.shape is None:
             return UNKNOWN
         if dim is None or dim % (len(input.shape) + 1) != len(input.shape):

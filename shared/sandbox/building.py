@@ -96,6 +96,9 @@ class ForwardPass:
             else:
                 with torch.enable_grad():
                     out, copies = self._forward(chunk)
+            if not out.requires_grad:  # all that reaches it stands before a comparison
+                parts.append(out.new_zeros(len(chunk), sum(copy[0].numel() for copy in copies)))
+                continue
             gradients = torch.autograd.grad(
                 out, copies, rows.detach().to(out), allow_unused=True, materialize_grads=True
             )
@@ -225,12 +228,20 @@ class Extractor:
         return vmap(one)
 
     def gradient_shapes(self, names: Sequence[str]) -> dict[str, Shape]:
-        """Shapes of the declared tensors, in order; raises InvalidValue for unknown, repeated or no names."""
+        """Shapes of the declared tensors, in order.
+
+        Raises:
+            InvalidValue: unknown, repeated or no names, or one that no gradient reaches.
+        """
         known = self.graph.parameter_shapes
         unknown = [name for name in names if name not in known]
         if unknown or len(set(names)) != len(names) or not names:
             raise InvalidValue(
                 f"declare trainable tensors of the graph, each once and at least one; unknown: {unknown[:5]}"
+            )
+        if cut := [name for name in names if name not in self.graph.learnable]:
+            raise InvalidValue(
+                f"no gradient reaches {cut[:5]}: an embedding or a comparison stands behind; declare what is after it"
             )
         return {name: known[name] for name in names}
 
@@ -297,7 +308,11 @@ def check_row_independence(extractor: Extractor) -> None:
     rows = 4
     generator = torch.Generator().manual_seed(0)  # synthetic records: no one's data
     batch = torch.randn(rows, *extractor.graph.input_shape, generator=generator)
-    small = [name for name, shape in extractor.graph.parameter_shapes.items() if math.prod(shape) <= MAX_CHECKED]
+    small = [
+        name
+        for name, shape in extractor.graph.parameter_shapes.items()
+        if math.prod(shape) <= MAX_CHECKED and name in extractor.graph.learnable
+    ]
     names = list(dict.fromkeys((*small[:1], *small[-1:])))
     position = int(torch.randint(rows, (), generator=generator))
     others = [row for row in range(rows) if row != position]

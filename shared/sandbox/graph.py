@@ -128,7 +128,7 @@ class ExtractorGraph:
                 shape = infer(node, shapes)
             except InvalidValue as error:
                 raise InvalidValue(f"node {position} ({_label(node)}): {error}") from error
-            total += math.prod(shape)
+            total += 0 if self._is_view(node) else math.prod(shape)
             if total > MAX_ACTIVATION_VALUES:  # stop at once: later sizes could only grow
                 raise InvalidValue(f"node {position}: the values of one record exceed {MAX_ACTIVATION_VALUES} numbers")
             own, layer = operation_of(node).tensors(node.attributes), (node.operation, node.attributes)
@@ -143,6 +143,18 @@ class ExtractorGraph:
     def parameter_shapes(self) -> Mapping[str, Shape]:
         """Shape of each trainable tensor, in order of first use."""
         return MappingProxyType(self._tensors(lambda operation: operation.parameters))
+
+    @cached_property
+    def learnable(self) -> frozenset[str]:
+        """Names of the trainable tensors that a gradient reaches: no comparison or look-up stands behind each use."""
+        reached, names = {len(self.nodes)}, set()
+        for number in range(len(self.nodes), 0, -1):
+            node = self.nodes[number - 1]
+            if number in reached:
+                operation = operation_of(node)
+                names |= {tensor_name(node.path, name) for name in operation.parameters(node.attributes)}
+                reached |= set(node.inputs if operation.differentiable else ())
+        return frozenset(names)
 
     @cached_property
     def buffer_shapes(self) -> Mapping[str, Shape]:
@@ -171,10 +183,20 @@ class ExtractorGraph:
             work += operation.work([self.shapes[i] for i in node.inputs], out, node.attributes)
         return Cost(
             parameters=sum(math.prod(shape) for shape in self.tensor_shapes.values()),
-            activations=sum(math.prod(shape) for shape in self.shapes),
+            activations=math.prod(self.input_shape)
+            + sum(
+                math.prod(shape)
+                for node, shape in zip(self.nodes, self.shapes[1:], strict=True)
+                if not self._is_view(node)
+            ),
             workspace=workspace,
             work=work,
         )
+
+    def _is_view(self, node: Node) -> bool:
+        """Whether a value is another shape of one that is there already; of a slice it may be a copy."""
+        before = node.inputs[0] if node.inputs else 0
+        return node.operation == "reshape" and (before == 0 or self.nodes[before - 1].operation != "slice")
 
     def to_bytes(self) -> bytes:
         """The one canonical spelling."""

@@ -35,6 +35,7 @@ class Operation:
         work: (input shapes, output shape, attributes) -> floating point operations of one record.
         workspace: (output shape, attributes) -> scratch numbers that a backend may need for one record.
         inputs: fewest and most inputs.
+        differentiable: whether a gradient reaches the inputs; a comparison has none.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Operation:
     work: Callable[[Sequence[Shape], Shape, Attributes], int] = field(default=lambda _i, out, _a: math.prod(out))
     workspace: Callable[[Shape, Attributes], int] = field(default=lambda _o, _a: 0)
     inputs: tuple[int, int] = (1, 1)
+    differentiable: bool = True
 
     def check_attributes(self, attributes: Attributes) -> None:
         """Raises InvalidValue unless exactly this operation's attributes are there, each of them allowed."""
@@ -76,6 +78,14 @@ def need_rank(shape: Shape, rank: int, what: str) -> None:
 def same(shapes: Sequence[Shape], attributes: Attributes) -> Shape:  # noqa: ARG001 - the common signature
     """The shape rule of an elementwise operation."""
     return shapes[0]
+
+
+def broadcast(inputs: Sequence[Shape], _at: Attributes) -> Shape:
+    """The shape rule of arithmetic of two values: sides are alike, or 1."""
+    first, second = inputs
+    if len(first) != len(second) or any(a != b and 1 not in (a, b) for a, b in zip(first, second, strict=True)):
+        raise InvalidValue(f"the two values must have one shape, or sides of 1, got {first} and {second}")
+    return tuple(max(a, b) for a, b in zip(first, second, strict=True))
 
 
 def declared(key: str, axis: int) -> Callable[[Sequence[Shape], Attributes], Shape]:

@@ -88,6 +88,37 @@ def _embedding(x: Sequence[Tensor], at: Attributes, w: Mapping[str, Tensor]) -> 
     return (x[0].unsqueeze(-1) == places).to(w["weight"].dtype) @ w["weight"]
 
 
+def _found_shape(inputs: Sequence[Shape], _at: Attributes) -> Shape:
+    table, places = inputs
+    if len(table) != 2 or len(places) != 1:
+        raise InvalidValue(f"rows are looked up in a table of two sides at places of one, got {table} and {places}")
+    return (places[0], table[1])
+
+
+def _found(x: Sequence[Tensor], _at: Attributes, _w: Mapping[str, Tensor]) -> Tensor:
+    rows = torch.arange(x[0].shape[0], device=x[0].device, dtype=x[1].dtype)
+    return (x[1].unsqueeze(-1) == rows).to(x[0].dtype) @ x[0]
+
+
+def _padded(inputs: Sequence[Shape], at: Attributes) -> Shape:
+    axis, shape = at["axis"], inputs[0]
+    if axis >= len(shape):
+        raise InvalidValue(f"a record of shape {shape} has no side {axis}")
+    return (*shape[:axis], shape[axis] + at["before"] + at["after"], *shape[axis + 1 :])
+
+
+def _pad(x: Sequence[Tensor], at: Attributes, _w: Mapping[str, Tensor]) -> Tensor:
+    around = [0, 0] * (x[0].dim() - at["axis"] - 1) + [at["before"], at["after"]]
+    return functional.pad(x[0], around, value=at["value"])
+
+
+def _rearranged(inputs: Sequence[Shape], at: Attributes) -> Shape:
+    sides, order = at["sides"], at["order"]
+    if math.prod(sides) != math.prod(inputs[0]) or sorted(order) != list(range(len(sides))):
+        raise InvalidValue(f"{inputs[0]} seen as {sides} cannot have its sides in the order {order}")
+    return (math.prod(sides),)
+
+
 def _recurrent_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
     need_rank(inputs[0], 2, "a recurrent layer")
     declared("input_size", -1)(inputs, at)
@@ -96,7 +127,7 @@ def _recurrent_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
     return (inputs[0][0], at["hidden_size"])
 
 
-def _recurrent(name: str, gates: int, step: steady.Step) -> Operation:
+def _recurrent(name: str, about: str, gates: int, step: steady.Step) -> Operation:
     """One layer in one direction, with the names that torch gives its tensors."""
 
     def tensors(at: Attributes) -> dict[str, Shape]:
@@ -108,7 +139,7 @@ def _recurrent(name: str, gates: int, step: steady.Step) -> Operation:
     def apply(x: Sequence[Tensor], at: Attributes, w: Mapping[str, Tensor]) -> Tensor:
         end = f"l{at['layer']}" + ("_reverse" if at["reverse"] else "")
         given = functional.linear(x[0], w[f"weight_ih_{end}"], w.get(f"bias_ih_{end}"))  # (t, gates hidden)
-        states: tuple[Tensor, ...] = (x[0].new_zeros(at["hidden_size"]),) * (gates - 2)
+        states: tuple[Tensor, ...] = (x[0].new_zeros(at["hidden_size"]),) * (1 + (gates == 4))
         outputs = []
         steps = range(given.shape[0])
         for t in reversed(steps) if at["reverse"] else steps:
@@ -122,7 +153,7 @@ def _recurrent(name: str, gates: int, step: steady.Step) -> Operation:
 
     return Operation(
         name=name,
-        about=f"nn.{name.upper()}(batch_first=True), one layer in one direction",
+        about=f"nn.{about}, one layer in one direction",
         attributes={
             "input_size": extent,
             "hidden_size": extent,
@@ -145,6 +176,14 @@ SEQUENCES: tuple[Operation, ...] = (
         attributes={"order": integers(0, 2, length=(2, 3))},
         shape=_permuted,
         apply=lambda x, at, _w: x[0].permute(at["order"]).contiguous(),
+        work=lambda _i, _o, _a: 0,
+    ),
+    Operation(
+        name="rearrange",
+        about="x.view(...).permute(...) with more sides than a value has: windows, heads",
+        attributes={"sides": integers(1, MAX_EXTENT, length=(2, 7)), "order": integers(0, 6, length=(2, 7))},
+        shape=_rearranged,
+        apply=lambda x, at, _w: x[0].reshape(at["sides"]).permute(at["order"]).reshape(-1),
         work=lambda _i, _o, _a: 0,
     ),
     Operation(
@@ -193,6 +232,27 @@ SEQUENCES: tuple[Operation, ...] = (
         parameters=lambda at: {"weight": (at["num_embeddings"], at["embedding_dim"])},
         work=lambda _i, out, at: 2 * math.prod(out) * int(at["num_embeddings"]),
         workspace=lambda out, at: 2 * math.prod(out[:-1]) * int(at["num_embeddings"]),
+        differentiable=False,
+    ),
+    Operation(
+        name="look_up",
+        about="a tensor of one's own at the places of a buffer: table[self.index] (relative positions)",
+        shape=_found_shape,
+        apply=_found,
+        work=lambda inputs, out, _a: 2 * math.prod(out) * inputs[0][0],
+        inputs=(2, 2),
+    ),
+    Operation(
+        name="pad",
+        about="F.pad with a constant, of one side",
+        attributes={
+            "axis": integer(0, 2),
+            "before": integer(0, MAX_EXTENT),
+            "after": integer(0, MAX_EXTENT),
+            "value": real(-1e6, 1e6),
+        },
+        shape=_padded,
+        apply=_pad,
     ),
     Operation(
         name="in_projection",
@@ -206,7 +266,9 @@ SEQUENCES: tuple[Operation, ...] = (
         },
         work=lambda _i, out, at: 2 * math.prod(out) * int(at["embed_dim"]),
     ),
-    _recurrent("gru", 3, steady.gru_step),
-    _recurrent("lstm", 4, steady.lstm_step),
+    _recurrent("rnn", "RNN(batch_first=True)", 1, steady.rnn_step),
+    _recurrent("rnn_relu", "RNN(nonlinearity='relu', batch_first=True)", 1, steady.rnn_relu_step),
+    _recurrent("gru", "GRU(batch_first=True)", 3, steady.gru_step),
+    _recurrent("lstm", "LSTM(batch_first=True)", 4, steady.lstm_step),
 )
 """Their order is that of the table in docs/ml-team/extractors.md."""

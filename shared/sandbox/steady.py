@@ -62,6 +62,11 @@ def cos(x: Tensor) -> Tensor:
     return torch.cos((2.0 * math.pi) * (turns - torch.round(turns)))
 
 
+def log(x: Tensor) -> Tensor:
+    """Natural logarithm, of at least 2^-126; 0 where x is NaN. torch's own is slow for what is not normal."""
+    return torch.log(functional.hardtanh(torch.nan_to_num(x, nan=1.0), 2.0**-126, 3.4e38))
+
+
 def between(x: Tensor, width: Tensor) -> Tensor:
     """Clamps to [0, width]; width is positive and broadcasts."""
     return width * functional.hardtanh(x / width, 0.0, 1.0)
@@ -133,7 +138,8 @@ def _cut(x: Tensor, axis: int, pieces: int) -> Tensor:
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last side."""
     # A shift changes nothing, so neither does its gradient; the lower end keeps powers of two normal numbers.
-    powers = torch.exp2(functional.hardtanh(_LOG2_E * (x - x.amax(dim=-1, keepdim=True).detach()), -125.0, 0.0))
+    # The upper end is above them all, for at an end there is no gradient.
+    powers = torch.exp2(functional.hardtanh(_LOG2_E * (x - x.amax(dim=-1, keepdim=True).detach()), -125.0, 1.0))
     shares: Tensor = powers / powers.sum(dim=-1, keepdim=True)
     return shares
 
@@ -146,6 +152,16 @@ def normalize(x: Tensor, axis: int, eps: float) -> Tensor:
 
 Step = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 """(what the input gives to all gates, what the state gives, states) -> new states, the output first."""
+
+
+def rnn_step(given: Tensor, kept: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001 - a step
+    """Elman 1990, as torch computes it."""
+    return (tanh(given + kept),)
+
+
+def rnn_relu_step(given: Tensor, kept: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001 - a step
+    """The same with relu."""
+    return (torch.relu(given + kept),)
 
 
 def gru_step(given: Tensor, kept: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

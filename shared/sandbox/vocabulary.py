@@ -19,8 +19,9 @@ from torch.nn import functional
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox import steady
 from dpswd.shared.sandbox.attributes import MAX_CONSTANT, MAX_EXTENT, Attributes, Rule, flag, integers, real, window
+from dpswd.shared.sandbox.comparisons import COMPARISONS
 from dpswd.shared.sandbox.layers import LAYERS
-from dpswd.shared.sandbox.operations import Operation, Shape, need_rank, pooled, same, spatial
+from dpswd.shared.sandbox.operations import Operation, Shape, broadcast, need_rank, pooled, same, spatial
 from dpswd.shared.sandbox.sequences import SEQUENCES
 
 MAX_CONCATENATED = 64
@@ -97,13 +98,6 @@ def _reshape_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
     return wanted
 
 
-def _broadcast(inputs: Sequence[Shape], _at: Attributes) -> Shape:
-    first, second = inputs
-    if len(first) != len(second) or any(a != b and 1 not in (a, b) for a, b in zip(first, second, strict=True)):
-        raise InvalidValue(f"the two values must have one shape, or sides of 1, got {first} and {second}")
-    return tuple(max(a, b) for a, b in zip(first, second, strict=True))
-
-
 def _concatenated(inputs: Sequence[Shape], _at: Attributes) -> Shape:
     if any(shape[1:] != inputs[0][1:] for shape in inputs):
         raise InvalidValue(f"only the first dimension of a record may differ, got {list(inputs)}")
@@ -147,6 +141,7 @@ _ACTIVATIONS = (
     _activation("tanh", "nn.Tanh, torch.tanh, .tanh()", steady.tanh),
     _activation("sigmoid", "nn.Sigmoid, torch.sigmoid, .sigmoid()", torch.sigmoid),
     _activation("cos", "torch.cos, .cos(): random Fourier features", steady.cos),
+    _activation("log", "torch.log, .log(); of what is not a normal positive number a finite number", steady.log),
     _activation("softplus", "nn.Softplus, F.softplus", steady.softplus, beta=real(1e-3, 1e3), threshold=real(1.0, 1e3)),
     _activation(
         "hardtanh", "nn.Hardtanh, nn.ReLU6, F.relu6", functional.hardtanh, min_val=_CONSTANT, max_val=_CONSTANT
@@ -165,19 +160,19 @@ _STRUCTURE = (
         work=lambda _i, _o, _a: 0,
     ),
     Operation(
-        name="add", about="x + y (residual connections)", shape=_broadcast, apply=_plain(torch.add), inputs=(2, 2)
+        name="add", about="x + y (residual connections)", shape=broadcast, apply=_plain(torch.add), inputs=(2, 2)
     ),
     Operation(
         name="multiply",
         about="x * y (gates, squeeze and excitation)",
-        shape=_broadcast,
+        shape=broadcast,
         apply=_plain(torch.mul),
         inputs=(2, 2),
     ),
     Operation(
         name="divide",
         about="x / y of two values of the record, such as a buffer of deviations",
-        shape=_broadcast,
+        shape=broadcast,
         apply=_plain(torch.div),
         inputs=(2, 2),
     ),
@@ -199,6 +194,9 @@ _STRUCTURE = (
 )
 
 VOCABULARY: Mapping[str, Operation] = MappingProxyType(
-    {operation.name: operation for operation in (*LAYERS, *_POOLS, *_ACTIVATIONS, *_STRUCTURE, *SEQUENCES)}
+    {
+        operation.name: operation
+        for operation in (*LAYERS, *_POOLS, *_ACTIVATIONS, *_STRUCTURE, *COMPARISONS, *SEQUENCES)
+    }
 )
 """Every operation by its name."""

@@ -78,7 +78,9 @@ def module_weights(module: nn.Module, graph: ExtractorGraph) -> dict[str, Tensor
     """The tensors of a traced module that its graph names, detached."""
     state = dict(module.named_buffers(remove_duplicate=False)) | module.state_dict()  # buffers need not persist
     _check_names(set(state) & set(graph.tensor_shapes), set(graph.tensor_shapes))
-    return {name: state[name].detach() for name in graph.tensor_shapes}
+    found = {name: state[name].detach() for name in graph.tensor_shapes}
+    exact = (torch.bool, torch.int32, torch.int64)  # truths and places are numbers in a graph
+    return {name: tensor.float() if tensor.dtype in exact else tensor for name, tensor in found.items()}
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:

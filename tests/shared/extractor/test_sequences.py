@@ -74,6 +74,12 @@ def test_digests_never_change():
 def test_the_steady_forms_are_the_functions():
     x = 4 * torch.randn(5, 7)
     torch.testing.assert_close(steady.softmax(x), torch.softmax(x, dim=-1))
+    weighed, x_ = torch.randn(5, 7), x.clone().requires_grad_()
+    mine, torch_s = (
+        torch.autograd.grad((function(x_, -1) * weighed).sum(), x_)[0]
+        for function in (lambda values, _: steady.softmax(values), torch.softmax)
+    )
+    torch.testing.assert_close(mine, torch_s)  # where the largest is, too
     far = steady.softmax(torch.tensor([[1e30, 0.0]]))
     torch.testing.assert_close(far, torch.tensor([[1.0, 0.0]]), atol=1e-30, rtol=0)
     torch.testing.assert_close(steady.normalize(x, 1, 1e-12), functional.normalize(x, dim=1))

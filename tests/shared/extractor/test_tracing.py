@@ -93,15 +93,16 @@ REFUSED_LAYERS = [
     (nn.Linear(9, 4), ROW, "input shape"),
     (nn.ConvTranspose2d(3, 4, 3), IMAGE, "Conv2d"),
     (nn.Upsample(scale_factor=2), IMAGE, "upsampling"),
-    (nn.PReLU(), IMAGE, "LeakyReLU"),
+    (nn.RReLU(), IMAGE, "LeakyReLU"),
     (nn.LogSoftmax(dim=1), ROW, "classifier"),
     (nn.LSTM(4, 4), ROW, "batch_first=True"),
-    (nn.RNN(4, 4), ROW, "nn.GRU"),
+    (nn.RNN(4, 4), ROW, "batch_first=True"),
+    (nn.GRUCell(4, 4), ROW, "nn.GRU"),
     (nn.MultiheadAttention(4, 2), ROW, "(x, x, x)"),
     (nn.MaxPool2d(2, return_indices=True), IMAGE, "return_indices=False"),
     (nn.AvgPool2d(2, divisor_override=3), IMAGE, "leave it out"),
     (nn.Bilinear(4, 4, 4), ROW, "docs/ml-team/extractors.md"),
-    (StandardisedConv(3, 4, 3), IMAGE, "subclass"),
+    (StandardisedConv(3, 4, 3), IMAGE, "hold the weights"),
     (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), ROW, "remove_parametrizations"),
     (hooked(), ROW, "hooks"),
     (nn.Linear(4, 4).double(), ROW, "float()"),
@@ -128,8 +129,8 @@ REFUSED_CALLS = [
     ("flat view", lambda x: x.view(-1), "apart"),
     ("too few features", lambda x: x.view(-1, 5), "mixes"),
     ("flatten all", lambda x: torch.flatten(x), "mixes"),
-    ("batch mean", lambda x: x - x.mean(0), "records and channels apart"),
-    ("total mean", lambda x: x * x.mean(), "records and channels apart"),
+    ("batch mean", lambda x: x - x.mean(0), "mixes records"),
+    ("total mean", lambda x: x * x.mean(), "mixes records"),
     ("concatenated records", lambda x: torch.cat([x, x], 0), "dim=1"),
     ("batch softmax", lambda x: torch.softmax(x, 0), "softmax"),
     ("matmul", lambda x: x @ x.t(), "not in the vocabulary"),
@@ -144,7 +145,7 @@ REFUSED_CALLS = [
     ("squeeze", lambda x: x.squeeze(), "squeeze"),
     ("batch as channel", lambda x: x.unsqueeze(0), "batch"),
     ("transpose", lambda x: x.transpose(0, 1), "moves the batch"),
-    ("functional batch norm", lambda x: F.batch_norm(x, None, None, training=True), "batch_norm"),
+    ("functional batch norm", lambda x: F.batch_norm(x, None, None, training=True), "train-mode batch norm"),
     ("two outputs", lambda x: (x, x), "one tensor"),
     ("an image as features", lambda x: x.unflatten(1, (2, 2)), "Flatten"),
     ("huge constant", lambda x: x * 1e9, "between"),
@@ -162,7 +163,7 @@ def test_every_problem_is_reported_at_once_by_path():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU())
+            self.block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.RReLU())
             self.pool = nn.LPPool2d(2, 2)
             self.head = nn.Linear(36, 5)
 

@@ -1,0 +1,117 @@
+"""Sizes while a module is traced: what a forward reads of a tensor's shape is a number, but for the batch's.
+
+`torch.fx` runs a forward on symbols, on which `if x.shape[1] > 14` fails. So every symbol has beside it what the
+operation gives of tensors without storage, and its sides are told from that. A side that is a multiple of the batch
+stays a symbol: nothing may depend on how many records there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from dpswd.public_client.extractor.lowering import Builder, Traced
+from dpswd.public_client.extractor.modules import lower_module
+
+BATCH_TRIED = 7919
+"""Records of the tensors without storage: a prime that no network has as a size."""
+
+
+class SizedProxy(fx.Proxy):
+    """A symbol that knows its sides.
+
+    Attributes:
+        sample: what stands for it without storage; None where it is not known.
+    """
+
+    sample: Any = None
+
+    @property
+    def shape(self) -> Any:
+        """The sides: numbers, and symbols where the batch is."""
+        seen: Any = fx.Proxy.__getattr__(self, "shape")
+        if not isinstance(self.sample, Tensor):
+            return seen
+        return tuple(side if side % BATCH_TRIED else _symbol(seen[i], side) for i, side in enumerate(self.sample.shape))
+
+    def size(self, dim: int | None = None) -> Any:
+        """`Tensor.size`."""
+        if not isinstance(self.sample, Tensor):
+            return fx.Proxy.__getattr__(self, "size")(*(() if dim is None else (dim,)))
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> Any:
+        """`Tensor.dim`."""
+        return self.sample.dim() if isinstance(self.sample, Tensor) else fx.Proxy.__getattr__(self, "dim")()
+
+    @property
+    def ndim(self) -> Any:
+        """`Tensor.ndim`."""
+        return self.sample.dim() if isinstance(self.sample, Tensor) else fx.Proxy.__getattr__(self, "ndim")
+
+
+def _symbol(of: Any, side: int) -> Any:
+    of.sample = side
+    return of
+
+
+def sample_of(root: nn.Module, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation gives of tensors without storage; None where that is not known.
+
+    Args:
+        root: the traced module.
+        kind: of the node.
+        target: that is called or read.
+        args: with symbols.
+        kwargs: with symbols.
+    """
+    try:
+        known, options = (fx.node.map_aggregate(given, _sample) for given in (args, kwargs))
+        with torch.no_grad():
+            if kind == "call_function":
+                return target(*known, **options)
+            if kind == "call_method":
+                return getattr(known[0], target)(*known[1:], **options)
+            if kind == "call_module":
+                return _of_layer(root.get_submodule(target), known, options)
+            if kind == "get_attr":
+                owner, _, name = target.rpartition(".")
+                place = root.get_submodule(owner)  # whose attributes are symbols while it is traced
+                held = {**place._parameters, **place._buffers}.get(name)
+                return None if held is None else torch.empty_like(held, device="meta")
+    except Exception:  # noqa: BLE001 - any layer's own code ran; its sizes are then symbols, as without this
+        return None
+    return None
+
+
+def _of_layer(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """By its lowering: while a module is traced, a layer's own call is a symbol's."""
+    first = arguments[0]
+    builder = Builder(tuple(first.shape[1:]))
+    record = builder.record()
+    same = [record if value is first else None for value in arguments]
+    found = lower_module(builder, layer, "layer", tuple(same), dict.fromkeys(options))
+    whole = found if isinstance(found, tuple) else (found,)
+    made = [
+        torch.empty(len(first), *one.shape, device="meta")
+        if isinstance(one, Traced) and one.shape is not None
+        else None
+        for one in whole
+    ]
+    return tuple(made) if isinstance(found, tuple) else made[0]
+
+
+class _NotKnown(Exception):
+    """A symbol without a sample."""
+
+
+def _sample(value: Any) -> Any:
+    if isinstance(value, SizedProxy):
+        if value.sample is None:
+            raise _NotKnown
+        return value.sample
+    if isinstance(value, fx.Proxy):
+        raise _NotKnown
+    return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
