@@ -20,6 +20,7 @@ from torch import nn
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.methods.normalisation import Normalisation
+from dpswd.public_client.methods.recalibrate import Recalibrate
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan, make_plan
@@ -51,6 +52,7 @@ RUNGS = (
     Rung(GLANCE, Normalisation(asks="first"), 0.15, "tells whether classes are as frequent, and channels as they were"),
     Rung(LAYERS, Normalisation(asks="layers"), 0.35, "where channels have moved: new statistics, layer by layer"),
     Rung(VIEWS, Replay(), 0.5, "where more than classes has changed: a view of images that explains it"),
+    Rung(LABELS, Recalibrate(), 1.0, "from the hospital's labels: biases, slopes and head, as far as they are known"),
 )
 
 
