@@ -23,8 +23,8 @@ from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.core.mechanisms.quantiles.coefficients import release_coefficients
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.core.noise.noise import SeededNoise
 from dpswd.shared.core.privacy.events import QuantileCoefficients, RunEvent, StepEvent
+from dpswd.shared.seeded_noise import SeededNoise
 
 DEFAULT = Replay()
 RATE = DEFAULT.learning_rate

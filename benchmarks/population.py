@@ -34,12 +34,12 @@ from dpswd.private_curator.records.target import Target
 from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
-from dpswd.private_curator.steps.shards import LocalShards
+from dpswd.private_curator.steps.shards import LocalShards, shards
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.class_statistics.sums import feature_bits
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, block_records, shards
+from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, block_records
 from dpswd.shared.core.mechanisms.rounded_features import rounded_features
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.steps.computing import Laboratory, LinearRun, completed

@@ -14,9 +14,10 @@ from torch import nn
 
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.core.ledger.statements import Request, Run, StoredReply
+from dpswd.private_curator.core.ledger.store import no_checkpoint
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource, Shards
 from dpswd.private_curator.core.steps.randomness import fresh_seed
-from dpswd.private_curator.core.steps.release import ReleasePipeline, no_checkpoint
+from dpswd.private_curator.core.steps.release import ReleasePipeline
 from dpswd.private_curator.records import target
 from dpswd.private_curator.sandbox.engine import Engine
 from dpswd.private_curator.sandbox.local import LocalEngine
@@ -29,13 +30,14 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.private_curator.storage.uploads import Kind, UploadStore
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, Limits, Payload
-from dpswd.shared.core.noise.noise import NoiseSource, SeededNoise
+from dpswd.shared.core.noise.noise import NoiseSource
 from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step
 from dpswd.shared.core.steps.computing import Laboratory
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
+from dpswd.shared.seeded_noise import SeededNoise
 
 CLIENT = "ml-team"
 LIMITS = Limits(min_batch_size=1)  # tests count on few records

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
-from dpswd.private_curator.core.ledger.statements import Client, DataSetState
+from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+
+ASKED_BY_CLIENTS = frozenset(
+    {Kind.RUN_OPENED, Kind.STEP_CONSUMED, Kind.STEP_RESUMED, Kind.STEP_ANSWERED, Kind.BUDGET_REQUESTED}
+)
+"""What a client's request writes; `Kind.FILTER_FIXED` goes with a charge; all other kinds are acts of an operator."""
 
 MIN_ACCEPTANCE_LENGTH = 30
 """Characters of an acceptance: short enough for a sentence, too long for a "yes"."""
@@ -117,3 +124,8 @@ class Quote:
     client: AccountStatus | None
     fits: bool
     steps_that_fit: int
+
+
+def budget_payload(budget: PrivacyBudget) -> dict[str, Any]:
+    """A budget as entries state it."""
+    return {"epsilon": budget.epsilon, "delta": budget.delta, "relation": budget.relation.value}

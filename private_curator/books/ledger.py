@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dpswd.private_curator.books.asking import ClientActs
 from dpswd.private_curator.books.audit import VerificationOptions, VerificationReport, verify_file
 from dpswd.private_curator.books.backup import write_backup
-from dpswd.private_curator.books.figures import AccountStatus, LedgerStatus
+from dpswd.private_curator.books.figures import AccountStatus, LedgerStatus, budget_payload
 from dpswd.private_curator.books.location import LedgerLocation
 from dpswd.private_curator.books.operator import OperatorActs
 from dpswd.private_curator.books.reading import status_of
@@ -22,7 +22,7 @@ from dpswd.private_curator.books.sqlite_file import as_location
 from dpswd.private_curator.books.witness import Witness, lacks
 from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Session
-from dpswd.private_curator.core.ledger.statements import DataSetState, Kind, budget_payload
+from dpswd.private_curator.core.ledger.statements import DataSetState, Kind
 from dpswd.private_curator.core.ledger.store import (
     PAGE,
     LedgerOptions,

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dpswd.private_curator.books.figures import MIN_ACCEPTANCE_LENGTH, BudgetRequest, Decision
+from dpswd.private_curator.books.figures import MIN_ACCEPTANCE_LENGTH, BudgetRequest, Decision, budget_payload
 from dpswd.private_curator.books.register import Register
 from dpswd.private_curator.core.ledger.requests import load_run
-from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind, budget_payload, hex_256
+from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind, hex_256
 from dpswd.private_curator.core.ledger.store import Store, Transaction
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.privacy.budget import PrivacyBudget

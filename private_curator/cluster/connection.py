@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpswd.private_curator.cluster import task
+from dpswd.private_curator.cluster.sums import sum_from_bytes
 from dpswd.private_curator.sandbox.arena import blob, contents
 from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
 from dpswd.private_curator.sandbox.process import LimitReached
@@ -226,7 +227,7 @@ def sum_of(answer: bytes, shard: Shard, like: tuple[Integers, ...]) -> ShardSum:
     """
     kind, rest = answer[:1], answer[1:]
     if kind == task.SUM:
-        found = ShardSum.from_bytes(rest, like=like)
+        found = sum_from_bytes(rest, like=like)
         if found.shard != shard:
             raise NodeRefused("a node answered with another shard than it was asked for")
         return found

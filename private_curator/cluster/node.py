@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from dpswd.private_curator.cluster import engine, task
+from dpswd.private_curator.cluster.sums import sum_to_bytes
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.labels import load_labels
@@ -62,7 +63,7 @@ class Node:
                 return task.FAILED + f"this node is not the curator's: {different}".encode()
             key = hashlib.sha256(graph).hexdigest() + hashlib.sha256(weights).hexdigest()
             source = ExtractorSource(key, ModelFacts.of(ExtractorGraph.from_bytes(graph)), lambda: (graph, weights))
-            return task.SUM + self._shards.sum(run, source, shard).to_bytes()
+            return task.SUM + sum_to_bytes(self._shards.sum(run, source, shard))
         except LimitReached as error:  # its words are made of settings
             return task.STOPPED + str(error).encode()
         except ShardLost:

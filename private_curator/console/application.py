@@ -21,7 +21,7 @@ from dpswd.private_curator.console.rendering import page
 from dpswd.private_curator.console.sessions import SESSION_S, Sessions
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import DpswdError
-from dpswd.shared.core.wire.limits import MAX_FILE_BYTES
+from dpswd.shared.protocol.publications import MAX_FILE_BYTES
 
 _log = logging.getLogger(__name__)
 

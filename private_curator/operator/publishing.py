@@ -18,12 +18,13 @@ from dpswd.private_curator.serving.service import CuratorService
 from dpswd.private_curator.storage.certificates import check_client_name
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import DataInvalid, SettingsError
-from dpswd.shared.core.wire.checks import invalid, one_line
+from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import run_digest
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.files import write_private, write_public
 from dpswd.shared.protocol.contract import DataContract
 from dpswd.shared.protocol.publications import Proposal, Publication
+from dpswd.shared.words import one_line
 
 
 @dataclass(frozen=True)

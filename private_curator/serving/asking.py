@@ -21,8 +21,8 @@ from dpswd.private_curator.observability.requests import OK, outcome_of_reply
 from dpswd.private_curator.serving.authentication import presented
 from dpswd.private_curator.storage.asks import Ask
 from dpswd.shared.core.errors import BudgetExhausted
-from dpswd.shared.core.wire.checks import one_line
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.words import one_line
 
 _REMEMBERED = 1024  # dry runs whose repeats are told at the level of details
 _log = logging.getLogger(__name__)

@@ -19,8 +19,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.cluster.choice import cluster_of
+from dpswd.private_curator.core.ledger.store import no_checkpoint
 from dpswd.private_curator.core.steps.randomness import fresh_seed
-from dpswd.private_curator.core.steps.release import ReleasePipeline, no_checkpoint
+from dpswd.private_curator.core.steps.release import ReleasePipeline
 from dpswd.private_curator.observability import logs
 from dpswd.private_curator.observability.metrics import Metrics, MetricsServer
 from dpswd.private_curator.observability.requests import OK, RequestWatch, tracing_of

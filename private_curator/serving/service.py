@@ -56,12 +56,13 @@ from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, F
 from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step, offered
 from dpswd.shared.core.wire import arrays, limits
-from dpswd.shared.core.wire.checks import invalid, one_line, positive
+from dpswd.shared.core.wire.checks import invalid, positive
 from dpswd.shared.core.wire.messages import RunParameters, run_digest, step_digest
 from dpswd.shared.core.wire.payloads import float_bytes
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.protocol import status
 from dpswd.shared.protocol.contract import DataContract
+from dpswd.shared.words import one_line
 
 _log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ first: exactly one sum of each shard enters the total, and `dpswd.shared.core.me
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import statistics
@@ -22,7 +23,8 @@ from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.sandbox.engine import Engine
 from dpswd.private_curator.sandbox.process import LimitReached
 from dpswd.shared.core.errors import ExtractionStopped
-from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, shards
+from dpswd.shared.core.mechanisms.interface import Facts
+from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, block_records
 from dpswd.shared.core.steps.computing import Labels, LinearRun, Records, summed
 
 MAX_ATTEMPTS = 4
@@ -40,6 +42,15 @@ _log = logging.getLogger(__name__)
 
 class ShardLost(ExtractionStopped):
     """Whoever computed a shard has ended, and not because of a limit: the shard may be computed again."""
+
+
+def shards(facts: Facts, count: int) -> tuple[Shard, ...]:
+    """All records in at most `count` shards of nearly equal length, none of them empty."""
+    size, records = block_records(facts), facts.data.records
+    number = -(-records // size)
+    parts = min(max(1, count), number)
+    edges = [min(records, size * (number * part // parts)) for part in range(parts + 1)]
+    return tuple(Shard(start, stop) for start, stop in itertools.pairwise(edges))
 
 
 def divided(run: LinearRun, *, parallel: int) -> tuple[Shard, ...]:

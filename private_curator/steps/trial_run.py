@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from dpswd.private_curator.core.ledger.store import no_checkpoint
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
-from dpswd.private_curator.core.steps.release import ReleasePipeline, no_checkpoint
+from dpswd.private_curator.core.steps.release import ReleasePipeline
 from dpswd.private_curator.sandbox.process import LimitReached
 from dpswd.shared.core.mechanisms.interface import LabelArray
 from dpswd.shared.core.mechanisms.linear import LinearMechanism

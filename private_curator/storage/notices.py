@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dpswd.private_curator.books.figures import AccountStatus, LedgerStatus
-from dpswd.private_curator.core.ledger.statements import ASKED_BY_CLIENTS, Kind
+from dpswd.private_curator.books.figures import ASKED_BY_CLIENTS, AccountStatus, LedgerStatus
+from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.private_curator.storage.asks import Ask
 from dpswd.shared.core.ledger.receipts import SignedEntry
 

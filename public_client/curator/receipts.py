@@ -19,7 +19,7 @@ from dpswd.shared.books.chain_checks import read_export
 from dpswd.shared.core.errors import ProtocolError, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
-from dpswd.shared.protocol.receipts import decode_receipt
+from dpswd.shared.protocol.receipts import decode_receipt, receipt_problems
 
 RECEIPTS_FILE = "receipts.jsonl"
 LEDGER_KEY_FILE = "ledger.pub"
@@ -45,7 +45,7 @@ def checked_receipt(message: pb.Receipt, *, run_id: str, request_id: str, step: 
         receipt = decode_receipt(message, run_id=run_id, request_id=request_id)
     except ValueError as error:
         raise ProtocolError(f"the curator's answer carries no receipt: {error}; tell the operator") from error
-    if problems := receipt.problems(run_id=run_id, request_id=request_id, step=step, **stated):
+    if problems := receipt_problems(receipt, run_id=run_id, request_id=request_id, step=step, **stated):
         what = f"step {step}" if step else "the run's opening"
         raise ProtocolError(
             f"the receipt of {what} does not hold: {'; '.join(problems)}; keep the receipts and tell the operator"

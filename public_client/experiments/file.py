@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, fie
 
 from dpswd.shared.configuration import SettingsGroup, setting
 from dpswd.shared.core.errors import SettingsError
-from dpswd.shared.core.wire.limits import MAX_PURPOSE_LENGTH
+from dpswd.shared.words import MAX_PURPOSE_LENGTH
 
 if TYPE_CHECKING:
     from dpswd.shared.protocol.contract import DataContract

@@ -38,7 +38,6 @@ from dpswd.shared.core.mechanisms.interface import (
     Limits,
     ModelFacts,
 )
-from dpswd.shared.core.noise.noise import SeededNoise
 from dpswd.shared.core.privacy.budget import PrivacyBudget, Spent
 from dpswd.shared.core.privacy.events import NeighbouringRelation
 from dpswd.shared.core.privacy.filter import PrivacyFilter
@@ -57,6 +56,7 @@ from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.graph import ExtractorGraph
 from dpswd.shared.sandbox.session import DirectSession
 from dpswd.shared.sandbox.weights import check_weights, weights_from_bytes
+from dpswd.shared.seeded_noise import SeededNoise
 
 _BRIGHTNESS = 0.5  # deviation of a synthetic value: most lie in [-1, 1], as pixels and standardised columns do
 _CLIENT = "dry run"

@@ -22,7 +22,7 @@ import math
 import numpy as np
 
 from dpswd.shared.core.privacy.curves import ShiftLaw
-from dpswd.shared.core.privacy.events import StepEvent, fixed_shift
+from dpswd.shared.core.privacy.events import QuantileCoefficients, StepEvent, fixed_shift
 
 _LARGE = 300.0
 """Above exp(300) for M_2 the trivial bound 2 M_2 loses nothing."""
@@ -56,7 +56,7 @@ def _sliced(step: StepEvent, law: ShiftLaw) -> float:
     """T2 of the sliced part alone."""
     log_full, log_half = _log_mgf(law)
     pairwise = 2.0 * (math.expm1(log_full) - math.expm1(law.mean / 2.0))
-    if law.is_constant and not (step.rows_add_up and law.constant == 0.0):
+    if law.is_constant and not (_rows_add_up(step) and law.constant == 0.0):
         return pairwise  # S is one number: f is largest at A = B = c = S, whatever the shifts
     # In the ball; a grid's constant G leaves e^{G/2} [2 (e^{G/2} - 1) m + m - 1] with m = E exp(S - G).
     half, free = math.expm1(law.constant / 2.0), log_full - law.constant
@@ -64,7 +64,7 @@ def _sliced(step: StepEvent, law: ShiftLaw) -> float:
     # E (e^{S/2} - 1)^2; the margin covers the cancellation of the three terms.
     spread = max(0.0, math.expm1(log_full) - 2.0 * math.expm1(log_half)) + 1e-15 * math.expm1(log_full)
     excess = (math.sqrt(5.0) - 1.0) * spread
-    if step.rows_add_up:  # 0 without a grid
+    if _rows_add_up(step):  # 0 without a grid
         excess = min(excess, 4.0 * math.sqrt(_rounding_gap(law) * spread))
     return linear + excess
 
@@ -96,3 +96,8 @@ def _then_gaussian(t2: float, m2: float, squared_shift: float) -> tuple[float, f
     t = min(t2, m2)
     joint = w * t2 + 2.0 * w * grown * m2 + 2.0 * grown * math.sqrt(max(0.0, t * (m2 - t / 2.0)))
     return joint, m2 * w * w
+
+
+def _rows_add_up(step: StepEvent) -> bool:
+    """Whether the sliced part's shifts of three pairwise neighbours add up linearly (no sorting)."""
+    return not isinstance(step.sliced_part, QuantileCoefficients)

@@ -18,11 +18,14 @@ from pathlib import Path
 from dpswd.shared.core.errors import DataInvalid, InvalidValue, RequestInvalid
 from dpswd.shared.core.ledger.receipts import Receipt, SignedEntry, is_signed
 from dpswd.shared.core.wire.checks import Violation, positive
-from dpswd.shared.core.wire.limits import MAX_FILE_BYTES
+from dpswd.shared.core.wire.limits import MAX_MESSAGE_BYTES
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
 from dpswd.shared.core.wire.payloads import MessagePayload, parsed, written
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
-from dpswd.shared.protocol.receipts import decode_receipt
+from dpswd.shared.protocol.receipts import decode_receipt, receipt_problems
+
+MAX_FILE_BYTES = 2 * MAX_MESSAGE_BYTES
+"""Of a proposal or a publication: the largest extractor that may be uploaded, and the largest reply."""
 
 PROPOSAL = b"dpswd-proposal-1\n"
 PUBLICATION = b"dpswd-publication-1\n"
@@ -200,7 +203,8 @@ class Publication:
         except (RequestInvalid, InvalidValue) as error:
             return [*found, f"it is not whole: {error}"]
         run_id = told.run.run_id
-        of_charge = charge.problems(
+        of_charge = receipt_problems(
+            charge,
             public_key=public_key,
             run_id=run_id,
             request_id=told.run_request_id,
@@ -208,7 +212,8 @@ class Publication:
             step=0,
             request_digest=run_digest(proposal.parameters),
         )
-        of_answer = answer.problems(
+        of_answer = receipt_problems(
+            answer,
             public_key=public_key,
             run_id=run_id,
             request_id=told.step_request_id,

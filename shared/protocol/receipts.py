@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES, Receipt, SignedEntry
+from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES, Receipt, SignedEntry, sha256
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 # Part of the contract, with the two ids behind it: another dictionary is another protocol version. In each half the
@@ -57,3 +57,42 @@ def decode_receipt(message: pb.Receipt, *, run_id: str, request_id: str) -> Rece
 def _dictionary(run_id: str, request_id: str) -> bytes:
     """The contract's dictionary, and behind it, where a match is cheapest, what both sides know without it."""
     return _DICTIONARY + (run_id + request_id).encode()
+
+
+def receipt_problems(
+    receipt: Receipt,
+    *,
+    public_key: bytes,
+    run_id: str,
+    request_id: str,
+    reply: bytes | None,
+    step: int | None = None,
+    request_digest: str | None = None,
+) -> list[str]:
+    """What is wrong with a receipt for the reply that came with it; empty when it holds.
+
+    Args:
+        receipt: as it came.
+        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it.
+        run_id: the run that the client asked about.
+        request_id: the client's id of the request.
+        reply: the released bytes that the client received; None for the opening of a run, which releases none.
+        step: the number of the step as the reply itself states it; 0 for the opening of a run.
+        request_digest: SHA-256 of the request as the client computed it (`dpswd.shared.core.wire.messages`).
+
+    Returns:
+        One sentence for each disagreement.
+    """
+    expected = [
+        ("run", receipt.run_id, run_id),
+        ("request id", receipt.request_id, request_id),
+        ("reply's SHA-256", receipt.reply_digest, None if reply is None else sha256(reply)),
+        ("step", receipt.step, receipt.step if step is None else step),
+        ("request's SHA-256", receipt.request_digest, request_digest or receipt.request_digest),
+    ]
+    problems = [
+        f"its {what} is {stated!r}, expected {wanted!r}" for what, stated, wanted in expected if stated != wanted
+    ]
+    if not receipt.entry.signed_by(public_key):
+        problems.append("its signature is not by the curator's ledger key, or is another request's")
+    return problems

@@ -29,7 +29,7 @@ from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.shared.core.errors import BudgetExhausted, CuratorUnavailable, RequestIdReused, RequestInvalid, RunFinished
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.wire.messages import run_digest, step_digest
-from dpswd.shared.protocol.receipts import decode_receipt
+from dpswd.shared.protocol.receipts import decode_receipt, receipt_problems
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 pytestmark = pytest.mark.end_to_end
@@ -147,8 +147,9 @@ def _check_on_the_wire(client: RawClient, run, opening: str) -> None:
     opened = client.open_run(parameters, request_id=opening)
     assert opened.run_id == run_id
     receipt = decode_receipt(opened.receipt, run_id=run_id, request_id=opening)
-    assert receipt.problems(
-        public_key=key, run_id=run_id, request_id=opening, reply=None, step=0, request_digest=run_digest(parameters)
+    assert receipt_problems(
+        receipt, public_key=key, run_id=run_id, request_id=opening, reply=None, step=0,
+        request_digest=run_digest(parameters),
     ) == []  # fmt: skip
     step = client.prepare_step(run_id, MeanRequest(TAG))
     for drawn in run.drawn:
@@ -157,7 +158,8 @@ def _check_on_the_wire(client: RawClient, run, opening: str) -> None:
         assert client.send(step).SerializeToString() == reply.SerializeToString()
         assert released(reply).payload == drawn.reply.to_bytes()
         receipt = decode_receipt(reply.receipt, run_id=run_id, request_id=drawn.request_id)
-        assert receipt.problems(
+        assert receipt_problems(
+            receipt,
             public_key=key,
             run_id=run_id,
             request_id=drawn.request_id,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpswd.shared.core.noise.noise import SeededNoise
+from dpswd.shared.seeded_noise import SeededNoise
 
 
 @pytest.fixture(

@@ -15,8 +15,8 @@ RINGS = {
     "core": ("shared/core", "private_curator/core"),
     "sandbox": ("shared/sandbox", "private_curator/sandbox"),
 }
-BUDGETS = {"core": 8_647, "sandbox": 3_363}
-"""Lines of each ring, generated code aside. These numbers only ever fall: 8,500 is the aim of the core."""
+BUDGETS = {"core": 8_500, "sandbox": 3_363}
+"""Lines of each ring, generated code aside. These numbers only ever fall: 8,000 is the next aim of the core."""
 
 
 def files_of(*folders: str) -> list[Path]:

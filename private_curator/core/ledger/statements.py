@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.ledger.receipts import RUN_OPENED, STEP_ANSWERED, Receipt
@@ -19,11 +18,6 @@ from dpswd.shared.core.privacy.events import RunEvent
 MAX_REQUEST_ID_LENGTH = 128
 
 _HEX_256 = re.compile(r"[0-9a-f]{64}")
-
-
-def budget_payload(budget: PrivacyBudget) -> dict[str, Any]:
-    """A budget as entries state it."""
-    return {"epsilon": budget.epsilon, "delta": budget.delta, "relation": budget.relation.value}
 
 
 def hex_256(digest: str, what: str) -> str:
@@ -67,12 +61,6 @@ class Kind(enum.StrEnum):
     CAP_SET = "cap-set"
     BUDGET_REQUESTED = "budget-requested"
     REQUEST_DECIDED = "request-decided"
-
-
-ASKED_BY_CLIENTS = frozenset(
-    {Kind.RUN_OPENED, Kind.STEP_CONSUMED, Kind.STEP_RESUMED, Kind.STEP_ANSWERED, Kind.BUDGET_REQUESTED}
-)
-"""What a client's request writes; `Kind.FILTER_FIXED` goes with a charge; all other kinds are acts of an operator."""
 
 
 class DataSetState(enum.StrEnum):

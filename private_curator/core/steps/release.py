@@ -36,10 +36,6 @@ class StepFailed(DpswdError):
     """A step failed after records were read: whatever the cause says, its text may quote them."""
 
 
-def no_checkpoint(_: str) -> None:
-    """Does nothing: the default of the hook with which tests stop the process at a named point."""
-
-
 class ReleasePipeline:
     """Computes steps, a bounded number at a time.
 

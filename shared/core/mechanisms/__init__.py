@@ -17,20 +17,8 @@ from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LABELLED_GR
 from dpswd.shared.core.mechanisms.quantiles.mechanism import LABELLED_QUANTILES, QUANTILES
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import SCORE_STATISTICS
 
-MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
-    {
-        mechanism.name: mechanism
-        for mechanism in (
-            QUANTILES,
-            EVALUATION,
-            CLASS_STATISTICS,
-            LABELLED_GRADIENT,
-            LABELLED_QUANTILES,
-            DISTRIBUTIONS,
-            LABELLED_DISTRIBUTIONS,
-            FEATURE_SUMS,
-            SCORE_STATISTICS,
-        )
-    }
-)
+_SUMS = (EVALUATION, CLASS_STATISTICS, DISTRIBUTIONS, LABELLED_DISTRIBUTIONS, FEATURE_SUMS, SCORE_STATISTICS)
+_SAMPLED = (QUANTILES, LABELLED_QUANTILES, LABELLED_GRADIENT)
+
+MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType({each.name: each for each in (*_SAMPLED, *_SUMS)})
 """The core's mechanisms by name; no plug-ins, nothing is registered at import. Whoever composes hands a mapping in."""

@@ -12,9 +12,7 @@ counted from the first record. Shards begin and end where blocks do.
 from __future__ import annotations
 
 import abc
-import itertools
 import math
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -43,7 +41,6 @@ Integers = npt.NDArray[np.int64]
 
 _BLOCK_VALUES = 1 << 22  # of records or features in memory at a time, 16 MiB in float32
 _MOST_BLOCK_RECORDS = 16384  # what a block costs besides its records is then little: messages, calls of operations
-_HEAD = struct.Struct("<QQI")
 
 
 @dataclass(frozen=True)
@@ -72,15 +69,6 @@ def blocks(shard: Shard, facts: Facts) -> Iterator[Shard]:
         yield Shard(start, min(start + size, shard.stop))
 
 
-def shards(facts: Facts, count: int) -> tuple[Shard, ...]:
-    """All records in at most `count` shards of nearly equal length, none of them empty."""
-    size, records = block_records(facts), facts.data.records
-    number = -(-records // size)
-    parts = min(max(1, count), number)
-    edges = [min(records, size * (number * part // parts)) for part in range(parts + 1)]
-    return tuple(Shard(start, stop) for start, stop in itertools.pairwise(edges))
-
-
 @dataclass(frozen=True, eq=False)
 class ShardSum:
     """The exact sum of one shard, or of several; private.
@@ -92,37 +80,6 @@ class ShardSum:
 
     shard: Shard
     sums: tuple[Integers, ...]
-
-    def to_bytes(self) -> bytes:
-        """For another process of the same curator."""
-        parts = [_HEAD.pack(self.shard.start, self.shard.stop, len(self.sums))]
-        for each in self.sums:
-            parts += [struct.pack("<Q", each.size), np.ascontiguousarray(each, dtype="<i8").tobytes()]
-        return b"".join(parts)
-
-    @classmethod
-    def from_bytes(cls, data: bytes, *, like: tuple[Integers, ...]) -> ShardSum:
-        """The inverse.
-
-        Args:
-            data: as another process made them.
-            like: arrays of the expected shapes.
-
-        Raises:
-            InvalidValue: other sizes than the mechanism's; the text names no value.
-        """
-        expected = _HEAD.size + sum(8 + 8 * each.size for each in like)
-        if len(data) != expected or _HEAD.unpack_from(data)[2] != len(like):
-            raise InvalidValue(f"a shard's sum has {len(data)} bytes; this mechanism's have {expected}")
-        start, stop, _ = _HEAD.unpack_from(data)
-        at, sums = _HEAD.size, []
-        for each in like:
-            if struct.unpack_from("<Q", data, at)[0] != each.size:
-                raise InvalidValue(f"a shard's sum holds arrays of other sizes than {each.size}")
-            values = np.frombuffer(data, dtype="<i8", count=each.size, offset=at + 8)
-            sums.append(values.astype(np.int64).reshape(each.shape))
-            at += 8 + 8 * each.size
-        return cls(Shard(start, stop), tuple(sums))
 
 
 def added(parts: Iterable[ShardSum], *, records: int) -> ShardSum:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.grid_gaussian import GRID_EXPONENT, grid_gaussian_table
-from dpswd.shared.core.noise.keystream import Keystream, derived_key
+from dpswd.shared.core.noise.keystream import Keystream
 
 _LARGEST_SIGNAL = float(1 << 52)  # grid steps; far outside int32, and still exact in float64 with noise added
 
@@ -88,24 +88,6 @@ class GridArray:
         """
         # Multiplied in float64 first: int32 values do not fit in float32's 24 bits.
         return torch.from_numpy(self.to_numpy()).to(device=device, dtype=dtype)
-
-
-class SeededNoise:
-    """Noise from a known seed, the same bits on every machine: for public noise and for tests.
-
-    Whoever knows the seed can subtract the noise, so this is never the noise of a private release.
-
-    Args:
-        seed: 32 bytes.
-        purpose: constant text that separates this use of the seed from every other.
-    """
-
-    def __init__(self, seed: bytes, *, purpose: str = "seeded noise") -> None:
-        self._stream = Keystream(derived_key(seed, purpose))
-
-    def grid_gaussian(self, shape: tuple[int, ...], *, sigma: float, step: float) -> NDArray[np.int64]:
-        """The next values of the seed's stream; see `NoiseSource.grid_gaussian`."""
-        return gaussian_on_grid(self._stream, shape, sigma=sigma, step=step)
 
 
 def grid_step(sigma: float) -> float:

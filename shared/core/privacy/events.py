@@ -243,11 +243,6 @@ class StepEvent:
         """The parts of fixed sensitivity (gradients, sums, clipped vectors), in order of release."""
         return tuple(part for part in self.parts if isinstance(part, _FIXED_PARTS))
 
-    @property
-    def rows_add_up(self) -> bool:
-        """Whether the sliced part's shifts of three pairwise neighbours add up linearly (no sorting)."""
-        return not isinstance(self.sliced_part, QuantileCoefficients)
-
     def sliced_shift(self) -> ShiftLaw:
         """The law of the squared shift of the sliced part alone (scale 0 where there is none)."""
         part = self.sliced_part

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from dpswd.shared.core.errors import RequestInvalid
-from dpswd.shared.core.wire.limits import MAX_PURPOSE_LENGTH
 
 Violation = tuple[str, str]
 
@@ -23,13 +22,6 @@ def positive(field: str, value: float) -> list[Violation]:
 def positive_or_zero(field: str, value: float) -> list[Violation]:
     """Holds a number to be finite and not negative."""
     return [] if math.isfinite(value) and value >= 0 else [(field, f"is {value}; must be finite, positive or 0")]
-
-
-def one_line(field: str, text: str, *, least: int = 0) -> list[Violation]:
-    """Holds a person's words to one printable line; they are shown to an operator and kept for good."""
-    if least <= len(text) <= MAX_PURPOSE_LENGTH and text.isprintable():
-        return []
-    return [(field, f"must be one line of {least} to {MAX_PURPOSE_LENGTH} printable characters")]
 
 
 def invalid(field: str, text: str) -> RequestInvalid:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 # One message: the weights of a 16-million-parameter extractor (64 MB in float32) plus framing.
 MAX_MESSAGE_BYTES = 80 * 1024 * 1024
-# A proposal's or publication's file: the largest extractor that may be uploaded, and the largest reply.
-MAX_FILE_BYTES = 2 * MAX_MESSAGE_BYTES
 # Directions k of one step; the papers use at most 2000.
 MAX_DIRECTIONS = 20_000
 # Coefficients L of one direction; beyond it rows are the better release.
@@ -23,8 +21,6 @@ MAX_ADAPTED_PARAMETERS = 4_000_000
 MAX_SOURCE_FEATURES = 65_536
 # Values of one release (rows * directions, or coefficients * directions).
 MAX_RELEASE_VALUES = 32_000_000
-# Characters of a run's purpose, and of the reason of a request for budget: a sentence for the hospital's board.
-MAX_PURPOSE_LENGTH = 200
 # Steps of one run.
 MAX_STEPS = 10_000_000
 # Values of all records of one sample together, and of all gradients, 4 bytes each: both bound the curator's memory.

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.noise.noise import SeededNoise, grid_step
+from dpswd.shared.core.noise.noise import grid_step
 from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import mean_norm
+from dpswd.shared.seeded_noise import SeededNoise
 
 
 def noised_source_projections(source_features: Tensor, U: Tensor, *, sigma: float, seed: bytes) -> Tensor:

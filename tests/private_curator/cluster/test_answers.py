@@ -14,6 +14,7 @@ import pytest
 from dpswd.private_curator.cluster import task
 from dpswd.private_curator.cluster.connection import NodeRefused, sum_of
 from dpswd.private_curator.cluster.courier import Courier
+from dpswd.private_curator.cluster.sums import sum_to_bytes
 from dpswd.private_curator.cluster.task import Meant
 from dpswd.private_curator.records.target import Target
 from dpswd.private_curator.sandbox.arena import blob
@@ -42,7 +43,7 @@ def test_the_words_of_a_node_reach_the_log_and_no_client(caplog):
 
 
 def test_only_the_sum_of_the_shard_that_was_asked_for_is_taken():
-    answer = task.SUM + ShardSum(SHARD, SUMS).to_bytes()
+    answer = task.SUM + sum_to_bytes(ShardSum(SHARD, SUMS))
     np.testing.assert_array_equal(sum_of(answer, SHARD, SUMS).sums[0], SUMS[0])
     with pytest.raises(NodeRefused, match="another shard"):
         sum_of(answer, Shard(4096, 8192), SUMS)

@@ -22,6 +22,7 @@ from dpswd.shared.core.errors import (
     RunFinished,
 )
 from dpswd.shared.core.ledger.receipts import sha256
+from dpswd.shared.protocol.receipts import receipt_problems
 
 DIGEST, OTHER = "d" * 64, "e" * 64
 
@@ -168,7 +169,8 @@ class TestSteps:
             receipt = stored.receipt
             assert (receipt.step, receipt.run_id, receipt.client) == (number, run.run_id, "alice")
             assert receipt.reply_digest == sha256(stored.reply)
-            assert not receipt.problems(
+            assert not receipt_problems(
+                receipt,
                 public_key=ledger.public_key,
                 run_id=run.run_id,
                 request_id=f"step-{number}",

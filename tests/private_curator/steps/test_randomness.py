@@ -11,7 +11,8 @@ import torch
 from dpswd.private_curator.core.steps.randomness import SystemNoise, fresh_seed
 from dpswd.private_curator.steps.device_noise import DeviceNoise, noise_for
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.noise.noise import NoiseSource, SeededNoise, grid_step
+from dpswd.shared.core.noise.noise import NoiseSource, grid_step
+from dpswd.shared.seeded_noise import SeededNoise
 
 STEP = grid_step(1.0)
 CPU = torch.device("cpu")

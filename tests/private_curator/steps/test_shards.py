@@ -16,14 +16,13 @@ from dpswd.private_curator.records.mapped import MappedRecords
 from dpswd.private_curator.records.target import Target
 from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.sandbox.process import LimitReached
-from dpswd.private_curator.steps.shards import LocalShards, ShardLost, gathered
+from dpswd.private_curator.steps.shards import LocalShards, ShardLost, gathered, shards
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.errors import ExtractionStopped
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.distributions.mechanism import LABELLED_DISTRIBUTIONS, DistributionsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION, EvaluationDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from dpswd.shared.core.mechanisms.linear import shards
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.steps.computing import Laboratory, LinearRun, completed
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes

@@ -24,11 +24,12 @@ from dpswd.public_client.training.saved_model import load_adapted, save_adapted
 from dpswd.shared.core.errors import InvalidValue, RequestInvalid
 from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationCounter, EvaluationReply, released
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from dpswd.shared.core.noise.noise import GridArray, SeededNoise
+from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.core.wire.arrays import encode_grid
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import weights_from_bytes
+from dpswd.shared.seeded_noise import SeededNoise
 
 N, CLASSES = 2000, 4
 

@@ -28,7 +28,7 @@ from dpswd.shared.core.mechanisms.quantiles.coefficients import release_coeffici
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.noise.noise import SeededNoise
+from dpswd.shared.seeded_noise import SeededNoise
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "ml-team" / "pseudo-labels.md"
 D, CLASSES = 8, 4

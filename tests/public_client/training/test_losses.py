@@ -9,9 +9,10 @@ from dpswd.shared.core.mechanisms.quantiles.coefficients import release_coeffici
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.noise.noise import GridArray, SeededNoise
+from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientReply
 from dpswd.shared.published_mechanisms.rows.projections import release_rows
+from dpswd.shared.seeded_noise import SeededNoise
 
 D, K, B = 12, 400, 300  # rows stay far below the clip norm 1/2
 SIGMA = {False: 1e-5, True: 0.03}  # by rows or not; rows saturate at 16 sigma

@@ -12,13 +12,13 @@ from scipy.stats import chisquare, norm
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.noise import (
     GridArray,
-    SeededNoise,
     finest_exponent,
     grid_step,
     narrowest_integer,
     release_finely,
     release_on_grid,
 )
+from dpswd.shared.seeded_noise import SeededNoise
 
 
 def test_step_is_an_exact_power_of_two_below_sigma() -> None:

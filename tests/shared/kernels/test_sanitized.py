@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.noise.noise import SeededNoise, release_finely
+from dpswd.shared.core.noise.noise import release_finely
 from dpswd.shared.core.noise.sanitized import gradient_step, release_gradient
+from dpswd.shared.seeded_noise import SeededNoise
 
 
 def test_release_is_the_sum_of_clipped_gradients_plus_the_sources_noise(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dpswd.shared.books.chain_checks import Finding, Tampering, check_chain, read_export, verify_receipts
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.ledger.receipts import FORMAT, GENESIS, MAX_STATEMENT_BYTES, Receipt, SignedEntry, canonical_json
+from dpswd.shared.protocol.receipts import receipt_problems
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"c" * 32)
 PUBLIC = KEY.public_key().public_bytes_raw()
@@ -143,7 +144,7 @@ class TestSignedEntry:
 class TestReceipt:
     def expect(self, receipt, **changes):
         expected = {"public_key": PUBLIC, "run_id": "r", "request_id": "q1", "reply": REPLY, "step": 1}
-        return receipt.problems(**{**expected, **changes})
+        return receipt_problems(receipt, **{**expected, **changes})
 
     def test_holds_for_its_reply(self):
         receipt = Receipt.of(chain(1)[0])

@@ -22,9 +22,9 @@ from conformance_attack import Bench, Labelled
 from conformance_cases import CASES, CLASSES, INPUTS, RECORDS, Case
 
 from dpswd.shared.accounting.costs import step_costs
-from dpswd.shared.core.noise.noise import SeededNoise
 from dpswd.shared.core.privacy.events import StepEvent
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.seeded_noise import SeededNoise
 
 GOLDEN = Path(__file__).with_name("golden.json")
 ORDERS = (1.5, 4.0, 32.0)

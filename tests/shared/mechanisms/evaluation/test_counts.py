@@ -31,7 +31,7 @@ from dpswd.shared.core.mechanisms.evaluation.mechanism import (
     EvaluationDeclaration,
 )
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
-from dpswd.shared.core.noise.noise import SeededNoise
+from dpswd.shared.seeded_noise import SeededNoise
 
 
 class NoNoise:

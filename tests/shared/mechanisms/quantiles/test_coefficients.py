@@ -14,8 +14,9 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, release_coefficients
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.core.noise.noise import SeededNoise, grid_step
+from dpswd.shared.core.noise.noise import grid_step
 from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
+from dpswd.shared.seeded_noise import SeededNoise
 
 
 @pytest.mark.parametrize(("batch", "count"), [(1, 1), (7, 7), (512, 2), (100, 9)])

@@ -6,8 +6,9 @@ import torch
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.core.noise.noise import SeededNoise, grid_step
+from dpswd.shared.core.noise.noise import grid_step
 from dpswd.shared.published_mechanisms.rows.projections import release_rows
+from dpswd.shared.seeded_noise import SeededNoise
 
 
 def test_release_is_projections_plus_the_sources_noise(
