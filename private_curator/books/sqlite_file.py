@@ -29,7 +29,7 @@ _COMPANIONS = ("", "-wal", "-shm", ".lock")
 
 @dataclass(frozen=True)
 class SqliteFile:
-    """A `dpswd.private_curator.core.ledger.database.LedgerLocation`.
+    """A `dpswd.private_curator.books.location.LedgerLocation`.
 
     Attributes:
         path: the file.

@@ -60,7 +60,7 @@ _HUNG = "30s"  # a replica that stops in the middle of a transaction keeps the o
 
 @dataclass(frozen=True)
 class PostgresSchema:
-    """A `dpswd.private_curator.core.ledger.database.LedgerLocation`.
+    """A `dpswd.private_curator.books.location.LedgerLocation`.
 
     Attributes:
         url: ``postgresql://user@host:port/database?sslmode=verify-full&sslrootcert=...``; every parameter of libpq,
