@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from dpswd.shared.core import errors
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "api" / "errors.md"
+
 
 def test_the_drawn_tree_is_the_tree():
-    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
+    drawn = re.findall(r"[├└]── (\w+)", PAGE.read_text(encoding="utf-8"))
     defined = {name for name, value in vars(errors).items() if isinstance(value, type) and name != "DpswdError"}
     defined -= {"dataclass"}
     assert set(drawn) == defined

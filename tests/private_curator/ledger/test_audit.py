@@ -382,7 +382,8 @@ class TestExport:
     def test_of_more_entries_than_a_page(self, ledger, monkeypatch):
         for number in range(30):
             ledger.approve_extractor(f"{number:064x}")
-        monkeypatch.setattr("dpswd.private_curator.core.ledger.store._PAGE", 7)
+        for module in ("core.ledger.store", "books.ledger"):
+            monkeypatch.setattr(f"dpswd.private_curator.{module}.PAGE", 7)
         assert [entry.seq for entry in ledger.history()] == list(range(1, ledger.status().entries + 1))
 
 

@@ -220,7 +220,9 @@ def test_a_client_may_use_what_the_operator_allows_it(serve, directory):
     assert list(client.describe().mechanisms) == ["rows"]  # what needs labels is not offered without any
     for declared in (QUANTILES, GRADIENT):
         for validate_only in (True, False):
-            with pytest.raises(errors.RequestInvalid, match="not allowed to ml-team; the operator allows rows") as no:
+            with pytest.raises(
+                errors.RequestInvalid, match="not allowed to ml-team; the operator allows class_statistics, rows"
+            ) as no:
                 client.open_run(_parameters(client, declared), validate_only=validate_only)
             assert [field for field, _ in no.value.violations] == ["parameters.mechanism"]
     with pytest.raises(errors.RequestInvalid, match="ask the operator"):
@@ -236,7 +238,9 @@ def test_a_client_may_use_what_the_operator_allows_it(serve, directory):
 
 def test_permissions_for_what_is_unknown_are_refused_at_start(directory):
     made = home.HomeDirectory(directory / "home")
-    with pytest.raises(errors.SettingsError, match="names labels, row; this curator knows rows, quantiles"):
+    with pytest.raises(
+        errors.SettingsError, match="names labels, row; this curator knows quantiles, labelled_quantiles"
+    ):
         server.CuratorServer(made, settings.load(made.path, {"clients.mechanisms": '["ml-team=row,labels,rows"]'}))
     (finding,) = [one for one in preflight.check(made, {"clients.mechanisms": '["a=row"]'}) if one.check == "settings"]
     assert not finding.ok
