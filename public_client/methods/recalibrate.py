@@ -52,7 +52,7 @@ KEPT = "kept"
 _STEPS = 5
 _SQUARE = 1.2  # of the curvature beside the gradient
 _MOST_COUNT, _COUNTED = 4.0, 10.0  # of the counts, where records are few for the noise; how few
-_ALONE, _BIAS, _SCORES, _COMPONENTS = 2.0, 1.5, 1.5, 0.75  # scales of the basis before its clip to about 1
+_BIAS, _SCORES, _COMPONENTS = 2.0, 1.5, 0.75  # scales of the basis before its clip to about 1
 # All of these chosen on Adult dealt by other columns, UCI heart disease, and the stroke trial and thyroid records from
 # other sources than are reported (docs/ml-team/recalibrate.md).
 
@@ -100,7 +100,7 @@ class Recalibrate(Method):
             )
         scale = np.full(columns, _COMPONENTS, dtype=np.float32)
         scale[1 : run.classes] = _SCORES
-        scale[0] = _BIAS if columns > 1 else _ALONE
+        scale[0] = _BIAS
         unit = ScoresDeclaration(run.classes, count_weight(run.labelled / run.noise), _SQUARE, 1.0, scale)
         return replace(unit, sigma=run.noise * unit.sensitivity())
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from dpswd.public_client.recalibration.inference import Posterior
 
 TOLERATED = 0.005
-"""Log-loss by which a delivered model may be worse, except with a probability of 27%."""
-_LEVEL = 0.6
-_EVIDENCE = 0.5  # nats for a move over none, below which the model is kept
+"""Log-loss by which a delivered model may be worse, except with a probability of 21%."""
+_LEVEL = 0.8
 _LEAST = 0.05  # of a correction: less is none
 _LIKELY = 0.5
 _INTERVAL = 1.96
@@ -42,7 +41,7 @@ class Verdict:
     def of(cls, posterior: Posterior) -> Verdict:
         """Delivers as much of the correction as is likely no worse than the team's model, and none without evidence."""
         share = safe_share(posterior.gain, posterior.deviation)
-        kept = share < _LEAST or posterior.evidence < _EVIDENCE
+        kept = share < _LEAST or posterior.evidence <= 0.0
         counted = 1.0 if kept else share
         gain, spread = _gain(counted, posterior.gain), _INTERVAL * counted * posterior.deviation
         kinds = [kind for kind in ("biases", "slopes", "head") if posterior.moved.get(kind, 0.0) > _LIKELY]
@@ -71,7 +70,7 @@ class Verdict:
 
 
 def safe_share(gain: float, deviation: float) -> float:
-    """The largest share of a correction that is not worse than tolerated, but for 27% of the posterior.
+    """The largest share of a correction that is not worse than tolerated, but for 21% of the posterior.
 
     The gain of a share s of the posterior's mean is normal, of mean (2 s - s^2) gain and deviation s times the whole
     one's.

@@ -21,7 +21,14 @@ from dpswd.public_client.training.sites import ALONE
 from dpswd.shared.core.errors import CuratorUnavailable, InvalidValue, SettingsError
 
 D = 6
-WHOLE = ("replay", "pseudo-labels", "statistics", "dpda", "normalisation")  # planned without steps and batch
+WHOLE = (
+    "replay",
+    "pseudo-labels",
+    "statistics",
+    "dpda",
+    "normalisation",
+    "recalibrate",
+)  # planned without steps and batch
 
 
 def table(seed, *, shifted=False):
@@ -90,7 +97,7 @@ def test_every_method_runs_and_is_charged(trained, name):
     assert charge.epsilon == pytest.approx(1.0, rel=1e-2)
     assert charge.run.mechanism.name == mechanism.name
     # The others ask for gradients.
-    assert (mechanism.name in ("quantiles", "class_statistics", "feature_sums")) is alone
+    assert (mechanism.name in ("quantiles", "class_statistics", "feature_sums", "score_statistics")) is alone
 
 
 @pytest.mark.parametrize(
