@@ -46,7 +46,7 @@ def describe(address: str, credentials: Path, output: str) -> None:
 )
 @click.option("--key", type=FILE, help="The ledger's public key, which came over another way; with --release.")
 @click.option("--epsilon", type=float, help="What the run may cost; needed, but for --release, which is paid for.")
-@click.option("--method", "name", default="ladder", show_default=True, help="One of `train --list-methods`.")
+@click.option("--method", "name", default="replay", show_default=True, help="One of `train --list-methods`.")
 @click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE", help="One of the method's own.")
 @click.option("--steps", type=int, default=None, help="T.  [default: the method's]")
 @click.option("--batch", "batch_size", type=int, default=None, help="b.  [default: the method's]")

@@ -107,7 +107,7 @@ class Source(SettingsGroup):
 class MethodGroup(SettingsGroup):
     """How the model is adapted."""
 
-    name: str = setting("ladder", "One of --list-methods.")
+    name: str = setting("replay", "One of --list-methods.")
     settings: dict[str, Any] = setting(
         {}, "The method's own settings, such as coefficients; what is left out is its own choice."
     )
