@@ -332,7 +332,7 @@ def _install(site: Site, found: Posterior, training: Training) -> None:
         like = next(classifier.parameters(), training.features)
         classifier = own.to(device=like.device, dtype=like.dtype)
     else:
-        site.outcome = KEPT
+        classifier, site.outcome = copy.deepcopy(classifier), KEPT  # sites that train together have one each
     site.model = Model(training.model.extractor, classifier)
     site.finding = run.verdict.sentence()
     _log.info("%s: %s; %s", site.name, site.outcome, site.finding)

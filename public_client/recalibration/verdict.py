@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from dpswd.public_client.recalibration.inference import Posterior
 
 TOLERATED = 0.005
-"""Log-loss by which a delivered model may be worse, except with a probability of 21%."""
-_LEVEL = 0.8
+"""Log-loss by which a delivered model may be worse, except with a probability of 27%."""
+_LEVEL = 0.6
 _LEAST = 0.05  # of a correction: less is none
 _LIKELY = 0.5
 _INTERVAL = 1.96
@@ -70,7 +70,7 @@ class Verdict:
 
 
 def safe_share(gain: float, deviation: float) -> float:
-    """The largest share of a correction that is not worse than tolerated, but for 21% of the posterior.
+    """The largest share of a correction that is not worse than tolerated, but for 27% of the posterior.
 
     The gain of a share s of the posterior's mean is normal, of mean (2 s - s^2) gain and deviation s times the whole
     one's.

@@ -174,7 +174,7 @@ def test_the_operator_keeps_a_team_from_labels(hospitals):
     try:
         with Hospital.connect(south.address, credentials=south.credentials) as connected:
             told = connected.describe()
-            assert told.mechanisms == ("rows", "quantiles")
+            assert told.mechanisms == ("quantiles", "rows")
             with pytest.raises(InvalidValue, match=r"clients\.mechanisms"):
                 connected.plan(Statistics(), epsilon=0.5)
             allowed = replace(told, mechanisms=("class_statistics",))

@@ -31,6 +31,7 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsRe
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsReply
 from dpswd.shared.core.mechanisms.interface import ModelFacts
 from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply
+from dpswd.shared.core.mechanisms.score_statistics.mechanism import ScoresReply
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
@@ -44,7 +45,10 @@ from dpswd.shared.sandbox.graph import ExtractorGraph
 
 torch.set_num_threads(1)
 
-OFFERED = ("rows", "quantiles", "gradient", "critic", "class_statistics", "feature_sums", "labelled_gradient")
+OFFERED = (
+    "rows", "quantiles", "gradient", "critic", "class_statistics", "score_statistics", "feature_sums",
+    "labelled_gradient",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +207,9 @@ class FakeCurator(rpc.CuratorServiceServicer):
         if self.mechanism.name == "class_statistics":
             size = self.declared.values(self.feature_dimension)
             return StatisticsReply(GridArray(self.rng.integers(-300, 300, size=size).astype(np.int32), 1e-3))
+        if self.mechanism.name == "score_statistics":
+            size = self.declared.values
+            return ScoresReply(GridArray(self.rng.integers(-300, 300, size=size).astype(np.int32), 1e-3))
         if self.mechanism.name == "feature_sums":  # large, as if channels had moved: else a client asks no further
             return SumsReply(GridArray(self.rng.integers(-300, 300, size=self.feature_dimension).astype(np.int32), 1.0))
         return self._sliced(self.declared)
