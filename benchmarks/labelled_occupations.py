@@ -47,8 +47,8 @@ PRIVATE = {
     "scoring": _SCORING,
 }  # fmt: skip
 TOGETHER = {"scoring together": _SCORING, "scoring, one model": replace(_SCORING, own_models=False)}
-FIRST_SEEDS = {"statistics": 3, "finetune": 3, "scoring, one model": 3}
-"""Worse than the source in three seeds, or much worse than own models; not run in more."""
+FIRST_SEEDS = {"statistics": 3, "recalibrate": 3, "finetune": 3, "scoring, one model": 3}
+"""Worse than the source in three seeds, or much worse than own models, or come later; not run in more."""
 _MANY = 10  # seeds
 _CODES, _MOST = 9, 6200  # codes of a one-hot column; people of a hospital (other columns have larger groups)
 

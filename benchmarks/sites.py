@@ -9,7 +9,8 @@ every admission but emergency rooms, site: emergency rooms, as in TableShift). A
 team's model is a logistic regression on the source's standardised columns, coded ones one-hot, with the ridge that
 cross-validation at the source likes best. A site's curator runs in this process: its admission, price, computation and
 noise. What is delivered is measured on the site's own records, beside the team's model and a logistic regression of the
-site's own labels by cross-validation, without privacy. Nothing was chosen by these sites.
+site's own labels by cross-validation, without privacy. These sites are no untouched test: docs/ml-team/recalibrate.md
+says what was looked at.
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ _STEPS = 5
 _SQUARE = 1.2  # of the curvature beside the gradient
 _MOST_COUNT, _COUNTED = 4.0, 10.0  # of the counts, where records are few for the noise; how few
 _BIAS, _SCORES, _COMPONENTS = 2.0, 1.5, 0.75  # scales of the basis before its clip to about 1
-# All of these chosen on Adult dealt by other columns, UCI heart disease, and the stroke trial and thyroid records from
-# other sources than are reported (docs/ml-team/recalibrate.md).
+# Ranked on other sources and tables than are reported; docs/ml-team/recalibrate.md says what was looked at besides.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -181,7 +181,7 @@ def test_the_operator_keeps_a_team_from_labels(hospitals):
             connected.describe, describe = (lambda: allowed), connected.describe  # a client that does not look
             plan = connected.plan(Statistics(), epsilon=0.5)
             connected.describe = describe
-            with pytest.raises(RequestInvalid, match="not allowed to ml-team; the operator allows rows, quantiles"):
+            with pytest.raises(RequestInvalid, match="not allowed to ml-team; the operator allows quantiles, rows"):
                 connected.open(plan, nn.Linear(WIDTH, WIDTH).eval())
             assert connected.describe().spent == told.spent
     finally:

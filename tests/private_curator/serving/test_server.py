@@ -214,7 +214,9 @@ def test_a_client_may_use_what_the_operator_allows_it(serve, directory):
     run = _open(client)
     paid = client.prepare_step(run)
     first = client.send(paid)
-    assert set(client.describe().mechanisms) == {"rows", "quantiles", "gradient", "critic", "distributions"}
+    assert set(client.describe().mechanisms) == {
+        "rows", "quantiles", "gradient", "critic", "distributions", "feature_sums",
+    }  # fmt: skip
     before = client.describe().data_set_budget.epsilon_spent
     client = serve(**{"clients.mechanisms": '["ml-team=rows,class_statistics", "*=quantiles"]'})
     assert list(client.describe().mechanisms) == ["rows"]  # what needs labels is not offered without any

@@ -49,7 +49,7 @@ def test_what_each_part_was_worth_is_told_and_the_best_is_kept():
         model = fitted(where)
         charges, spent = [charge.run.mechanism.name for charge in where.curator.charges], where.describe().spent
     assert model.refused == ""
-    assert charges == ["quantiles", "class_statistics", "evaluation"]
+    assert charges == ["quantiles", "score_statistics", "evaluation"]
     assert spent <= 6.0 + 1e-6
     assert [one.name for one in model.candidates] == ["source", "records", "records and labels"]
     records, labels = made(4000, 2, SHARES)

@@ -175,7 +175,7 @@ def test_a_method_says_what_it_lacks(trained):
         approach("adapter").train(Problem(extractor, classifier, loader))
     with pytest.raises(SettingsError, match="never for a curator's"):
         approach("dann").train(Problem(extractor, classifier, loader))
-    with pytest.raises(InvalidValue, match="there is no method 'magic'; allowed: source-only"):
+    with pytest.raises(InvalidValue, match="there is no method 'magic'; allowed: ladder, source-only"):
         approach("magic")
     assert all(approach(name).name == name for name in approach_names())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from dpswd import DomainAdaptation, Federation, Hospital, MockCurator, Recalibra
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core.errors import CuratorUnavailable, InvalidValue
 
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "ml-team" / "recalibrate.md"
 D, CLASSES = 6, 3
 MEANS = 1.2 * np.random.default_rng(2).normal(size=(CLASSES, D))
 
@@ -173,6 +176,17 @@ def test_a_run_that_is_cut_off_goes_on_to_the_same_model(tmp_path):
     whole, resumed = trained(MockCurator, tmp_path / "whole"), trained(CutOff, tmp_path / "cut")
     assert torch.equal(whole.weight, resumed.weight)
     assert torch.equal(whole.bias, resumed.bias)
+
+
+def test_the_page_s_block_runs(capsys):
+    """docs/ml-team/recalibrate.md."""
+    (code,) = re.findall(r"```python\n(.*?)\n```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    with hospital(*made(2000, 0, shares=(0.8, 0.15, 0.05))) as where:
+        names = {"hospital": where, "extractor": nn.Identity(), "classifier": bayes(), "source_loader": source()}
+        exec(compile(code, str(PAGE), "exec"), names)
+        assert len(where.curator.charges) == 1
+    assert "gradient and curvature of the log-loss" in capsys.readouterr().out
+    assert names["model"].reports[0]["finding"].startswith("the scores were corrected")
 
 
 def test_settings_that_make_no_sense_are_refused():

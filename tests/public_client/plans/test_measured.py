@@ -118,7 +118,7 @@ def test_the_choices_say_what_records_can_carry():
     assert (reached["dpda"].task, reached["dpda"].after) == ("labelled MNIST -> own USPS, principal components", 60.4)
     assert reached["dp-dann"] is None
     assert "for deep features of about 1,000 records or more" in text
-    assert {one.method for one in told[0] if one.refused} == {"statistics", "finetune", "dpda"}
+    assert {one.method for one in told[0] if one.refused} == {"statistics", "recalibrate", "finetune", "dpda"}
     assert [bool(one.refused) for one in told[0]] == sorted(bool(one.refused) for one in told[0])
     assert "declares no classes" in text or "yes (from the labels)" in text
 

@@ -168,8 +168,8 @@ def test_which_mechanism_takes_which_request():
 
 def test_what_is_offered_depends_on_labels():
     assert set(ALL_MECHANISMS) - set(offered(ALL_MECHANISMS, DATA)) == {
-        "evaluation", "class_statistics", "labelled_gradient", "sinkhorn", "labelled_rows", "labelled_quantiles",
-        "labelled_distributions",
+        "evaluation", "class_statistics", "score_statistics", "labelled_gradient", "sinkhorn", "labelled_rows",
+        "labelled_quantiles", "labelled_distributions",
     }  # fmt: skip
     assert offered(ALL_MECHANISMS, replace(DATA, classes=4)) == tuple(ALL_MECHANISMS)
     with pytest.raises(RequestInvalid, match="no classes of the records' labels"):

@@ -11,16 +11,17 @@ import torch
 from scipy import stats
 from torch import nn
 
+from dpswd.private_curator.steps.shards import shards
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsRequest
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
-from dpswd.shared.core.mechanisms.linear import added, shards
+from dpswd.shared.core.mechanisms.linear import added
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.noise.noise import SeededNoise
 from dpswd.shared.core.steps.computing import LinearRun, SecretSample
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
 from dpswd.shared.sandbox.weights import module_weights
+from dpswd.shared.seeded_noise import SeededNoise
 
 D, CPU = 5, torch.device("cpu")
 
