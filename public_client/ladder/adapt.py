@@ -78,13 +78,13 @@ class Adapted:
         answers: what was asked, in order.
         model: extractor and classifier, in evaluation mode.
         ended: why the ladder ended before its last rung; empty where it did not.
+        comparison: with the team's own model on the hospital's labels, where it was asked for.
     """
 
     ladder: Ladder
     model: Model
     answers: list[Answer] = field(default_factory=list)
     ended: str = ""
-
     comparison: Comparison | None = None
 
     @property
@@ -375,7 +375,7 @@ class _Climb:
         if name != LAYERS or self._moves is None:
             return plan
         assert isinstance(plan.method, Normalisation)
-        return _with_method(plan, Normalisation(asks="layers", moves=self._moves))
+        return replace(plan, method=replace(plan.method, moves=self._moves))  # moves do not enter the price
 
     def _asked(self, name: str, plan: Plan, model: Model) -> Site:
         adaptation = DomainAdaptation(
@@ -442,8 +442,3 @@ def _heard(site: Site) -> Conversation:
     assert isinstance(site.run, LayersRun), "the rung's method opened it"
     assert site.run.conversation is not None, "the method has fitted"
     return site.run.conversation
-
-
-def _with_method(plan: Plan, method: Normalisation) -> Plan:
-    """The same run with settings that do not enter its price."""
-    return replace(plan, method=method)

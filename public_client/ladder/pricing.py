@@ -15,7 +15,6 @@ from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
 from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 _BISECTIONS = 10
-_ROUNDING = 1.0 + 1e-9
 _LEAST = 1e-3
 """Of the epsilon that a rung would have alone: below it nothing is worth asking."""
 
@@ -89,17 +88,6 @@ def _fits(told: Description, events: Sequence[RunEvent], epsilon: float) -> bool
         if own.epsilon(spent) > epsilon:
             return False
     return True
-
-
-def _as_counted(told: Description, plans: Mapping[str, Plan], epsilon: float) -> dict[str, Plan]:
-    """The plans at the prices at which the ledger counts them alone, with the noise that they have.
-
-    Beside others a small run is counted dearer alone than it is; its noise need not be larger for that.
-    """
-    events = {name: plan.event() for name, plan in plans.items()}
-    filters = _filters(told, next(iter(events.values())), epsilon)
-    alone = {name: max(own.alone(own.price(event)) for own in filters) for name, event in events.items()}
-    return {name: replace(plan, epsilon=max(plan.epsilon, alone[name] * _ROUNDING)) for name, plan in plans.items()}
 
 
 def _filters(told: Description, first: RunEvent, epsilon: float) -> list[PrivacyFilter]:
