@@ -8,7 +8,7 @@ unless the operator accepts the loss in writing. The text becomes an entry of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from dpswd.private_curator.books.location import LedgerLocation
 from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.books.sqlite_file import SqliteFile, as_location, new_file, remove
 from dpswd.private_curator.core.ledger.accounting import Accounting
-from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database
+from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database, Session
 from dpswd.private_curator.core.ledger.sqlite import sync
 from dpswd.private_curator.core.ledger.statements import Kind
-from dpswd.private_curator.core.ledger.store import Clock, append_entry, read_entries, utc_now
+from dpswd.private_curator.core.ledger.store import Clock, append_entry, read_entries
 from dpswd.shared.books.chain_checks import check_chain
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, LedgerError, LedgerUnavailable, RestoreRefused
 from dpswd.shared.core.ledger.receipts import SignedEntry
@@ -60,7 +60,7 @@ def restore(
     accounting: Accounting = RENYI,
     receipts: Iterable[SignedEntry] = (),
     accept_loss: str | None = None,
-    clock: Clock = utc_now,
+    clock: Clock | None = None,
     by: str = "",
 ) -> Loss | None:
     """Puts a backup in the place of a ledger. The replaced ledger stays beside it, under another name.
@@ -72,7 +72,7 @@ def restore(
         accounting: prices the runs anew while the backup is verified.
         receipts: signed entries that clients or the operator kept.
         accept_loss: a sentence that accepts what is forgotten; at least `MIN_ACCEPTANCE_LENGTH` characters.
-        clock: tells the time that the new entry states.
+        clock: tells the time that the new entry states; by default as `LedgerLocation.clock`.
         by: the name of whoever acts.
 
     Returns:
@@ -93,7 +93,7 @@ def restore(
         if loss is not None and accept_loss is None:
             raise RestoreRefused(f"restoring {source} is refused: {loss}; stop, or accept the loss in writing")
         payload = _restored(loss, accept_loss, by=by)
-        target.replace(source.path, lambda new: append_entry(new, Kind.RESTORED, payload, key=key, clock=clock))
+        target.replace(source.path, _logged(target, payload, key=key, clock=clock))
     return loss
 
 
@@ -103,7 +103,7 @@ def move(
     *,
     key: Ed25519PrivateKey,
     accounting: Accounting = RENYI,
-    clock: Clock = utc_now,
+    clock: Clock | None = None,
     by: str = "",
 ) -> Path:
     """Moves a ledger from a file into another place. Nothing can be forgotten: nobody charges either one meanwhile.
@@ -113,7 +113,7 @@ def move(
         into: a place in which nothing stands.
         key: the ledger's own key.
         accounting: prices the runs anew while the file is verified.
-        clock: tells the time that the new entry states.
+        clock: tells the time that the new entry states; by default as `LedgerLocation.clock`.
         by: the name of whoever acts.
 
     Returns:
@@ -137,7 +137,7 @@ def move(
             database.close()
         try:
             payload = _restored(None, None, by=by)
-            into.replace(whole, lambda new: append_entry(new, Kind.RESTORED, payload, key=key, clock=clock))
+            into.replace(whole, _logged(into, payload, key=key, clock=clock))
         finally:
             remove(whole)
         source.path.rename(moved)
@@ -194,6 +194,12 @@ def _must_verify(location: LedgerLocation, public_key: bytes, accounting: Accoun
     report = verify_file(location, public_key=public_key, accounting=accounting)
     if not report.ok:
         raise LedgerCorrupt(f"{location} does not verify: {report.findings[0].text}")
+
+
+def _logged(
+    location: LedgerLocation, payload: dict[str, Any], *, key: Ed25519PrivateKey, clock: Clock | None
+) -> Callable[[Session], object]:
+    return lambda new: append_entry(new, Kind.RESTORED, payload, key=key, clock=clock or location.clock(new))
 
 
 def _entries(location: LedgerLocation) -> list[SignedEntry]:
