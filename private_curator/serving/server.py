@@ -57,7 +57,11 @@ from dpswd.shared.sandbox.building import compute_in_full_float32
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["CuratorService"].full_name
 
-_QUEUED_PER_THREAD = 4  # requests that may wait for a thread before gRPC refuses more with RESOURCE_EXHAUSTED
+_LINE_PER_THREAD = 8
+"""Requests that are under way or wait for their turn (`Turns`), before gRPC refuses more with RESOURCE_EXHAUSTED.
+
+Of one client half of them wait, so that another finds a place. Each has a thread of the system, which sleeps.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -178,6 +182,9 @@ class CuratorServer:
                     most_bytes=limits.client_message_bytes,
                     largest=limits.max_message_bytes,
                     most_in_all=limits.message_bytes,
+                    threads=compute.request_threads,
+                    line=compute.request_threads * _LINE_PER_THREAD // 2,
+                    parallel_steps=compute.parallel_steps,
                 ),
                 asks=AskLog((home.asks.record, notice), odd=notices.odd),
                 crosscheck=second_accountant,
@@ -271,9 +278,9 @@ class CuratorServer:
         threads = self._settings.compute.request_threads
         size = self._settings.limits.max_message_bytes
         server = grpc.server(
-            futures.ThreadPoolExecutor(max_workers=threads, thread_name_prefix="request"),
+            futures.ThreadPoolExecutor(max_workers=threads * _LINE_PER_THREAD, thread_name_prefix="request"),
             interceptors=[self._watch],
-            maximum_concurrent_rpcs=threads * _QUEUED_PER_THREAD,
+            maximum_concurrent_rpcs=threads * _LINE_PER_THREAD,
             options=[
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),

@@ -186,7 +186,8 @@ class CuratorService:
                 step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
                 with self.turns.alone(caller, step), self._paced(step):
                     try:
-                        return _Ended(caller, said, reply=self._handled(operation, client, request))
+                        with self.turns.working(caller, step=step is not None):
+                            return _Ended(caller, said, reply=self._handled(operation, client, request))
                     except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
                         return self._refused(error, operation, caller, said)
         except grpc.RpcError:

@@ -211,7 +211,7 @@ class Desk:
     def under_way(self) -> int:
         """Requests that the curator has in hand."""
         assert self.running is not None
-        return self.running._service.turns._under_way.total()
+        return self.running._service.turns._places.held.total()
 
     def elsewhere_done(self) -> None:
         """Waits for what was sent elsewhere."""

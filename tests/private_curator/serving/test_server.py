@@ -436,7 +436,7 @@ def test_uploads_are_the_curator_s_alone(serve, directory):
 
 
 def start_turns(serve):
-    return serve.running._service.turns._under_way
+    return serve.running._service.turns._places.held
 
 
 def test_a_worker_killed_in_mid_step_costs_no_step(serve, directory):
