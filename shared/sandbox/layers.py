@@ -99,8 +99,8 @@ def _two_channels(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     product = functional.linear(x, weight)
-    # Under vmap `linear` with a bias is these two, with memory for another copy of all outputs.
-    return product if bias is None else product.add_(bias)
+    # Not in place: what it multiplies need not be the record's where the bias is.
+    return product if bias is None else product + bias
 
 
 def _linear_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:

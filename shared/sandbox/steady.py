@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-LARGEST_RATIO = 1.1
+LARGEST_RATIO = 1.03
 """An operation takes at most so many times as long for some numbers as for others, measured; hence a whole graph."""
 _LOG2_E = math.log2(math.e)
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # Klambauer et al. 2017, torch's digits

@@ -250,3 +250,14 @@ def test_a_norm_of_groups_takes_numbers_that_do_not_lie_side_by_side():
     records = torch.randn(5, 6, 8, generator=generator)
     theirs = nn.functional.group_norm(records[:, 1:5].contiguous(), 2, weights["n.weight"], weights["n.bias"], 1e-5)
     torch.testing.assert_close(extractor.features(records), theirs.flatten(1))
+
+
+def test_a_bias_may_be_adapted_where_what_it_is_added_to_is_no_record_s():
+    """Attack: the sum was in place, and a run that adapts the bias of a layer of a buffer ended as an incident."""
+    at = {"in_features": 4, "out_features": 3, "bias": True}
+    nodes = Node("buffer", (), "b", {"shape": (4,)}), Node("linear", (1,), "l", at), Node("multiply", (0, 2))
+    graph = ExtractorGraph(nodes, (3,))
+    weights = {name: torch.ones(shape) for name, shape in graph.tensor_shapes.items()}
+    records = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    forward = Extractor.from_graph(graph, weights).begin(records, ["l.bias"])
+    torch.testing.assert_close(forward.gradients(torch.ones(5, 3)), records)
