@@ -82,10 +82,7 @@ def page(findings: Mapping[str, Sequence[Finding]], attacks: Sequence[Attack], s
         parts += [
             "## Curators with one fault each\n",
             _table(("fault", "", "by", "claimed (best row)", "proved", "proved, noise's law"), rows),
-            "Every row of every broken curator:\n",
         ]
-        for name, found in broken.items():
-            parts += [f"### {name[0].upper()}{name[1:]}\n", _findings(found)]
     limits = {"other": _OTHER, "live": _LIVE_LIMITS} if setup.served else {"other": _OTHER_MOCK, "live": ""}
     return "\n".join(parts) + _TAIL.format(**limits)
 
