@@ -3,10 +3,10 @@
     python -m benchmarks.first_contact                    # counts alone, in a second
     python -m benchmarks.first_contact --format json
     python -m benchmarks.first_contact --worst 20         # the longest pages, paragraphs and sentences, to shorten
-    python -m benchmarks.first_contact --timed            # types README's example on one's own table too: a minute
 
-Words are counted in every page of docs/ and in README.md: what a reader meets, code and tables included; the length of a page leaves
-tables and code out, paragraphs and sentences are those of prose. `tests/documentation/test_budgets.py` holds the figures.
+Words are counted in every page of docs/ and in README.md, code and tables included. The length of a page leaves tables
+and code out; paragraphs and sentences are those of prose, and a formula or a number is no word of one.
+`tests/documentation/test_budgets.py` holds the figures.
 """
 
 from __future__ import annotations
