@@ -298,7 +298,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         language = "TOML" if path.suffix == ".toml" else "YAML"
         raise SettingsError(f"{path} is not valid {language}: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):
-        raise SettingsError(f"{path} holds no keys at its top; see docs/ml-team/guide.md for an example")
+        raise SettingsError(f"{path} holds no keys at its top; see docs/ml-team/trying.md")
     return loaded
 
 
