@@ -6,12 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy.linalg import sqrtm
 
 from benchmarks import generate_fid, generate_peer, generate_tables, records
 from benchmarks.generate_fid import frechet
-from benchmarks.generate_published import fitted
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "ml-team" / "generate.md").read_text(encoding="utf-8")
 
