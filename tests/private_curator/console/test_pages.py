@@ -182,6 +182,13 @@ def test_no_path_leads_to_a_file(looking, path):
     assert "import" not in found.text
 
 
+@pytest.mark.parametrize("number", ["9" * 19, "9" * 5000, "-1", "1.0", "\u0661"], ids=len)
+def test_a_number_that_no_request_has_leads_nowhere(looking, number, caplog):
+    answer = send(looking, f"/requests/{number}", decision="deny", reason="x")
+    assert answer.status_code == 404
+    assert not caplog.records
+
+
 def test_a_screen_reader_finds_its_way(past, looking):
     for path in every_page(past):
         page = looking.get(path)
@@ -217,7 +224,7 @@ def test_no_act_is_done_without_the_form_of_this_session(home):
     client = browser(home)
     other = csrf(browser(home))
     routes: list[Route] = client.app.pages.routes
-    acts = [route.path.replace("{number:int}", "2") for route in routes if "POST" in (route.methods or ())]
+    acts = [route.path.replace("{number:entry}", "2") for route in routes if "POST" in (route.methods or ())]
     assert len(acts) >= 8
     before = home.read_ledger().head.seq
     for path in acts:
