@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-USER_PAGES = ("README.md", "docs/README.md", "docs/install.md", "docs/ml-team", "docs/operator", "docs/scale.md")
-"""What is read before it works: the landing page, installing, tutorials, how-to and both parties' guides."""
-PROOFS_AND_RESULTS = ("docs/ml-team/results.md", "docs/ml-team/results-digits.md")
+BEFORE_IT_WORKS = ("Install", "Tutorials", "How-to")
+"""Of the kinds of pages in mkdocs.yml, what is read before it works, beside README.md and docs/README.md."""
 _FENCE = re.compile(r"^ *(```|~~~).*?^ *\1\s*$", re.MULTILINE | re.DOTALL)
 _SENTENCE = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][)\"*]))\s+")
 _WORD = re.compile(r"`[^`]*`|[A-Za-z]{2,}")
@@ -54,9 +54,33 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def kinds() -> dict[str, set[str]]:
+    """The pages of each part of the site's navigation, relative to docs/."""
+
+    class Loader(yaml.SafeLoader):
+        """mkdocs.yml names functions of its own, which do not matter here."""
+
+    Loader.add_multi_constructor("", lambda *_: None)
+    navigation = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)["nav"]
+    return {name: set(_within(part)) for each in navigation for name, part in each.items()}
+
+
+def _within(part: Any) -> Iterator[str]:
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, dict):
+        part = list(part.values())
+    if isinstance(part, list):
+        for each in part:
+            yield from _within(each)
+
+
 def read_before_it_works(page: Path) -> bool:
-    name = str(page.relative_to(ROOT))
-    return name.startswith(USER_PAGES) and name not in PROOFS_AND_RESULTS
+    """Whether a page is README.md, the site's first one, or a tutorial or a how-to."""
+    if page.name == "README.md" and page.parent in (ROOT, ROOT / "docs"):
+        return True
+    found = kinds()
+    return any(str(page.relative_to(ROOT / "docs")) in found[kind] for kind in BEFORE_IT_WORKS)
 
 
 def prose(text: str) -> str:

@@ -10,8 +10,8 @@ import pytest
 from benchmarks import first_contact
 
 BUDGETS = {
-    "words": 111_500,  # 70,000 is the aim
-    "words_before_it_works": 42_500,  # 25,000
+    "words": 110_500,  # 70,000 is the aim
+    "words_before_it_works": 24_000,  # 25,000
     "longest_page": 2_200,  # 2,000
     "longest_paragraph": 240,  # 120
     "longest_sentence": 80,  # 40
