@@ -37,7 +37,7 @@ MAX_STATEMENT_BYTES = (
     1 << 20
 )  # a statement has some hundreds; with the price of a run at many orders, some ten thousand
 Sign = Callable[[bytes], bytes]
-_HEX_256 = re.compile(r"[0-9a-f]{64}")
+HEX_256 = re.compile(r"[0-9a-f]{64}")
 _KEYS = {"format", "kind", "payload", "previous", "seq", "time"}
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
@@ -200,7 +200,7 @@ class SignedEntry:
         typed = isinstance(value["kind"], str) and isinstance(value["time"], str) and isinstance(value["payload"], dict)
         if type(seq) is not int or seq < 1 or not typed:
             raise InvalidValue("a statement has a positive seq, a kind, a time and a payload")
-        if not isinstance(previous, str) or not _HEX_256.fullmatch(previous):
+        if not isinstance(previous, str) or not HEX_256.fullmatch(previous):
             raise InvalidValue("a statement names its predecessor by SHA-256 in hexadecimal")
         stated = {key: value[key] for key in ("seq", "kind", "time", "payload", "previous")}
         return cls(**stated, statement=statement, signature=signature)

@@ -139,7 +139,7 @@ def test_without_an_intact_note_a_ledger_with_charges_is_refused_until_somebody_
         Witness(note).note(ledger.head())
     with serve() as ledger:
         assert ledger.verify().ok
-        assert ledger.head().payload == {"reason": ACCEPTANCE, "by": ""}
+        assert ledger.head().payload == {"reason": ACCEPTANCE, "by": {"operator": "", "credential": None}}
 
 
 def test_a_client_s_receipt_stops_a_ledger_that_was_put_back_with_its_note(

@@ -96,13 +96,15 @@ def test_no_kind_s_prefix_begins_another_s():
 
 
 def test_nothing_is_signed_by_the_ledgers_key_without_its_kind():
-    """Every call of a signing function in the product names the kind; certificates and renewals have other keys."""
+    """Every call of a signing function in the product names the kind. Certificates and operators have other keys."""
     calls = [
         (file.relative_to(ROOT), line.strip())
         for side in ("shared", "private_curator", "public_client")
         for file in (ROOT / side).rglob("*.py")
         for line in file.read_text().splitlines()
-        if re.search(r"(?<![\w.])(?:self\._)?sign\(|\bkey\(?\)?\.sign\(", line) and "old_key" not in line
+        if re.search(r"(?<![\w.])(?:self\._)?sign\(|\bkey\(?\)?\.sign\(", line)
+        and "old_key" not in line
+        and file.name != "operators.py"
     ]
     calls = [(file, line) for file, line in calls if "hashes.SHA256" not in line]
     assert len(calls) >= len(Signed)
