@@ -25,7 +25,7 @@ from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database, Session
 from dpswd.private_curator.core.ledger.sqlite import sync
 from dpswd.private_curator.core.ledger.statements import Kind
-from dpswd.private_curator.core.ledger.store import Clock, append_entry, read_entries, utc_now
+from dpswd.private_curator.core.ledger.store import Clock, append_entry, read_entries
 from dpswd.shared.books.chain_checks import check_chain
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, LedgerError, LedgerUnavailable, RestoreRefused
 from dpswd.shared.core.ledger.receipts import SignedEntry
@@ -61,7 +61,7 @@ def restore(
     accounting: Accounting = RENYI,
     receipts: Iterable[SignedEntry] = (),
     accept_loss: str | None = None,
-    clock: Clock = utc_now,
+    clock: Clock | None = None,
     by: Operator | None = None,
 ) -> Loss | None:
     """Puts a backup in the place of a ledger. The replaced ledger stays beside it, under another name.
@@ -73,7 +73,7 @@ def restore(
         accounting: prices the runs anew while the backup is verified.
         receipts: signed entries that clients or the operator kept.
         accept_loss: a sentence that accepts what is forgotten; at least `MIN_ACCEPTANCE_LENGTH` characters.
-        clock: tells the time that the new entry states.
+        clock: tells the time that the new entry states; by default as `LedgerLocation.clock`.
         by: whoever acts; held to the operators of the ledger that stands there, where it can be read.
 
     Returns:
@@ -94,7 +94,7 @@ def restore(
         if loss is not None and accept_loss is None:
             raise RestoreRefused(f"restoring {source} is refused: {loss}; stop, or accept the loss in writing")
         payload = _restored(loss, accept_loss)
-        target.replace(source.path, lambda new: _append(new, payload, by, key, clock))
+        target.replace(source.path, lambda new: _append(new, payload, by, key, clock or target.clock(new)))
     return loss
 
 
@@ -104,7 +104,7 @@ def move(
     *,
     key: Ed25519PrivateKey,
     accounting: Accounting = RENYI,
-    clock: Clock = utc_now,
+    clock: Clock | None = None,
     by: Operator | None = None,
 ) -> Path:
     """Moves a ledger from a file into another place. Nothing can be forgotten: nobody charges either one meanwhile.
@@ -114,7 +114,7 @@ def move(
         into: a place in which nothing stands.
         key: the ledger's own key.
         accounting: prices the runs anew while the file is verified.
-        clock: tells the time that the new entry states.
+        clock: tells the time that the new entry states; by default as `LedgerLocation.clock`.
         by: whoever acts; held to the operators of the ledger that stands there, where it can be read.
 
     Returns:
@@ -137,7 +137,8 @@ def move(
         finally:
             database.close()
         try:
-            into.replace(whole, lambda new: _append(new, _restored(None, None), by, key, clock))
+            payload = _restored(None, None)
+            into.replace(whole, lambda new: _append(new, payload, by, key, clock or into.clock(new)))
         finally:
             remove(whole)
         source.path.rename(moved)

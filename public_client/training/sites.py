@@ -31,6 +31,7 @@ from dpswd.shared.core.errors import (
     CuratorUnavailable,
     DpswdError,
     InvalidValue,
+    LedgerCorrupt,
     RequestInProgress,
 )
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -43,7 +44,8 @@ ALONE = "curator"
 """The name of a training's only site."""
 ADAPTED = "adapted"
 """The outcome of a site whose own training's model is delivered."""
-_UNHEARD = (CuratorUnavailable, RequestInProgress, CuratorFault)  # after these nobody here knows what the curator did
+_UNHEARD = (CuratorUnavailable, RequestInProgress, CuratorFault, LedgerCorrupt)
+"""After these nobody here knows what the curator did."""
 STRAGGLER_S = 20.0
 """How much longer than twice what half of the sites took one may take, by default, before it is set aside: seconds."""
 

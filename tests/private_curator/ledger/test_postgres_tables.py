@@ -103,7 +103,7 @@ class TestRollback:
         watching.status()
         restore(tmp_path / "old", location, key=key, accounting=ToyAccounting(), accept_loss=ACCEPTANCE)
         assert reopen().status().entries == 3  # as many as before: only the entries themselves differ
-        with pytest.raises(LedgerCorrupt, match="another entry 3"):
+        with pytest.raises(LedgerCorrupt, match="lacks entry 3, which this process has seen"):
             watching.status()
 
 
