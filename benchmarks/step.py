@@ -33,7 +33,7 @@ from benchmarks.worker import DIRECTIONS, Case, Running, lenet, prepared
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.trial_run import MadeRecords
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import Run
