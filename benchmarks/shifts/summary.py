@@ -12,7 +12,7 @@ from benchmarks.shifts.cells import COMPOSED, KINDS, TUNED_ON, all_cells, compos
 from benchmarks.shifts.made import INSIDE
 from dpswd.public_client.plans.measured import Battery
 from dpswd.public_client.replay.priors import MOST_LOST, UNSURE
-from dpswd.public_client.replay.verdict import FREQUENCIES_LEAVE, NOTHING_LEFT, VIEW_FITS, VIEW_LEAVES, VIEW_MOST
+from dpswd.public_client.replay.verdict import NOTHING_LEFT, VIEW_FITS, VIEW_LEAVES, VIEW_MOST
 
 _PAGE = Path(__file__).parent / "page.txt"
 _KINDS = {
@@ -273,7 +273,6 @@ def page(
         "view_fits": f"{VIEW_FITS:.0%}",
         "view_leaves": f"{VIEW_LEAVES:.0%}",
         "view_most": f"{VIEW_MOST:.0%} of the variance",
-        "frequencies_leave": f"{FREQUENCIES_LEAVE:.0%}",
         "tuned_on": ", ".join(sorted(TUNED_ON)),
         "planned": f"{whole['planned']:,}",
         "cells": f"{whole['cells']:,}",
