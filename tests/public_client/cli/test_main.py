@@ -61,12 +61,18 @@ def test_describe_and_plan_read_a_curator(served):
     assert plan["noise"] > 0
     assert plan["method"]["name"] == "adapter"
     assert served.curator.spent == 0
-    compared = json.loads(invoke("plan", *there, "--epsilon", "2", "--compare", "--format", "json").stdout)
-    assert {"replay", "statistics", "finetune"} <= {one["method"] for one in compared}
-    refused = invoke("plan", *there, "--epsilon", "6")
-    assert "does NOT fit" in refused.stdout
-    assert refused.exit_code == 8
-    asked = invoke("plan", *there, "--epsilon", "2", "--setting", "directions=20", "--ask").stdout
+    ladder = invoke("plan", *there, "--epsilon", "2").stdout
+    assert ladder.splitlines()[0].startswith("Recommended for ")
+    assert ", because " in ladder.splitlines()[0]
+    assert "does NOT fit" not in ladder
+    sized = invoke("plan", *there, "--epsilon", "2", "--steps", "3")
+    assert (sized.exit_code, "the ladder sizes its runs itself; --steps needs a --method" in sized.stderr) == (2, True)
+    replayed = ("--method", "replay", "--setting", "directions=20")
+    for words in ((), replayed):
+        refused = invoke("plan", *there, "--epsilon", "6", *words)
+        assert "does NOT fit" in refused.stdout
+        assert refused.exit_code == 8
+    asked = invoke("plan", *there, "--epsilon", "2", *replayed, "--ask").stdout
     assert "the curator would admit it now" in asked
     assert "noise" in asked
     assert served.curator.spent == 0
