@@ -157,6 +157,7 @@ def _plan_ladder(
     from dpswd.public_client.ladder.adapt import ladder_for
     from dpswd.public_client.ladder.rungs import declarable_of
     from dpswd.public_client.plans.declarable import quoted
+    from dpswd.public_client.training.method import Method
     from dpswd.public_client.training.sites import Model
 
     if epsilon is None:
@@ -170,6 +171,7 @@ def _plan_ladder(
         admitted = True
         if ask:
             first = next(iter(ladder.plans.values()))
+            assert isinstance(first.method, Method), "a rung's method trains"
             ready = declarable_of(first.method, model, told.record_shape)
             admitted = quoted(hospital.curator, ready, first)[1].fits
     fits = admitted and epsilon + (evaluate_epsilon or 0.0) <= told.remaining * (1.0 + 1e-9)
