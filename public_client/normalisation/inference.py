@@ -3,9 +3,9 @@
 The release less the source's moments is Gaussian: the hospital's sampling noise, the source's own, the privacy noise,
 and what the explanation adds. *As it is* adds nothing. *Class frequencies* add the source's class means times a change
 of frequencies, N(0, w^2 p) each, cut to those that add up to 1 and are not negative: without the cut they explain
-moves of channels by negative frequencies. *Channels* add a move of each channel, N(0, t^2) for means and N(0, (k t)^2) for
-deviations, and moves along the directions in which the source's records differ from each other, of covariance r^2 S.
-The widths w, t, k and r are averaged over a small grid by the same likelihood (Berger 1985, Statistical Decision
+moves of channels by negative ones. *Channels* add a move of each channel, N(0, t^2) for means and N(0, (k t)^2)
+for deviations, and moves along the directions in which the source's records differ from each other, of covariance
+r^2 S. The widths w, t, k and r are averaged over a small grid by the same likelihood (Berger 1985, Statistical Decision
 Theory and Bayesian Analysis, section 3.5). A covariance is diagonal but for few directions, so that Woodbury's identity
 makes it cheap in thousands of channels.
 """

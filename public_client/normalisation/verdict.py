@@ -82,8 +82,8 @@ class Verdict:
             return "what its layers see is what they saw of the source, so far as the release tells; the model is kept"
         if self.outcome == UNDECIDED:
             return (
-                "something may have changed, and the release does not tell other classes' frequencies from moved channels; "
-                "the model is kept: more records or a larger epsilon may tell"
+                "something may have changed, and the release does not tell other classes' frequencies from moved "
+                "channels; the model is kept: more records or a larger epsilon may tell"
             )
         if self.outcome == FREQUENCIES:
             assert self.frequencies is not None, "set with the outcome"
