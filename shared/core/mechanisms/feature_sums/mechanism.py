@@ -17,7 +17,7 @@ from torch import Tensor
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.clipped_sum import FRAMING_BYTES
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, LabelArray, Limits, RunSize, Session
-from dpswd.shared.core.mechanisms.linear import Integers, LinearMechanism, ShardSum
+from dpswd.shared.core.mechanisms.linear import Integers, LinearMechanism, Reach, ShardSum
 from dpswd.shared.core.mechanisms.rounded_features import radius, rounded_features
 from dpswd.shared.core.mechanisms.sliced import map_violations
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -175,6 +175,10 @@ class FeatureSums(LinearMechanism[SumsDeclaration, SumsRequest, SumsReply]):
         """See `LinearMechanism`."""
         feature_map = None if declared.feature_map is None else declared.feature_map.to(device)
         return _Sums(facts.model.feature_dimension, feature_map, device)
+
+    def reaches(self, declared: SumsDeclaration, facts: Facts) -> tuple[Reach, ...]:
+        """See `LinearMechanism`."""
+        return (Reach(radius(facts.model.feature_dimension, _BITS)),)
 
     def released(self, declared: SumsDeclaration, facts: Facts, total: ShardSum, noise: NoiseSource) -> SumsReply:
         """See `LinearMechanism`."""
