@@ -31,7 +31,7 @@ from torch import nn
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.trial_run import MadeRecords
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration

@@ -22,6 +22,7 @@ def made_home(
     *,
     epsilon: float = 50.0,
     clients: Mapping[str, str] = ML_TEAM,
+    groups: Mapping[str, Mapping[str, object]] | None = None,
 ) -> HomeDirectory:
     """Makes `directory`/home, delta 1e-5.
 
@@ -30,11 +31,14 @@ def made_home(
         records: an array, which is written to records.npy, or the settings of a file.
         epsilon: the budget.
         clients: for each client the folder of `directory` that gets its credentials.
+        groups: further settings, by group.
     """
     if not isinstance(records, RecordsSettings):
         np.save(directory / "records.npy", records)
         records = RecordsSettings(file=directory / "records.npy")
-    made = home_directory.create(directory / "home", records=records, epsilon=epsilon, delta=1e-5, names=["localhost"])
+    made = home_directory.create(
+        directory / "home", records=records, epsilon=epsilon, delta=1e-5, names=["localhost"], groups=groups
+    )
     with made.open_ledger() as ledger:
         for name, folder in clients.items():
             issued, key = made.authority.make_client(name=name)

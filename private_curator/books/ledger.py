@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -13,8 +14,9 @@ from dpswd.private_curator.books.asking import ClientActs
 from dpswd.private_curator.books.audit import VerificationOptions, VerificationReport, verify_file
 from dpswd.private_curator.books.backup import write_backup
 from dpswd.private_curator.books.figures import AccountStatus, LedgerStatus, budget_payload
-from dpswd.private_curator.books.location import LedgerLocation
+from dpswd.private_curator.books.location import LedgerLocation, Watch
 from dpswd.private_curator.books.operator import OperatorActs
+from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.books.reading import status_of
 from dpswd.private_curator.books.register import Register, account_status, share_status
 from dpswd.private_curator.books.renyi import RENYI
@@ -30,7 +32,6 @@ from dpswd.private_curator.core.ledger.store import (
     head,
     no_checkpoint,
     read_entries,
-    utc_now,
 )
 from dpswd.shared.accounting.persons import check_records_per_person
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
@@ -46,6 +47,13 @@ class Ledger(OperatorActs, ClientActs):
     """
 
     location: LedgerLocation
+    _witness: Witness | None
+    _watch: Watch | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._accounted: set[bytes] = set()  # signatures of missing entries whose loss the operator has accepted
+        super().__init__(*args, **options)
+        self._clock = options.get("clock") or self.location.clock(self._database)
 
     @classmethod
     def create(
@@ -86,11 +94,12 @@ class Ledger(OperatorActs, ClientActs):
             "records": records,
             "records_per_person": records_per_person,
             "budget": budget_payload(budget),
-            "by": options.get("by", ""),
+            "by": {"operator": Operator.of(options.get("by")).name, "credential": None},
         }
 
         def fill(session: Session) -> None:
-            append_entry(session, Kind.DATA_SET_OPENED, opening, key=key, clock=options.get("clock", utc_now))
+            clock = options.get("clock") or location.clock(session)
+            append_entry(session, Kind.DATA_SET_OPENED, opening, key=key, clock=clock)
             options.get("checkpoint", no_checkpoint)("create:data-set-opened")
 
         location.create(fill, lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
@@ -156,16 +165,70 @@ class Ledger(OperatorActs, ClientActs):
         if not receipt.signed_by(self.public_key):
             return
         with self._reading() as session:
-            if not lacks(session, receipt):
-                return
+            if lacks(session, receipt):
+                self._stop(receipt)
+
+    def watch(self) -> None:
+        """From now on follows what other replicas write, notes it, and stops with them; until `close`.
+
+        Raises:
+            LedgerUnavailable, LedgerCorrupt: the ledger cannot be looked at now, or lacks what was seen.
+        """
+        self._watch = self._watch or self.location.watch(self)
+
+    def look(self, session: Session) -> SignedEntry | None:
+        """See `dpswd.private_curator.books.location.Watcher`."""
+        noted = None if self._witness is None else self._witness.noted
+        for receipt in (noted, *self._missing(session)):
+            if receipt is None:
+                continue
+            if receipt.signed_by(self.public_key) and lacks(session, receipt):
+                self._stop(receipt)
+            self._accounted.add(receipt.signature)
+        last = head(session)
+        return None if last is None or (noted is not None and last.seq <= noted.seq) else last
+
+    def note(self, entry: SignedEntry) -> None:
+        """See `dpswd.private_curator.books.location.Watcher`."""
+        if self._witness is not None:
+            self._witness.note(entry)
+
+    def now(self) -> datetime:
+        """What time it is by the clock that dates the entries."""
+        return self._clock()
+
+    def close(self) -> None:
+        """Ends the use. Idempotent."""
+        if self._watch is not None:
+            self._watch.close()
+        super().close()
+
+    def _refresh(self, connection: Session) -> None:
+        if self._watch is not None:
+            self._watch.require_calm(connection)
+        if self._witness is not None and self._missing(connection):
+            self.look(connection)
+        try:
+            super()._refresh(connection)
+        except LedgerCorrupt:
+            if self._witness is not None:
+                self.look(connection)  # what no failover forgets is missing for all replicas, not for this one alone
+            raise
+
+    def _missing(self, session: Session) -> list[SignedEntry]:
+        return [entry for entry in self.location.missing(session) if entry.signature not in self._accounted]
+
+    def _stop(self, receipt: SignedEntry) -> NoReturn:
+        """Here, after a restart, and in every other program on this ledger, until the operator has decided."""
         self._stopped = (
-            f"{self.location} lacks entry {receipt.seq} of {receipt.time}, whose signed receipt a client holds: it "
-            "was put back to an older state, and what was spent since then would be spent again. Nothing is charged or "
-            "released any more. Stop the curator and restore a newer backup, or accept this state in writing "
+            f"{self.location} lacks entry {receipt.seq} of {receipt.time}, of which a signed receipt is there: it was "
+            "put back to an older state, and what was spent since then would be spent again. Nothing is charged or "
+            "released any more. Stop every curator of it and restore a newer backup, or accept this state in writing "
             "(docs/operator/incidents.md)"
         )
         if self._witness is not None:
             self._witness.keep(receipt)
+        self.location.report_missing(receipt)
         raise LedgerCorrupt(self._stopped)
 
     def head(self) -> SignedEntry:

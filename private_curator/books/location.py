@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from dpswd.private_curator.core.ledger.database import Location, Session, by_seq
+from dpswd.private_curator.core.ledger.database import Database, Location, Session, by_seq
+from dpswd.private_curator.core.ledger.store import Clock
+from dpswd.shared.core.ledger.receipts import SignedEntry
 
 _ROWS_AT_A_TIME = 100
 """Of one statement: a round trip for each row would take minutes for a large ledger."""
+
+
+class Watch(Protocol):
+    """Follows, in a thread of its own, what other programs do to a ledger."""
+
+    def require_calm(self, session: Session) -> None:
+        """Gives others time to object, who may have seen more of the ledger than this program.
+
+        Raises:
+            LedgerUnavailable: the database was started or replaced moments ago.
+        """
+
+    def close(self) -> None:
+        """Ends it. Idempotent."""
+
+
+class Watcher(Protocol):
+    """What a watch asks about a ledger that it has looked at; see `dpswd.private_curator.books.ledger.Ledger`."""
+
+    def look(self, session: Session) -> SignedEntry | None:
+        """Holds the ledger to what was seen of it, here and by others; returns its last entry if that is to be noted.
+
+        Raises:
+            LedgerCorrupt: it lacks something.
+        """
+
+    def note(self, entry: SignedEntry) -> None:
+        """Takes note of an entry that no failover forgets."""
 
 
 class LedgerLocation(Location, Protocol):
@@ -36,6 +66,22 @@ class LedgerLocation(Location, Protocol):
 
     def defects(self, session: Session) -> list[str]:
         """What is wrong with tables, indexes and triggers, as `reading` shows them; empty for a sound ledger."""
+
+    def clock(self, of: Database | Session) -> Clock:
+        """What dates entries: of a database that several machines share, its own clock and no machine's."""
+
+    def watch(self, watcher: Watcher) -> Watch | None:
+        """Follows what others write; None where one process at a time serves.
+
+        Raises:
+            LedgerUnavailable: the ledger cannot be looked at now.
+        """
+
+    def missing(self, session: Session) -> Sequence[SignedEntry]:
+        """What some program has seen and this ledger lacks, as the session's transaction finds it."""
+
+    def report_missing(self, receipt: SignedEntry) -> None:
+        """Lets every other program know of an entry that the ledger lacks. Raises nothing: the log says so."""
 
     def alone(self) -> AbstractContextManager[None]:
         """While the block runs, no process has or gets the right to charge and to compute.

@@ -7,13 +7,13 @@ import os
 import secrets
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpswd.private_curator.books.location import LedgerLocation, changed
+from dpswd.private_curator.books.location import LedgerLocation, Watcher, changed
 from dpswd.private_curator.core.ledger import sqlite_tables
-from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Session
+from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database, Session
 from dpswd.private_curator.core.ledger.sqlite import (
     SqliteDatabase,
     file_lock,
@@ -22,7 +22,9 @@ from dpswd.private_curator.core.ledger.sqlite import (
     translate,
     write_lock,
 )
+from dpswd.private_curator.core.ledger.store import Clock, utc_now
 from dpswd.shared.core.errors import LedgerError, LedgerUnavailable
+from dpswd.shared.core.ledger.receipts import SignedEntry
 
 _COMPANIONS = ("", "-wal", "-shm", ".lock")
 
@@ -84,6 +86,20 @@ class SqliteFile:
             expected = sqlite_tables.layout(fresh)
         names = changed(expected, sqlite_tables.layout(session))
         return texts + [f"the {name} is not as the ledger made it" for name in names]
+
+    def clock(self, of: Database | Session) -> Clock:  # noqa: ARG002
+        """See `LedgerLocation.clock`."""
+        return utc_now
+
+    def watch(self, watcher: Watcher) -> None:
+        """See `LedgerLocation.watch`."""
+
+    def missing(self, session: Session) -> Sequence[SignedEntry]:  # noqa: ARG002
+        """See `LedgerLocation.missing`: the home's other programs have the same note."""
+        return ()
+
+    def report_missing(self, receipt: SignedEntry) -> None:
+        """See `LedgerLocation.report_missing`."""
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

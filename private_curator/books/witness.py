@@ -37,6 +37,8 @@ class Witness:
         self.path = path
         self._mutex = threading.Lock()
         self._newest = 0
+        self.noted: SignedEntry | None = None
+        """The newest entry that this process has noted, whether the file took it or not."""
 
     def note(self, entry: SignedEntry) -> None:
         """Keeps a newer entry instead; a disk that does not take it does not stop the ledger."""
@@ -44,6 +46,7 @@ class Witness:
         with self._mutex:
             if entry.seq <= self._newest:
                 return  # another thread was faster
+            self.noted = entry
             try:
                 descriptor = os.open(draft, _NEW, 0o600)
                 with os.fdopen(descriptor, "wb") as file:

@@ -273,12 +273,18 @@ def _permissions(site: _Site) -> str:
 
 
 def _clock(site: _Site) -> str:
-    now = site.now()
     last = dt.datetime.fromisoformat(site.ledger.head().time)
-    if last > now + MAX_CLOCK_SKEW:
+    shared, now = site.settings.ledger.url is not None, site.now()
+    its = site.ledger.now() if shared else now
+    if shared and abs(now - its) > MAX_CLOCK_SKEW:
         raise SettingsError(
-            f"the clock says {now:%Y-%m-%d %H:%M} UTC, but the ledger ends at {last:%Y-%m-%d %H:%M}; set the "
-            "clock (timedatectl set-ntp true)"
+            f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, and that of the ledger's database, which decides, "
+            f"{its:%Y-%m-%d %H:%M}; set the clock of the machine that is wrong (timedatectl set-ntp true)"
+        )
+    if last > its + MAX_CLOCK_SKEW:
+        raise SettingsError(
+            f"the clock {'of the database ' * shared}says {its:%Y-%m-%d %H:%M} UTC, but the ledger ends at "
+            f"{last:%Y-%m-%d %H:%M}; set {'that' if shared else 'the'} clock (timedatectl set-ntp true)"
         )
     server = site.home.authority.read(SERVER_CERTIFICATE)
     if server.not_valid_before_utc > now:

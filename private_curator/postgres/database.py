@@ -25,6 +25,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Mark, Ses
 from dpswd.private_curator.core.ledger.schema import APPLICATION_ID
 from dpswd.private_curator.core.ledger.sqlite import sync
 from dpswd.shared.core.errors import DpswdError, LedgerCorrupt, LedgerUnavailable
+from dpswd.shared.core.ledger.receipts import SignedEntry
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -58,6 +61,14 @@ _TRANSIENT = {
     "57": "the server has stopped or cancelled the operation",
     "58": "the server's disk does not read or write",
 }
+# What every transaction looks at first. Its server's start and the making of the one row of ``ledger`` tell one
+# database from another that was put in its place: a standby, a copy of its disk, a dump.
+_BEGUN = """
+    SELECT clock_timestamp(), concat_ws(' ', pg_postmaster_start_time(), tableoid, xmin) FROM ledger;
+    SELECT statement, signature FROM missing ORDER BY seq
+"""
+_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;" + _BEGUN
+_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT version FROM ledger FOR UPDATE;" + _BEGUN  # noqa: S608 constants
 _AFTER_NOTHING = {"40001", "40P01"}  # serialization failure, deadlock: at the first lock there is nothing to lose
 
 _log = logging.getLogger(__name__)
@@ -123,17 +134,64 @@ def commit(connection: Connection, location: object, *, spent: str = "repeat the
         raise LedgerUnavailable(f"the ledger in {location} has refused the transaction; nothing was spent")
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a transaction finds when it begins.
+
+    Attributes:
+        time: by the server's clock.
+        at: seconds of this machine's monotonic clock, then.
+        incarnation: of the database; another text where something else was put in its place, or it was started.
+        missing: what some program has seen and the ledger lacks.
+    """
+
+    time: datetime
+    at: float
+    incarnation: str
+    missing: tuple[SignedEntry, ...]
+
+
 class PostgresSession:
     """An open transaction of psycopg as the ledger's statements expect it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, found: Found | None = None) -> None:
         self._connection = connection
+        self.found = found
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
         """See `dpswd.private_curator.core.ledger.database.Session`; the statements hold no literal question mark."""
         if not parameters:
             return self._connection.execute(sql.encode())
         return self._connection.execute(sql.replace("?", "%s").encode(), parameters)
+
+
+def begin_reading(connection: Connection) -> PostgresSession:
+    """A view of the ledger on a connection of one's own."""
+    return PostgresSession(connection, _begin(connection, _READ))
+
+
+def settle(connection: Connection, location: object) -> None:
+    """Returns when what was seen before is as durable as a commit makes it.
+
+    Takes no lock: a message in the server's log, for nobody, makes a commit to wait for.
+
+    Raises:
+        LedgerUnavailable: see `commit`.
+    """
+    connection.execute("BEGIN READ WRITE; SELECT pg_logical_emit_message(true, 'dpswd', 'settled')")
+    commit(connection, location)
+
+
+def _begin(connection: Connection, statements: str) -> Found:
+    """Raises LedgerCorrupt: the ledger's tables are there, and empty."""
+    cursor, at = connection.execute(statements.encode()), time.monotonic()
+    rows = [cursor.fetchall() if cursor.description else []]
+    while cursor.nextset():
+        rows.append(cursor.fetchall() if cursor.description else [])
+    begun, missing = rows[-2:]
+    if not begun:
+        raise LedgerCorrupt("the schema holds no ledger any more, or not yet: it is being replaced, or was damaged")
+    return Found(begun[0][0], at, begun[0][1], tuple(SignedEntry.parse(*row) for row in missing))
 
 
 class PostgresDatabase:
@@ -169,6 +227,7 @@ class PostgresDatabase:
         self._connection: Connection | None = None
         self._claims = False
         self._closed = False
+        self._found: Found | None = None
         with self._guard():
             self._connected()
 
@@ -176,9 +235,9 @@ class PostgresDatabase:
     def read(self) -> Iterator[Session]:
         """See `Database.read`."""
         with self._guard():
-            connection = self._begun("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            connection = self._begun(_READ)
             try:
-                yield PostgresSession(connection)
+                yield PostgresSession(connection, self._found)
             finally:
                 self._rollback(connection)
 
@@ -186,11 +245,9 @@ class PostgresDatabase:
     def write(self) -> Iterator[Session]:
         """See `Database.write`."""
         with self._guard():
-            connection = self._begun(
-                "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT version FROM ledger FOR UPDATE"
-            )
+            connection = self._begun(_WRITE)
             try:
-                yield PostgresSession(connection)
+                yield PostgresSession(connection, self._found)
                 self._commit(connection)
             except BaseException:
                 self._rollback(connection)
@@ -204,10 +261,19 @@ class PostgresDatabase:
                 self._claims = True
 
     def settle(self) -> None:
-        """See `Database.settle`. Takes no lock: a message in the log, for nobody, makes a commit to wait for."""
+        """See `Database.settle`."""
         with self._guard():
-            connection = self._begun("BEGIN READ WRITE; SELECT pg_logical_emit_message(true, 'dpswd', 'settled')")
-            self._commit(connection)
+            try:
+                settle(self._connected(), self._location)
+            finally:
+                self._drop_if_broken()
+
+    def now(self) -> datetime:
+        """What time it is by the server's clock, as the last transaction found it."""
+        found = self._found
+        if found is None:
+            return datetime.now(UTC)
+        return found.time + timedelta(seconds=time.monotonic() - found.at)
 
     def hold(self, session: Session, mark: Mark) -> bool:
         """See `Database.hold`."""
@@ -261,12 +327,15 @@ class PostgresDatabase:
         while True:
             connection = self._connected()
             try:
-                connection.execute(statements.encode())
+                self._found = _begin(connection, statements)
             except psycopg.Error as error:
                 self._rollback(connection)
                 again = error.sqlstate in _AFTER_NOTHING or self._connection is None
                 if not again or time.monotonic() >= deadline:
                     raise
+            except LedgerCorrupt:
+                self._rollback(connection)
+                raise
             else:
                 return connection
 

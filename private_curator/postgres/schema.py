@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from dpswd.private_curator.books.location import changed, copy_tables
+from dpswd.private_curator.books.location import Watcher, changed, copy_tables
 from dpswd.private_curator.books.sqlite_file import SqliteFile
-from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Session
+from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database, Session
+from dpswd.private_curator.core.ledger.store import Clock
 from dpswd.private_curator.postgres import tables as postgres_tables
 from dpswd.private_curator.postgres.database import (
     LOCK_SPACE,
@@ -27,7 +29,9 @@ from dpswd.private_curator.postgres.database import (
     commit,
     translate,
 )
-from dpswd.shared.core.errors import LedgerUnavailable, SettingsError
+from dpswd.private_curator.postgres.watch import PostgresWatch
+from dpswd.shared.core.errors import DpswdError, LedgerUnavailable, SettingsError
+from dpswd.shared.core.ledger.receipts import SignedEntry
 
 DEFAULT_SCHEMA = "dpswd"
 OLDEST_SERVER = 14
@@ -157,6 +161,35 @@ class PostgresSchema:
             connection.execute("ROLLBACK")
         names = changed(expected, postgres_tables.layout(session, self.schema))
         return [f"the {name} is not as the ledger made it" for name in names]
+
+    def clock(self, of: Database | Session) -> Clock:
+        """See `LedgerLocation.clock`."""
+        if isinstance(of, PostgresDatabase):
+            return of.now
+        assert isinstance(of, PostgresSession)
+        (now,) = of.execute("SELECT clock_timestamp()").fetchone()
+        return lambda: now
+
+    def watch(self, watcher: Watcher) -> PostgresWatch:
+        """See `LedgerLocation.watch`."""
+        connect = functools.partial(self._connect, lock_timeout_s=LOCK_TIMEOUT_S, hung=_HUNG)
+        return PostgresWatch(self, self.schema, connect=connect, watcher=watcher)
+
+    def missing(self, session: Session) -> Sequence[SignedEntry]:
+        """See `LedgerLocation.missing`."""
+        assert isinstance(session, PostgresSession)
+        return () if session.found is None else session.found.missing
+
+    def report_missing(self, receipt: SignedEntry) -> None:
+        """See `LedgerLocation.report_missing`."""
+        try:
+            with self._session() as connection:
+                connection.execute(
+                    "INSERT INTO missing (seq, statement, signature) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+                    (receipt.seq, receipt.statement, receipt.signature),
+                )
+        except DpswdError as error:
+            _log.warning("the other curators could not be told that entry %d is missing: %s", receipt.seq, error)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

@@ -1,7 +1,9 @@
 """The ledger's tables in PostgreSQL, and how an audit sees that they are as the ledger made them.
 
-The same tables as in a file (`dpswd.private_curator.core.ledger.schema` explains each), and one of a single row:
-``ledger``, whose lock every writer takes before it looks at anything else, and which tells the version.
+The same tables as in a file (`dpswd.private_curator.core.ledger.schema` explains each), one of a single row,
+``ledger``, whose lock every writer takes before it looks at anything else, and which tells the version; and
+``missing``: entries that some program has seen and that are not there. Each new entry is notified to whoever listens
+to the schema's name.
 """
 
 from __future__ import annotations
@@ -16,11 +18,18 @@ _BESIDE_THE_TABLES = """
         version   INTEGER NOT NULL
     );
 
+    CREATE TABLE missing (
+        seq       BIGINT NOT NULL,
+        statement BYTEA NOT NULL,
+        signature BYTEA PRIMARY KEY
+    );
+
     CREATE FUNCTION follow_the_last_entry() RETURNS trigger LANGUAGE plpgsql AS $$
     DECLARE last BIGINT;
     BEGIN
         EXECUTE format('SELECT coalesce(max(seq), 0) FROM %I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME) INTO last;
         IF NEW.seq <> last + 1 THEN RAISE EXCEPTION 'an entry follows the last one'; END IF;
+        PERFORM pg_notify(TG_TABLE_SCHEMA, '');
         RETURN NEW;
     END $$;
 

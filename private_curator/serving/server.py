@@ -181,6 +181,7 @@ class CuratorServer:
                 ),
                 asks=AskLog((home.asks.record, notice), odd=notices.odd),
                 crosscheck=second_accountant,
+                now=self._ledger.now,
             )
             opened.callback(home.asks.close)
             tracing = tracing_of(settings.tracing)
@@ -207,6 +208,7 @@ class CuratorServer:
         """
         # A second curator on the same file fails here and not at its first charge.
         self._ledger.serve()
+        self._ledger.watch()
         report(self._engine)
         return self._service
 

@@ -71,6 +71,12 @@ _MOST_BYTES: Mapping[str, int] = {"Describe": MAX_STATEMENT_BYTES + 1024, "OpenR
 """Of one request, by RPC: a receipt; a declaration with the map of 65,536 features. The others bring arrays."""
 
 
+_CALL_THE_OPERATOR = (
+    "the curator does not trust its ledger: it is damaged, or was put back to an older state. Nothing is charged or "
+    "released until its operator has decided; call the operator, and keep receipts.jsonl: it shows what was spent"
+)
+
+
 @dataclass(frozen=True)
 class _Ended:
     """How a request ended: a reply, or a refusal with its reason and what the handler met.
@@ -105,7 +111,7 @@ class CuratorService:
         turns: bounds what one client may have under way.
         asks: tells the operator of each request.
         crosscheck: re-derives a run's price by an independent accountant; raises AccountantsDisagree.
-        now: the present.
+        now: the present, by the clock that dates the ledger.
     """
 
     settings: CuratorSettings
@@ -256,6 +262,8 @@ class CuratorService:
             # Made of public values, entries, paths and times: the operator must know, and what to do.
             _log.error("%s for %s: %s", operation, caller, error)
             self.asks.odd(str(error))
+        if isinstance(error, LedgerCorrupt):
+            error = LedgerCorrupt(_CALL_THE_OPERATOR)
         if isinstance(error, LedgerUnavailable):
             _log.warning("%s for %s: %s", operation, caller, error)
             error = LedgerUnavailable(wire.without_places(str(error), self.ledger.location))
@@ -294,7 +302,8 @@ class CuratorService:
 
     def _upload_extractor(self, client: Client, request: pb.UploadExtractorRequest) -> pb.UploadExtractorResponse:
         # Built before it is kept: what cannot run takes no room and is refused with its layer's path.
-        facts = self.extractors.check(request.graph, request.weights, record_shape=self.data_set.record_shape)
+        shape = self.data_set.record_shape
+        facts = self.extractors.check(request.graph, request.weights, record_shape=shape, client=client.name)
         graph = self.uploads.put(Kind.GRAPH, request.graph, client=client.name, field="graph")
         weights = self.uploads.put(Kind.WEIGHTS, request.weights, client=client.name, field="weights")
         return pb.UploadExtractorResponse(

@@ -32,7 +32,9 @@ def budget(account: AccountStatus, *, closed: bool) -> pb.BudgetStatus:
 
 def without_places(text: str, location: object) -> str:
     """An error's words without files and hosts of this site."""
-    return _PATH.sub("a file of the curator's", text.replace(str(location), "of the curator"))
+    named = text.replace(f"ledger {location}", "ledger of the curator")
+    named = re.sub(re.escape(str(location)) + r"[\w.-]*", "the curator's database", named)  # and the locks beside it
+    return _PATH.sub("a file of the curator's", named)
 
 
 def presented(message: pb.SignedStatement) -> SignedEntry:

@@ -365,7 +365,7 @@ class OperatorSettings(SettingsGroup):
     second: tuple[Literal["extend", "approve", "restore"], ...] = setting(
         (),
         "Acts that take two operators: extending the budget, approving a certificate, restoring a ledger. The first is "
-        "noted, the second, under another name, does it (docs/operator/guard-rails.md).",
+        "noted, the second, by another credential, does it (docs/operator/guard-rails.md).",
         allowed='list of "extend", "approve", "restore"',
     )
     notify_command: tuple[str, ...] | None = setting(

@@ -21,8 +21,8 @@ import torch
 
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
-from dpswd.private_curator.sandbox.engine import Engine
 from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.steps.engine import Engine
 from dpswd.shared.core.errors import ExtractionStopped
 from dpswd.shared.core.mechanisms.interface import Facts
 from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, block_records

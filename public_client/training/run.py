@@ -23,7 +23,14 @@ from dpswd.public_client.plans.declarable import Declarable, within_quote
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import refuse
 from dpswd.public_client.training.checkpoint import Checkpoint
-from dpswd.shared.core.errors import CuratorFault, CuratorUnavailable, RequestInProgress, SettingsError, StepGivenUp
+from dpswd.shared.core.errors import (
+    CuratorFault,
+    CuratorUnavailable,
+    LedgerCorrupt,
+    RequestInProgress,
+    SettingsError,
+    StepGivenUp,
+)
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import RunParameters
@@ -188,7 +195,7 @@ class ChargedRun(abc.ABC):
             self.steps_lost += 1
             _log.warning("a step of run %s is lost, going on with the next: %s", self.run.run_id, error)
             return self.draw(source, feature_map=feature_map)
-        except (CuratorUnavailable, RequestInProgress, CuratorFault):
+        except (CuratorUnavailable, RequestInProgress, CuratorFault, LedgerCorrupt):
             self._pending = pending  # it may have used up a step: what is drawn next is this one, by the same id
             raise
 

@@ -31,6 +31,7 @@ from dpswd.shared.core.errors import (
     CuratorUnavailable,
     DpswdError,
     InvalidValue,
+    LedgerCorrupt,
     RequestInProgress,
 )
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -43,7 +44,8 @@ ALONE = "curator"
 """The name of a training's only site."""
 ADAPTED = "adapted"
 """The outcome of a site whose own training's model is delivered."""
-_UNHEARD = (CuratorUnavailable, RequestInProgress, CuratorFault)  # after these nobody here knows what the curator did
+_UNHEARD = (CuratorUnavailable, RequestInProgress, CuratorFault, LedgerCorrupt)
+"""After these nobody here knows what the curator did."""
 STRAGGLER_S = 20.0
 """How much longer than twice what half of the sites took one may take, by default, before it is set aside: seconds."""
 
@@ -88,7 +90,8 @@ class Site:
         contract: what its operator declares of the records' values, once it was described; None before.
         outcome: what was done with its model: `ADAPTED`; of a replay, which of
             `dpswd.public_client.replay.verdict.Outcome`; of pseudo-labels "kept" where it is not adapted.
-        finding: why, in words, where the releases were found to say something.
+        plain: why, in one plain clause; empty where the method has none.
+        finding: why, with the evidence, where the releases were found to say something.
         not_compared: why the models were not compared although that was asked for; None otherwise.
     """
 
@@ -108,6 +111,7 @@ class Site:
     perhaps_charged: bool = False
     contract: DataContract | None = None
     outcome: str = ADAPTED
+    plain: str = ""
     finding: str = ""
     not_compared: DpswdError | None = None
 
@@ -142,6 +146,7 @@ class Site:
             "steps": self.steps,
             "planned_steps": self.plan.steps,
             "outcome": self.outcome if self.lost is None else "",
+            "plain": self.plain or self.finding,
             "finding": self.finding,
             "not_compared": None if self.not_compared is None else str(self.not_compared),
             "charged_epsilon": charged if self.opened is None else self.opened.run.quote.epsilon,

@@ -45,6 +45,7 @@ REASONS: tuple[Reason, ...] = (
     Reason("RUN_FINISHED", grpc.StatusCode.FAILED_PRECONDITION, errors.RunFinished),
     Reason("BUDGET_EXHAUSTED", grpc.StatusCode.RESOURCE_EXHAUSTED, errors.BudgetExhausted),
     Reason("ACCOUNTANTS_DISAGREE", grpc.StatusCode.FAILED_PRECONDITION, errors.AccountantsDisagree),
+    Reason("LEDGER_REFUSED", grpc.StatusCode.FAILED_PRECONDITION, errors.LedgerCorrupt),
     Reason("REQUEST_ID_REUSED", grpc.StatusCode.ALREADY_EXISTS, errors.RequestIdReused),
     Reason("REQUEST_IN_PROGRESS", grpc.StatusCode.ABORTED, errors.RequestInProgress, retryable=True),
     Reason("LEDGER_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, errors.CuratorUnavailable, retryable=True),

@@ -62,6 +62,11 @@ def cos(x: Tensor) -> Tensor:
     return torch.cos((2.0 * math.pi) * (turns - torch.round(turns)))
 
 
+def exp(x: Tensor) -> Tensor:
+    """Exponential function, between 2^-126 and 2^126. torch's own is slow at both ends."""
+    return torch.exp2(functional.hardtanh(_LOG2_E * x, -126.0, 126.0))
+
+
 def log(x: Tensor) -> Tensor:
     """Natural logarithm, of at least 2^-126; 0 where x is NaN. torch's own is slow for what is not normal."""
     return torch.log(functional.hardtanh(torch.nan_to_num(x, nan=1.0), 2.0**-126, 3.4e38))

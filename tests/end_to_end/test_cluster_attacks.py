@@ -20,8 +20,8 @@ from dpswd.private_curator.cluster.task import Meant
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.labels import load_labels
-from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.shards import LocalShards
 from dpswd.private_curator.storage.certificates import make_cluster_members
 from dpswd.public_client.extractor.tracing import trace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from dpswd.public_client.cli import main as client_cli
 from dpswd.public_client.curator.stub import Curator
 from dpswd.shared.accounting import crosscheck
 from dpswd.shared.certificates import request_fingerprint
+from dpswd.shared.core.errors import LedgerCorrupt
 from dpswd.shared.protocol.status import REASONS
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300)]
@@ -195,6 +197,25 @@ class Incidents:
                 ('"epsilon":3.0', '"epsilon":9.0'),
             )
             database.commit()
+
+    def the_ledger_is_put_back_to_an_older_state(self) -> None:
+        desk = self.desk
+        desk.connect()
+        terms = desk.names["parameters"]
+        desk.stop()
+        kept = {file: file.read_bytes() for file in (desk.home.ledger, desk.home.ledger_witness())}
+        connect = functools.partial(
+            Curator.connect, f"localhost:{desk.port}", credentials="client", run_directory="seen"
+        )
+        desk.serve()
+        with connect() as hospital:
+            hospital.open_run(terms)
+        desk.stop()
+        for file, content in kept.items():
+            file.write_bytes(content)
+        desk.serve()
+        with pytest.raises(LedgerCorrupt):
+            connect()
 
     def the_operator_stops_the_curator(self) -> None:
         self.desk.stop()

@@ -135,8 +135,8 @@ def test_the_first_hour_of_both(hour):
     assert next(parts) == 1  # the team's page was read to its end
     type_again(hour.operator, steps(OPERATOR / "first-hour.md"))
     spent = hour.asks("dpswd-curator budget show")
-    assert spent["runs"] == 1
-    assert 0.9 < spent["epsilon_spent"] <= 1.01
+    assert 1 <= spent["runs"] <= 4  # rungs
+    assert 0.1 < spent["epsilon_spent"] <= 1.0
     assert spent["epsilon"] == 3.0
     hour.done.add("first hour")
 

@@ -47,11 +47,11 @@ def test_a_client_s_receipts_stop_a_curator_that_was_put_back(site, tmp_path, ca
     shutil.rmtree(site.path)
     shutil.copytree(tmp_path / "snapshot", site.path)
     with serving(site) as address:
-        with pytest.raises(errors.CuratorFault, match="incident"):
+        with pytest.raises(errors.LedgerCorrupt, match="call the operator"):
             Curator.connect(address, credentials=credentials, run_directory=runs)
         assert "put back to an older state" in caplog.text
         assert "accept this state in writing" in caplog.text
-        with pytest.raises(errors.CuratorFault, match="incident"):  # nobody is charged, receipts or not
+        with pytest.raises(errors.LedgerCorrupt, match="call the operator"):  # nobody is charged, receipts or not
             charged(address, credentials, tmp_path / "others")
     with pytest.raises(errors.LedgerCorrupt, match="lacks entry 4"):
         site.open_ledger()

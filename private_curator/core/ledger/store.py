@@ -72,7 +72,7 @@ class LedgerOptions(TypedDict, total=False):
         checkpoint: called at named points; tests kill the process there.
         lock_timeout_s: how long to wait for another program, in seconds.
         heads: is told the last entry after each charge and each answer.
-        by: the name of whoever acts with it; each act of an operator states it.
+        by: whoever acts with it; each act of an operator states it.
         listener: is called with the last entry of each transaction, once it is durable.
         followed: whether the chain is followed at once. False for a caller that verifies the ledger before anything of
             it is trusted: a large one is then read once.
@@ -82,7 +82,7 @@ class LedgerOptions(TypedDict, total=False):
     checkpoint: Checkpoint
     lock_timeout_s: float
     heads: Heads | None
-    by: str
+    by: Any
     listener: Callable[[SignedEntry], object]
     followed: bool
 
@@ -138,8 +138,8 @@ class Store(Generic[B_co]):
         self._clock = options.get("clock", utc_now)
         self._checkpoint = options.get("checkpoint", no_checkpoint)
         self._books = books
-        self._last_seen: tuple[int, bytes] = (0, b"")
-        self._by = options.get("by", "")
+        self._seen: SignedEntry | None = None
+        self._by = options.get("by")
         self.listener = options.get("listener")
         self._stopped = ""
         self._database = location.open(lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
@@ -203,23 +203,22 @@ class Store(Generic[B_co]):
         """Brings the books up to the last committed entry."""
         if self._stopped:
             raise LedgerCorrupt(self._stopped)
-        seen, signature = self._last_seen
-        length, present, newest = connection.execute(
-            "SELECT coalesce(max(seq), 0), (SELECT signature FROM entries WHERE seq = ?), "
-            "(SELECT signature FROM entries ORDER BY seq DESC LIMIT 1) FROM entries",
-            (seen,),
+        seen = self._seen
+        row = connection.execute(
+            "SELECT kind, statement, signature, (SELECT signature FROM entries WHERE seq = ?) FROM entries "
+            "ORDER BY seq DESC LIMIT 1",
+            (0 if seen is None else seen.seq,),
         ).fetchone()
-        if seen and present != signature:
-            says = f"ends at entry {length}" if length < seen else f"holds another entry {seen}"
+        if seen is not None and (row is None or row[3] != seen.signature):
             raise LedgerCorrupt(
-                f"{self.location} {says}, but this process has seen entry {seen}: the ledger was replaced by an older "
-                "one or by another one; restart the curator after restoring a backup"
+                f"{self.location} lacks entry {seen.seq}, which this process has seen: it was replaced by an older "
+                "ledger or by another one; restart the curator after restoring a backup"
             )
-        if length == seen:
+        if seen is not None and row[2] == seen.signature:
             return
         for entry in entries_beside_steps(connection, after=self._books.seq):
             self._books.apply(entry)
-        self._last_seen = length, newest
+        self._seen = parsed_entry(*row[:3])
 
     def _follow_the_chain(self, connection: Session) -> SignedEntry:
         """Every link by hash and the last signature: a curator does not start on a damaged ledger.

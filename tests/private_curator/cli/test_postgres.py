@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import json
 import re
@@ -13,7 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.operator import preflight
 from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.core.errors import SettingsError
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operator" / "replicas.md"
 RECORDS = np.random.default_rng(2).normal(size=(40, 3)).astype(np.float32)
@@ -150,6 +153,18 @@ def test_a_database_that_was_put_back_is_refused_until_the_loss_is_accepted(oper
     assert "1 entries would be forgotten" in operator.run("ledger", "restore", backup, status=6)
     operator.run("ledger", "restore", backup, "--accept-loss", ACCEPTANCE)
     assert operator.json("budget", "show")["epsilon"] == 2.0
+
+
+@pytest.mark.parametrize("days", [3, -3])
+def test_a_replica_whose_clock_is_wrong_does_not_start(operator, days):
+    """The database's clock decides: the right replicas start whatever the wrong one has done."""
+    wrong = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
+    with preflight._Site(operator.home, {}, now=lambda: wrong) as site, pytest.raises(SettingsError) as caught:
+        preflight.CHECKS["clock"](site)
+    assert f"this machine's clock says {wrong:%Y-%m-%d}" in str(caught.value)
+    assert "that of the ledger's database, which decides" in str(caught.value)
+    with preflight._Site(operator.home, {}) as site:
+        assert "not before the ledger" in preflight.CHECKS["clock"](site)
 
 
 def test_a_file_that_was_put_back_is_refused_too(bare):

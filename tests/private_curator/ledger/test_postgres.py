@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime as dt
 import os
 import subprocess
 import sys
@@ -16,7 +17,9 @@ import psycopg
 import pytest
 from toy_accounting import ToyAccounting, ToyBudget
 
+from dpswd.private_curator.books import sqlite_file
 from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.core.ledger import store
 from dpswd.private_curator.core.ledger.statements import Request, StoredReply
 from dpswd.private_curator.postgres.database import translate
 from dpswd.private_curator.postgres.schema import PostgresSchema
@@ -235,6 +238,22 @@ class TestServer:
         assert begin(curator, run) == stored
 
 
+def test_the_database_s_clock_dates_entries_and_no_replica_s(postgres, location, key, monkeypatch):
+    """Attack: a replica three days ahead wrote, and the right ones were told to set their clocks."""
+    ahead = dt.timedelta(days=3)
+    for module in (store, sqlite_file):
+        monkeypatch.setattr(module, "utc_now", lambda: dt.datetime.now(dt.UTC) + ahead)
+    options = {"key": key, "accounting": ToyAccounting()}
+    with Ledger.create(location, records=100, budget=ToyBudget(1.0), **options) as wrong:
+        wrong.add_client("alice", "f" * 64)
+        times = [dt.datetime.fromisoformat(entry.time) for entry in wrong.history()]
+        assert len(times) == 2
+        with postgres.administer() as administrator:
+            (now,) = administrator.execute("SELECT clock_timestamp()").fetchone()
+        assert all(abs(time - now) < dt.timedelta(minutes=5) for time in (*times, wrong.now()))
+        assert wrong.day(wrong._snapshot()) == now.astimezone(dt.UTC).date().isoformat()
+
+
 class TestConnection:
     def test_a_cut_between_two_requests_is_not_noticed(self, postgres, ledger, open_run, answer):
         run = open_run(ledger)
@@ -365,7 +384,7 @@ class TestLocks:
         execute, failures = psycopg.Connection.execute, [2]
 
         def unlucky(connection, query, *rest):
-            if str(query).endswith("FOR UPDATE'") and failures[0]:
+            if "FOR UPDATE" in str(query) and failures[0]:
                 failures[0] -= 1
                 return execute(connection, "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
             return execute(connection, query, *rest)

@@ -103,7 +103,7 @@ class TestRollback:
         watching.status()
         restore(tmp_path / "old", location, key=key, accounting=ToyAccounting(), accept_loss=ACCEPTANCE)
         assert reopen().status().entries == 3  # as many as before: only the entries themselves differ
-        with pytest.raises(LedgerCorrupt, match="another entry 3"):
+        with pytest.raises(LedgerCorrupt, match="lacks entry 3, which this process has seen"):
             watching.status()
 
 
@@ -198,7 +198,7 @@ class TestMove:
             assert after.status().data_set == status.data_set
             assert after.head().payload == {
                 "accepted": None, "forgotten": [], "forgotten_entries": 0, "forgotten_runs": [], "unknown": "",
-                "by": "",
+                "by": {"operator": "", "credential": None},
             }  # fmt: skip
         left = {entry.name for entry in path.parent.iterdir()}
         assert left == {"ledger.sqlite.moved", "ledger.sqlite.lock", "ledger.sqlite.serving"}

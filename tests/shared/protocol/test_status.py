@@ -70,7 +70,7 @@ def test_an_unavailable_ledger_is_retryable():
 def test_an_unexpected_error_has_no_row():
     assert reason_for(RuntimeError("record 17 is 0.25")) is None
     with pytest.raises(KeyError):
-        to_status(errors.LedgerCorrupt("entry 3"))
+        to_status(errors.RestoreRefused("entry 3"))
 
 
 def test_an_incident_tells_its_number_alone():

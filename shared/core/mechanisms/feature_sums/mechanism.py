@@ -124,7 +124,7 @@ class FeatureSums(LinearMechanism[SumsDeclaration, SumsRequest, SumsReply]):
             broken.append((field, "must name each parameter once"))
         if unknown := [name for name in names if name not in known]:
             some = ", ".join(sorted(known)[:20]) or "none"
-            broken.append((field, f"{unknown[:5]} are no parameters of the extractor; it has {some}"))
+            broken.append((field, f"{unknown[:5]} are no parameters of the extractor with a gradient; it has {some}"))
         if (size := facts.model.size(names)) > limits.max_adapted_parameters:
             broken.append((field, f"have {size} values; at most {limits.max_adapted_parameters} are allowed"))
         broken += _adapted_violations("declaration.adapted_parameters", declared.adapted, names, facts)
