@@ -189,6 +189,14 @@ class ClusterSettings(SettingsGroup):
         default=Path("cluster"),
         description="The curator's folder of the cluster's certificates: ca.crt, member.crt and member.key.",
     )
+    computed_twice: float = setting(
+        0.1,
+        "Share of each sum's shards, chosen in secret, that two machines must compute to the same bits, or nothing is "
+        "released (docs/scale.md).",
+        unit="share",
+        ge=0,
+        le=1,
+    )
 
 
 class ExtractorSettings(SettingsGroup):

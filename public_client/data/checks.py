@@ -161,6 +161,8 @@ def require_contract(
 @contextmanager
 def undisturbed(batches: object) -> Iterator[None]:
     """Looks at a loader without changing what its seed draws next: of torch's generator and of its own."""
+    while isinstance(batches, CheckedBatches):
+        batches = batches._batches
     owners = (batches, getattr(batches, "sampler", None))
     own = [g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)]
     states = [(generator, generator.get_state()) for generator in own]

@@ -21,17 +21,29 @@ from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.source import collect
 from dpswd.public_client.ladder import words
 from dpswd.public_client.ladder.pricing import budgets_of, priced_together
-from dpswd.public_client.ladder.rungs import GLANCE, LABELS, LAYERS, SHARES, VIEWS, Ladder, applicable, sized_plan
+from dpswd.public_client.ladder.rungs import (
+    GLANCE,
+    LABELS,
+    LAYERS,
+    SHARES,
+    VIEWS,
+    Ladder,
+    applicable,
+    declarable_of,
+    sized_plan,
+)
 from dpswd.public_client.ladder.whole_model import as_batches, split
 from dpswd.public_client.methods.comparison import Asked, Comparison, plan_comparison
 from dpswd.public_client.methods.normalisation import KEPT, LayersRun, Normalisation
 from dpswd.public_client.normalisation.verdict import UNDECIDED
+from dpswd.public_client.plans.declarable import quoted
 from dpswd.public_client.plans.measured import measured_alike
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.verdict import UNCHANGED, UNEXPLAINED
 from dpswd.public_client.training.history import HistoryPoint
 from dpswd.public_client.training.logs import Recorder
 from dpswd.public_client.training.loop import Evaluate
+from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.saved_model import save_adapted
 from dpswd.public_client.training.sites import ALONE, Model, Site
 from dpswd.shared.core.errors import BudgetExhausted, DataInvalid, DpswdError, InvalidValue, PrivacyError, ProtocolError
@@ -386,7 +398,7 @@ def adapt(
         ladder = _kept_ladder(kept, own)
         if ladder is None:
             ladder = ladder_for(start, own, record_shape=shape, epsilon=asked, evaluate_epsilon=evaluate_epsilon)
-            _require_room(own, asked + (evaluate_epsilon or 0.0))
+            _require_room(own, ladder, start, asked + (evaluate_epsilon or 0.0))
         reached = climb.climbed(ladder if name in ("", ALONE) else replace(ladder, hospital=name))
         if ladder.comparison is not None and reached.changed:
             reached.compare(start, own, directory=kept)
@@ -413,14 +425,23 @@ def _each(named: Mapping[str, Hospital], one: Callable[[str, Hospital], Adapted]
     return found
 
 
-def _require_room(hospital: Hospital, epsilon: float) -> None:
+def _require_room(hospital: Hospital, ladder: Ladder, model: Model, epsilon: float) -> None:
     """Refuses a climb that would end half-way for want of budget, before its first question.
 
+    Where more is asked than is left by subtraction, the ledger has the last word (runs together cost less than their
+    sum), and its operator sees what was refused.
+
     Raises:
-        BudgetExhausted: less is left by the ledger's count; nothing was spent.
+        BudgetExhausted: the ledger would admit no run of the first rung's kind that costs so much; nothing was spent.
     """
     told = hospital.describe()
-    if not isinstance(hospital, PublishedHospital) and epsilon > told.remaining * (1.0 + 1e-9):
+    if isinstance(hospital, PublishedHospital) or epsilon <= told.remaining * (1.0 + 1e-9):
+        return
+    method = next(iter(ladder.plans.values())).method
+    assert isinstance(method, Method), "a rung's method trains"
+    whole = sized_plan(told, method, model, epsilon=epsilon)
+    ready = declarable_of(method, model, told.record_shape)
+    if not quoted(hospital.curator, ready, whole, keep_noise=True)[1].fits:
         raise BudgetExhausted(requested=epsilon, spent=told.spent, remaining=told.remaining)
 
 
