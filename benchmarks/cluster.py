@@ -67,7 +67,7 @@ def measured(folder: Path, *, records: int, values: int, nodes: int, repeats: in
         f'[records]\nfile = "records.npy"\nlabels_file = "labels.npy"\nclasses = {CLASSES}\n'
         '[compute]\ndevice = "cpu"\ntorch_threads = 1\n'
     )
-    make_cluster_members(folder / "cluster", members=("scheduler", "curator", "node"), names=("127.0.0.1",))
+    make_cluster_members(folder / "cluster", nodes=("node",), names=("127.0.0.1",))
     settings = configuration.load(folder)
     data, found = target.load_for_the_first_time(settings.records, home=folder)
     labels = load_labels(settings.records, home=folder, records=records)

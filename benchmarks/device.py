@@ -32,10 +32,10 @@ from benchmarks.device_cases import CLASSES, CPU, Case, Ready, features, in_turn
 from benchmarks.device_sizes import size_lines
 from benchmarks.worker import lenet
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
 from dpswd.private_curator.steps.device_noise import DeviceNoise
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration

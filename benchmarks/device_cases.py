@@ -16,7 +16,7 @@ from torch import nn
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.private_curator.sandbox.engine import Engine
+from dpswd.private_curator.steps.engine import Engine
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts, Payload
 from dpswd.shared.core.noise.keystream import KEY_BYTES

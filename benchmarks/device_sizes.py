@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from benchmarks.device_cases import CLASSES, Case, Ready, features, in_turn
-from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.steps.device_noise import noise_for
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 from dpswd.shared.device_noise.noise import draw_on

@@ -1,28 +1,35 @@
-"""Does the time of any operation of the vocabulary depend on what numbers it meets?
+"""Does the time of any operation of the vocabulary depend on what numbers it meets, or on its parameters' values?
 
-    python -m benchmarks.operation_times [--check] [--only elu tanh]
+    python -m benchmarks.operation_times [--check] [--only elu tanh] [--planted 1.05]
 
 Every operation is evaluated as an extraction worker evaluates it (under vmap, one thread, denormals flushed) on numbers
-of one kind at a time: constant, random, of one sign, huge, denormal, NaN and others. Forward passes, and forward and
-backward passes together, are timed apart; incoming gradients are of the same kind as the inputs. A kind's figure is the
-median ratio of its processor time to that of random numbers directly before or after it, in random order: other work
-on the machine slows both, and comes and goes more slowly than a pair takes. An operation's ratio is the largest figure
-over the smallest. The kinds at either end are measured on, until the ratio is within the limit or as good as certain.
+of one kind at a time: constant, random, of one sign, huge, denormal, NaN and others; and, where it has parameters, on
+random numbers with parameters of one kind at a time: identity, turned, skewed, huge, tiny and others. Forward passes,
+and forward and backward passes together, are timed apart; incoming gradients are of the same kind as the inputs.
 
-With --check the exit status is 1 if any ratio is above the limit. The worst stands last.
+Each kind is compared with random numbers, which every trial of a step has, in a fixed number of pairs, one directly
+after the other in random order: other work on the machine slows both. The figure is the median of the pairs' ratios,
+with bounds between which it lies with a confidence of 1 - 1e-7 whatever the law of the ratios (order statistics, as in
+the sign test). Processor time of the thread is counted.
+
+With --check the exit status is 1 unless every upper bound is within the limit: what is not certain is not passed. With
+--planted each operation takes so many times as long for one kind of numbers, and every one must be found. The worst
+stands last.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from scipy.stats import binom
 from torch import Tensor
 from torch.func import vmap
 
@@ -33,8 +40,8 @@ from dpswd.shared.sandbox.steady import LARGEST_RATIO
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
 
 RECORDS = 4
-_PAIRS = 20  # of each kind at first, and added at a time
-_MOST_PAIRS = 800  # of one kind; a median's deviation is then 2 % on a machine where a single ratio's is 50 %
+PAIRS = 400  # of each kind: where a single ratio's deviation is 5 %, the median's bounds are 1.7 % away
+_UNCERTAIN = 1e-7  # that the median of the ratios is outside of its bounds
 
 Fill = Callable[[Tensor], Tensor]
 """Turns standard normal numbers into numbers of one kind, of the same shape."""
@@ -70,6 +77,34 @@ KINDS: Mapping[str, Fill] = {
     "NaN among others": lambda z: torch.where(z > 0.5, float("nan"), z),
 }
 """Kinds of numbers that a record, or what an extractor computes of it, may consist of."""
+
+
+Values = Callable[[Tensor], Tensor]
+
+
+def _matrix(fill: Callable[[int, int], Tensor]) -> Values:
+    """Parameters whose last two sides, or whose only one and another of one, are filled as a matrix."""
+    return lambda w: fill(math.prod(w.shape[:-1]), w.shape[-1]).reshape(w.shape)
+
+
+def _turned(rows: int, columns: int) -> Tensor:
+    """A quarter turn of the first two sides, and so on."""
+    return torch.eye(rows, columns)[torch.arange(rows) ^ 1 if rows % 2 == 0 else slice(None)] * torch.where(
+        torch.arange(rows)[:, None] % 2 == 0, 1.0, -1.0
+    )
+
+
+PARAMETERS: Mapping[str, Values] = {
+    "identity": _matrix(torch.eye),
+    "turned": _matrix(_turned),
+    "skewed": _matrix(lambda r, c: torch.eye(r, c) + 0.7 * torch.ones(r, c).triu(1) - 0.3 * torch.ones(r, c).tril(-1)),
+    "zero parameters": torch.zeros_like,
+    "random parameters": lambda w: torch.randn(w.shape, generator=torch.Generator().manual_seed(3)),
+    "huge parameters": lambda w: torch.where(w > 0, 3e38, -3e38),
+    "large parameters": lambda w: torch.where(w > 0, 60.0, -60.0),
+    "tiny parameters": lambda w: 1e-38 * w,
+}
+"""Kinds of values that a run may adapt an operation's parameters to: public, but no trial knows them all."""
 
 
 @dataclass(frozen=True)
@@ -211,33 +246,69 @@ CASES: tuple[Case, ...] = (
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """The median ratio of a kind's times to those of random numbers.
+
+    Attributes:
+        low: it is at least so much.
+        median: of the pairs.
+        high: it is at most so much.
+    """
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, ratios: list[float]) -> Bounds:
+        """Distribution-free bounds."""
+        ordered = sorted(ratios)
+        rank = max(0, int(binom.ppf(_UNCERTAIN / 2, len(ordered), 0.5)) - 1)
+        return cls(ordered[rank], statistics.median(ordered), ordered[-1 - rank])
+
+    def away(self) -> Bounds:
+        """The same of the slower over the faster."""
+        return self if self.median >= 1.0 else Bounds(1.0 / self.high, 1.0 / self.median, 1.0 / self.low)
+
+
+@dataclass(frozen=True)
 class Figure:
     """What was measured of one case and pass.
 
     Attributes:
         name: of the case.
         backward: whether gradients were computed as well.
-        relative: time with each kind of numbers over that with random ones.
+        kinds: each kind of numbers or parameters against random numbers.
         seconds: that a pass over random numbers took.
     """
 
     name: str
     backward: bool
-    relative: Mapping[str, float]
+    kinds: Mapping[str, Bounds]
     seconds: float
 
     @property
-    def ratio(self) -> float:
-        """Slowest kind over fastest."""
-        return max(self.relative.values()) / min(self.relative.values())
+    def passed(self) -> bool:
+        """Whether it is certain that no kind differs by more than the limit."""
+        return all(kind.away().high <= LARGEST_RATIO for kind in self.kinds.values())
+
+    @property
+    def found(self) -> bool:
+        """Whether it is certain that some kind does."""
+        return any(kind.away().low > LARGEST_RATIO for kind in self.kinds.values())
+
+    @property
+    def worst(self) -> str:
+        """The kind whose median is furthest away."""
+        return max(self.kinds, key=lambda kind: self.kinds[kind].away().median)
 
     def __str__(self) -> str:
         """One line for a person."""
-        slow, fast = (pick(self.relative, key=self.relative.__getitem__) for pick in (max, min))
-        passes = "forward and backward" if self.backward else "forward"
+        passes, worst = "forward and backward" if self.backward else "forward", self.kinds[self.worst]
+        high = max(kind.away().high for kind in self.kinds.values())
         return (
-            f"{self.name:26} {passes:22}{1e6 * self.seconds:6.0f} us  {self.ratio:5.2f}  "
-            f"slowest: {slow}, fastest: {fast}"
+            f"{self.name:26} {passes:22}{1e6 * self.seconds:6.0f} us  {worst.median:5.3f} ({worst.low:.3f} to "
+            f"{worst.high:.3f}) for {self.worst}; all within {high:.3f}"
         )
 
 
@@ -259,7 +330,7 @@ def weights_of(case: Case, generator: torch.Generator, operation: Operation | No
 def passes(
     case: Case, *, backward: bool, operation: Operation, records: int = RECORDS
 ) -> dict[str, Callable[[], object]]:
-    """One pass over records of each kind of numbers, ready to be timed."""
+    """One pass over records of each kind of numbers, and with parameters of each, ready to be timed."""
     generator = torch.Generator().manual_seed(0)
     weights = weights_of(case, generator, operation)
     trained = {name: weights[name] for name in operation.parameters(case.attributes)}
@@ -269,20 +340,21 @@ def passes(
     def one(inputs: list[Tensor], own: dict[str, Tensor]) -> Tensor:
         return operation.apply(inputs, case.attributes, {**fixed, **own})
 
-    def forward(inputs: list[Tensor]) -> Tensor:
-        return vmap(lambda values: one(values, trained))(inputs)
+    def forward(inputs: list[Tensor], values: dict[str, Tensor]) -> Tensor:
+        return vmap(lambda record: one(record, values))(inputs)
 
-    cotangent = torch.randn(forward(normal).shape, generator=generator)
+    cotangent = torch.randn(forward(normal, trained).shape, generator=generator)
 
-    def make(fill: Fill) -> Callable[[], object]:
+    def make(fill: Fill, values: Values) -> Callable[[], object]:
         inputs, incoming = [fill(z) for z in normal], fill(cotangent)
+        changed = {name: values(tensor) for name, tensor in trained.items()}
         if not backward:
-            return torch.no_grad()(lambda: forward(inputs))
+            return torch.no_grad()(lambda: forward(inputs, changed))
 
         def both() -> object:
             own = {
                 name: tensor.expand(records, *tensor.shape).detach().requires_grad_()
-                for name, tensor in trained.items()
+                for name, tensor in changed.items()
             }
             leaves = [values.requires_grad_() for values in inputs]
             out = vmap(one)(leaves, own)
@@ -293,54 +365,63 @@ def passes(
 
         return both
 
-    return {kind: make(fill) for kind, fill in KINDS.items()}
+    made = {kind: make(fill, lambda w: w) for kind, fill in KINDS.items()}
+    return made | ({kind: make(KINDS["random"], values) for kind, values in PARAMETERS.items()} if trained else {})
 
 
-def measured(case: Case, *, backward: bool, operation: Operation | None = None) -> Figure:
-    """Times a case until its ratio is within the limit, or as good as certain.
+def measured(
+    case: Case,
+    *,
+    backward: bool,
+    operation: Operation | None = None,
+    only: Collection[str] = (),
+    pairs: int = PAIRS,
+    planted: float = 1.0,
+) -> Figure:
+    """Times a case.
 
     Args:
         case: the operation and its sizes.
         backward: whether gradients are computed as well.
         operation: in the place of the vocabulary's.
+        only: some kinds; by default all.
+        pairs: how often each kind is compared with random numbers.
+        planted: how many times as long a pass takes on records of NaN.
     """
-    ready = passes(case, backward=backward, operation=operation or VOCABULARY[case.operation])
-    usual, *others = ready
-    for run in ready.values():
-        run()
-    ratios: dict[str, list[float]] = {kind: [] for kind in others}
-    reference: list[float] = []
-
-    def pair(kind: str) -> None:
-        order = [usual, kind]
-        random.shuffle(order)
-        seconds = {name: _timed(ready[name]) for name in order}
-        reference.append(seconds[usual])
-        ratios[kind].append(seconds[kind] / seconds[usual])
-
-    for _ in range(_PAIRS):
-        for kind in random.sample(others, len(others)):
-            pair(kind)
-    while True:
-        relative = {usual: 1.0, **{kind: statistics.median(found) for kind, found in ratios.items()}}
-        figure = Figure(case.name, backward, relative, statistics.median(reference))
-        ends = {pick(relative, key=relative.__getitem__) for pick in (max, min)} - {usual}
-        open_ends = [kind for kind in ends if len(ratios[kind]) < _MOST_PAIRS]
-        if figure.ratio <= LARGEST_RATIO or not open_ends:
-            return figure
-        for _ in range(_PAIRS):
-            for kind in open_ends:
-                pair(kind)
+    usual, *others = ready = passes(case, backward=backward, operation=operation or VOCABULARY[case.operation])
+    ready[usual](), ready[usual]()
+    kinds, reference = {}, []
+    for kind in others:
+        if only and kind not in only:
+            continue
+        factors = {usual: 1.0, kind: planted if kind == "not a number" else 1.0}
+        ready[kind]()
+        ratios = []
+        for _ in range(pairs):
+            seconds = {name: _timed(ready[name], factors[name]) for name in random.sample([usual, kind], 2)}
+            ratios.append(seconds[kind] / seconds[usual])
+            reference.append(seconds[usual])
+        kinds[kind] = Bounds.of(ratios)
+    return Figure(case.name, backward, kinds, statistics.median(reference))
 
 
-def _timed(run: Callable[[], object]) -> float:
+def _timed(run: Callable[[], object], factor: float = 1.0) -> float:
     """Processor time of this thread: all that a pass on one thread takes, and nothing while others had the machine."""
     begun = time.thread_time()
     run()
-    return time.thread_time() - begun
+    ends = begun + factor * (time.thread_time() - begun)
+    while (now := time.thread_time()) < ends:
+        pass
+    return now - begun
 
 
-def measure(cases: Iterable[Case], *, tell: Callable[[Figure], object] = lambda _: None) -> list[Figure]:
+def measure(
+    cases: Iterable[Case],
+    *,
+    pairs: int = PAIRS,
+    planted: float = 1.0,
+    tell: Callable[[Figure], object] = lambda _: None,
+) -> list[Figure]:
     """Figures of all cases, forward and backward, the worst last."""
     figures = []
     threads = torch.get_num_threads()
@@ -349,27 +430,41 @@ def measure(cases: Iterable[Case], *, tell: Callable[[Figure], object] = lambda 
         with flushed_denormals():
             for case in cases:
                 for backward in (False, True):
-                    figures.append(measured(case, backward=backward))
+                    figures.append(measured(case, backward=backward, pairs=pairs, planted=planted))
                     tell(figures[-1])
     finally:
         torch.set_num_threads(threads)
-    return sorted(figures, key=lambda figure: figure.ratio)
+    return sorted(figures, key=lambda figure: figure.kinds[figure.worst].away().median)
 
 
 def main() -> int:
     """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help=f"exit with 1 if a ratio is above {LARGEST_RATIO}")
+    parser.add_argument(
+        "--check", action="store_true", help=f"exit with 1 unless all are certainly below {LARGEST_RATIO}"
+    )
     parser.add_argument("--only", nargs="+", choices=sorted(VOCABULARY), help="some operations only")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="of each operation; more on a busy machine")
+    parser.add_argument("--planted", type=float, default=1.0, help="make records of NaN take so many times as long")
     arguments = parser.parse_args()
     cases = [case for case in CASES if not arguments.only or case.operation in arguments.only]
-    figures = measure(cases, tell=lambda figure: print(figure, file=sys.stderr, flush=True))
+    figures = measure(
+        cases,
+        pairs=arguments.pairs,
+        planted=arguments.planted,
+        tell=lambda figure: print(figure, file=sys.stderr, flush=True),
+    )
     sys.stdout.write("from best to worst:\n")
     for figure in figures:
         sys.stdout.write(f"{figure}\n")
-    bad = [figure for figure in figures if figure.ratio > LARGEST_RATIO]
-    sys.stdout.write(f"{len(bad)} of {len(figures)} above {LARGEST_RATIO}\n")
-    return 1 if arguments.check and bad else 0
+    passed, found = sum(figure.passed for figure in figures), sum(figure.found for figure in figures)
+    median = statistics.median(kind.median for figure in figures for kind in figure.kinds.values())
+    sys.stdout.write(
+        f"of {len(figures)}, {passed} certainly within {LARGEST_RATIO} for all kinds, {found} certainly not for some; "
+        f"median of all ratios {median:.3f}\n"
+    )
+    wrong = passed if arguments.planted > 1.0 else len(figures) - passed
+    return 1 if arguments.check and wrong else 0
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.private_curator.records.labels import LabelsInFile
 from dpswd.private_curator.records.mapped import MappedRecords
 from dpswd.private_curator.records.target import Target
-from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.shards import LocalShards, shards
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration

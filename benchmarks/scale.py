@@ -31,7 +31,7 @@ from torch import nn
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.trial_run import MadeRecords
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
@@ -55,7 +55,7 @@ RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 MARK = ("<!-- written by python -m benchmarks.scale -->", "<!-- end -->")
 CLASSES, DIRECTIONS, COEFFICIENTS = 10, 200, 3
 MEASURED_VALUES = 1 << 23  # records of a step times the wider of d and k: what is measured
-SIZES = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8)
+SHOWN = (10**3, 10**4, 10**6, 10**8)
 DIMENSIONS = (64, 512, 2048, 8192)
 LIMITS = Limits()
 
@@ -204,7 +204,7 @@ def cells() -> list[tuple[Row, int, int]]:
     found = []
     for row in ROWS:
         for dimension in DIMENSIONS:
-            largest = min(measurable(row, dimension), row.batch or SIZES[-1])
+            largest = min(measurable(row, dimension), row.batch or SHOWN[-1])
             found += [(row, records, dimension) for records in sorted({min(1000, largest), largest})]
     for _, row, records, dimension in PAPER:
         small = 0 < row.batch <= 256  # the paper's own batch is measured as it is
@@ -246,16 +246,26 @@ def page() -> str:
     found = known()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, one torch thread, torch {torch.__version__}"
     lines = [f"Machine: {machine}; other work ran beside, so that times are upper ends."]
-    lines += ["Shortest of three; *in italics: extrapolated*.", ""]
+    lines += ["Shortest of three; *in italics: extrapolated*, in proportion to n, and so is what lies between.", ""]
     for dimension in DIMENSIONS:
         lines += [f"**d = {dimension}**: seconds and memory of one step, bytes of its reply", ""]
-        lines += ["| | " + " | ".join(f"n = 10^{len(str(n)) - 1}" for n in SIZES) + " | bytes at n = 10^6 |"]
-        lines += ["|---|" + "---|" * (len(SIZES) + 1)]
+        lines += ["| | " + " | ".join(f"n = 10^{len(str(n)) - 1}" for n in SHOWN) + " | bytes at n = 10^6 |"]
+        lines += ["|---|" + "---|" * (len(SHOWN) + 1)]
         for row in ROWS:
-            texts = [cell(row, records, dimension, found) for records in SIZES]
+            if 0 < row.batch < MOST:
+                continue
+            texts = [cell(row, records, dimension, found) for records in SHOWN]
             lines.append(f"| {row.title} | " + " | ".join(texts) + f" | {reply_bytes(row, 10**6, dimension)} |")
         lines.append("")
-    lines += ["**The paper's**: one step, and bytes of its reply", "", "| | step | bytes |", "|---|---|---|"]
+    lines += ["**Steps of a fixed sample**, whatever n is: seconds, memory, bytes of the reply", ""]
+    lines += [
+        "| | " + " | ".join(f"d = {dimension}" for dimension in DIMENSIONS) + " |",
+        "|---|" + "---|" * len(DIMENSIONS),
+    ]
+    for row in (row for row in ROWS if 0 < row.batch < MOST):
+        texts = [f"{cell(row, 10**6, d, found)}, {reply_bytes(row, 10**6, d)}" for d in DIMENSIONS]
+        lines.append(f"| {row.title} | " + " | ".join(texts) + " |")
+    lines += ["", "**The paper's**: one step, and bytes of its reply", "", "| | step | bytes |", "|---|---|---|"]
     for title, row, records, dimension in PAPER:
         lines.append(f"| {title} | {cell(row, records, dimension, found)} | {reply_bytes(row, records, dimension)} |")
     return "\n".join(lines)

@@ -33,7 +33,7 @@ from benchmarks.worker import DIRECTIONS, Case, Running, lenet, prepared
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.trial_run import MadeRecords
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import Run
@@ -287,7 +287,7 @@ _SAID = {
 Medians, remote steps and function calls in turn. Reply times are not padded (`limits.reply_quantum_ms = 0`): the beat
 that a hospital keeps is a choice and no cost of the service. What surrounds a step, and shows in the smallest, are two
 durable transactions of the ledger with the witness beside it, gRPC with TLS, the receipt, authentication and admission,
-and the way to the worker; the directions are drawn while it extracts.""",
+and the way to the worker. The directions are drawn while it extracts.""",
     "Bytes": """\
 TCP payload in both directions, TLS and HTTP/2 included; source features were uploaded beforehand. Information is
 counted as 16 bits for each released value. A full batch's coefficients travel in 24, since their public bound grows

@@ -185,8 +185,9 @@ def main() -> None:
             "# What the worker process costs\n\n"
             f"Written by `python -m benchmarks.worker --steps {arguments.steps} --write {arguments.write}`: medians of "
             f"the wall clock, and means of CPU time (curator and worker together), over {arguments.steps} steps "
-            "of each kind, in turn from two curators that differ in `compute.isolation` alone; the papers' LeNet-like "
-            "extractor, random records of 28 x 28, 200 directions, no padding of reply times, loopback. Machine: "
+            "of each kind. They are asked in turn from two curators that differ in `compute.isolation` alone: the "
+            "papers' LeNet-like extractor, random records of 28 x 28, 200 directions, no padding of reply times, "
+            "loopback. Machine: "
             f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load average at the end {load} "
             "(other work ran beside).\n\n"
         )

@@ -19,10 +19,10 @@ from dpswd.private_curator.core.steps.evaluating import ExtractorSource, Shards
 from dpswd.private_curator.core.steps.randomness import fresh_seed
 from dpswd.private_curator.core.steps.release import ReleasePipeline
 from dpswd.private_curator.records import target
-from dpswd.private_curator.sandbox.engine import Engine
-from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.steps.engine import Engine
 from dpswd.private_curator.steps.extraction import ExtractorCatalogue
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.shards import LocalShards
 from dpswd.private_curator.steps.trial_run import Trials
 from dpswd.private_curator.storage import home_directory as home
@@ -109,7 +109,7 @@ class Hospital:
     def upload(self, module: nn.Module) -> dict[str, str]:
         graph = trace(module, self.facts.record_shape)
         weights = weights_to_bytes(module_weights(module, graph))
-        self.extractors.check(graph.to_bytes(), weights, record_shape=self.facts.record_shape)
+        self.extractors.check(graph.to_bytes(), weights, record_shape=self.facts.record_shape, client=CLIENT)
         return {
             "graph_digest": self.uploads.put(Kind.GRAPH, graph.to_bytes(), client=CLIENT, field="graph"),
             "weights_digest": self.uploads.put(Kind.WEIGHTS, weights, client=CLIENT, field="weights"),

@@ -334,7 +334,7 @@ _COMPOSITION = f"""
 ## Composing {COMPOSED:,} different steps
 
 Every step has a σ of its own. "The ledger's charges" prices each step by everything that is valid (HYB, C_gamma, the
-convex envelope, at real orders) and admits it, one by one; "`wbk27` alone" is the others' bound, up to order {ORDER};
+convex envelope, at real orders) and admits it, one by one. "`wbk27` alone" is the others' bound, up to order {ORDER};
 "exact, as one release" is what is known about full-batch Gaussian releases that are composed all at once. Ours
 compose all {COMPOSED:,} steps; theirs would take hours and are **extrapolated** in proportion from the largest number
 of steps measured (median of {COMPOSED_TURNS} turns).

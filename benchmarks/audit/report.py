@@ -82,10 +82,7 @@ def page(findings: Mapping[str, Sequence[Finding]], attacks: Sequence[Attack], s
         parts += [
             "## Curators with one fault each\n",
             _table(("fault", "", "by", "claimed (best row)", "proved", "proved, noise's law"), rows),
-            "Every row of every broken curator:\n",
         ]
-        for name, found in broken.items():
-            parts += [f"### {name[0].upper()}{name[1:]}\n", _findings(found)]
     limits = {"other": _OTHER, "live": _LIVE_LIMITS} if setup.served else {"other": _OTHER_MOCK, "live": ""}
     return "\n".join(parts) + _TAIL.format(**limits)
 
@@ -159,6 +156,7 @@ _TAIL = """
 Each is made by `benchmarks/audit/faults.py`, which replaces a name of the curator's modules while it runs; the product
 has no such switch; each is attacked by those that may see it. *Noise halved*: half the declared standard deviation.
 *Clipped for additions*: records clipped to norm 1 and gradients to 2C, as if one record were added and not replaced.
+
 *Batch maximum*: rows divided by twice the largest norm of the batch, as the papers write it. *Target gradient
 unsanitized*: the plain sum. *Generated points clipped one by one*: the noise of one clip for all of them. *Directions
 chosen by the client*: the seed of U is one that the client knew when it chose the extractor. *Sample reused*: one

@@ -90,9 +90,12 @@ class Site:
         directory: empty; a fast file system makes a long run shorter.
         epsilon: the budget, which the run soon exhausts.
         isolation: ``process`` computes in the confined worker, as a hospital does.
+        storage_objects: uploads that the client may keep.
     """
 
-    def __init__(self, directory: Path, *, epsilon: float = 60.0, isolation: str = "in-process") -> None:
+    def __init__(
+        self, directory: Path, *, epsilon: float = 60.0, isolation: str = "in-process", storage_objects: int = 10_000
+    ) -> None:
         rng = np.random.default_rng(0)
         np.savez(
             directory / "records.npz",
@@ -108,7 +111,12 @@ class Site:
             delta=1e-5,
             names=["localhost"],
             groups={
-                "limits": {"reply_quantum_ms": 0.0, "max_batch_size": 64, "client_storage_bytes": 1 << 26},
+                "limits": {
+                    "reply_quantum_ms": 0.0,
+                    "max_batch_size": 64,
+                    "client_storage_bytes": 1 << 26,
+                    "client_storage_objects": storage_objects,
+                },
                 "compute": {"device": "cpu", "isolation": isolation},
                 "listen": {"port": 0},
             },

@@ -118,6 +118,7 @@ def _trained(
 
 
 def _train(model: nn.Module, source: Labelled, epochs: int, batch: int = 64) -> None:
+    model.to(memory_format=torch.channels_last)  # twice as fast on a processor
     steps = len(source) // batch
     optimiser = torch.optim.Adam(model.parameters(), 2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=epochs * steps)

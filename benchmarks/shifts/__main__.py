@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks import records
 from benchmarks.shifts import low_rank
 from benchmarks.shifts.cells import Cell, all_cells, composed_cells, run_alone
-from benchmarks.shifts.summary import figures_of, page, summary, table
+from benchmarks.shifts.summary import figures_of, page, repeated, summary, table
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts.jsonl"
 REPEATS = RESULTS.with_name("shifts_repeated.jsonl")
@@ -63,8 +63,7 @@ def main() -> None:
         command.add_argument("--results", type=Path, default=RESULTS)
     for command in (made, written):
         command.add_argument("--composed", type=Path, default=COMPOSED)
-    for command in (again, written):
-        command.add_argument("--repeats", type=Path, default=REPEATS)
+    again.add_argument("--repeats", type=Path, default=REPEATS)
     arguments = parser.parse_args()
     if arguments.command in ("run", "composed"):
         cells, results = (
@@ -78,8 +77,9 @@ def main() -> None:
         asked = _asked(arguments, [*all_cells(), *composed_cells()])
         left = (cell for cell in asked for _ in range(arguments.times - times[_key(asdict(cell))]))
         _run(left, arguments, arguments.repeats, {})
+        print(repeated(read(arguments.repeats)))
     elif arguments.command == "write":
-        every = read(arguments.results), read(arguments.repeats), read(UNSEEN), records.read(low_rank.RESULTS)
+        every = read(arguments.results), read(UNSEEN), records.read(low_rank.RESULTS)
         PAGE.write_text(page(*every, read(arguments.composed)), encoding="utf-8")
     elif arguments.format == "json":
         others = {"composed": figures_of(read(COMPOSED)), "second_list": figures_of(read(UNSEEN))}

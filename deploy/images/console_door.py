@@ -14,8 +14,9 @@ import contextlib
 import signal
 import sys
 
-MOST_CONNECTIONS = 64
 PART_BYTES = 65536
+TAKEN_WITHIN_S = 30.0
+"""By whoever is sent a part."""
 
 
 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -23,25 +24,30 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     with contextlib.suppress(ConnectionError):
         while part := await reader.read(PART_BYTES):
             writer.write(part)
-            await writer.drain()
+            try:
+                async with asyncio.timeout(TAKEN_WITHIN_S):
+                    await writer.drain()
+            except TimeoutError:
+                writer.transport.abort()
+                return
         if writer.can_write_eof():
             writer.write_eof()
 
 
 async def serve(host: str, port: int, socket: str) -> None:
     """Listens until SIGTERM; a connection is closed at once while the console is not there."""
-    room = asyncio.Semaphore(MOST_CONNECTIONS)
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with room:
-            try:
-                inner_reader, inner_writer = await asyncio.open_unix_connection(socket)
-            except OSError:
-                writer.close()
-                return
-            await asyncio.gather(carry(reader, inner_writer), carry(inner_reader, writer))
-            for each in (writer, inner_writer):
-                each.close()
+        try:
+            inner_reader, inner_writer = await asyncio.open_unix_connection(socket)
+        except OSError:
+            writer.close()
+            return
+        inwards = asyncio.create_task(carry(reader, inner_writer))
+        await carry(inner_reader, writer)  # the console bounds how many there are, and closes those that say nothing
+        inwards.cancel()
+        for each in (writer, inner_writer):
+            each.close()
 
     server = await asyncio.start_server(connected, host, port)
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()

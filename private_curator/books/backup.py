@@ -8,7 +8,7 @@ unless the operator accepts the loss in writing. The text becomes an entry of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dpswd.private_curator.books.audit import verify_file
 from dpswd.private_curator.books.figures import MIN_ACCEPTANCE_LENGTH
 from dpswd.private_curator.books.location import LedgerLocation
+from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.books.sqlite_file import SqliteFile, as_location, new_file, remove
 from dpswd.private_curator.core.ledger.accounting import Accounting
@@ -61,7 +62,7 @@ def restore(
     receipts: Iterable[SignedEntry] = (),
     accept_loss: str | None = None,
     clock: Clock | None = None,
-    by: str = "",
+    by: Operator | None = None,
 ) -> Loss | None:
     """Puts a backup in the place of a ledger. The replaced ledger stays beside it, under another name.
 
@@ -73,7 +74,7 @@ def restore(
         receipts: signed entries that clients or the operator kept.
         accept_loss: a sentence that accepts what is forgotten; at least `MIN_ACCEPTANCE_LENGTH` characters.
         clock: tells the time that the new entry states; by default as `LedgerLocation.clock`.
-        by: the name of whoever acts.
+        by: whoever acts; held to the operators of the ledger that stands there, where it can be read.
 
     Returns:
         What was forgotten; None when nothing was.
@@ -92,8 +93,8 @@ def restore(
         loss = compare(source, target, receipts=receipts, public_key=public_key)
         if loss is not None and accept_loss is None:
             raise RestoreRefused(f"restoring {source} is refused: {loss}; stop, or accept the loss in writing")
-        payload = _restored(loss, accept_loss, by=by)
-        target.replace(source.path, _logged(target, payload, key=key, clock=clock))
+        payload = _restored(loss, accept_loss)
+        target.replace(source.path, lambda new: _append(new, payload, by, key, clock or target.clock(new)))
     return loss
 
 
@@ -104,7 +105,7 @@ def move(
     key: Ed25519PrivateKey,
     accounting: Accounting = RENYI,
     clock: Clock | None = None,
-    by: str = "",
+    by: Operator | None = None,
 ) -> Path:
     """Moves a ledger from a file into another place. Nothing can be forgotten: nobody charges either one meanwhile.
 
@@ -114,7 +115,7 @@ def move(
         key: the ledger's own key.
         accounting: prices the runs anew while the file is verified.
         clock: tells the time that the new entry states; by default as `LedgerLocation.clock`.
-        by: the name of whoever acts.
+        by: whoever acts; held to the operators of the ledger that stands there, where it can be read.
 
     Returns:
         The file's new name. Two ledgers of one data set would let its budget be spent twice.
@@ -136,8 +137,8 @@ def move(
         finally:
             database.close()
         try:
-            payload = _restored(None, None, by=by)
-            into.replace(whole, _logged(into, payload, key=key, clock=clock))
+            payload = _restored(None, None)
+            into.replace(whole, lambda new: _append(new, payload, by, key, clock or into.clock(new)))
         finally:
             remove(whole)
         source.path.rename(moved)
@@ -196,23 +197,23 @@ def _must_verify(location: LedgerLocation, public_key: bytes, accounting: Accoun
         raise LedgerCorrupt(f"{location} does not verify: {report.findings[0].text}")
 
 
-def _logged(
-    location: LedgerLocation, payload: dict[str, Any], *, key: Ed25519PrivateKey, clock: Clock | None
-) -> Callable[[Session], object]:
-    return lambda new: append_entry(new, Kind.RESTORED, payload, key=key, clock=clock or location.clock(new))
-
-
 def _entries(location: LedgerLocation) -> list[SignedEntry]:
     with location.reading() as session:
         return list(read_entries(session))
 
 
-def _restored(loss: Loss | None, accept_loss: str | None, *, by: str) -> dict[str, Any]:
+def _append(
+    new: Session, payload: dict[str, Any], by: Operator | None, key: Ed25519PrivateKey, clock: Clock
+) -> SignedEntry:
+    acted = (by or Operator("")).acting(new, Kind.RESTORED, payload, None)
+    return append_entry(new, Kind.RESTORED, acted, key=key, clock=clock)
+
+
+def _restored(loss: Loss | None, accept_loss: str | None) -> dict[str, Any]:
     return {
         "accepted": None if loss is None or accept_loss is None else accept_loss.strip(),
         "forgotten_entries": 0 if loss is None else len(loss.entries),
         "forgotten": [] if loss is None else list(loss.entries[:_LISTED]),
         "forgotten_runs": [] if loss is None else list(loss.runs[:_LISTED]),
         "unknown": "" if loss is None else loss.unknown,
-        "by": by,
     }

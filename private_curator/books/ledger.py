@@ -16,6 +16,7 @@ from dpswd.private_curator.books.backup import write_backup
 from dpswd.private_curator.books.figures import AccountStatus, LedgerStatus, budget_payload
 from dpswd.private_curator.books.location import LedgerLocation, Watch
 from dpswd.private_curator.books.operator import OperatorActs
+from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.books.reading import status_of
 from dpswd.private_curator.books.register import Register, account_status, share_status
 from dpswd.private_curator.books.renyi import RENYI
@@ -93,7 +94,7 @@ class Ledger(OperatorActs, ClientActs):
             "records": records,
             "records_per_person": records_per_person,
             "budget": budget_payload(budget),
-            "by": options.get("by", ""),
+            "by": {"operator": Operator.of(options.get("by")).name, "credential": None},
         }
 
         def fill(session: Session) -> None:

@@ -6,12 +6,14 @@ happen by the wrong sign of a change.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from dpswd.private_curator.books.figures import MIN_ACCEPTANCE_LENGTH, BudgetRequest, Decision, budget_payload
+from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.books.register import Register
 from dpswd.private_curator.core.ledger.requests import load_run
 from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind, hex_256
@@ -239,6 +241,37 @@ class OperatorActs(Store[Register]):
             check_extends(transaction.books.account.budget, budget)
             self._set_budget(transaction, Kind.BUDGET_EXTENDED, budget, reason)
 
+    def enrol(self, name: str, key: str) -> None:
+        """Enrols an operator: from the first one on, acts are signed.
+
+        Args:
+            name: of the operator.
+            key: the public key, 64 hexadecimal digits.
+
+        Raises:
+            InvalidValue: the name or the key is taken, or none.
+        """
+        with self._transaction("enrol") as transaction:
+            payload = {"operator": name, "key": key}
+            copy.deepcopy(transaction.books.operators).add(payload)
+            self._act(transaction, Kind.OPERATOR_ADDED, payload)
+
+    def remove_operator(self, name: str, *, reason: str) -> None:
+        """Takes an operator out: the credential counts no more.
+
+        Raises:
+            InvalidValue: no operator of this name is enrolled.
+        """
+        with self._transaction("remove_operator") as transaction:
+            payload = {"operator": name, "reason": _reason(reason)}
+            copy.deepcopy(transaction.books.operators).remove(payload)
+            self._act(transaction, Kind.OPERATOR_REMOVED, payload)
+
+    def operators(self) -> Mapping[str, str]:
+        """The public keys of the enrolled operators, by name."""
+        with self._reading():
+            return dict(self._books.operators.keys)
+
     def freeze(self, *, reason: str) -> None:
         """Stops every new release until `unfreeze`; replies that are stored are still given out. Idempotent."""
         self._set_state(Kind.FROZEN, DataSetState.FROZEN, reason)
@@ -290,8 +323,9 @@ class OperatorActs(Store[Register]):
             return discarded
 
     def _act(self, transaction: Transaction[Register], kind: Kind, payload: Mapping[str, Any]) -> None:
-        """Writes an act under the name of whoever acts."""
-        transaction.append(kind, {**payload, "by": self._by})
+        """Writes an act under the name, and the signature, of whoever acts."""
+        by = Operator.of(self._by)
+        transaction.append(kind, by.acting(transaction.connection, kind, payload, transaction.books.operators))
 
     def _share(self, transaction: Transaction[Register], name: str, share: PrivacyBudget, *, reason: str) -> None:
         self._within_the_whole(transaction, share)

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from dpswd.private_curator.books.figures import AccountStatus, BudgetRequest, Decision, Quote
+from dpswd.private_curator.books.operators import Enrolled, who
 from dpswd.private_curator.core.ledger.accounts import Account, Charge
 from dpswd.private_curator.core.ledger.budget import Books, require
 from dpswd.private_curator.core.ledger.statements import Client, Kind
-from dpswd.shared.core.errors import BudgetExhausted
+from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, LedgerCorrupt
+from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.events import RunEvent
 
 
@@ -39,10 +41,28 @@ class Register(Books):
 
     extractors: set[str] = field(default_factory=set)
     requests: dict[int, BudgetRequest] = field(default_factory=dict)
+    operators: Enrolled = field(default_factory=Enrolled)
+
+    def apply(self, entry: SignedEntry) -> None:
+        """See `Books`; who acted is held to what the entries before say of operators."""
+        if "by" in entry.payload:
+            try:
+                self.operators.take(entry.kind, entry.payload, "" if entry.seq == 1 else entry.previous)
+            except (InvalidValue, KeyError, TypeError, AttributeError) as error:
+                raise LedgerCorrupt(
+                    f"entry {entry.seq} ({entry.kind}) was not acted by who it says: {error}"
+                ) from error
+        super().apply(entry)
+        self.operators.ledger = self.ledger_id
 
     def snapshot(self) -> Self:
         """See `Books`."""
-        return replace(super().snapshot(), extractors=copy.copy(self.extractors), requests=copy.copy(self.requests))
+        return replace(
+            super().snapshot(),
+            extractors=copy.copy(self.extractors),
+            requests=copy.copy(self.requests),
+            operators=copy.deepcopy(self.operators),
+        )
 
     def spent_by(self, name: str) -> float:
         """What a client's own runs cost together, in the data set's filter at its delta."""
@@ -110,7 +130,7 @@ class Register(Books):
             decision=Decision(payload["decision"]),
             granted=payload["granted"],
             reason=payload["reason"],
-            decided_by=payload["by"],
+            decided_by=who(payload["by"]),
         )
 
 
@@ -121,6 +141,8 @@ Register.handlers = {
     Kind.CERTIFICATE_REVOKED: Register._certificate_revoked,
     Kind.BUDGET_REQUESTED: Register._budget_requested,
     Kind.REQUEST_DECIDED: Register._request_decided,
+    Kind.OPERATOR_ADDED: lambda books, payload: books.operators.add(payload),
+    Kind.OPERATOR_REMOVED: lambda books, payload: books.operators.remove(payload),
     Kind.EXTRACTOR_APPROVED: lambda books, payload: books.extractors.add(payload["digest"]),
     Kind.EXTRACTOR_REVOKED: lambda books, payload: books.extractors.discard(payload["digest"]),
 }

@@ -15,7 +15,7 @@ import sys
 from typing import BinaryIO
 
 from dpswd.shared.core.errors import LedgerUnavailable
-from dpswd.shared.core.ledger.receipts import is_signed
+from dpswd.shared.core.ledger.receipts import Signed, is_signed
 
 ENTRIES_FOR_A_PROCESS = 20_000
 """A process takes as long to start as to check some thousand signatures."""
@@ -52,7 +52,7 @@ class SignatureCheck:
             LedgerUnavailable: a process that checks them has ended.
         """
         if not self._processes:
-            if not is_signed(statement, signature, self._public_key):
+            if not is_signed(Signed.ENTRY, statement, signature, self._public_key):
                 self._wrong.append(seq)
             return
         process = self._processes[self._taken // _PART % len(self._processes)]
@@ -95,7 +95,7 @@ def check_stream(public_key: bytes, stream: BinaryIO) -> list[int]:
     while head := stream.read(_HEAD.size):
         seq, statement_bytes, signature_bytes = _HEAD.unpack(head)
         statement, signature = stream.read(statement_bytes), stream.read(signature_bytes)
-        if not is_signed(statement, signature, public_key):
+        if not is_signed(Signed.ENTRY, statement, signature, public_key):
             wrong.append(seq)
     return wrong
 

@@ -31,7 +31,7 @@ def certificates(out: Path, nodes: tuple[str, ...], names: tuple[str, ...]) -> N
 
     The authority's key is thrown away: a new member means new folders for all.
     """
-    members = make_cluster_members(out, members=("scheduler", "curator", *nodes), names=names)
+    members = make_cluster_members(out, nodes=nodes, names=names)
     click.echo(f"certificates for {', '.join(members)} in {out}; copy each folder to its machine and nowhere else")
 
 

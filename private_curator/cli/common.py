@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dpswd.private_curator.books.operators import Operator, checked_operator
 from dpswd.private_curator.operator.telling import Told
 from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.settings.groups import ComputeSettings
 from dpswd.private_curator.storage.certificates import DEFAULT_NAMES
-from dpswd.private_curator.storage.home_directory import HomeDirectory, checked_operator
+from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.configuration import SettingsGroup
 from dpswd.shared.core import errors
 
@@ -39,6 +40,7 @@ SERVING = "serve"
 """The command whose output is a log."""
 _FORMAT = f"{__name__}.format"
 _OPERATOR = f"{__name__}.operator"
+_CREDENTIAL = f"{__name__}.credential"
 EXIT_DEFECT = 1
 
 # The first class that fits decides; docs/exit-codes has a page for each code.
@@ -110,7 +112,11 @@ def optional_home_option(meaning: str, **attributes: Any) -> Callable[[_F], _F]:
 
 def _home(context: click.Context, _parameter: click.Parameter, value: Path) -> HomeDirectory:
     """The directory, for whoever acts."""
-    return HomeDirectory(value, operator=context.meta.get(_OPERATOR))
+    name, file = context.meta.get(_OPERATOR), context.meta.get(_CREDENTIAL)
+    credential = None if file is None else Operator.read(file)
+    if name is not None and credential is not None and name != credential.name:
+        raise errors.SettingsError(f"--as is {name!r}, and the credential is of {credential.name!r}; leave --as out")
+    return HomeDirectory(value, operator=credential or name)
 
 
 home_option = optional_home_option("The curator's directory.", required=True, callback=_home)
@@ -121,6 +127,20 @@ def _remember_operator(context: click.Context, _parameter: click.Parameter, valu
         context.meta[_OPERATOR] = checked_operator(value)
 
 
+def _remember_credential(context: click.Context, _parameter: click.Parameter, value: Path | None) -> None:
+    context.meta[_CREDENTIAL] = value
+
+
+credential_option = click.option(
+    "--credential",
+    type=FILE,
+    envvar="DPSWD_CURATOR_CREDENTIAL",
+    show_envvar=True,
+    expose_value=False,
+    callback=_remember_credential,
+    help="Your own credential, from `operator key`: proves who acts where the ledger has operators.",
+)
+"""``--credential FILE`` of the program, before the command."""
 operator_option = click.option(
     "--as",
     "operator",

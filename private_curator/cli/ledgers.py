@@ -14,6 +14,8 @@ from dpswd.private_curator.books.audit import verify_file
 from dpswd.private_curator.books.backup import move as move_ledger
 from dpswd.private_curator.books.backup import restore as restore_backup
 from dpswd.private_curator.books.ledger import Ledger
+from dpswd.private_curator.books.operators import Enrolled
+from dpswd.private_curator.books.reading import read_ledger
 from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.books.witness import Witness
 from dpswd.private_curator.cli.common import (
@@ -27,14 +29,14 @@ from dpswd.private_curator.cli.common import (
     show,
     verifying,
 )
-from dpswd.private_curator.operator.acts import verify_ledger
+from dpswd.private_curator.operator.acts import check_enrolled, verify_ledger
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
 from dpswd.private_curator.operator.seconding import seconded
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.private_curator.storage.incidents import IncidentBook
 from dpswd.shared.books.chain_checks import read_export
 from dpswd.shared.books.view import write_view
-from dpswd.shared.core.errors import GrantNotHeld, SettingsError
+from dpswd.shared.core.errors import GrantNotHeld, LedgerError, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
 
 if TYPE_CHECKING:
@@ -110,14 +112,23 @@ def backup(destination: Path, home: HomeDirectory) -> None:
 def restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accept_loss: str | None) -> None:
     """Puts a backup in the ledger's place; refused when charges would be forgotten."""
     arguments = {"backup": sha256(backup_file.read_bytes()), "accept_loss": accept_loss}
-    with seconded(home, "restore", arguments, reason=accept_loss or "restore a backup") as acting:
+
+    def enrolled() -> Enrolled:
+        try:
+            return home.read_ledger().books.operators
+        except LedgerError:  # what is restored knows them as well
+            return read_ledger(SqliteFile(backup_file)).books.operators
+
+    check_enrolled(home, enrolled())
+    reason = accept_loss or "restore a backup"
+    with seconded(home, "restore", arguments, reason=reason, enrolled=enrolled) as acting:
         loss = restore_backup(
             backup_file,
             acting.ledger_location(),
             key=acting.read_ledger_key(),
             receipts=_read_receipts(receipts, home),
             accept_loss=accept_loss,
-            by=acting.operator,
+            by=acting.acting,
         )
     # What was noted is in the ledger now, or was accepted as forgotten.
     with home.open_ledger(witnessed=False) as books:
@@ -145,7 +156,9 @@ def move(home: HomeDirectory) -> None:
     location = home.ledger_location()
     if isinstance(location, SqliteFile):
         raise SettingsError("ledger.url names no database; write it into curator.toml, then move the ledger there")
-    moved = move_ledger(SqliteFile(home.ledger), location, key=home.read_ledger_key(), by=home.operator)
+    source = SqliteFile(home.ledger)
+    check_enrolled(home, read_ledger(source).books.operators)
+    moved = move_ledger(source, location, key=home.read_ledger_key(), by=home.acting)
     click.echo(f"the ledger stands in {location}; its file is kept as {moved}")
 
 

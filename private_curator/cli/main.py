@@ -17,6 +17,7 @@ from dpswd.private_curator.cli.cluster import cluster
 from dpswd.private_curator.cli.console import console
 from dpswd.private_curator.cli.history import history, report
 from dpswd.private_curator.cli.ledgers import extractor, incidents, ledger, run
+from dpswd.private_curator.cli.operators import operator
 from dpswd.private_curator.cli.publishing import describe, publish
 from dpswd.private_curator.cli.records import contract_options, reading, reading_options, records, scaling_options
 from dpswd.private_curator.cli.requests import request
@@ -38,6 +39,7 @@ from dpswd.shared.core.privacy.budget import PrivacyBudget
     "See docs/exit-codes.md.",
 )
 @common.operator_option
+@common.credential_option
 @click.version_option(package_name="dpswd", prog_name="dpswd-curator")
 def main() -> None:
     """Keeps private records and releases only what the privacy budget has paid for."""
@@ -163,5 +165,5 @@ def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> 
 
 for command in (cert, client, budget, extractor, ledger, records, run, incidents, serve, settings, preflight, apply):
     main.add_command(command)
-for command in (describe, publish, history, report, request, console, cluster):
+for command in (describe, publish, history, report, request, console, cluster, operator):
     main.add_command(command)

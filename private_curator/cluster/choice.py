@@ -8,16 +8,20 @@ from dpswd.private_curator.records.fingerprint import Fingerprint
 from dpswd.private_curator.records.labels import Labels
 from dpswd.private_curator.records.target import Target
 from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.private_curator.steps.shards import LocalShards
 from dpswd.shared.core.errors import SettingsError
 
 
-def cluster_of(settings: CuratorSettings, *, records: Target, labels: Labels | None) -> ClusterShards | None:
+def cluster_of(
+    settings: CuratorSettings, *, records: Target, labels: Labels | None, own: LocalShards
+) -> ClusterShards | None:
     """Connects to the cluster that the settings name; None where they name none.
 
     Args:
         settings: the curator's.
         records: the curator's.
         labels: of them.
+        own: computes shards here.
 
     Raises:
         SettingsError: Dask is not installed, a certificate is missing, or there is no scheduler.
@@ -32,5 +36,7 @@ def cluster_of(settings: CuratorSettings, *, records: Target, labels: Labels | N
         settings.cluster.scheduler,
         home / settings.cluster.certificates,
         meant=Meant.here(records, digest=known.digest, labels=labels),
+        own=own.sum,
+        computed_twice=settings.cluster.computed_twice,
         pass_seconds=settings.compute.pass_seconds,
     )

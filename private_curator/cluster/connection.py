@@ -10,27 +10,63 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpswd.private_curator.cluster import task
+from dpswd.private_curator.cluster import doorkeeper, task
 from dpswd.private_curator.cluster.sums import sum_from_bytes
 from dpswd.private_curator.sandbox.arena import blob, contents
 from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
-from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.sandbox.process import LimitReached, told
 from dpswd.private_curator.steps.shards import ShardLost
-from dpswd.shared.core.errors import DpswdError, SettingsError
+from dpswd.shared.core.errors import DpswdError, InvalidValue, SettingsError
 from dpswd.shared.core.mechanisms.linear import Integers, Shard, ShardSum
 
 _START_S = 120.0  # until the courier is connected: loading torch and Dask from a cold disk
+_MOST_ADDRESS = 100
 _MOST_WORDS = 500  # of a node's that are kept, in the operator's log alone
 
 _log = logging.getLogger(__name__)
 
 
 class NodeRefused(DpswdError):
-    """A node could not compute a shard, and not because it was lost: it has other records, or another software."""
+    """A node did not compute a shard, and not because it was lost: it has other records or software, or it lies."""
+
+
+class NoOtherNode(DpswdError):
+    """No node could compute a shard but the one that must not compute it again."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A shard's sum, as a node computed it.
+
+    Attributes:
+        sum: within what its records can add up to.
+        node: its address.
+    """
+
+    sum: ShardSum
+    node: str
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the answer to a task must be.
+
+    Attributes:
+        shard: the task's.
+        like: arrays of the shapes that its sum has.
+        checked: returns a sum that its records can add up to, and raises for others.
+    """
+
+    shard: Shard
+    like: tuple[Integers, ...]
+    checked: Callable[[ShardSum], ShardSum]
 
 
 class Connection:
@@ -47,12 +83,14 @@ class Connection:
 
     def __init__(self, scheduler: str, certificates: Path, *, connect_s: float) -> None:
         self._sending = threading.Lock()
-        self._expected: dict[int, tuple[Future[ShardSum], Shard, tuple[Integers, ...]]] = {}
+        self._expected: dict[int, tuple[Future[Computed], Expected]] = {}
         self._next = 0
         self._told = threading.Condition()
         self._asked = self._answered = self._nodes = 0
+        self._seen = time.monotonic()
         self._ended = self._closing = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        door, their_door = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         self._process = subprocess.Popen(
             (sys.executable, "-P", "-m", "dpswd.private_curator.cluster.courier"),
@@ -61,11 +99,12 @@ class Connection:
             stderr=subprocess.PIPE,
             cwd="/",
             env=passed | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"},
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), their_door.fileno()),
             start_new_session=True,
         )
         wishes = {
             "channel": theirs.fileno(),
+            "door": their_door.fileno(),
             "scheduler": scheduler,
             "certificates": str(certificates.resolve()),
             "connect_s": connect_s,
@@ -75,10 +114,12 @@ class Connection:
             self._process.stdin.write(json.dumps(wishes).encode() + b"\n")
             self._process.stdin.close()
         theirs.close()
+        their_door.close()
+        doorkeeper.start(door, scheduler, connect_s=connect_s)
         try:
             self._channel.settimeout(_START_S)
-            held = receive(self._channel)[0].get("ready")
-        except (ChannelClosed, TimeoutError) as error:
+            held = {str(layer): bool(there) for layer, there in receive(self._channel)[0]["ready"].items()}
+        except (ChannelClosed, TimeoutError, KeyError) as error:
             self._process.kill()
             assert self._process.stderr is not None
             words = self._process.stderr.read().decode(errors="replace").strip().splitlines()
@@ -89,8 +130,8 @@ class Connection:
                 "leave cluster.scheduler out"
             ) from error
         threading.Thread(target=self._drain, daemon=True).start()
-        if not held:
-            _log.warning("the cluster's courier can read this user's files: this kernel has no Landlock, or forbids it")
+        if not all(held.values()):
+            _log.warning("the cluster's courier is %s: this kernel has no more, or forbids it", told(held))
         self._channel.settimeout(None)
         self._reader = threading.Thread(target=self._read, name="cluster", daemon=True)
         self._reader.start()
@@ -105,12 +146,22 @@ class Connection:
         """How many shards could be computed side by side, by its newest answer."""
         return self._nodes
 
+    @property
+    def seen(self) -> float:
+        """When it last told of a node, on the monotonic clock."""
+        return self._seen
+
     def ask(self) -> int:
         """Asks for the number of nodes; the answer comes later. Returns the question's number, for `answered`."""
         with self._sending:
             self._asked += 1
             self._send({"op": "nodes"})
             return self._asked
+
+    @property
+    def waits(self) -> bool:
+        """Whether a question is open."""
+        return self._answered < self._asked
 
     def answered(self, question: int, *, within_s: float) -> bool:
         """Waits for the answer to a question."""
@@ -123,23 +174,23 @@ class Connection:
         with self._sending:
             self._send({"op": "extractor", "id": key, "graph": len(graph)}, graph, weights)
 
-    def submit(self, told: bytes, *, key: str, shard: Shard, like: tuple[Integers, ...]) -> Future[ShardSum]:
+    def submit(self, task: bytes, *, key: str, expected: Expected, beside: str = "") -> Future[Computed]:
         """Begins a shard. Whoever cancels its future lets the cluster drop it, if no node has begun with it.
 
         Args:
-            told: the task.
+            task: what is asked.
             key: the extractor's.
-            shard: the task's.
-            like: arrays of the shapes that its sum has.
+            expected: of its answer.
+            beside: a node that must not compute it; the future raises `NoOtherNode` where there is no other.
 
         Raises:
             ShardLost: the courier has ended.
         """
-        future: Future[ShardSum] = Future()
+        future: Future[Computed] = Future()
         with self._sending:
             number, self._next = self._next, self._next + 1
-            self._expected[number] = future, shard, like
-            self._send({"op": "sum", "id": number, "extractor": key}, told)
+            self._expected[number] = future, expected
+            self._send({"op": "sum", "id": number, "extractor": key, "beside": beside}, task)
         future.add_done_callback(lambda done: self._drop(number) if done.cancelled() else None)
         return future
 
@@ -199,16 +250,23 @@ class Connection:
     def _take(self, message: dict[str, Any], answer: bytes) -> None:
         if "nodes" in message:
             with self._told:
-                self._nodes = int(message["nodes"])
+                before, self._nodes = self._nodes, int(message["nodes"])
+                self._seen = time.monotonic() if self._nodes else self._seen
                 self._answered += 1
                 self._told.notify_all()
+            if self._nodes < before:
+                _log.warning("nodes have left the cluster: %d shards side by side, %d before", self._nodes, before)
             return
         expected = self._expected.pop(int(message.get("id", -1)), None)
         if expected is None or not expected[0].set_running_or_notify_cancel():
             return
-        future, shard, like = expected
+        future, wanted = expected
+        node = str(message.get("node", ""))[:_MOST_ADDRESS]
+        if message.get("alone"):
+            future.set_exception(NoOtherNode("there is no other node"))
+            return
         try:
-            future.set_result(sum_of(answer, shard, like))
+            future.set_result(Computed(sum_of(answer, wanted, node=node), node))
         except Exception as error:  # noqa: BLE001 - told to whoever waits for this shard
             future.set_exception(error)
 
@@ -219,26 +277,29 @@ class Connection:
             _log.debug("courier: %s", line.decode(errors="replace").rstrip())
 
 
-def sum_of(answer: bytes, shard: Shard, like: tuple[Integers, ...]) -> ShardSum:
+def sum_of(answer: bytes, expected: Expected, *, node: str) -> ShardSum:
     """The answer as what was asked for, and nothing else; a node's words go to the operator's log alone.
 
     Raises:
-        LimitReached, NodeRefused, ShardLost, InvalidValue: in the curator's own words.
+        LimitReached, NodeRefused, ShardLost: in the curator's own words.
     """
     kind, rest = answer[:1], answer[1:]
     if kind == task.SUM:
-        found = sum_from_bytes(rest, like=like)
-        if found.shard != shard:
-            raise NodeRefused("a node answered with another shard than it was asked for")
-        return found
+        try:
+            return expected.checked(sum_from_bytes(rest, shard=expected.shard, like=expected.like))
+        except InvalidValue as error:
+            _log.error("node %r gave an impossible answer: another shard, size, or sum than its records can have", node)
+            raise NodeRefused(
+                "a node of the cluster gave an impossible answer; the curator's log says which"
+            ) from error
     words = rest[:_MOST_WORDS].decode(errors="replace")
     if kind == task.STOPPED:
-        _log.warning("a node's worker reached a limit: %r", words)
+        _log.warning("a worker of node %r reached a limit: %r", node, words)
         raise LimitReached(
             "the extraction was cut off: a worker of the cluster reached a limit of time or memory; nothing was "
             "released, repeat the request with its id"
         )
     if kind == task.FAILED:
-        _log.error("a node could not compute a shard: %r", words)
+        _log.error("node %r could not compute a shard: %r", node, words)
         raise NodeRefused("a node of the cluster could not compute a shard; the curator's log says why")
     raise ShardLost("a node of the cluster was lost; nothing was released, repeat the request with its id")

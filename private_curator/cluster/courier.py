@@ -1,19 +1,22 @@
 """The courier, ``python -m dpswd.private_curator.cluster.courier``: the only process of a curator that speaks Dask.
 
 Dask unpickles what it receives, so whoever took over a node could run code in whatever gathers its results. The curator
-holds the ledger's key; so it does not gather. The courier does: a fresh interpreter that can read the libraries and its
-own certificate (Landlock), holds no key of the curator's, and passes bytes on, which the curator reads as numbers.
+holds the ledger's key; so it does not gather. The courier does: a fresh interpreter that holds no key of the curator's,
+is confined as a worker is (it reads libraries alone and opens no socket; its connections to the scheduler are opened by
+the curator and handed over), and passes bytes on, which the curator reads as numbers.
 
 Messages (`dpswd.private_curator.sandbox.channel`)::
 
     extractor  id, sizes; a file with graph and weights   kept for the tasks that name it
-    sum        id, extractor, size; a file with the task  -> id, size; a file with the answer, or id, lost
+    sum        id, extractor, beside (a node that must not compute it, or ""); a file with the task
+               -> id, node; a file with the answer. Or: id, lost. Or: id, alone (there is no other node)
     drop       id                                         nobody waits for this sum: no node begins with it
     nodes                                                 -> nodes: how many shards are computed side by side now
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -25,27 +28,44 @@ from typing import Any
 from dpswd.private_curator.sandbox import confinement
 from dpswd.private_curator.sandbox.arena import blob, contents
 from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
-
-_NAMES = ("/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/host.conf")
+from dpswd.private_curator.sandbox.system_calls import filter_system_calls
+from dpswd.private_curator.storage.certificates import CURATOR
 
 
 def main() -> None:
-    """Standard input is one line of JSON: channel, scheduler, certificates, connect_s."""
+    """Standard input is one line of JSON: channel, door, scheduler, certificates, connect_s."""
     wishes: dict[str, Any] = json.loads(sys.stdin.readline())
     channel = socket.socket(fileno=wishes["channel"])
+    namespace = confinement.leave_network()  # before a library starts threads
     from dpswd.private_curator.cluster import engine
 
-    engine.configured()
+    folder = Path(wishes["certificates"])
+    engine.configure(CURATOR, folder, scheduler=wishes["scheduler"], channel=socket.socket(fileno=wishes["door"]))
     from distributed import Client
+    from tornado.ioloop import IOLoop
 
     from dpswd.private_curator.cluster import work  # noqa: F401 - loaded while its file can be read
 
-    folder = Path(wishes["certificates"])
-    known = engine.security(folder)
+    security = engine.security(folder)
+    loop = asyncio.new_event_loop()  # has sockets of its own, the last that this process makes
     confinement.forbid_privileges(files=True)
-    readable = [path for path in (folder, *map(Path, _NAMES)) if path.exists()]
-    held = confinement.restrict_files(devices=False, network=True, further=readable)
-    client = Client(wishes["scheduler"], security=known, set_as_default=False, timeout=wishes["connect_s"])  # type: ignore[no-untyped-call]
+    held = {
+        "namespace": namespace,
+        "landlock": confinement.restrict_files(devices=False),
+        "system calls": filter_system_calls(writing=False),
+    }
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+
+    async def running() -> Any:
+        return IOLoop.current()
+
+    client = Client(  # type: ignore[no-untyped-call]
+        wishes["scheduler"],
+        security=security,
+        set_as_default=False,
+        timeout=wishes["connect_s"],
+        loop=asyncio.run_coroutine_threadsafe(running(), loop).result(),
+    )
     with client:
         send(channel, {"ready": held})
         Courier(channel, client).run()
@@ -96,7 +116,13 @@ class Courier:
         try:
             if key not in self._scattered:
                 (self._scattered[key],) = self._client.scatter([self._extractors[key]], broadcast=True, hash=False)
-            future = self._client.submit(sum_shard, task, self._scattered[key], pure=False)
+            others = (
+                [node for node in self._client.nthreads() if node != message["beside"]] if message["beside"] else None
+            )
+            if others == []:
+                self._send({"id": message["id"], "alone": True})
+                return
+            future = self._client.submit(sum_shard, task, self._scattered[key], pure=False, workers=others)
         except Exception:  # noqa: BLE001 - no node, or none that answers
             self._send({"id": message["id"], "lost": True})
             return
@@ -108,6 +134,7 @@ class Courier:
             future.release()
             return
         try:
+            (nodes,) = self._client.who_has([future]).values()
             answer: bytes = future.result()
         except Exception:  # noqa: BLE001 - a node that has gone; whatever it was, the shard has no sum
             self._scattered.pop(key, None)  # it may have held the only copy
@@ -117,7 +144,7 @@ class Courier:
             future.release()
         descriptor = blob(answer)
         try:
-            self._send({"id": number, "size": len(answer)}, (descriptor,))
+            self._send({"id": number, "node": min(nodes, default="")}, (descriptor,))
         finally:
             os.close(descriptor)
 

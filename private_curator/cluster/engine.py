@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import ssl
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpswd.private_curator.storage.certificates import CA_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from dpswd.private_curator.storage.certificates import (
+    CA_CERTIFICATE,
+    CURATOR,
+    MEMBER_CERTIFICATE,
+    MEMBER_KEY,
+    NODE,
+)
 from dpswd.shared.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from distributed import Scheduler, Worker
     from distributed.security import Security
+
+_log = logging.getLogger(__name__)
 
 _CONFIGURATION: dict[str, Any] = {
     "distributed.comm.require-encryption": True,
@@ -40,14 +53,24 @@ _CONFIGURATION: dict[str, Any] = {
     "distributed.scheduler.active-memory-manager.start": False,
     # A node that has gone is noticed by its connection; this is for one that hangs.
     "distributed.scheduler.worker-ttl": "60s",
+    # The second computation of a shard may wait for nodes that have all gone.
+    "distributed.scheduler.no-workers-timeout": "60s",
 }
 
 
-def configured() -> None:
+def configure(
+    role: str, certificates: Path, *, scheduler: str | None = None, channel: socket.socket | None = None
+) -> None:
     """Sets Dask up for this process, before anything of it is started.
 
+    Args:
+        role: of this member.
+        certificates: the member's folder.
+        scheduler: its address; None at the scheduler.
+        channel: to the curator, which opens this process's connections.
+
     Raises:
-        SettingsError: it is not installed.
+        SettingsError: Dask is not installed, or the folder is of another role.
     """
     try:
         import dask
@@ -56,30 +79,52 @@ def configured() -> None:
         raise SettingsError("a cluster needs Dask; install dpswd[cluster]") from error
     dask.config.set(_CONFIGURATION)
     logging.getLogger("distributed").setLevel(logging.WARNING)  # each connection would be a line
+    from dpswd.private_curator.cluster import transport
+
+    if (own := _role(certificates)) != role:
+        raise SettingsError(f"{certificates} is the folder of a {own or 'stranger'}; needed is that of a {role}")
+    transport.use(role, scheduler=scheduler, door=None if channel is None else transport.Door(channel))
 
 
 def security(folder: Path) -> Security:
-    """Mutual TLS with a member's certificate: ca.crt, member.crt and member.key of a folder.
+    """Mutual TLS with a member's certificate: ca.crt, member.crt and member.key of a folder, read now for all calls."""
+    from distributed.security import Security
+
+    class ReadOnce(Security):
+        """For a process that can read no file later."""
+
+        read: Any = None
+
+        def get_connection_args(self, role: str) -> Any:  # noqa: ARG002 - members have one role each
+            return self.read
+
+    own = {"cert": str(folder / MEMBER_CERTIFICATE), "key": str(folder / MEMBER_KEY)}
+    members = {f"tls_{role}_{what}": path for role in ("client", "scheduler", "worker") for what, path in own.items()}
+    made = ReadOnce(  # type: ignore[no-untyped-call]
+        require_encryption=True,
+        tls_ca_file=str(folder / CA_CERTIFICATE),
+        tls_min_version=ssl.TLSVersion.TLSv1_3,
+        **members,
+    )
+    made.read = Security.get_connection_args(made, "client")  # type: ignore[no-untyped-call]
+    return made
+
+
+def _role(folder: Path) -> str:
+    """What the member of this folder is.
 
     Raises:
         SettingsError: a file is missing.
     """
-    from distributed.security import Security
-
     missing = [name for name in (CA_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY) if not (folder / name).is_file()]
     if missing:
         raise SettingsError(
             f"{folder} lacks {', '.join(missing)}; make it with `dpswd-curator cluster certificates` and copy the "
             "member's folder here"
         )
-    own = {"cert": str(folder / MEMBER_CERTIFICATE), "key": str(folder / MEMBER_KEY)}
-    members = {f"tls_{role}_{what}": path for role in ("client", "scheduler", "worker") for what, path in own.items()}
-    return Security(  # type: ignore[no-untyped-call]
-        require_encryption=True,
-        tls_ca_file=str(folder / CA_CERTIFICATE),
-        tls_min_version=ssl.TLSVersion.TLSv1_3,
-        **members,
-    )
+    subject = x509.load_pem_x509_certificate((folder / MEMBER_CERTIFICATE).read_bytes()).subject
+    units = subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    return str(units[0].value) if len(units) == 1 else ""
 
 
 def scheduler(address: str, folder: Path) -> Scheduler:
@@ -87,9 +132,15 @@ def scheduler(address: str, folder: Path) -> Scheduler:
     from distributed import Scheduler
 
     class OnePort(Scheduler):
-        """Without the HTTP server that Dask opens beside the port."""
+        """Without the HTTP server that Dask opens beside the port; a node gives no tasks, the curator computes none."""
 
         start_http_server = _no_http
+
+        async def add_client(self, comm: Any, **arguments: Any) -> None:  # type: ignore[override]
+            await _only(CURATOR, comm, super().add_client, arguments)
+
+        async def add_worker(self, comm: Any, **arguments: Any) -> None:
+            await _only(NODE, comm, super().add_worker, arguments)
 
     host, _, port = address.rpartition(":")
     with _settings_words(address):
@@ -115,6 +166,16 @@ def worker(address: str, folder: Path, *, threads: int, directory: Path, host: s
             dashboard=False,
             host=host,
         )
+
+
+async def _only(role: str, comm: Any, registered: Callable[..., Awaitable[None]], arguments: dict[str, Any]) -> None:
+    from dpswd.private_curator.cluster.transport import role_of
+
+    if (own := role_of(comm.extra_info.get("peercert"))) == role:
+        return await registered(comm, **arguments)
+    _log.error("a member with a certificate for %r came as a %s; it was sent away", own, role)
+    comm.abort()
+    return None
 
 
 def _no_http(self: Any, *_: Any, **__: Any) -> None:

@@ -24,6 +24,7 @@ from dpswd.private_curator.sandbox.process import LimitReached
 from dpswd.private_curator.settings.tree import CuratorSettings
 from dpswd.private_curator.steps.engines import make_engine, report
 from dpswd.private_curator.steps.shards import LocalShards, ShardLost
+from dpswd.private_curator.storage.certificates import NODE
 from dpswd.shared.core.errors import DpswdError
 from dpswd.shared.core.mechanisms.interface import ModelFacts
 from dpswd.shared.devices import resolve_device
@@ -93,7 +94,7 @@ def answer(told: bytes, graph: bytes, weights: bytes) -> bytes:
 def serve(home: Path, settings: CuratorSettings, *, scheduler: str, certificates: Path, host: str | None) -> None:
     """Computes shards until SIGTERM or SIGINT."""
     global _node
-    engine.configured()
+    engine.configure(NODE, certificates, scheduler=scheduler)
     _node = Node(home, settings)
     try:
         asyncio.run(_member(settings, scheduler, certificates, host))

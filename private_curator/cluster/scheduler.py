@@ -7,11 +7,12 @@ import signal
 from pathlib import Path
 
 from dpswd.private_curator.cluster import engine
+from dpswd.private_curator.storage.certificates import SCHEDULER
 
 
 def serve(address: str, certificates: Path) -> None:
     """Schedules until SIGTERM or SIGINT; prints one line once it listens."""
-    engine.configured()
+    engine.configure(SCHEDULER, certificates)
     asyncio.run(_serve(address, certificates))
 
 

@@ -5,23 +5,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import secrets
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from dpswd.private_curator.cluster import task
-from dpswd.private_curator.cluster.connection import Connection
+from dpswd.private_curator.cluster.connection import Computed, Connection, Expected, NodeRefused, NoOtherNode
+from dpswd.private_curator.cluster.sums import sum_to_bytes
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.steps.shards import ShardLost, divided, gathered
 from dpswd.shared.core.errors import ExtractionStopped, SettingsError
-from dpswd.shared.core.mechanisms.linear import ShardSum
+from dpswd.shared.core.mechanisms.linear import Shard, ShardSum
 from dpswd.shared.core.steps.computing import LinearRun
 
 _NO_NODE_S = 60.0  # without any node before a pass that has begun is given up
 _READY_S = 15.0  # that a question before a step may take: a courier starts in that time
+
+_MOST_COMPARED = 64  # shards at the same time; two nodes compute each
+_RANDOM = secrets.SystemRandom()  # which shards are computed twice: no node may know
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +39,8 @@ class ClusterShards:
         scheduler: its address, tls://host:port.
         certificates: the curator's folder of the cluster: ca.crt, member.crt, member.key.
         meant: what the nodes must have.
+        own: computes a shard here, where there is no other node for a second computation.
+        computed_twice: share of the shards of each sum that two machines must compute to the same bits.
         connect_s: seconds that the scheduler may take to answer.
         pass_seconds: see `dpswd.private_curator.steps.shards.gathered`.
 
@@ -46,11 +54,15 @@ class ClusterShards:
         certificates: Path,
         *,
         meant: task.Meant,
+        own: Callable[[LinearRun, ExtractorSource, Shard], ShardSum],
+        computed_twice: float = 0.1,
         connect_s: float = 30.0,
         pass_seconds: float = math.inf,
     ) -> None:
         self._where = scheduler, certificates, connect_s
         self._meant = meant
+        self._own = own
+        self._computed_twice = computed_twice
         self._pass_seconds = pass_seconds
         self._turn = threading.Lock()
         self._changing = threading.Lock()
@@ -66,30 +78,31 @@ class ClusterShards:
         """See `dpswd.private_curator.steps.shards.Shards`."""
         with self._turn:
             connection = self._ready()
-            seen = time.monotonic()
+            begun = time.monotonic()
             connection.extractor(extractor.key, *extractor.read())
-            like = run.mechanism.accumulator(run.declared, run.facts, torch.device("cpu")).sums
+            parts = divided(run, parallel=max(1, connection.nodes))
+            twice = frozenset(_RANDOM.sample(parts, math.ceil(self._computed_twice * len(parts))))
+            second = _Second(connection, run, extractor, meant=self._meant, own=self._own)
 
             def at_once() -> int:
                 """By the newest answer; asks anew, for the next time."""
-                nonlocal seen
-                connection.ask()
-                if connection.nodes:
-                    seen = time.monotonic()
-                elif time.monotonic() - seen > _NO_NODE_S:
+                if not connection.waits:
+                    connection.ask()
+                if time.monotonic() - max(connection.seen, begun) > _NO_NODE_S:
+                    _log.error("no machine of the cluster has computed for %g seconds; a step was ended", _NO_NODE_S)
                     raise ExtractionStopped(
                         "no machine of the cluster computes; nothing was released, repeat the request with its id"
                     )
                 return connection.nodes
 
-            yield from gathered(
-                divided(run, parallel=max(1, connection.nodes)),
-                lambda shard: connection.submit(
-                    task.to_bytes(run, shard, self._meant), key=extractor.key, shard=shard, like=like
-                ),
-                at_once=at_once,
-                pass_seconds=self._pass_seconds,
-            )
+            with second:
+                found = gathered(
+                    parts,
+                    lambda shard: second.compared(shard) if shard in twice else second.asked(shard),
+                    at_once=at_once,
+                    pass_seconds=self._pass_seconds,
+                )
+                yield from (computed.sum for computed in found)
 
     def close(self) -> None:
         """See `dpswd.private_curator.steps.shards.Shards`."""
@@ -115,6 +128,7 @@ class ClusterShards:
                     return connection
             if not connection.ended:
                 break
+        _log.warning("no machine of the cluster computes now; a step was not begun")
         raise ExtractionStopped("no machine of the cluster computes now; nothing was begun, repeat the request")
 
     def _reconnect(self, *, within_s: float) -> None:
@@ -144,3 +158,55 @@ class ClusterShards:
             self._connection.close()
             self._connection = connection
         _log.warning("the cluster's courier was started again")
+
+
+class _Second:
+    """Shards of one step: computed by one node, or by two machines that must agree to the bit."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        run: LinearRun,
+        extractor: ExtractorSource,
+        *,
+        meant: task.Meant,
+        own: Callable[[LinearRun, ExtractorSource, Shard], ShardSum],
+    ) -> None:
+        self._connection, self._run, self._extractor, self._meant, self._own = connection, run, extractor, meant, own
+        self._like = run.mechanism.accumulator(run.declared, run.facts, torch.device("cpu")).sums
+        self._begun: list[Future[Computed]] = []
+        self._threads = ThreadPoolExecutor(max_workers=_MOST_COMPARED, thread_name_prefix="compared")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        for future in self._begun:  # nobody waits for them any more; a comparison that waits for one ends
+            future.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def asked(self, shard: Shard, *, beside: str = "") -> Future[Computed]:
+        """The sum of one node, which is not `beside`."""
+        return self._connection.submit(
+            task.to_bytes(self._run, shard, self._meant),
+            key=self._extractor.key,
+            expected=Expected(shard, self._like, self._run.checked),
+            beside=beside,
+        )
+
+    def compared(self, shard: Shard) -> Future[Computed]:
+        """The sum of two machines, if they agree."""
+        return self._threads.submit(self._agreed, shard)
+
+    def _agreed(self, shard: Shard) -> Computed:
+        self._begun.append(first := self.asked(shard))
+        one = first.result()
+        self._begun.append(second := self.asked(shard, beside=one.node))
+        try:
+            other = second.result()
+        except NoOtherNode:
+            other = Computed(self._own(self._run, self._extractor, shard), "the curator's own machine")
+        if sum_to_bytes(one.sum) != sum_to_bytes(other.sum):
+            _log.error("%r and %r computed different sums of one shard: one of them lies", one.node, other.node)
+            raise NodeRefused("two machines of the cluster computed different sums; the curator's log says which")
+        return one

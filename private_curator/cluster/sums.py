@@ -20,20 +20,22 @@ def sum_to_bytes(part: ShardSum) -> bytes:
     return b"".join(parts)
 
 
-def sum_from_bytes(data: bytes, *, like: tuple[Integers, ...]) -> ShardSum:
+def sum_from_bytes(data: bytes, *, shard: Shard, like: tuple[Integers, ...]) -> ShardSum:
     """The inverse.
 
     Args:
         data: as another process made them.
+        shard: of which this must be the sum.
         like: arrays of the expected shapes.
 
     Raises:
-        InvalidValue: other sizes than the mechanism's; the text names no value.
+        InvalidValue: another shard, or other sizes than the mechanism's; the text names no value.
     """
     expected = _HEAD.size + sum(8 + 8 * each.size for each in like)
     if len(data) != expected or _HEAD.unpack_from(data)[2] != len(like):
         raise InvalidValue(f"a shard's sum has {len(data)} bytes; this mechanism's have {expected}")
-    start, stop, _ = _HEAD.unpack_from(data)
+    if _HEAD.unpack_from(data)[:2] != (shard.start, shard.stop):
+        raise InvalidValue("a shard's sum is that of another shard")
     at, sums = _HEAD.size, []
     for each in like:
         if struct.unpack_from("<Q", data, at)[0] != each.size:
@@ -41,4 +43,4 @@ def sum_from_bytes(data: bytes, *, like: tuple[Integers, ...]) -> ShardSum:
         values = np.frombuffer(data, dtype="<i8", count=each.size, offset=at + 8)
         sums.append(values.astype(np.int64).reshape(each.shape))
         at += 8 + 8 * each.size
-    return ShardSum(Shard(start, stop), tuple(sums))
+    return ShardSum(shard, tuple(sums))

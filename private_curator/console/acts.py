@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import quote
 
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -20,6 +21,14 @@ from dpswd.private_curator.operator.report import report_page, signed_page
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import InvalidValue
 
+
+class _EntryNumber(IntegerConvertor):
+    """What a database can hold; Python reads no number of 5,000 digits."""
+
+    regex = "[0-9]{1,18}"
+
+
+register_url_convertor("entry", _EntryNumber())
 _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,12})?")
 
 
@@ -42,7 +51,7 @@ class Acts:
             "/unfreeze": self._unfreeze,
             "/teams/pause": self._pause,
             "/teams/resume": self._resume,
-            "/requests/{number:int}": self._decide,
+            "/requests/{number:entry}": self._decide,
             "/ledger/verify": self._verify,
             "/publication": self._pages.price,
             "/report": self._report,

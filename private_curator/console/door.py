@@ -85,6 +85,8 @@ class Door:
             return _refused(403, "the request comes from another page than this console's")
         if not _fits(headers, self.room.get(scope["path"], MAX_FORM_BYTES)):
             return _refused(413, "the request is too large")
+        if "content-length" in headers and "transfer-encoding" in headers:  # which of the two ends it?
+            return _refused(400, "a request has one length: Content-Length or Transfer-Encoding", Connection="close")
         session = self.sessions.of(HTTPConnection(scope).cookies.get(COOKIE))
         scope.setdefault("state", {})["session"] = session
         if session is None and scope["path"] not in self.unlocked:
@@ -143,7 +145,7 @@ def origins_of(address: str, further: Iterable[str] = ()) -> frozenset[str]:
 
 def _fits(headers: Headers, room: int) -> bool:
     length = headers.get("content-length", "0")
-    return length.isdecimal() and int(length) <= room
+    return length.isdecimal() and len(length) <= 18 and int(length) <= room
 
 
 def _dressed(send: Send) -> Send:

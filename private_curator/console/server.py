@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import resource
@@ -12,13 +13,76 @@ from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dpswd.private_curator.storage.home_directory import SAFE_UMASK
 from dpswd.shared.core.errors import SettingsError
 
-MOST_REQUESTS = 32
-"""Under way at the same time: there is one operator."""
+MOST_CONNECTIONS = 256
+"""For a further one, the one goes that has kept the console waiting longest."""
+WAIT_S = 5.0
+"""That a request's head may take to arrive, and then its body; a body from a session may take its time."""
 MAX_HEADER_BYTES = 16 * 1024
+
+
+class PatientConnection(H11Protocol):
+    """One connection, which may keep the console waiting neither for long nor at another's cost.
+
+    Whoever has an account on the machine may connect, and send half a head: uvicorn would wait for the rest for ever,
+    and count it among the requests under way.
+    """
+
+    _waits: asyncio.TimerHandle | None = None
+    _since = 0.0
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether the next move is the other side's: to ask, to send the rest, to take the answer."""
+        request = self.cycle
+        if request is None or request.response_complete:
+            return True
+        signed_in = request.scope["state"].get("session") is not None
+        return not signed_in and (request.more_body or self.flow.write_paused)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Makes room where there is none."""
+        super().connection_made(transport)
+        self._wait()
+        if len(self.connections) > MOST_CONNECTIONS:
+            mine = [each for each in self.connections if isinstance(each, PatientConnection) and each._is_awaited]
+            oldest = min(mine, key=lambda each: each._since)  # at least this one is awaited
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forgets the time."""
+        super().connection_lost(exc)
+        if self._waits is not None:
+            self._waits.cancel()
+
+    def handle_events(self) -> None:
+        """Waits anew where a head is whole."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._wait()
+
+    def on_response_complete(self) -> None:
+        """Waits anew, for the next request."""
+        self._wait()
+        super().on_response_complete()
+
+    def _wait(self) -> None:
+        if self._waits is not None:
+            self._waits.cancel()
+        self._since = self.loop.time()
+        self._waits = self.loop.call_later(WAIT_S, self._look)
+
+    def _look(self) -> None:
+        if self._is_awaited:
+            self.transport.abort()
+        else:
+            self._wait()
 
 
 @dataclass(frozen=True)
@@ -101,14 +165,14 @@ def configuration(application: ASGIApp) -> uvicorn.Config:
     """What is asked of uvicorn: plain HTTP/1.1 for one operator, and no line in a log."""
     return uvicorn.Config(
         application,
-        http="h11",
+        http=PatientConnection,
         ws="none",
         lifespan="off",
         log_config=None,  # no line for a request: a token's address would be in it
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nobody stands in front who could be believed
-        limit_concurrency=MOST_REQUESTS,
+        backlog=MOST_CONNECTIONS // 4,  # taken at a time: whoever sends at once is heard before the next come
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=5,
     )

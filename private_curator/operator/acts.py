@@ -13,6 +13,7 @@ from dpswd.private_curator.books.audit import Progress, VerificationReport, unto
 from dpswd.private_curator.books.figures import AccountStatus
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.books.operator import check_extends
+from dpswd.private_curator.books.operators import Enrolled
 from dpswd.private_curator.books.witness import Witness
 from dpswd.private_curator.operator import guards
 from dpswd.private_curator.operator.seconding import seconded
@@ -111,6 +112,43 @@ def approve_certificate(
     arguments = {"request": request_fingerprint(asked.request), "epsilon": epsilon, "delta": delta, "days": days}
     with seconded(home, "approve", arguments, reason=f"approve {asked.name}") as acting:
         return _signed(acting, asked, days=days, share=(epsilon, delta), known=known), known
+
+
+def enrol_operator(home: HomeDirectory, name: str, key: str) -> None:
+    """Enrols an operator; takes two where two are enrolled and any act takes two.
+
+    Raises:
+        SettingsError: it waits for a second operator, or who acts shows no credential that counts.
+        InvalidValue: the name or the key is taken, or none.
+    """
+    arguments = {"operator": name, "key": key}
+    with seconded(home, "enrol", arguments, reason=f"enrol {name}") as acting, acting.open_ledger() as ledger:
+        ledger.enrol(name, key)
+
+
+def remove_operator(home: HomeDirectory, name: str, *, reason: str) -> None:
+    """Takes an operator out, as `enrol_operator` enrols one.
+
+    Raises:
+        SettingsError: see `enrol_operator`.
+        InvalidValue: there is none of this name.
+    """
+    with seconded(home, "remove", {"operator": name}, reason=reason) as acting, acting.open_ledger() as ledger:
+        ledger.remove_operator(name, reason=reason)
+
+
+def check_enrolled(home: HomeDirectory, known: Enrolled) -> None:
+    """Holds whoever acts to the operators of a ledger, where an act is not the ledger's own to refuse.
+
+    Raises:
+        SettingsError: operators are enrolled, and who acts is none of them.
+    """
+    by = home.acting
+    if known.keys and (by.credential is None or known.keys.get(by.name) != by.credential):
+        raise SettingsError(
+            f"this ledger has operators ({', '.join(sorted(known.keys))}), and {by.name!r} has shown the credential "
+            "of none: give yours with --credential FILE"
+        )
 
 
 def check_told(request: bytes, told: str | None) -> None:

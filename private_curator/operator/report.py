@@ -22,7 +22,7 @@ from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.timeline import Category, selected
 from dpswd.private_curator.storage.checks import Check
 from dpswd.shared.core.errors import DataInvalid, SettingsError
-from dpswd.shared.core.ledger.receipts import is_signed
+from dpswd.shared.core.ledger.receipts import Signed, is_signed
 from dpswd.shared.files import write_private
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -114,7 +114,7 @@ def report_page(record: Record, *, since: str | None = None, until: str | None =
 def signed_page(page: str, *, sign: Callable[[bytes], bytes]) -> bytes:
     """The page with its signature as its last line."""
     content = page.encode()
-    return content + f"<!-- dpswd-report-1 signature {sign(content).hex()} -->\n".encode()
+    return content + f"<!-- dpswd-report-1 signature {sign(Signed.REPORT.over(content)).hex()} -->\n".encode()
 
 
 def print_pdf(page: Path, pdf: Path, *, sign: Callable[[bytes], bytes]) -> Path:
@@ -149,7 +149,7 @@ def print_pdf(page: Path, pdf: Path, *, sign: Callable[[bytes], bytes]) -> Path:
             ) from error
     write_private(pdf, data)
     signature = _signature_file(pdf)
-    write_private(signature, f"{sign(data).hex()}\n".encode())
+    write_private(signature, f"{sign(Signed.PRINTED_REPORT.over(data)).hex()}\n".encode())
     return signature
 
 
@@ -165,19 +165,19 @@ def check_report(file: Path, *, public_key: str) -> None:
         beside = _signature_file(file).read_text(encoding="ascii").strip() if file.suffix == ".pdf" else ""
     except OSError as error:
         raise SettingsError(f"{error.filename} cannot be read: {error.strerror}") from error
-    content, told = data, beside
+    content, told, kind = data, beside, Signed.PRINTED_REPORT
     if not beside:
         *_, last = data.splitlines(keepends=True) or [b""]
         found = _SIGNATURE.fullmatch(last)
         if found is None:
             raise DataInvalid(f"{file} does not end with a report's signature")
-        content, told = data[: -len(last)], found[1].decode()
+        content, told, kind = data[: -len(last)], found[1].decode(), Signed.REPORT
     try:
         signature, key = bytes.fromhex(told), bytes.fromhex(public_key)
     except ValueError as error:
         text = "a key has 64 hexadecimal digits, a signature 128; give ledger.pub, or its content"
         raise SettingsError(text) from error
-    if not is_signed(content, signature, key):
+    if not is_signed(kind, content, signature, key):
         raise DataInvalid(f"{file} was changed since it was signed, or another key signed it")
 
 

@@ -1,7 +1,7 @@
-"""Acts that two operators must want: the first notes it, the second does it by asking for the very same.
+"""Acts that two operators must want: the first signs the wish, the second does it by asking for the very same.
 
-A guard against one person's mistake or haste, among persons who act under their own names. Whoever owns the curator's
-directory can pass it; the ledger then says who did.
+Two operators are two credentials that the ledger enrols; names that somebody types are none. Who may write to the
+curator's directory may change ``operators.second``, or the program: but signs for nobody else.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import contextlib
 import datetime as dt
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dpswd.private_curator.books.operators import WISH, Enrolled
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
@@ -24,71 +25,76 @@ WAITS = dt.timedelta(days=7)
 """How long a noted act waits; whoever meant it then notes it anew."""
 
 
-@dataclass(frozen=True)
-class Noted:
-    """An act that waits for a second operator.
-
-    Attributes:
-        act: extend, approve or restore.
-        arguments: of the act.
-        by: who wants it.
-        reason: why.
-        time: UTC, ISO 8601.
-    """
-
-    act: str
-    arguments: Mapping[str, Any]
-    by: str
-    reason: str
-    time: str
-
-
 @contextlib.contextmanager
 def seconded(
-    home: HomeDirectory, act: str, arguments: Mapping[str, Any], *, reason: str, now: dt.datetime | None = None
+    home: HomeDirectory,
+    act: str,
+    arguments: Mapping[str, Any],
+    *,
+    reason: str,
+    enrolled: Callable[[], Enrolled] | None = None,
+    now: dt.datetime | None = None,
 ) -> Iterator[HomeDirectory]:
-    """The home to act on: under both names where the settings want two operators for this act.
+    """The home to act on: under both credentials where the settings want two operators for this act.
 
     Args:
         home: of the curator; its operator acts.
-        act: one of those that ``operators.second`` may name.
+        act: one of those that ``operators.second`` may name; ``enrol`` and ``remove``, of operators themselves, take
+            two as soon as any act does and two are enrolled.
         arguments: of the act, JSON.
         reason: why.
+        enrolled: reads the operators where the home's ledger is not to be asked.
         now: the present.
 
     Raises:
-        SettingsError: the act was noted, and waits for another operator.
+        SettingsError: the act was noted, and waits for another operator; or two are wanted who are not enrolled.
     """
-    if act not in configuration.load(home.path).operators.second:
+    chosen = configuration.load(home.path).operators.second
+    known = (enrolled or (lambda: home.read_ledger().books.operators))() if chosen else Enrolled()
+    if act not in chosen and not (act in ("enrol", "remove") and len(known.keys) > 1):
         yield home
         return
+    by = home.acting
+    if len(known.keys) < 2 or by.credential is None or known.keys.get(by.name) != by.credential:
+        raise SettingsError(
+            f"{act} takes two operators (operators.second), each with a credential: {len(known.keys)} are enrolled, "
+            f"and {by.name!r} has shown {'none' if by.credential is None else 'another one'}. Make one (`dpswd-curator "
+            "operator key`), enrol it (`operator add`), and give it (--credential FILE)"
+        )
     now = now or dt.datetime.now(dt.UTC)
     text = json.dumps([act, arguments], sort_keys=True)
     path = home.noted_acts / f"{act}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     first = _noted(path)
-    if first is not None and dt.datetime.fromisoformat(first.time) + WAITS < now:
+    if first is not None and (
+        (first["act"], first["arguments"]) != (act, json.loads(json.dumps(arguments)))
+        or dt.datetime.fromisoformat(first["time"]) + WAITS < now
+        or (first["operator"] != by.name and known.problem(first, by=by.name, credential=by.credential))
+    ):
         first = None
-    if first is None or first.by == home.operator:
+    if first is None or first["operator"] == by.name:
         if first is None:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            noted = Noted(act, arguments, home.operator, reason, now.isoformat(timespec="seconds"))
-            write_private(path, json.dumps(asdict(noted)).encode())
+            time = now.isoformat(timespec="seconds")
+            noted = by.wish(act, arguments, reason=reason, ledger=known.ledger, time=time)
+            write_private(path, json.dumps(noted).encode())
         raise SettingsError(
-            f"noted for {home.operator} and not done: {act} takes two operators (operators.second). Another one does "
-            f"it by giving the same command with the same values (--as NAME) within {WAITS.days} days"
+            f"noted for {by.name} and not done: {act} takes two operators (operators.second). Another one does it by "
+            f"giving the same command with the same values and another --credential within {WAITS.days} days"
         )
-    yield HomeDirectory(home.path, operator=f"{first.by}, seconded by {home.operator}"[:100])
+    yield HomeDirectory(home.path, operator=replace(by, first=first))
     path.unlink(missing_ok=True)
 
 
-def waiting(home: HomeDirectory) -> list[Noted]:
+def waiting(home: HomeDirectory) -> list[Mapping[str, Any]]:
     """The acts that wait for a second operator, the oldest first."""
     found = [noted for path in sorted(home.noted_acts.glob("*.json")) if (noted := _noted(path)) is not None]
-    return sorted(found, key=lambda noted: noted.time)
+    return sorted(found, key=lambda noted: str(noted["time"]))
 
 
-def _noted(path: Path) -> Noted | None:
+def _noted(path: Path) -> dict[str, Any] | None:
     try:
-        return Noted(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        noted: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        dt.datetime.fromisoformat(noted["time"])
+    except (OSError, ValueError, TypeError, KeyError):
         return None
+    return noted if set(noted) == WISH else None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpswd.private_curator.books.operators import who
 from dpswd.private_curator.books.register import Register, account_status
 from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.core.ledger.accounts import Account
@@ -143,7 +144,7 @@ def _event(entry: SignedEntry, *, spent: float, before: float | None) -> Event:
         time=entry.time,
         category=category,
         kind=kind.value,
-        who=payload.get("by", "") if category is Category.ACT else client,
+        who=who(payload.get("by")) if category is Category.ACT else client,
         client=client,
         text=_WORDS[kind]({**payload, "before": before}),
         why=_why(kind, payload),
@@ -267,6 +268,8 @@ _WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.FROZEN: lambda _: "froze the data set",
     Kind.UNFROZEN: lambda _: "opened the data set again",
     Kind.ENDED: lambda _: "ended the data set",
+    Kind.OPERATOR_ADDED: lambda p: f"enrolled the operator {p['operator']} with the key {_short(p['key'])}",
+    Kind.OPERATOR_REMOVED: lambda p: f"took the operator {p['operator']} out",
     Kind.EXTRACTOR_APPROVED: lambda p: f"approved the extractor {_short(p['digest'])}",
     Kind.EXTRACTOR_REVOKED: lambda p: f"withdrew the extractor {_short(p['digest'])}",
     Kind.RUN_OPENED: lambda p: f"was charged for a run of {p['steps']} steps, epsilon {p['epsilon']:.4g} alone",

@@ -189,7 +189,7 @@ class PostgresSchema:
                     (receipt.seq, receipt.statement, receipt.signature),
                 )
         except DpswdError as error:
-            _log.warning("the other curators could not be told that entry %d is missing: %s", receipt.seq, error)
+            _log.warning("the others could not be told that entry %d is missing: %s", receipt.seq, type(error).__name__)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

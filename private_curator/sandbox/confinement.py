@@ -79,13 +79,11 @@ def limit_memory(allowed_bytes: int) -> None:
     raise OSError(errno.ENOSYS, "this kernel does not tell a process's memory")
 
 
-def restrict_files(*, devices: bool, network: bool = False, further: Iterable[Path] = ()) -> bool:
+def restrict_files(*, devices: bool) -> bool:
     """Lets this process read the interpreter and the libraries, and nothing else; write nothing; open no TCP.
 
     Args:
         devices: whether it needs a GPU's device files.
-        network: whether it may open TCP all the same.
-        further: more files and folders that it may read.
 
     Returns:
         Whether the kernel has Landlock and allows it.
@@ -95,13 +93,13 @@ def restrict_files(*, devices: bool, network: bool = False, further: Iterable[Pa
         return False
     rights = _RIGHTS_OF_ABI[min(abi, 5)]
     # Files; bind and connect; signals and abstract sockets.
-    fields = [rights] + [0 if network else 3] * (abi >= 4) + [3] * (abi >= 6)
+    fields = [rights] + [3] * (abi >= 4) + [3] * (abi >= 6)
     attributes = (ctypes.c_uint64 * len(fields))(*fields)
     ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.sizeof(attributes), 0)
     if ruleset < 0:
         return False
     try:
-        for path in (*_readable(), *further):
+        for path in _readable():
             _allow(ruleset, path, _READ)
         _allow(ruleset, Path(os.devnull), 1 << 2 | _WRITE_FILE)
         if devices:

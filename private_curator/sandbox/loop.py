@@ -31,7 +31,7 @@ from dpswd.private_curator.sandbox.arena import Arena, Slot
 from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
 from dpswd.private_curator.sandbox.error_chain import error_chain
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.sandbox.building import Extractor, ForwardPass, check_row_independence
+from dpswd.shared.sandbox.building import Extractor, ForwardPass, RowsDepend, check_row_independence
 from dpswd.shared.sandbox.graph import ExtractorGraph
 from dpswd.shared.sandbox.session import evaluated
 from dpswd.shared.sandbox.weights import weights_from_bytes
@@ -63,6 +63,23 @@ def built(graph_bytes: bytes, weights_bytes: bytes, *, device: torch.device) -> 
         return Extractor.from_graph(graph, weights, device=device)
     except InvalidValue as error:
         raise Refused("weights", str(error)) from error
+
+
+def proven(graph_bytes: bytes, weights_bytes: bytes, *, device: torch.device) -> None:
+    """Builds an upload, and proves on made records that no row of it sees another.
+
+    Raises:
+        Refused: the bytes are not valid, or made records cannot be evaluated: shapes alone decide that.
+        RowsDepend: this device cannot be used.
+    """
+    extractor = built(graph_bytes, weights_bytes, device=device)
+    try:
+        check_row_independence(extractor)
+    except Exception as error:
+        if isinstance(error, RowsDepend) or _out_of_memory(error):
+            raise
+        where = "".join(getattr(error, "__notes__", ()))
+        raise Refused("graph", f"cannot be evaluated on made records: {type(error).__name__} {where}") from error
 
 
 class Loop:
@@ -124,7 +141,7 @@ class Loop:
     def _check(self, message: Message, files: list[int]) -> Message:
         _give_back_memory()
         graph, weights = _read(files, message["graph"], message["weights"])
-        check_row_independence(built(graph, weights, device=self._device))
+        proven(graph, weights, device=self._device)
         return {}
 
     def _begin(self, message: Message, files: list[int]) -> Message:
@@ -186,15 +203,9 @@ def warm_up(device: torch.device) -> None:
 def _read(files: list[int], graph: int, weights: int) -> tuple[bytes, bytes]:
     """The two parts of a file in memory, which is then closed."""
     (descriptor,) = files
-    try:
-        data = os.pread(descriptor, graph, 0)
-        parts, at = [], graph
-        while at < graph + weights:  # one call reads at most 2 GiB
-            parts.append(os.pread(descriptor, graph + weights - at, at))
-            at += len(parts[-1])
-    finally:
-        os.close(descriptor)
-    return data, b"".join(parts)
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        return file.read(graph), file.read(weights)
 
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; other allocators keep nothing that we asked for

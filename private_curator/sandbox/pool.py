@@ -1,7 +1,7 @@
-"""As many workers as steps are computed at the same time, and one more for uploads.
+"""As many workers as steps are computed at the same time, and one more for each client whose upload is checked.
 
-The worker that checks uploads never sees a record, and a slow upload holds up no step. A worker that was ended is
-replaced at once, so that the next request finds a fresh one that has already loaded torch.
+The workers that check uploads never see a record, and a slow upload holds up no step and no other client's upload. A
+worker that was ended is replaced at once, so that the next request finds a fresh one that has already loaded torch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -70,7 +71,7 @@ class _PooledWorker:
 
 
 class WorkerPool:
-    """Evaluates extractors in workers; see `engine.Engine`.
+    """Evaluates extractors in workers; see `dpswd.private_curator.steps.engine.Engine`.
 
     Args:
         settings: of every worker.
@@ -79,7 +80,7 @@ class WorkerPool:
 
     def __init__(self, settings: WorkerSettings, *, workers: int) -> None:
         self._settings = settings
-        # Four synthetic records take a small part of a step, and one client's upload makes the others' wait.
+        # Four synthetic records take a small part of a step.
         self._for_uploads = replace(
             settings, seconds=settings.seconds / 5, time_limit="a fifth of compute.worker_seconds"
         )
@@ -87,8 +88,10 @@ class WorkerPool:
         self._for_steps = [_PooledWorker(settings) for _ in range(workers)]
         for pooled in self._for_steps:
             self._idle.put(pooled)
-        self._uploads: _PooledWorker | None = None
-        self._uploads_lock = threading.Lock()
+        self._uploads: list[_PooledWorker] = []
+        self._spare: queue.Queue[_PooledWorker] = queue.Queue(maxsize=1)  # one of them is kept for the next upload
+        self._uploading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._past_restarts = 0
         self._closed = False
 
     def ready(self) -> Confinement:
@@ -108,7 +111,7 @@ class WorkerPool:
 
     @contextmanager
     def session(self, source: ExtractorSource) -> Iterator[Session]:
-        """See `engine.Engine`."""
+        """See `Engine`."""
         with self._taken() as pooled:
             worker = pooled.ensure()
             self._load(worker, source)
@@ -125,35 +128,42 @@ class WorkerPool:
                 if pooled.arena is not None and pooled.arena.size > _KEPT_BYTES:
                     pooled.drop_arena()
 
-    def check(self, graph: bytes, weights: bytes) -> None:
-        """See `engine.Engine`."""
-        with self._uploads_lock:
-            if self._uploads is None:
-                self._uploads = _PooledWorker(self._for_uploads)
-            worker = self._uploads.ensure()
+    def check(self, graph: bytes, weights: bytes, *, client: str) -> None:
+        """See `Engine`."""
+        with self._uploading[client]:
+            try:
+                pooled = self._spare.get_nowait()
+            except queue.Empty:
+                pooled = _PooledWorker(self._for_uploads)
+                self._uploads.append(pooled)
             try:
                 deadline = time.monotonic() + self._for_uploads.seconds
-                _send_extractor(worker, {"op": "check"}, graph, weights, deadline=deadline)
+                _send_extractor(pooled.ensure(), {"op": "check"}, graph, weights, deadline=deadline)
             finally:
-                if not worker.alive and not self._closed:
-                    self._uploads.replace()
+                if not pooled.worker.alive and not self._closed:
+                    pooled.replace()
+                try:
+                    self._spare.put_nowait(pooled)
+                except queue.Full:
+                    self._uploads.remove(pooled)
+                    self._past_restarts += pooled.restarts
+                    pooled.close()
 
     def close(self) -> None:
-        """See `engine.Engine`."""
+        """See `Engine`."""
         self._closed = True
-        for pooled in (*self._for_steps, self._uploads):
-            if pooled is not None:
-                pooled.close()
+        for pooled in (*self._for_steps, *self._uploads):
+            pooled.close()
 
     @property
     def restarts(self) -> int:
-        """See `engine.Engine`."""
-        return sum(pooled.restarts for pooled in (*self._for_steps, self._uploads) if pooled is not None)
+        """See `Engine`."""
+        return self._past_restarts + sum(pooled.restarts for pooled in (*self._for_steps, *self._uploads))
 
     @property
     def pids(self) -> list[int]:
         """The workers' process numbers, those for steps first."""
-        return [pooled.worker.pid for pooled in (*self._for_steps, self._uploads) if pooled is not None]
+        return [pooled.worker.pid for pooled in (*self._for_steps, *self._uploads)]
 
     @contextmanager
     def _taken(self) -> Iterator[_PooledWorker]:

@@ -122,22 +122,22 @@ class CuratorServer:
             self._engine = make_engine(settings.compute, device)
             opened.callback(self._engine.close)
             labels = load_labels(settings.records, home=home.path, records=data.count)
-            shards = cluster_of(settings, records=data, labels=labels)
-            if shards is not None:
-                opened.callback(shards.close)
             compute = settings.compute
+            here = LocalShards(
+                self._engine,
+                records=data,
+                labels=labels,
+                device=device,
+                parallel=compute.parallel_steps,
+                pass_seconds=compute.pass_seconds,
+            )
+            cluster = cluster_of(settings, records=data, labels=labels, own=here)
+            if cluster is not None:
+                opened.callback(cluster.close)
             self._pipeline = ReleasePipeline(
                 ledger=self._ledger,
                 evaluator=self._engine,
-                shards=shards
-                or LocalShards(
-                    self._engine,
-                    records=data,
-                    labels=labels,
-                    device=device,
-                    parallel=compute.parallel_steps,
-                    pass_seconds=compute.pass_seconds,
-                ),
+                shards=cluster or here,
                 lab=Laboratory(
                     records=data,
                     labels=labels,

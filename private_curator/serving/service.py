@@ -303,7 +303,8 @@ class CuratorService:
 
     def _upload_extractor(self, client: Client, request: pb.UploadExtractorRequest) -> pb.UploadExtractorResponse:
         # Built before it is kept: what cannot run takes no room and is refused with its layer's path.
-        facts = self.extractors.check(request.graph, request.weights, record_shape=self.data_set.record_shape)
+        shape = self.data_set.record_shape
+        facts = self.extractors.check(request.graph, request.weights, record_shape=shape, client=client.name)
         graph = self.uploads.put(Kind.GRAPH, request.graph, client=client.name, field="graph")
         weights = self.uploads.put(Kind.WEIGHTS, request.weights, client=client.name, field="weights")
         return pb.UploadExtractorResponse(

@@ -189,6 +189,14 @@ class ClusterSettings(SettingsGroup):
         default=Path("cluster"),
         description="The curator's folder of the cluster's certificates: ca.crt, member.crt and member.key.",
     )
+    computed_twice: float = setting(
+        0.1,
+        "Share of each sum's shards, chosen in secret, that two machines must compute to the same bits, or nothing is "
+        "released (docs/scale.md).",
+        unit="share",
+        ge=0,
+        le=1,
+    )
 
 
 class ExtractorSettings(SettingsGroup):
@@ -357,7 +365,7 @@ class OperatorSettings(SettingsGroup):
     second: tuple[Literal["extend", "approve", "restore"], ...] = setting(
         (),
         "Acts that take two operators: extending the budget, approving a certificate, restoring a ledger. The first is "
-        "noted, the second, under another name, does it (docs/operator/guard-rails.md).",
+        "noted, the second, by another credential, does it (docs/operator/guard-rails.md).",
         allowed='list of "extend", "approve", "restore"',
     )
     notify_command: tuple[str, ...] | None = setting(

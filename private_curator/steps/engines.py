@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from dpswd.private_curator.sandbox.engine import Engine
-from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings, told
 from dpswd.private_curator.settings.groups import ComputeSettings
+from dpswd.private_curator.steps.engine import Engine
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.shared.core.errors import SettingsError
 
 TOLERATED = frozenset({"read the curator's files"})

@@ -10,8 +10,8 @@ import functools
 
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
-from dpswd.private_curator.sandbox.engine import Engine
 from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.steps.engine import Engine
 from dpswd.private_curator.storage.uploads import Kind, UploadStore
 from dpswd.shared.core.errors import ExtractorNotApproved, ExtractorUnknown, InvalidValue
 from dpswd.shared.core.mechanisms.interface import ModelFacts
@@ -40,7 +40,7 @@ class ExtractorCatalogue:
         remembered = functools.lru_cache(maxsize=MAX_KNOWN)
         self._known = remembered(lambda graph, client: _facts(self._read(Kind.GRAPH, graph, client)))
 
-    def check(self, graph: bytes, weights: bytes, *, record_shape: tuple[int, ...]) -> ModelFacts:
+    def check(self, graph: bytes, weights: bytes, *, record_shape: tuple[int, ...], client: str) -> ModelFacts:
         """Builds an uploaded extractor and proves on synthetic records that no row of it sees another.
 
         Raises:
@@ -52,7 +52,7 @@ class ExtractorCatalogue:
         if facts.input_shape != record_shape:
             raise invalid("graph", f"takes records of shape {facts.input_shape}; this data set's have {record_shape}")
         try:
-            self._engine.check(graph, weights)
+            self._engine.check(graph, weights, client=client)
         except LimitReached as error:
             raise invalid("graph", f"cannot be checked here, use a smaller extractor: {error}") from error
         return facts

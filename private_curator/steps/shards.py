@@ -15,18 +15,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import torch
 
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
-from dpswd.private_curator.sandbox.engine import Engine
 from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.steps.engine import Engine
 from dpswd.shared.core.errors import ExtractionStopped
 from dpswd.shared.core.mechanisms.interface import Facts
 from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, block_records
 from dpswd.shared.core.steps.computing import Labels, LinearRun, Records, summed
 
+T = TypeVar("T")
 MAX_ATTEMPTS = 4
 """How often one shard is computed before the step fails: what ends that many processes ends the next one too."""
 _STRAGGLES = 3.0  # times the usual time of a shard: then another copy of it is begun
@@ -62,14 +64,14 @@ def divided(run: LinearRun, *, parallel: int) -> tuple[Shard, ...]:
 
 def gathered(
     parts: Sequence[Shard],
-    submit: Callable[[Shard], Future[ShardSum]],
+    submit: Callable[[Shard], Future[T]],
     *,
     at_once: Callable[[], int],
     attempts: int = MAX_ATTEMPTS,
     copies: bool = True,
     least_straggling_s: float = _LEAST_STRAGGLING_S,
     pass_seconds: float = math.inf,
-) -> Iterator[ShardSum]:
+) -> Iterator[T]:
     """One sum of each shard, as they come; lost ones are begun again, and slow ones a second time beside the first.
 
     Ends with the first sum of the last shard: nobody waits for the slower of two copies.
@@ -90,10 +92,13 @@ def gathered(
     waiting, open_shards = deque(parts), set(parts)
     lost = dict.fromkeys(parts, 0)
     usual: list[float] = []
-    running: dict[Future[ShardSum], tuple[Shard, float]] = {}
+    running: dict[Future[T], tuple[Shard, float]] = {}
     try:
         while open_shards:
             if time.monotonic() > deadline:
+                _log.error(
+                    "a sum over every record took longer than %g seconds; a step was ended", _BUSY * pass_seconds
+                )
                 raise ExtractionStopped(
                     f"a sum over every record took longer than {_BUSY * pass_seconds:g} seconds; nothing was released, "
                     "repeat the request with its id"
@@ -131,9 +136,7 @@ def gathered(
             future.cancel()
 
 
-def _stragglers(
-    running: dict[Future[ShardSum], tuple[Shard, float]], open_shards: set[Shard], slow: float
-) -> list[Shard]:
+def _stragglers(running: dict[Future[T], tuple[Shard, float]], open_shards: set[Shard], slow: float) -> list[Shard]:
     """Shards that take longer than this and of which one copy runs."""
     now, copies = time.monotonic(), [shard for shard, _ in running.values()]
     late = [

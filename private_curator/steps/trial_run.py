@@ -11,6 +11,7 @@ which reply times are padded (private_curator/serving/pacing.py).
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import threading
 import time
@@ -24,12 +25,14 @@ import numpy.typing as npt
 from dpswd.private_curator.core.ledger.store import no_checkpoint
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.release import ReleasePipeline
-from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.sandbox.process import LimitReached, WorkerFailed
 from dpswd.shared.core.mechanisms.interface import LabelArray
 from dpswd.shared.core.mechanisms.linear import LinearMechanism
 from dpswd.shared.core.steps.admission import AdmittedRun
 from dpswd.shared.core.steps.computing import computed
 from dpswd.shared.core.wire.checks import invalid
+
+_log = logging.getLogger(__name__)
 
 TRIAL_SHARE = 0.5  # of the time limit: a step on made records may take so much, and a busy machine twice as long
 MAX_REMEMBERED = 256  # kinds of steps
@@ -170,6 +173,14 @@ class Trials:
         except LimitReached as error:
             text = f"declare steps that cannot be computed here, as made records show: {error}"
             raise invalid("parameters", text) from error
+        except (
+            WorkerFailed,
+            RuntimeError,
+        ) as error:  # torch's, of made records: shapes decided it, and nothing is spent
+            kinds = [str(link["type"]) for link in error.chain] if isinstance(error, WorkerFailed) else [type(error)]
+            _log.error("a trial on made records failed: %s", kinds)
+            text = "declare steps that cannot be computed: made records failed here; adapt other parameters, and tell "
+            raise invalid("parameters", f"{text}the operator, whose log has the kind of error") from error
         # A sum over every record asks its worker for one block after the other: no evaluation is the whole of it.
         most = self._pass_seconds if run.mechanism.whole else TRIAL_SHARE * self._most_seconds
         if seconds > most:

@@ -23,7 +23,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dpswd.shared.certificates import common_name, fingerprint, named, private_pem
 from dpswd.shared.core.errors import InvalidValue, SettingsError
@@ -44,6 +44,8 @@ CLIENT_CERTIFICATE = "client.crt"
 CLIENT_KEY = "client.key"
 MEMBER_CERTIFICATE = "member.crt"
 MEMBER_KEY = "member.key"
+SCHEDULER, CURATOR, NODE = "scheduler", "curator", "node"
+"""Roles in a cluster."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
@@ -237,20 +239,22 @@ class CertificateAuthority:
         return certificate, key
 
 
-def make_cluster_members(out: Path, *, members: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+def make_cluster_members(out: Path, *, nodes: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     """Makes an authority whose key is thrown away, and a folder with key and certificate for each of its members.
 
-    A cluster's members are clients and servers of each other, and nothing else trusts this authority.
+    Members are the scheduler, the curator and the nodes; a certificate's organizational unit is its member's role. The
+    scheduler and nodes are clients and servers of each other, the curator serves nobody.
 
     Args:
         out: holds the folders; must not exist.
-        members: their names.
+        nodes: their names.
         names: host names and addresses under which members reach each other.
 
     Raises:
         SettingsError: `out` exists, or a name is not allowed.
     """
     alternatives = x509.SubjectAlternativeName(_alternative_names(names))
+    members = (SCHEDULER, CURATOR, *nodes)
     for member in members:
         check_client_name(member)
     if out.exists() or len(set(members)) != len(members):
@@ -260,11 +264,15 @@ def make_cluster_members(out: Path, *, members: Sequence[str], names: Sequence[s
         subject=subject, issuer=subject, public_key=key.public_key(), days=LEAF_DAYS, signed_by=key, authority=True,
         extensions=[x509.SubjectKeyIdentifier.from_public_key(key.public_key())],
     )  # fmt: skip
-    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     for member in members:
+        role = NODE if member in nodes else member
+        serves = [] if role == CURATOR else [ExtendedKeyUsageOID.SERVER_AUTH]
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, *serves])
+        unit = x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role)
         own = ec.generate_private_key(ec.SECP256R1())
         certificate = _certificate(
-            subject=named(member), issuer=subject, public_key=own.public_key(), days=LEAF_DAYS, signed_by=key,
+            subject=x509.Name([unit, *named(member)]), issuer=subject, public_key=own.public_key(), days=LEAF_DAYS,
+            signed_by=key,
             extensions=[
                 usage, alternatives, x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
             ],
@@ -273,7 +281,7 @@ def make_cluster_members(out: Path, *, members: Sequence[str], names: Sequence[s
         write_private(out / member / MEMBER_KEY, private_pem(own))
         write_public(out / member / MEMBER_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
         write_public(out / member / CA_CERTIFICATE, authority.public_bytes(serialization.Encoding.PEM))
-    return tuple(members)
+    return members
 
 
 def check_no_key(directory: Path) -> None:

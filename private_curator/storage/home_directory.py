@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dpswd.private_curator.books.heads import SYSTEM_LOG, Heads
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.books.location import LedgerLocation
+from dpswd.private_curator.books.operators import Operator, checked_operator
 from dpswd.private_curator.books.reading import LedgerReading, read_ledger
 from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.books.witness import Witness
@@ -29,13 +30,11 @@ from dpswd.private_curator.storage.checks import CheckNotes
 from dpswd.private_curator.storage.notices import Notices
 from dpswd.shared.accounting.persons import allowed_for_record
 from dpswd.shared.certificates import private_pem
-from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.files import write_private
 
-MAX_OPERATOR_LENGTH = 100
-"""Characters of an operator's name in the ledger."""
 SAFE_UMASK = 0o077
 """Whatever a curator's process makes belongs to its operator alone."""
 
@@ -55,14 +54,16 @@ class HomeDirectory:
         incidents: unexpected errors, for the operator.
         asks: refusals, and when clients were last seen.
         checks: when the ledger was last verified and backed up.
-        operator: who acts; each act states the name.
+        acting: the operator; each act states the name, and the credential where there is one.
         noted_acts: acts that wait for a second operator.
         address: host:port of the serving process; there only while it serves.
     """
 
-    def __init__(self, path: Path, *, operator: str | None = None) -> None:
+    def __init__(self, path: Path, *, operator: str | Operator | None = None) -> None:
         self.path = path
-        self.operator = system_user() if operator is None else checked_operator(operator)
+        if not isinstance(operator, Operator):
+            operator = Operator(system_user() if operator is None else checked_operator(operator))
+        self.acting = operator
         self.settings = path / SETTINGS_FILE
         self.ledger = path / "ledger.db"
         self.ledger_key = path / "ledger.key"
@@ -75,6 +76,11 @@ class HomeDirectory:
         self.checks = CheckNotes(path / "checks.json")
         self.noted_acts = path / "noted-acts"
         self.address = path / "address"
+
+    @property
+    def operator(self) -> str:
+        """The name of whoever acts, or the two names."""
+        return self.acting.text
 
     def read_ledger_key(self) -> Ed25519PrivateKey:
         """The ledger's key.
@@ -139,7 +145,7 @@ class HomeDirectory:
             lock_timeout_s=chosen.lock_seconds,
             followed=followed,
             witness=self.ledger_witness(chosen) if witnessed else None,
-            by=self.operator,
+            by=self.acting,
             listener=self._tell,
             heads=Heads(
                 file=None if chosen.heads_file is None else self.path / chosen.heads_file,
@@ -243,7 +249,7 @@ def create(
             budget=budget,
             records_per_person=records_per_person,
             witness=witness,
-            by=home.operator,
+            by=home.acting,
         ).close()
         fingerprint.write(home.path)
         tree = {"records": records.model_dump(mode="json", exclude_defaults=True), **(groups or {})}
@@ -259,17 +265,6 @@ def system_user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return f"user {os.geteuid()}"
-
-
-def checked_operator(name: str) -> str:
-    """An operator's name as acts state it.
-
-    Raises:
-        InvalidValue: it is not 1 to `MAX_OPERATOR_LENGTH` printable characters.
-    """
-    if not 1 <= len(name.strip()) <= MAX_OPERATOR_LENGTH or not name.isprintable():
-        raise InvalidValue(f"an operator's name has 1 to {MAX_OPERATOR_LENGTH} printable characters, not {name!r}")
-    return name.strip()
 
 
 def _toml(tree: Mapping[str, Mapping[str, object]]) -> str:

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import threading
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +23,10 @@ from dpswd.shared.core.errors import InvalidValue
 
 _NUMBER_BYTES = 6  # 48 random bits: a client cannot count incidents, an operator can still read one out on the phone
 _MAX_FRAME_LENGTH = 200  # characters that are kept of a worker's words
+MOST_ALIKE = 8
+"""Incidents of one client at one place that are written, from start to start; others have the last one's number."""
+MOST_OF_ONE = 512
+"""Incidents of one client that are written, wherever they happen: what asks again and again does not fill the disk."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,9 +60,14 @@ class IncidentBook:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self._written: Counter[tuple[str, ...]] = Counter()
+        self._last: dict[tuple[str, ...], str] = {}
 
     def record(self, error: BaseException, *, operation: str, client: str = "") -> str:
-        """Writes an incident and returns its number; never raises for a full disk, the number still reaches the log."""
+        """Writes an incident and returns its number; never raises for a full disk, the number still reaches the log.
+
+        Of many alike only the first are written, and the others have a number of these.
+        """
         incident = Incident(
             number=secrets.token_hex(_NUMBER_BYTES),
             time=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -65,6 +75,14 @@ class IncidentBook:
             client=client,
             errors=_chain(error),
         )
+        alike = client, json.dumps([operation, incident.errors])
+        with self._lock:
+            for key, most in ((alike, MOST_ALIKE), (alike[:1], MOST_OF_ONE)):
+                if self._written[key] >= most:
+                    return self._last[key]
+            for key in (alike, alike[:1]):
+                self._written[key] += 1
+                self._last[key] = incident.number
         # The newline stands first: a line that a crash cut short then spoils itself alone.
         line = "\n" + json.dumps(asdict(incident), separators=(",", ":"))
         fields = {"incident": incident.number, "operation": operation, "client": client}

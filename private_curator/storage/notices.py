@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpswd.private_curator.books.figures import ASKED_BY_CLIENTS, AccountStatus, LedgerStatus
+from dpswd.private_curator.books.operators import who
 from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.private_curator.storage.asks import Ask
 from dpswd.shared.core.ledger.receipts import SignedEntry
@@ -52,6 +53,7 @@ class Notices:
         if asked or (entry.kind not in ASKED_BY_CLIENTS and entry.kind != Kind.FILTER_FIXED):
             stated = ("client", "by", "reason", "because", "epsilon", "number", "decision")
             told = {name: entry.payload[name] for name in stated if name in entry.payload}
+            told |= {"by": who(told["by"])} if "by" in told else {}
             self._tell("request" if asked else "act", act=entry.kind, entry=entry.seq, time=entry.time, **told)
 
     def refused(self, ask: Ask) -> None:

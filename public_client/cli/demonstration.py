@@ -25,8 +25,8 @@ _DIRECTIONS = {"method.settings.directions": 100}
 _CONTROL = "control: the default's tuning without a release"
 _NON_PRIVATE = "non-private SWD"
 _METHODS: dict[str, dict[str, Any]] = {
-    "DP-SWD by quantiles": {"method.name": "replay", **_DIRECTIONS},
-    "the same, with adapter": {"method.name": "adapter", "privacy.batch_size": 898, **_DIRECTIONS},
+    "the ladder (the default)": {},
+    "quantiles, with adapter": {"method.name": "adapter", "privacy.batch_size": 898, **_DIRECTIONS},
     "DP-SWD by rows (paper)": {"method.name": "rows", "privacy.batch_size": 898, "privacy.steps": 100, **_DIRECTIONS},
     _NON_PRIVATE: {"method.name": "swd", "method.steps": 400},
 }
@@ -95,8 +95,8 @@ def demo(context: click.Context, epsilon: float, seed: int, out: Path, device: s
                     console.print(f"[bold]Operator's console[/], until the demo ends: {address}", soft_wrap=True)
                 console.print(f"\n[bold]{name}[/]")
             results[name] = result = adapt(wanted, task, source, hospitals, seed=seed, progress=progress)
-            for plan in result.trained.plans.values():
-                console.print(f"plan: {plan}", highlight=False)
+            for told in (result.trained.adapted or result.trained.plans).values():
+                console.print(str(told), highlight=False)
             if not refusal:
                 again = read_experiment(None, settings | changes | {"privacy.epsilon": epsilon / 2})
                 try:

@@ -17,15 +17,17 @@ from dpswd.public_client.cli.options import (
     key_values,
     tell,
 )
+from dpswd.public_client.experiments.file import LADDER
 from dpswd.shared.core.errors import rounded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dpswd.public_client.curator.description import Description
     from dpswd.public_client.plans.plan import Plan
     from dpswd.public_client.plans.together import Together
     from dpswd.public_client.training.method import Method
+
+
+_LONE_KEY = "--key is the ledger's key for --release; leave it out, or give the published file"
 
 
 @click.command()
@@ -46,13 +48,12 @@ def describe(address: str, credentials: Path, output: str) -> None:
 )
 @click.option("--key", type=FILE, help="The ledger's public key, which came over another way; with --release.")
 @click.option("--epsilon", type=float, help="What the run may cost; needed, but for --release, which is paid for.")
-@click.option("--method", "name", default="replay", show_default=True, help="One of `train --list-methods`.")
+@click.option("--method", "name", default=LADDER, show_default=True, help="One of `train --list-methods`.")
 @click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE", help="One of the method's own.")
 @click.option("--steps", type=int, default=None, help="T.  [default: the method's]")
 @click.option("--batch", "batch_size", type=int, default=None, help="b.  [default: the method's]")
 @click.option("--features", type=int, default=None, help="d; with --adapted, shows the noise.")
 @click.option("--adapted", type=int, default=0, help="p, the number of adapted parameters.")
-@click.option("--compare", is_flag=True, help="Which methods the records can carry, and what each reached; no plan.")
 @click.option(
     "--evaluate-epsilon", type=float, default=None, help="Also prices the evaluation of train --keep-best for so much."
 )
@@ -70,7 +71,6 @@ def plan(
     batch_size: int | None,
     features: int | None,
     adapted: int,
-    compare: bool,
     evaluate_epsilon: float | None,
     ask: bool,
     output: str,
@@ -80,34 +80,33 @@ def plan(
     With --release: what a published file holds, verified, and what it cost the hospital.
     """
     from dpswd.public_client.data.networks import ready_network
-    from dpswd.public_client.experiments.approaches import LADDER, method_of
+    from dpswd.public_client.experiments.approaches import method_of
     from dpswd.public_client.experiments.best import COMPARED
-    from dpswd.public_client.methods.choosing import choices, choices_text
     from dpswd.public_client.methods.comparison import plan_comparison
     from dpswd.public_client.methods.replay import Replay
     from dpswd.public_client.plans.together import both, foreseen
     from dpswd.public_client.training.method import plan_json
 
-    if name == LADDER and release is None and not compare:
-        own = {"steps": steps, "batch": batch_size, "features": features, "evaluate-epsilon": evaluate_epsilon}
-        _plan_ladder(address, credentials, epsilon, output, own | {"adapted": adapted, "setting": settings})
+    if name == LADDER and release is None:
+        own = {"steps": steps, "batch": batch_size, "features": features, "adapted": adapted, "setting": settings}
+        if given := [option for option, value in own.items() if value]:
+            raise click.UsageError(f"the ladder sizes its runs itself; --{given[0]} needs a --method, such as replay")
+        if key is not None:
+            raise click.UsageError(_LONE_KEY)
+        _plan_ladder(address, credentials, output, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon, ask=ask)
         return
     chosen = method_of({LADDER: Replay.name}.get(name, name), key_values("--setting", settings))
     if key is not None and release is None:
-        raise click.UsageError("--key is the ledger's key for --release; leave it out, or give the published file")
+        raise click.UsageError(_LONE_KEY)
     if release is not None:
-        if compare or ask or adapted or evaluate_epsilon is not None:
-            raise click.UsageError("--release goes without --compare, --ask, --adapted and --evaluate-epsilon")
+        if ask or adapted or evaluate_epsilon is not None:
+            raise click.UsageError("--release goes without --ask, --adapted and --evaluate-epsilon")
         _plan_of_release(release, key, output, chosen, epsilon=epsilon, steps=steps, batch_size=batch_size)
         return
     if epsilon is None:
         raise click.UsageError("Missing option '--epsilon'.")
     with connect(address, credentials) as hospital:
         description = hospital.describe()
-        if compare:
-            found = choices(description, epsilon=epsilon)
-            tell(output, [one.to_json() for one in found], choices_text(description, found, epsilon=epsilon))
-            return
         extractor = classifier = None
         if ask:
             extractor, classifier = ready_network(description.record_shape, max(1, description.classes))
@@ -145,23 +144,39 @@ def _plan_of_release(release: Path, key: Path | None, output: str, method: Metho
 
 
 def _plan_ladder(
-    address: str, credentials: Path, epsilon: float | None, output: str, others: Mapping[str, object]
+    address: str,
+    credentials: Path,
+    output: str,
+    *,
+    epsilon: float | None,
+    evaluate_epsilon: float | None,
+    ask: bool,
 ) -> None:
     """What the ladder may ask and cost, for the ready network of the hospital's records."""
     from dpswd.public_client.data.networks import ready_network
     from dpswd.public_client.ladder.adapt import ladder_for
+    from dpswd.public_client.ladder.rungs import declarable_of
+    from dpswd.public_client.plans.declarable import quoted
+    from dpswd.public_client.training.method import Method
     from dpswd.public_client.training.sites import Model
 
     if epsilon is None:
         raise click.UsageError("Missing option '--epsilon'.")
-    if given := [name for name, value in others.items() if value]:
-        raise click.UsageError(f"the ladder sizes its runs itself; --{given[0]} needs a --method")
     with connect(address, credentials) as hospital:
         told = hospital.describe()
         model = Model(*(part.eval() for part in ready_network(told.record_shape, max(2, told.classes))))
-        ladder = ladder_for(model, hospital, record_shape=told.record_shape, epsilon=epsilon)
-    fits = epsilon <= told.remaining * (1.0 + 1e-9)
+        ladder = ladder_for(
+            model, hospital, record_shape=told.record_shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon
+        )
+        admitted = True
+        if ask:
+            first = next(iter(ladder.plans.values()))
+            assert isinstance(first.method, Method), "a rung's method trains"
+            ready = declarable_of(first.method, model, told.record_shape)
+            admitted = quoted(hospital.curator, ready, first)[1].fits
+    fits = admitted and epsilon + (evaluate_epsilon or 0.0) <= told.remaining * (1.0 + 1e-9)
     room = f"epsilon {rounded(told.remaining, up=False)} is left now"
+    room += "; the curator would admit it now (asked; nothing was spent)" * (fits and ask)
     tell(output, ladder.to_json() | {"fits": fits}, f"{ladder}\n{room}{'' if fits else ': it does NOT fit'}")
     _uncompared(told, output)
     if not fits:

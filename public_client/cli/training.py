@@ -26,6 +26,7 @@ _KEYS = {
     "--epsilon": "privacy.epsilon",
     "--delta": "privacy.delta",
     "--budget": "privacy.budget",
+    "--yes": "privacy.yes",
     "--evaluate-epsilon": "privacy.evaluate_epsilon",
     "--steps": "privacy.steps",
     "--batch": "privacy.batch_size",
@@ -117,7 +118,7 @@ def _key_options(command: Callable[..., None], keys: dict[str, str]) -> Callable
 @click.option(
     "--key", "keys", multiple=True, type=FILE, help="The ledger's public key; one for each --release, in their order."
 )
-@click.option("--non-private-steps", type=int, default=0, help="Also trains non-private SWD for so many steps.")
+@click.option("--explain", is_flag=True, help="Also prints what the answers are made of: odds, nats, misfits.")
 @key_options()
 @format_option
 def train(
@@ -131,7 +132,7 @@ def train(
     credentials: tuple[Path, ...],
     releases: tuple[str, ...],
     keys: tuple[Path, ...],
-    non_private_steps: int,
+    explain: bool,
     output: str,
     **options: Any,
 ) -> None:
@@ -142,7 +143,6 @@ def train(
     published of them, without a network and at no price.
     """
     from dpswd.public_client.experiments.approaches import approach, approach_names
-    from dpswd.public_client.methods import METHODS
 
     if list_methods:
         for name in approach_names():
@@ -158,21 +158,10 @@ def train(
     if print_experiment:
         click.echo(wanted.to_yaml(), nl=False)
         return
-    experiments = [wanted]
-    if non_private_steps:
-        if not wanted.rehearsed:
-            raise SettingsError("--non-private-steps needs the target itself; it is for rehearsals without --curator")
-        if wanted.method.name in METHODS and METHODS[wanted.method.name].own_target:
-            raise SettingsError(
-                f"--non-private-steps adapts to the hospital; {wanted.method.name} adapts to the source"
-            )
-        swd = wanted.method.model_copy(update={"name": "swd", "steps": non_private_steps, "settings": {}})
-        experiments.append(wanted.model_copy(update={"method": swd, "output": type(wanted.output)()}))
     from dpswd.public_client.experiments.run import run
 
-    results, *rest = run(*experiments, progress=output == "text")
-    baselines = [accuracy for others in rest for result in others for accuracy in result.accuracies.values()]
-    echo_json(_json(wanted, results, baselines)) if output == "json" else _text(wanted, results, baselines)
+    results = run(wanted, progress=output == "text")
+    echo_json(_json(wanted, results)) if output == "json" else _text(wanted, results, explain=explain)
     _require_compared(results)
 
 
@@ -183,6 +172,10 @@ def _require_compared(results: list[Result]) -> None:
             if site.not_compared is not None:
                 site.not_compared.add_note(f"{site.name}: the models were not compared, the adapted one is delivered")
                 raise site.not_compared
+        for name, own in (result.trained.adapted or {}).items():
+            if own.not_compared is not None:
+                own.not_compared.add_note(f"{name}: the models were not compared, the changed one is delivered")
+                raise own.not_compared
 
 
 def given_keys(options: dict[str, Any]) -> dict[str, Any]:
@@ -232,11 +225,14 @@ def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_
     return {"curators": found}
 
 
-def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> None:
+def _text(wanted: Experiment, results: list[Result], *, explain: bool) -> None:
     last = results[-1]
-    for own in last.trained.adapted.values():
-        click.echo(own)
-    _accuracies(results, baselines, of="control" if wanted.method.name == "control" else "adapted")
+    if last.trained.adapted is not None:
+        several = last.trained.adapted
+        click.echo(several if len(several) > 1 else next(iter(several.values())))
+        for own in several.values() if explain else ():
+            click.echo(own.explain())
+    _accuracies(results, of="control" if wanted.method.name == "control" else "adapted")
     for report in last.trained.reports:
         if report["state"] != "finished":
             click.echo(
@@ -244,7 +240,7 @@ def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> 
                 f"{report['reason']}"
             )
         elif report["finding"] and not last.trained.adapted:
-            click.echo(f"{report['site']}: {report['outcome']}; {report['finding']}")
+            click.echo(f"{report['site']}: {report['outcome']}; {report['finding' if explain else 'plain']}")
     if wanted.dry_run.enabled:
         click.echo("DRY RUN: no server was asked and nothing was spent. The records were synthetic, so accuracy is")
         click.echo("meaningless and not shown. A real run would be charged:")
@@ -263,7 +259,7 @@ def _text(wanted: Experiment, results: list[Result], baselines: list[float]) -> 
         click.echo(f"wrote        {path}")
 
 
-def _accuracies(results: list[Result], baselines: list[float], *, of: str) -> None:
+def _accuracies(results: list[Result], *, of: str) -> None:
     """Where they are known: before, of the control, after; `of` is what the last is called at one site."""
     sites = results[-1].accuracies
     for name in sites:
@@ -275,11 +271,9 @@ def _accuracies(results: list[Result], baselines: list[float], *, of: str) -> No
         for label, (own, note) in known.items():
             if not math.isnan(own[0]) and not math.isnan(results[-1].accuracies[name]):
                 click.echo(f"{label:<12} {_mean_and_deviation(own)}{note}")
-    if baselines:
-        click.echo(f"non-private  {_mean_and_deviation(baselines)}")
 
 
-def _json(wanted: Experiment, results: list[Result], baselines: list[float]) -> dict[str, Any]:
+def _json(wanted: Experiment, results: list[Result]) -> dict[str, Any]:
     """One document; the figures of one seed at one site also stand at its top, by short names."""
     found: dict[str, Any] = {
         "experiment": wanted.name,
@@ -300,8 +294,6 @@ def _json(wanted: Experiment, results: list[Result], baselines: list[float]) -> 
         for name, plan in last.trained.plans.items():
             found |= {"method": plan.method.name, "steps": plan.steps}
             found |= {"epsilon": plan.epsilon, "delta": plan.delta} | last.budgets.get(name, {})
-    if baselines:
-        found["non_private"] = baselines[0] if len(baselines) == 1 else baselines
     return found
 
 

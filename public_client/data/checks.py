@@ -15,6 +15,8 @@ from dpswd.shared.core.errors import DataInvalid, InvalidValue
 from dpswd.shared.protocol.contract import DataContract
 
 NO_BATCHES = "the source loader gives no batches; with drop_last=True its data set must hold one batch"
+_BYTES = 32.0
+"""Images that reach beyond it from 0 are on the scale of bytes: no usual normalisation comes near."""
 _CONSTANT = 1e-6  # of the largest feature: float32 sums of one number differ by so much
 _USED_UP = "the source is used up after one pass, as a generator is; several are needed; pass a DataLoader or a list"
 
@@ -137,7 +139,7 @@ def require_contract(
     """
     own = own or DataContract()
     wrong = contract.disagreements(own)
-    if contract.value_range:
+    if contract.value_range or (len(record_shape) == 3 and not own.value_range):
         ends = []
         with undisturbed(batches):
             for records, _ in batches:
@@ -146,6 +148,12 @@ def require_contract(
         lows, highs = (torch.stack(end) for end in zip(*ends, strict=True))
         least, most = (end.double().cpu().numpy() for end in (lows.amin(dim=0), highs.amax(dim=0)))
         wrong += filter(None, [contract.differences(least, most, record_shape, own)])
+        if not contract.value_range and most.max() > _BYTES and least.min() >= 0.0:
+            wrong.append(
+                f"the source's images reach from {least.min():g} to {most.max():g}, the scale of bytes, and the "
+                "hospital declares no range: divide by 255, as records are served from 0 to 1; or, where its operator "
+                "says that it serves bytes, declare the range of your source (contract.value_range)"
+            )
     if wrong:
         raise DataInvalid(f"{'; '.join(wrong)}. Bring the source to the hospital's scale. Nothing was spent")
 
@@ -153,6 +161,8 @@ def require_contract(
 @contextmanager
 def undisturbed(batches: object) -> Iterator[None]:
     """Looks at a loader without changing what its seed draws next: of torch's generator and of its own."""
+    while isinstance(batches, CheckedBatches):
+        batches = batches._batches
     owners = (batches, getattr(batches, "sampler", None))
     own = [g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)]
     states = [(generator, generator.get_state()) for generator in own]

@@ -30,7 +30,8 @@ from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.source import collect
 from dpswd.public_client.experiments.baselines import PENALTIES, train_local
 from dpswd.public_client.experiments.best import check_comparable, check_room, deliver_best, refuse_own_target
-from dpswd.public_client.ladder.adapt import Adapted, adapt
+from dpswd.public_client.experiments.file import LADDER
+from dpswd.public_client.ladder.adapt import AdaptedEach, adapt
 from dpswd.public_client.methods import METHODS, Method, Replay
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.control import control
@@ -43,7 +44,7 @@ from dpswd.shared.core.errors import InvalidValue, SettingsError
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.protocol.contract import DataContract
 
-LADDER, SOURCE_ONLY, CONTROL = "ladder", "source-only", "control"
+SOURCE_ONLY, CONTROL = "source-only", "control"
 Needs = Literal["nothing", "hospital", "target"]
 LOCAL = "stand-in"
 """The name of the only model of an approach that asks no hospital."""
@@ -105,7 +106,7 @@ class Trained:
         histories: by site.
         reports: what was charged at each site, and how far it came.
         adaptation: of a method, to save its models or look at its runs.
-        adapted: of the ladder, by site.
+        adapted: of the ladder, by site; else None.
     """
 
     models: dict[str, Model]
@@ -113,7 +114,7 @@ class Trained:
     histories: dict[str, list[HistoryPoint]] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)
     adaptation: DomainAdaptation | None = None
-    adapted: dict[str, Adapted] = field(default_factory=dict)
+    adapted: AdaptedEach | None = None
 
 
 @dataclass(frozen=True)
@@ -205,20 +206,14 @@ def _private(own: Approach, problem: Problem) -> Trained:
 
 def _climbed(_: Approach, problem: Problem) -> Trained:
     assert problem.hospital is not None
-    wishes = dict(problem.wishes)
-    if "epsilon" not in wishes:
+    if "epsilon" not in problem.wishes:
         raise InvalidValue("epsilon is missing; say what the ladder may cost")
-    if problem.shared or set(wishes) != {"epsilon"}:
-        raise SettingsError(
-            "the ladder sizes its runs itself and asks each hospital by itself; leave out steps, batch_size and "
-            "shared, or name a method"
-        )
-    hospitals = problem.hospital.hospitals if isinstance(problem.hospital, Federation) else {ALONE: problem.hospital}
+    hospitals = problem.hospital if isinstance(problem.hospital, Federation) else {ALONE: problem.hospital}
     found = adapt(
         Model(copy.deepcopy(problem.extractor), copy.deepcopy(problem.classifier)),
         problem.source,
         hospitals,
-        epsilon=wishes["epsilon"],
+        epsilon=problem.wishes["epsilon"],
         contract=problem.contract,
         directory=problem.checkpoint,
         device=problem.device,
@@ -228,9 +223,11 @@ def _climbed(_: Approach, problem: Problem) -> Trained:
         log=problem.log,
         progress=problem.progress,
     )
+    asked = {name: own for name, own in found.items() if own.lost is None}
     return Trained(
-        models={name: own.model for name, own in found.items()},
-        plans={name: own.ladder.plans[own.answers[-1].rung] for name, own in found.items()},
+        models={name: own.model for name, own in asked.items()},
+        plans={name: own.plan for name, own in asked.items()},
+        histories={name: own.history for name, own in asked.items()},
         reports=[report for name, own in found.items() for report in own.reports(name)],
         adapted=found,
     )

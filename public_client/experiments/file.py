@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+LADDER = "ladder"
+"""The default of `train`, `plan` and `prepare`: the one place that decides it."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -107,7 +109,7 @@ class Source(SettingsGroup):
 class MethodGroup(SettingsGroup):
     """How the model is adapted."""
 
-    name: str = setting("replay", "One of --list-methods.")
+    name: str = setting(LADDER, "One of --list-methods.")
     settings: dict[str, Any] = setting(
         {}, "The method's own settings, such as coefficients; what is left out is its own choice."
     )
@@ -129,6 +131,7 @@ class Privacy(SettingsGroup):
     steps: Count | None = setting(None, "T; by default the method's.")
     batch_size: Count | None = setting(None, "b; by default the method's.")
     evaluate_epsilon: Positive | None = setting(None, "What output.keep_best may cost beside epsilon at each curator.")
+    yes: bool = setting(False, "Charges a run although most measured runs on such records left the model as it was.")
 
     def wishes(self) -> dict[str, Any]:
         """Of a plan; what is left out is the method's own choice."""
@@ -298,7 +301,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         language = "TOML" if path.suffix == ".toml" else "YAML"
         raise SettingsError(f"{path} is not valid {language}: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):
-        raise SettingsError(f"{path} holds no keys at its top; see docs/ml-team/guide.md for an example")
+        raise SettingsError(f"{path} holds no keys at its top; see docs/ml-team/trying.md")
     return loaded
 
 

@@ -12,9 +12,9 @@ from dpswd.public_client.curator.description import Description
 from dpswd.public_client.data.accuracy import features
 from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.source import collect
-from dpswd.public_client.experiments.approaches import LADDER, method_of
+from dpswd.public_client.experiments.approaches import method_of
 from dpswd.public_client.experiments.connect import descriptions
-from dpswd.public_client.experiments.file import Experiment
+from dpswd.public_client.experiments.file import LADDER, Experiment
 from dpswd.public_client.experiments.start import load_data, train_source_model
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.plans.declarable import quoted

@@ -28,14 +28,15 @@ from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.checks import require_contract
 from dpswd.public_client.data.datasets import Labelled, Task
 from dpswd.public_client.experiments import plots
-from dpswd.public_client.experiments.approaches import CONTROL, LADDER, LOCAL, Problem, Trained, approach, method_of
+from dpswd.public_client.experiments.approaches import CONTROL, LOCAL, Problem, Trained, approach, method_of
 from dpswd.public_client.experiments.best import COMPARED, refuse_own_target
 from dpswd.public_client.experiments.connect import connected_hospitals, dealt, descriptions, published, site_names
-from dpswd.public_client.experiments.file import Experiment
+from dpswd.public_client.experiments.file import LADDER, Experiment
 from dpswd.public_client.experiments.start import SourceModel, load_data, own_target, train_source_model
 from dpswd.public_client.methods.aligned_run import AlignedRun
 from dpswd.public_client.methods.comparison import plan_comparison
 from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.plans.measured import BATTERIES, modality_of
 from dpswd.public_client.plans.plan import make_plan
 from dpswd.public_client.plans.together import foreseen
 from dpswd.public_client.testing.mock import MockCurator
@@ -91,35 +92,48 @@ class Result:
         }
 
 
-def run(*experiments: Experiment, progress: bool = True) -> list[list[Result]]:
-    """Trains by each experiment's method, once for each seed.
+def run(wanted: Experiment, *, progress: bool = True) -> list[Result]:
+    """Trains by the experiment's method, once for each seed.
 
     Args:
-        *experiments: checked; data, source training and seeds are the first one's.
+        wanted: the experiment.
         progress: shows bars on standard error.
 
     Returns:
-        Of each experiment, the results by seed.
+        The results by seed.
 
     Raises:
-        SettingsError: the parts of an experiment do not fit together.
+        SettingsError: the parts of the experiment do not fit together.
     """
-    first = experiments[0]
-    for wanted in experiments:
-        check(wanted)
-    task = load_data(first)
-    for wanted in experiments:
-        _compare_source(wanted, task)
-        _check_room(wanted, task)
-    results: list[list[Result]] = [[] for _ in experiments]
-    prepared = next(iter(published(first).values())).load_extractor if first.releases else None
-    for seed in first.seeds:
-        source = train_source_model(first, task, seed=seed, prepared=prepared, progress=progress)
-        control = control_accuracy(first, task, source, seed=seed, progress=progress)
-        for wanted, found in zip(experiments, results, strict=True):
-            with connected_hospitals(wanted, task) as hospitals:
-                found.append(adapt(wanted, task, source, hospitals, seed=seed, control=control, progress=progress))
+    check(wanted)
+    task = load_data(wanted)
+    _require_promise(wanted, task)
+    _compare_source(wanted, task)
+    _check_room(wanted, task)
+    results = []
+    prepared = next(iter(published(wanted).values())).load_extractor if wanted.releases else None
+    for seed in wanted.seeds:
+        source = train_source_model(wanted, task, seed=seed, prepared=prepared, progress=progress)
+        control = control_accuracy(wanted, task, source, seed=seed, progress=progress)
+        with connected_hospitals(wanted, task) as hospitals:
+            results.append(adapt(wanted, task, source, hospitals, seed=seed, control=control, progress=progress))
     return results
+
+
+def _require_promise(wanted: Experiment, task: Task) -> None:
+    """Refuses a charge that has most often changed nothing, unless it is wished all the same.
+
+    Raises:
+        SettingsError: more than half of the measured runs on such records left the model as it was.
+    """
+    modality = modality_of(task.image_shape)
+    battery = BATTERIES.get(modality) if wanted.method.name == Replay.name else None
+    asked = bool(wanted.curators) and not (wanted.dry_run.enabled or wanted.output.resume or wanted.privacy.yes)
+    if asked and battery is not None and 2 * battery.kept > battery.cells:
+        raise SettingsError(
+            f"{battery.kept} of {battery.cells} measured runs of {Replay.name} on {modality} were charged and left the "
+            "model as it was. Leave the method out (the ladder asks less first), or give --yes; nothing was charged"
+        )
 
 
 def _compare_source(wanted: Experiment, task: Task) -> None:
@@ -151,7 +165,15 @@ def check(wanted: Experiment) -> None:
     if chosen.needs == "hospital" and chosen.name != LADDER:
         method_of(chosen.name, wanted.method.settings)
     elif wanted.method.settings:
-        raise SettingsError(f"method.settings: {chosen.name} has none; leave them out")
+        raise SettingsError(
+            f"method.settings: {chosen.name} has none; leave them out, or name a method that has (--method replay)"
+        )
+    if chosen.name == LADDER and (sized := [key for key in ("steps", "batch_size") if key in _wishes(wanted)]):
+        raise SettingsError(
+            f"privacy.{sized[0]}: the ladder sizes its runs itself; leave it out, or name a method (--method replay)"
+        )
+    if chosen.name == LADDER and wanted.method.shared:
+        raise SettingsError("method.shared: the ladder asks each hospital by itself; leave it out, or name a method")
     if chosen.needs == "target" and wanted.sites:
         raise SettingsError(f"method {chosen.name} needs the target itself; it is for rehearsals without curators")
     if output.keep_best:
@@ -179,7 +201,7 @@ def _check_compared(wanted: Experiment) -> None:
             "choose another method"
         )
     refuse_own_target(name)
-    if wanted.method.control_steps == 0:
+    if wanted.method.control_steps == 0 and name != LADDER:  # which compares the team's own model and no control
         raise SettingsError(
             "output.keep_best compares the adapted model with the control, and method.control_steps is 0; give at "
             "least 1, or leave it out"
@@ -367,11 +389,12 @@ def _save(wanted: Experiment, trained: Trained, ending: str) -> list[Path]:
     path = wanted.output.save
     if path is None:
         return []
-    if trained.adapted:
+    if trained.adapted is not None:
         several = len(trained.adapted) > 1
         return [
             own.save(path.with_stem(f"{path.stem}{f'-{name}' if several else ''}{ending}"))
             for name, own in trained.adapted.items()
+            if own.lost is None
         ]
     if trained.adaptation is None:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,35 +19,45 @@ from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.adaptation.published import PublishedHospital
 from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.source import collect
-from dpswd.public_client.ladder.pricing import priced_together
+from dpswd.public_client.ladder import words
+from dpswd.public_client.ladder.pricing import budgets_of, priced_together
 from dpswd.public_client.ladder.rungs import (
     GLANCE,
+    LABELS,
     LAYERS,
-    RUNGS,
+    SHARES,
     VIEWS,
     Ladder,
     applicable,
+    declarable_of,
     sized_plan,
-)  # fmt: skip
+)
 from dpswd.public_client.ladder.whole_model import as_batches, split
 from dpswd.public_client.methods.comparison import Asked, Comparison, plan_comparison
 from dpswd.public_client.methods.normalisation import KEPT, LayersRun, Normalisation
-from dpswd.public_client.normalisation.conversation import Conversation
 from dpswd.public_client.normalisation.verdict import UNDECIDED
+from dpswd.public_client.plans.declarable import quoted
+from dpswd.public_client.plans.measured import measured_alike
 from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.replay.verdict import UNCHANGED, UNEXPLAINED
+from dpswd.public_client.training.history import HistoryPoint
 from dpswd.public_client.training.logs import Recorder
 from dpswd.public_client.training.loop import Evaluate
+from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.saved_model import save_adapted
 from dpswd.public_client.training.sites import ALONE, Model, Site
-from dpswd.shared.core.errors import DataInvalid, InvalidValue, PrivacyError, ProtocolError
+from dpswd.shared.core.errors import BudgetExhausted, DataInvalid, DpswdError, InvalidValue, PrivacyError, ProtocolError
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.protocol.contract import DataContract
 
 _log = logging.getLogger(__name__)
 _SHOWN = 256  # source records by which a model is split and its layers are found
 _LADDER, _COMPARISON = "ladder.json", "comparison.json"
+_MODELS = 2  # of a comparison
 OWN, CHANGED = "own", "changed"
 """Models of a comparison; the team's own wins a draw."""
+SEEN = "channels moved"
+"""The outcome of a glance that calls for other rungs."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +66,16 @@ class Answer:
 
     Attributes:
         rung: its name.
-        outcome: of its method: "adapted", "kept", "priors corrected", ...
-        finding: why, in words.
+        outcome: of its method: "adapted", "kept", "priors corrected", `SEEN`, `UNEXPLAINED`, ...
+        plain: why, in one plain clause.
+        finding: why, with the evidence.
         epsilon: charged for it, alone.
         changed: whether the model is another one after it.
     """
 
     rung: str
     outcome: str
+    plain: str
     finding: str
     epsilon: float
     changed: bool
@@ -75,10 +87,13 @@ class Adapted:
 
     Attributes:
         ladder: what could be asked, and its price.
-        answers: what was asked, in order.
         model: extractor and classifier, in evaluation mode.
+        answers: what was asked, in order.
         ended: why the ladder ended before its last rung; empty where it did not.
         comparison: with the team's own model on the hospital's labels, where it was asked for.
+        not_compared: why there is none although it was asked for; the changed model is delivered.
+        lost: why a hospital among several was not asked to the end of its first rung; its model is the team's own.
+        history: of the last rung.
     """
 
     ladder: Ladder
@@ -86,11 +101,23 @@ class Adapted:
     answers: list[Answer] = field(default_factory=list)
     ended: str = ""
     comparison: Comparison | None = None
+    not_compared: DpswdError | None = None
+    lost: DpswdError | None = None
+    history: list[HistoryPoint] = field(default_factory=list)
+
+    @property
+    def outcome(self) -> str:
+        """`CHANGED`, `KEPT`, or `UNEXPLAINED`: something was seen that nothing explains, and the model is kept."""
+        if any(answer.changed for answer in self.answers):
+            return CHANGED if self.comparison is None or self.comparison.winner == CHANGED else KEPT
+        told_by_labels = bool(self.answers) and self.answers[-1].rung == LABELS
+        seen = any(answer.outcome in (SEEN, UNEXPLAINED) for answer in self.answers)
+        return UNEXPLAINED if seen and not told_by_labels else KEPT
 
     @property
     def changed(self) -> bool:
         """Whether this is another model than the team's."""
-        return any(answer.changed for answer in self.answers)
+        return self.outcome == CHANGED
 
     @property
     def module(self) -> nn.Module:
@@ -104,30 +131,30 @@ class Adapted:
             scores: Tensor = self.module(records.to(device))
         return scores.argmax(dim=1)
 
-    def compare(self, own: Model, hospital: Hospital, *, epsilon: float, directory: Path | None = None) -> None:
+    def compare(self, own: Model, hospital: Hospital, *, directory: Path | None = None) -> None:
         """Compares with the team's own model by one private evaluation, **which is charged**, and delivers the winner.
 
         Args:
             own: the team's model.
             hospital: with labels.
-            epsilon: that it may cost alone.
             directory: keeps what was asked, so that a repeat is not charged again.
-
-        Raises:
-            BudgetExhausted: there is no room for it; nothing was spent.
-            InvalidValue: the hospital evaluates nothing.
         """
         models = {OWN: own, CHANGED: self.model}
         path = None if directory is None else directory / _COMPARISON
-        if path is not None and path.exists():
-            asked = Asked.from_json(json.loads(path.read_text(encoding="utf-8")))
-        else:
-            whole = {name: copy.deepcopy(model).whole().cpu() for name, model in models.items()}
-            told = hospital.describe()
-            asked = Asked.of(hospital.curator, whole, plan_comparison(told, len(whole), epsilon=epsilon))
-            if path is not None:
-                path.write_text(json.dumps(asked.to_json()), encoding="utf-8")
-        self.comparison = asked.answered(hospital.curator)
+        assert self.ladder.comparison is not None, "planned before anything was asked"
+        try:
+            if path is not None and path.exists():
+                asked = Asked.from_json(json.loads(path.read_text(encoding="utf-8")))
+            else:
+                whole = {name: copy.deepcopy(model).whole().cpu() for name, model in models.items()}
+                asked = Asked.of(hospital.curator, whole, self.ladder.comparison)
+                if path is not None:
+                    path.write_text(json.dumps(asked.to_json()), encoding="utf-8")
+            self.comparison = asked.answered(hospital.curator)
+        except DpswdError as error:  # what was paid for is not lost with it
+            self.not_compared = error
+            _log.warning("the models were not compared, and the changed one is delivered: %s", error)
+            return
         self.model = models[self.comparison.winner]
 
     def save(self, path: str | Path) -> Path:
@@ -136,7 +163,7 @@ class Adapted:
         Args:
             path: of the file.
         """
-        plan = self.ladder.plans[self.answers[-1].rung if self.answers else next(iter(self.ladder.plans))]
+        plan = self.plan
         save_adapted(
             Path(path),
             extractor=self.model.extractor.cpu(),
@@ -146,46 +173,85 @@ class Adapted:
         )
         return Path(path)
 
+    @property
+    def plan(self) -> Plan:
+        """Of the last rung that was asked."""
+        return self.ladder.plans[self.answers[-1].rung if self.answers else next(iter(self.ladder.plans))]
+
     def reports(self, site: str) -> list[dict[str, Any]]:
         """Of each question, plain values in the form of `DomainAdaptation.reports`.
 
         Args:
             site: the team's name for the hospital.
         """
+        if self.lost is not None:
+            state = "refused" if isinstance(self.lost, (PrivacyError, InvalidValue)) else "set aside"
+            told = {"site": site, "rung": "", "state": state, "steps": 0, "planned_steps": 0}
+            told |= {"outcome": "", "plain": ""}
+            reason = f"{type(self.lost).__name__}: {self.lost}"
+            return [told | {"finding": "", "charged_epsilon": 0.0, "reason": reason, "not_compared": None}]
         found = []
+        not_compared = None if self.not_compared is None else str(self.not_compared)
         for answer in self.answers:
             steps = self.ladder.plans[answer.rung].steps
             own = {"site": site, "rung": answer.rung, "state": "finished", "steps": steps, "planned_steps": steps}
-            own |= {"outcome": answer.outcome, "finding": answer.finding, "charged_epsilon": answer.epsilon}
-            found.append(own | {"reason": None, "not_compared": None})
+            own |= {"outcome": answer.outcome, "plain": answer.plain, "finding": answer.finding}
+            found.append(own | {"charged_epsilon": answer.epsilon, "reason": None, "not_compared": not_compared})
         return found
 
+    def explain(self) -> str:
+        """The evidence of each question: odds, nats, and what they leave."""
+        lines = [f"  {answer.rung:<8} {answer.outcome}; {answer.finding}" for answer in self.answers]
+        return "\n".join(["What the answers are made of:", *lines])
+
     def __str__(self) -> str:
-        """One plain sentence, then what was asked and what it brought."""
-        told = [answer for answer in self.answers if answer.changed]
-        if told:
-            head = f"Your model was changed for {self.ladder.hospital}: {told[0].finding}."
-        else:
-            head = f"Your model is kept for {self.ladder.hospital}: {self._why_kept()}."
-        lines = [head, self._gain()]
-        lines += [
-            f"  {answer.rung:<8} epsilon {answer.epsilon:.3f} alone: {answer.outcome}; {answer.finding}"
-            for answer in self.answers
-        ]
+        """One plain sentence, what to expect, and then what was asked."""
+        asked = [f"  {one.rung:<8} epsilon {one.epsilon:.3f} alone: {one.plain}" for one in self.answers]
+        lines = [f"{self._head()}.", *self._expected(), *asked]
         unasked = [name for name in self.ladder.plans if name not in {answer.rung for answer in self.answers}]
         if unasked:
-            lines.append(
-                f"  not asked, and not charged: {', '.join(unasked)}{f' ({self.ended})' if self.ended else ''}"
-            )
+            why = f" ({self.ended})" if self.ended else ""
+            lines.append(f"  not asked, and not charged: {', '.join(unasked)}{why}")
         return "\n".join(lines)
 
-    def _gain(self) -> str:
+    def _head(self) -> str:
+        where = self.ladder.hospital
+        if self.lost is not None:
+            return f"{where} was left out, and your model stays as it is: {type(self.lost).__name__}: {self.lost}"
+        if self.changed:
+            return f"Your model was changed for {where}: {'; '.join(a.plain for a in self.answers if a.changed)}"
+        if self.outcome == UNEXPLAINED:
+            return f"Your model is kept for {where}, and may be worse there: {words.UNEXPLAINED}"
         if self.comparison is not None:
-            return f"{self.comparison}: {self.comparison.winner} is delivered"
-        return "What this gains there was not measured; an evaluation measures it for an epsilon of its own."
+            return f"Your model is kept for {where}: a changed one is no better on the hospital's labels"
+        return f"Your model is kept for {where}: {self.answers[-1].plain if self.answers else self.ended}"
 
-    def _why_kept(self) -> str:
-        return self.answers[-1].finding if self.answers else self.ended or "there was nothing to ask"
+    def _expected(self) -> list[str]:
+        """A gain where it was measured, here or on such data; else that it was not."""
+        if self.comparison is not None:
+            return [f"Measured: {self.comparison}."]
+        if not self.changed:
+            return []
+        if self.not_compared is not None:
+            return [f"Expect: not measured, as the models could not be compared ({self.not_compared})."]
+        if self.answers[-1].rung == LABELS and self.answers[-1].changed:
+            return []  # its own clause says what to expect, from the hospital's labels
+        alike = measured_alike(self.plan)
+        if alike is not None:
+            return [f"Expect: not measured at this hospital; on data like yours, {alike}."]
+        return ["Expect: not measured; evaluate_epsilon (train --keep-best) measures it on the hospital's labels."]
+
+
+class AdaptedEach(dict[str, Adapted]):
+    """What several hospitals were given, by the team's names for them."""
+
+    def __str__(self) -> str:
+        """Which were changed, and then each."""
+        changed = [name for name, own in self.items() if own.changed]
+        kept = [name for name, own in self.items() if not own.changed]
+        groups = [("changed", changed), ("kept", kept)]
+        told = "; ".join(f"{what} for {', '.join(names)}" for what, names in groups if names)
+        return "\n".join([f"Your model was {told}.", *map(str, self.values())])
 
 
 def plan_ladder(
@@ -196,6 +262,7 @@ def plan_ladder(
     epsilon: float = 1.0,
     head: str | None = None,
     label: str | None = None,
+    evaluate_epsilon: float | None = None,
 ) -> Ladder:
     """What `adapt` would ask and what it would cost at most; nothing is spent.
 
@@ -206,6 +273,7 @@ def plan_ladder(
         epsilon: that all rungs together may cost.
         head: see `adapt`.
         label: see `adapt`.
+        evaluate_epsilon: see `adapt`.
 
     Returns:
         The rungs with their plans; ``print`` shows a recommendation and the prices.
@@ -216,11 +284,22 @@ def plan_ladder(
     batches = as_batches(source, label=label)
     records = collect(batches, most=_SHOWN).images
     return ladder_for(
-        split(model, records, head=head), hospital, record_shape=tuple(records.shape[1:]), epsilon=epsilon
+        split(model, records, head=head),
+        hospital,
+        record_shape=tuple(records.shape[1:]),
+        epsilon=epsilon,
+        evaluate_epsilon=evaluate_epsilon,
     )
 
 
-def ladder_for(model: Model, hospital: Hospital, *, record_shape: tuple[int, ...], epsilon: float) -> Ladder:
+def ladder_for(
+    model: Model,
+    hospital: Hospital,
+    *,
+    record_shape: tuple[int, ...],
+    epsilon: float,
+    evaluate_epsilon: float | None = None,
+) -> Ladder:
     """The ladder of a model in two parts; see `plan_ladder`.
 
     Args:
@@ -228,6 +307,7 @@ def ladder_for(model: Model, hospital: Hospital, *, record_shape: tuple[int, ...
         hospital: to be asked.
         record_shape: of one source record.
         epsilon: that all rungs together may cost.
+        evaluate_epsilon: see `adapt`.
 
     Raises:
         DataInvalid: the hospital's records have another shape.
@@ -249,8 +329,10 @@ def ladder_for(model: Model, hospital: Hospital, *, record_shape: tuple[int, ...
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise InvalidValue(f"{told.data_set} can be asked nothing for this model ({why}); nothing was spent")
     plans = {name: sized_plan(told, rung.method, model, epsilon=epsilon) for name, rung in rungs.items()}
-    shares = {name: rung.share for name, rung in rungs.items()}
-    return Ladder(priced_together(told, plans, shares, epsilon=epsilon), epsilon, left_out, told.data_set)
+    budgets = budgets_of(told, epsilon=epsilon)
+    priced = priced_together(budgets, plans, SHARES, epsilon=epsilon)
+    compared = None if evaluate_epsilon is None else plan_comparison(told, _MODELS, epsilon=evaluate_epsilon)
+    return Ladder(priced, epsilon, left_out, told.data_set, budgets, compared)
 
 
 def adapt(
@@ -292,31 +374,75 @@ def adapt(
         progress: shows bars.
 
     Returns:
-        `Adapted`; for several hospitals a dictionary of them by name.
+        `Adapted`; for several hospitals `AdaptedEach`, in which those that refuse stand with the reason.
 
     Raises:
         InvalidValue, DataInvalid: the model or the source does not fit; nothing was spent.
-        BudgetExhausted: the first question is refused; nothing was spent.
+        BudgetExhausted: the first question is refused; nothing was spent. Of several hospitals, every one refuses.
     """
     batches = as_batches(source, label=label, seed=seed)
     records = collect(batches, most=_SHOWN).images
     start = split(model, records, head=head)
     several = hospital.hospitals if isinstance(hospital, Federation) else hospital
     named = {"": several} if isinstance(several, Hospital) else dict(several)
-    found = {}
-    for name, own in named.items():
+    shape = tuple(records.shape[1:])
+
+    def one(name: str, own: Hospital) -> Adapted:
         kept = None if directory is None else Path(directory)
         if kept is not None and name not in ("", ALONE):
             kept = kept / "sites" / name
         climb = _Climb(start, batches, own, contract=contract, directory=kept, device=device, seed=seed)
         climb.evaluate = evaluate.get(name or ALONE) if isinstance(evaluate, Mapping) else evaluate
         climb.log, climb.progress = log, progress
-        shape = tuple(records.shape[1:])
-        ladder = _kept_ladder(kept, own) or ladder_for(start, own, record_shape=shape, epsilon=_of(epsilon, name))
-        found[name] = climb.climbed(ladder)
-        if evaluate_epsilon is not None and found[name].changed:
-            found[name].compare(start, own, epsilon=evaluate_epsilon, directory=kept)
-    return found[""] if isinstance(several, Hospital) else found
+        asked = _of(epsilon, name)
+        ladder = _kept_ladder(kept, own)
+        if ladder is None:
+            ladder = ladder_for(start, own, record_shape=shape, epsilon=asked, evaluate_epsilon=evaluate_epsilon)
+            _require_room(own, ladder, start, asked + (evaluate_epsilon or 0.0))
+        reached = climb.climbed(ladder if name in ("", ALONE) else replace(ladder, hospital=name))
+        if ladder.comparison is not None and reached.changed:
+            reached.compare(start, own, directory=kept)
+        return reached
+
+    if len(named) == 1:
+        ((name, alone),) = named.items()
+        return one(name, alone) if isinstance(several, Hospital) else AdaptedEach({name: one(name, alone)})
+    return _each(named, one, Adapted(Ladder({}, 0.0, {}, ""), start))
+
+
+def _each(named: Mapping[str, Hospital], one: Callable[[str, Hospital], Adapted], own: Adapted) -> AdaptedEach:
+    """Hospitals one after the other; one that refuses, or does not answer, leaves the others alone."""
+    found = AdaptedEach()
+    for name, hospital in named.items():
+        try:
+            found[name] = one(name, hospital)
+        except (PrivacyError, ProtocolError, DataInvalid, InvalidValue) as error:
+            _log.warning("%s is left out: %s", name, error)
+            found[name] = replace(own, ladder=replace(own.ladder, hospital=name), lost=error)
+    lost = [reached.lost for reached in found.values() if reached.lost is not None]
+    if len(lost) == len(found):
+        raise lost[0]
+    return found
+
+
+def _require_room(hospital: Hospital, ladder: Ladder, model: Model, epsilon: float) -> None:
+    """Refuses a climb that would end half-way for want of budget, before its first question.
+
+    Where more is asked than is left by subtraction, the ledger has the last word (runs together cost less than their
+    sum), and its operator sees what was refused.
+
+    Raises:
+        BudgetExhausted: the ledger would admit no run of the first rung's kind that costs so much; nothing was spent.
+    """
+    told = hospital.describe()
+    if isinstance(hospital, PublishedHospital) or epsilon <= told.remaining * (1.0 + 1e-9):
+        return
+    method = next(iter(ladder.plans.values())).method
+    assert isinstance(method, Method), "a rung's method trains"
+    whole = sized_plan(told, method, model, epsilon=epsilon)
+    ready = declarable_of(method, model, told.record_shape)
+    if not quoted(hospital.curator, ready, whole, keep_noise=True)[1].fits:
+        raise BudgetExhausted(requested=epsilon, spent=told.spent, remaining=told.remaining)
 
 
 def _of(epsilon: float | Mapping[str, float], name: str) -> float:
@@ -343,6 +469,7 @@ class _Climb:
         self.log: Recorder | None = None
         self.progress = True
         self._moves: tuple[float, ...] | None = None
+        self._looks = ""  # what the glance says of the inputs
 
     def climbed(self, ladder: Ladder) -> Adapted:
         """Asks rung after rung.
@@ -355,10 +482,10 @@ class _Climb:
         start = Model(self._start.extractor.to(device).eval(), self._start.classifier.to(device).eval())
         reached = Adapted(ladder, start)
         skipped: set[str] = set()
-        for name, planned in ladder.plans.items():
+        for name in ladder.plans:
             if name in skipped:
                 continue
-            plan = self._plan(name, planned)
+            plan = self._plan(name, reached.ladder.plans[name])
             try:
                 site = self._asked(name, plan, reached.model)
             except (ProtocolError, PrivacyError) as error:
@@ -367,7 +494,9 @@ class _Climb:
                 reached.ended = f"the hospital answers no further: {error}"
                 _log.warning("%s: %s", name, reached.ended)
                 break
-            skipped |= self._taken(name, site, reached)
+            needless = self._taken(name, site, reached)
+            skipped |= needless
+            reached.ladder = reached.ladder.without(needless, [answer.rung for answer in reached.answers])
         return reached
 
     def _plan(self, name: str, plan: Plan) -> Plan:
@@ -400,22 +529,37 @@ class _Climb:
 
     def _taken(self, name: str, site: Site, reached: Adapted) -> set[str]:
         """Takes a rung's answer, and says which rungs it makes needless."""
-        changed = site.outcome != KEPT
         charged = 0.0 if site.plan.published else site.run.run.quote.epsilon
-        reached.answers.append(Answer(name, site.outcome, site.finding, charged, changed))
+        outcome, plain, needless = site.outcome, site.plain or site.finding, set[str]()
+        if name == GLANCE:
+            outcome, plain, needless = self._seen(site)
+        elif name == LAYERS and outcome not in UNCHANGED:
+            plain = self._looks or plain
+        elif name == VIEWS and outcome == "priors corrected" and reached.outcome == UNEXPLAINED:
+            # Moved channels explain as much: the frequencies that imitate them would cost more than right ones gain.
+            outcome, plain = UNEXPLAINED, "other class frequencies would explain it, and moved channels as well"
+        changed = outcome not in (*UNCHANGED, SEEN)
+        reached.answers.append(Answer(name, outcome, plain, site.finding, charged, changed))
+        reached.history = site.history
         if changed and site.model is not None:
             reached.model = site.model
-        if name != GLANCE:
-            return set()
-        talk = _heard(site)
+        if needless == {LAYERS, VIEWS}:
+            reached.ended = plain
+        return needless
+
+    def _seen(self, site: Site) -> tuple[str, str, set[str]]:
+        """Outcome of a glance, words for it, and what it makes needless."""
+        assert isinstance(site.run, LayersRun), "the rung's method opened it"
+        talk = site.run.conversation
+        assert talk is not None, "the method has fitted"
         assert talk.verdict is not None, "a glance asks for it"
+        plain = words.of_glance(talk.verdict, channels=site.run.probed.probes[0].place.channels)
         if talk.verdict.channels:
-            self._moves = talk.moves
-            return set()
+            self._moves, self._looks = talk.moves, plain
+            return SEEN, plain, set()
         if talk.verdict.outcome == UNDECIDED:  # a release of another kind may tell
-            return {LAYERS}
-        reached.ended = str(talk.verdict)
-        return {LAYERS, VIEWS}
+            return UNEXPLAINED, plain, {LAYERS}
+        return site.outcome, plain, {LAYERS, VIEWS}
 
     def _keep(self, ladder: Ladder) -> None:
         """What a climb that goes on must not plan anew: prices would be of what is left."""
@@ -431,14 +575,4 @@ def _kept_ladder(directory: Path | None, hospital: Hospital) -> Ladder | None:
     """The ladder of a climb that was begun in the directory."""
     if directory is None or not (directory / _LADDER).exists() or isinstance(hospital, PublishedHospital):
         return None
-    kept = json.loads((directory / _LADDER).read_text(encoding="utf-8"))
-    kinds = {rung.name: type(rung.method) for rung in RUNGS}
-    plans = {name: Plan.from_json(plan, method=kinds[name]) for name, plan in kept["plans"].items()}
-    return Ladder(plans, kept["epsilon"], kept["left_out"], kept["hospital"])
-
-
-def _heard(site: Site) -> Conversation:
-    """What was said in a run of layers' statistics."""
-    assert isinstance(site.run, LayersRun), "the rung's method opened it"
-    assert site.run.conversation is not None, "the method has fitted"
-    return site.run.conversation
+    return Ladder.from_json(json.loads((directory / _LADDER).read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""Epsilon of each rung, so that all of them together cost what was asked, and what is not asked is not charged."""
+"""Noise of each rung, so that all of them together cost what was asked, and what is not asked is not charged."""
 
 from __future__ import annotations
 
@@ -14,57 +14,90 @@ from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
 from dpswd.shared.core.privacy.filter import PrivacyFilter
 
-_BISECTIONS = 10
-_LEAST = 1e-3
-"""Of the epsilon that a rung would have alone: below it nothing is worth asking."""
+_BISECTIONS = 12
+_LEAST, _MOST = 0.25, 64.0
+"""Times the noise by which each rung alone costs its share: beyond it the ledger counts what no noise lowers."""
+_ROUNDED = 1e-9  # relative: a price is computed again where it is asked
+
+
+def budgets_of(told: Description, *, epsilon: float) -> tuple[PrivacyBudget, ...]:
+    """The budgets by whose filters the rungs are priced.
+
+    A fresh budget gets its filter with the first charge, and it is known. Of a used one it is not public, and a fresh
+    one's of the asked epsilon is taken.
+
+    Args:
+        told: of the hospital, before anything is asked.
+        epsilon: that all rungs together may cost.
+    """
+    relation = NeighbouringRelation(told.neighbouring_relation)
+    budgets = dict.fromkeys((told.data_set_budget, told.client_budget))
+    wholes = {(epsilon if budget.spent > 0.0 else budget.epsilon, budget.delta) for budget in budgets}
+    return tuple(PrivacyBudget(*whole, relation) for whole in sorted(wholes))
 
 
 def priced_together(
-    told: Description, plans: Mapping[str, Plan], shares: Mapping[str, float], *, epsilon: float
+    budgets: Sequence[PrivacyBudget],
+    plans: Mapping[str, Plan],
+    shares: Mapping[str, float],
+    *,
+    epsilon: float,
+    asked: Sequence[Plan] = (),
 ) -> dict[str, Plan]:
-    """Plans whose runs, all of them one after the other, cost at most epsilon.
+    """Plans whose runs, all of them one after the other, cost epsilon, with their noise and the ledger's price alone.
 
     The squared shifts of the rungs have the ratios of `shares`, so that what a run costs at every order does, about:
-    a run's epsilon goes with the root. One factor of all is solved for, by the filter that the hospital's ledger would
-    use. Where something was spent already that filter is not public, and another budget's of this epsilon is taken.
+    a run's epsilon goes with the root. One factor of all noises is solved for, by the filter that the hospital's
+    ledger uses.
 
     Args:
-        told: of the hospital, now.
+        budgets: `budgets_of`.
         plans: by rung, in the order in which they are asked, for the model at hand (sizes known).
         shares: of the squared budget, by rung.
-        epsilon: that all together may cost at the hospital's delta.
+        epsilon: that all together, those that were asked too, may cost at the hospital's delta.
+        asked: plans of runs that were charged before.
 
     Raises:
         InvalidValue: so small an epsilon does not bear so many rungs; nothing was spent.
     """
     total = math.fsum(shares[name] for name in plans)
+    before = [plan.event() for plan in asked]
+    try:
+        alone = {name: _with_epsilon(plan, epsilon * math.sqrt(shares[name] / total)) for name, plan in plans.items()}
+    except InvalidValue:  # no noise makes a run so cheap
+        raise _unborne(plans, epsilon) from None
 
     def at(factor: float) -> dict[str, Plan]:
-        return {
-            name: _with_epsilon(plan, epsilon * factor * math.sqrt(shares[name] / total))
-            for name, plan in plans.items()
-        }
+        return {name: replace(plan, noise=factor * (plan.noise or 1.0)) for name, plan in alone.items()}
 
-    if len(plans) == 1:
-        return at(1.0)
-    low, high, found = _LEAST, 1.0, None
+    def filters(events: Sequence[RunEvent]) -> list[PrivacyFilter]:
+        return [filter_for(budget, plan=events[0]) for budget in budgets]
+
+    low, high, found = _LEAST, _MOST, None
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)
-        try:
-            tried = at(middle)
-        except InvalidValue:  # no noise makes a run so cheap
-            low = middle
-            continue
-        if _fits(told, [plan.event() for plan in tried.values()], epsilon):
-            low, found = middle, tried
+        tried = at(middle)
+        events = [*before, *(plan.event() for plan in tried.values())]
+        if all(_fits(own, events, epsilon) for own in filters(events)):
+            high, found = middle, tried
         else:
-            high = middle
+            low = middle
     if found is None:
-        raise InvalidValue(
-            f"epsilon {epsilon:g} does not bear {len(plans)} releases ({', '.join(plans)}); ask for more, or for one "
-            "method by name. Nothing was spent"
-        )
-    return found
+        raise _unborne(plans, epsilon)
+    held = filters([*before, *(plan.event() for plan in found.values())])
+
+    def price(event: RunEvent) -> float:
+        return max(own.alone(own.price(event)) for own in held) * (1.0 + _ROUNDED)
+
+    # At less the ledger's quote would raise the noise of each rung until it fits alone, and together they spend less.
+    return {name: replace(plan, epsilon=price(plan.event())) for name, plan in found.items()}
+
+
+def _unborne(plans: Mapping[str, Plan], epsilon: float) -> InvalidValue:
+    return InvalidValue(
+        f"epsilon {epsilon:g} does not bear {len(plans)} releases ({', '.join(plans)}); ask for more, or for one "
+        "method by name. Nothing was spent"
+    )
 
 
 def _with_epsilon(plan: Plan, epsilon: float) -> Plan:
@@ -76,23 +109,12 @@ def _with_epsilon(plan: Plan, epsilon: float) -> Plan:
     return blank.for_model(**sizes)
 
 
-def _fits(told: Description, events: Sequence[RunEvent], epsilon: float) -> bool:
+def _fits(own: PrivacyFilter, events: Sequence[RunEvent], epsilon: float) -> bool:
     """Whether a filter admits all, and certifies at most epsilon afterwards."""
-    for own in _filters(told, events[0], epsilon):
-        spent = own.zero()
-        try:
-            for event in events:
-                spent = own.admit(spent, own.price(event))
-        except BudgetExhausted:
-            return False
-        if own.epsilon(spent) > epsilon:
-            return False
-    return True
-
-
-def _filters(told: Description, first: RunEvent, epsilon: float) -> list[PrivacyFilter]:
-    """What the first charge fixes in budgets that are fresh; of a used one, as if it were for the ladder alone."""
-    relation = NeighbouringRelation(told.neighbouring_relation)
-    budgets = dict.fromkeys((told.data_set_budget, told.client_budget))
-    wholes = {(epsilon if budget.spent > 0.0 else budget.epsilon, budget.delta) for budget in budgets}
-    return [filter_for(PrivacyBudget(*whole, relation), plan=first) for whole in sorted(wholes)]
+    spent = own.zero()
+    try:
+        for event in events:
+            spent = own.admit(spent, own.price(event))
+    except BudgetExhausted:
+        return False
+    return own.epsilon(spent) <= epsilon

@@ -12,13 +12,15 @@ labels    gradient and curvature of the loss in a correction  the hospital has l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from dpswd.public_client.curator.description import Description
+from dpswd.public_client.ladder.pricing import priced_together
+from dpswd.public_client.methods.comparison import Compare
 from dpswd.public_client.methods.normalisation import Normalisation
 from dpswd.public_client.methods.recalibrate import Recalibrate
 from dpswd.public_client.methods.replay import Replay
@@ -27,6 +29,8 @@ from dpswd.public_client.plans.plan import Plan, make_plan
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.errors import DpswdError, InvalidValue
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.events import NeighbouringRelation
 
 GLANCE, LAYERS, VIEWS, LABELS = "glance", "layers", "views", "labels"
 
@@ -54,6 +58,14 @@ RUNGS = (
     Rung(VIEWS, Replay(), 0.5, "where more than classes has changed: a view of images that explains it"),
     Rung(LABELS, Recalibrate(), 1.0, "from the hospital's labels: biases, slopes and head, as far as they are known"),
 )
+SHARES = {rung.name: rung.share for rung in RUNGS}
+
+
+_REASONS = {
+    GLANCE: "a glance at what your network's layers see there tells for little whether anything has moved",
+    VIEWS: "its records are images, and one release tells whether they are turned, paler or of other strokes",
+    LABELS: "it has labels of your model's classes, and one release of them corrects its probabilities",
+}
 
 
 @dataclass(frozen=True)
@@ -65,29 +77,63 @@ class Ladder:
         epsilon: that all of them together may cost.
         left_out: why other rungs are not there, by name.
         hospital: the data set's public name.
+        budgets: by whose filters the rungs are priced; none of a published release.
+        comparison: of the model that they lead to with the team's own, beside epsilon; None where it is not wished.
     """
 
     plans: Mapping[str, Plan]
     epsilon: float
     left_out: Mapping[str, str]
     hospital: str
+    budgets: tuple[PrivacyBudget, ...] = ()
+    comparison: Plan | None = None
+
+    def without(self, skipped: Collection[str], asked: Sequence[str]) -> Ladder:
+        """The ladder whose last rungs have the budget of those that are not asked.
+
+        Args:
+            skipped: rungs that the evidence makes needless.
+            asked: those that were charged, in order.
+        """
+        left = {name: plan for name, plan in self.plans.items() if name not in skipped and name not in asked}
+        freed = [name for name in skipped if name in self.plans]
+        if not (left and freed and self.budgets):
+            return self
+        before = [self.plans[name] for name in asked]
+        again = priced_together(self.budgets, left, SHARES, epsilon=self.epsilon, asked=before)
+        return replace(self, plans={**self.plans, **again})
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; plans by rung."""
         plans = {name: plan.to_json() for name, plan in self.plans.items()}
+        budgets = [[one.epsilon, one.delta, one.relation.value] for one in self.budgets]
         own = {"epsilon": self.epsilon, "left_out": dict(self.left_out), "hospital": self.hospital}
-        return own | {"plans": plans}
+        own |= {"comparison": None if self.comparison is None else self.comparison.to_json()}
+        return own | {"budgets": budgets, "plans": plans}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Ladder:
+        """The inverse of `to_json`."""
+        kinds = {rung.name: type(rung.method) for rung in RUNGS}
+        plans = {name: Plan.from_json(plan, method=kinds[name]) for name, plan in values["plans"].items()}
+        budgets = tuple(PrivacyBudget(e, d, NeighbouringRelation(kind)) for e, d, kind in values["budgets"])
+        compared = values["comparison"] and Plan.from_json(values["comparison"], method=Compare)
+        return cls(plans, values["epsilon"], values["left_out"], values["hospital"], budgets, compared)
 
     def __str__(self) -> str:
-        """The recommendation first, then rung by rung the most it may cost."""
+        """The recommendation and its reason first, then rung by rung the most it may cost."""
         why = {rung.name: rung.why for rung in RUNGS}
         first = next(iter(self.plans))
-        head = f"Recommended for {self.hospital}: the ladder, which asks {first} first ({why[first]}) and goes on "
-        head += f"while it pays. At most epsilon {self.epsilon:g} in all; what is not asked is not charged."
-        lines = [head]
+        lines = [
+            f"Recommended for {self.hospital}: the ladder, because {_REASONS[first]}.",
+            f"It goes on while it pays. At most epsilon {self.epsilon:g} in all; what is not asked is not charged.",
+        ]
         for name, plan in self.plans.items():
             releases = f"{plan.steps} release{'s' if plan.steps > 1 else ''}"
             lines.append(f"  {name:<8} at most epsilon {plan.epsilon:.3f} alone, {releases}: {why[name]}")
+        if self.comparison is not None:
+            price = f"epsilon {self.comparison.epsilon:.3f} beside these, if the model was changed"
+            lines.append(f"  {'compare':<8} {price}: labels decide between your model and the new one")
         lines += [f"  {name:<8} not asked: {reason}" for name, reason in self.left_out.items()]
         return "\n".join(lines)
 

@@ -63,7 +63,7 @@ class Normalisation(Method):
 
     asks: Literal["all", "first", "layers"] = "all"
     moves: tuple[float, ...] = ()
-    clip: float = 2.0
+    clip: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "moves", tuple(self.moves))  # a list where it comes from JSON

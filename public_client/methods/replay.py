@@ -27,7 +27,7 @@ from dpswd.public_client.replay import delivery, fit
 from dpswd.public_client.replay.delivery import Delivered
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.twins import MOST_STEPS
-from dpswd.public_client.replay.verdict import Fitted
+from dpswd.public_client.replay.verdict import UNCHANGED, Fitted
 from dpswd.public_client.replay.views import View, image_view
 from dpswd.public_client.replay.weighted import most_updates
 from dpswd.public_client.training.drawing import draw_all
@@ -116,7 +116,7 @@ class Replay(SlicedMethod):
             run.last = ComparedStep(seen, own[-1], run.feature_map)
         updates = self.tuning_steps * any(fitted.convinced for fitted in found.values())
         title = f"{'tuning on the view' if updates else 'trying other priors'} of {group}"
-        updates += MOST_STEPS * any(fitted.outcome != "kept" for fitted in found.values())
+        updates += MOST_STEPS * any(fitted.outcome not in UNCHANGED for fitted in found.values())
         updates += most_updates(sum(fitted.class_draws is not None for fitted in found.values()))
         with reporting(title, updates, shown=training.progress and updates > 0) as bar:
             delivered = delivery.deliver(  # not the frozen copy: which parameters were trained is asked there
@@ -142,10 +142,9 @@ def _install(site: Site, delivered: Delivered, training: Training, left: float) 
     """Gives a site the model that the replay came to, and ends its course with what is left of the distance."""
     # All ranks computed the same, but for their processors.
     training.ranks.synchronise(delivered.extractor, delivered.classifier)
-    site.model, site.outcome, site.finding = (
-        Model(delivered.extractor, delivered.classifier), delivered.outcome, delivered.reason
-    )  # fmt: skip
-    tell = _log.warning if delivered.outcome == "kept" else _log.info
+    site.model = Model(delivered.extractor, delivered.classifier)
+    site.outcome, site.plain, site.finding = delivered.outcome, delivered.plain, delivered.reason
+    tell = _log.warning if delivered.outcome in UNCHANGED else _log.info
     tell("%s: %s; %s", site.name, delivered.outcome, delivered.reason)
     site.steps = site.plan.steps
     training.record(site, site.steps, left)

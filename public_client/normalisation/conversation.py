@@ -16,15 +16,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dpswd.public_client.normalisation.inference import BOTH, Observed, moved
+from dpswd.public_client.normalisation.inference import BOTH, CHANNELS, Observed, moved
 from dpswd.public_client.normalisation.probes import Place, Probed
-from dpswd.public_client.normalisation.reference import Reference, Values, spread
-from dpswd.public_client.normalisation.verdict import LayerMove, Verdict, layer_moves, weighed
+from dpswd.public_client.normalisation.reference import Reference, Values, scales
+from dpswd.public_client.normalisation.verdict import UNDECIDED, LayerMove, Verdict, layer_moves, weighed
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _OFF = 1e-12
 """What statistics that are not asked for are multiplied with: nothing of them is left after rounding."""
+_FAR = 0.6
+"""Part of the clip's radius beyond which an answer says little of a move's length."""
+_LEFT = 0.25
+"""Part of a layer's move under the source's network that is expected where earlier layers are adapted. Too small costs
+little: beyond the clip the direction is released all the same, and the length follows from how many lie beyond."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Asked:
             unknown.
         records: n.
         sigma: deviation of the noise on each number of a sum.
+        spare: without a first pass, how many layers may be asked for again.
     """
 
     first: int
@@ -47,6 +53,7 @@ class Asked:
     moves: tuple[float, ...]
     records: int
     sigma: float
+    spare: int = 0
 
 
 class Conversation:
@@ -73,43 +80,57 @@ class Conversation:
 
         Before a question the probes hold what the curator is to evaluate.
         """
+        spare = (yield from self._of_all()) if self._asked.first else self._asked.spare
+        if self._asked.groups and (self.verdict is None or self.verdict.outcome in (CHANNELS, BOTH, UNDECIDED)):
+            yield from self._by_layer(spare)
+
+    def _of_all(self) -> Generator[FeatureMap, Values, int]:
+        """The same question until it is clear what has happened; how many questions that leaves over."""
         everything = np.ones(self._vectors.shape[1], dtype=bool)
-        if self._asked.first:
-            reference = self._reference(everything, 0.0)
-            total = np.zeros(self._vectors.shape[1])
-            for _ in range(self._asked.first):
-                total += yield self._map(reference, everything)
-            observed = self._observed(total / self._asked.first, reference, everything, times=self._asked.first)
-            sizes = {place.path: place.channels for place in self._places}
+        sizes = {place.path: place.channels for place in self._places}
+        reference, total = self._reference(everything, 0.0), np.zeros(self._vectors.shape[1])
+        for times in range(1, self._asked.first + 1):
+            total += yield self._map(reference, everything)
+            observed = self._observed(total / times, reference, everything, times=times)
             self.verdict = weighed(observed, reference, _deviations(self._places), sizes)
-        if self._asked.groups and (self.verdict is None or self.verdict.channels):
-            yield from self._by_layer()
+            if self.verdict.clear:
+                break
+        return self._asked.first - times
 
     @property
     def moves(self) -> tuple[float, ...]:
         """(L,) how far each layer is thought to have moved before it is asked for by itself."""
         if self.verdict is None:
             return self._asked.moves or (0.0,) * len(self._places)
-        return tuple(float(np.linalg.norm(self.verdict.move[own])) for own in self._own_parts())
+        move = self.verdict.move * scales(self._vectors)
+        return tuple(float(np.linalg.norm(move[own])) for own in self._own_parts())
 
-    def _by_layer(self) -> Generator[FeatureMap, Values, None]:
-        frequencies = self.verdict is not None and self.verdict.outcome == BOTH
-        found: list[LayerMove] = []
+    def _by_layer(self, spare: int) -> Generator[FeatureMap, Values, None]:
+        """Each layer, once more where it lies near the clip and a question is to spare."""
+        before = {CHANNELS: 0.0} if self.verdict is None else self.verdict.evidence
         parts, moves = self._own_parts(), self.moves
         for group in np.array_split(np.arange(len(parts)), self._asked.groups):
             chosen = np.zeros(self._vectors.shape[1], dtype=bool)
             chosen[parts[group[0]].start : parts[group[-1]].stop] = True
-            reference = self._reference(chosen, float(np.linalg.norm([moves[layer] for layer in group])))
-            answer = yield self._map(reference, chosen)
-            observed = self._observed(answer, reference, chosen)
             places = tuple(self._places[layer] for layer in group)
-            move = moved(observed, reference, _deviations(places), frequencies=frequencies)
-            found += layer_moves(move, {place.path: place.channels for place in places})
-            self.layers = tuple(found)
+            deviations, move = _deviations(places), np.zeros(int(chosen.sum()))
+            if not self.layers and self.verdict is not None and self.verdict.clear:
+                move = self.verdict.move[chosen]  # of the first layers; of later ones they have changed it
+            distance = float(np.linalg.norm([moves[layer] for layer in group])) * (_LEFT if self.layers else 1.0)
+            while True:
+                reference = self._reference(chosen, distance)
+                answer = yield self._map(reference, chosen, move)
+                observed = self._observed(answer, reference, chosen)
+                told = moved(observed, reference, deviations, before)
+                move = move + reference.undone(told)
+                if not spare or np.linalg.norm(told * reference.scale) < _FAR * reference.radius:
+                    break
+                spare, distance = spare - 1, float(np.linalg.norm(reference.undone(told) * reference.scale))
+            self.layers += layer_moves(move, {place.path: place.channels for place in places})
             for layer in group:
                 own = slice(parts[layer].start - parts[group[0]].start, parts[layer].stop - parts[group[0]].start)
-                before = self._vectors[:, parts[layer]].mean(axis=0)
-                self._probed.probes[layer].move(*_offset_and_ratio(self._places[layer], move[own], before))
+                source = self._vectors[:, parts[layer]].mean(axis=0)
+                self._probed.probes[layer].move(*_offset_and_ratio(self._places[layer], move[own], source))
 
     @property
     def _places(self) -> tuple[Place, ...]:
@@ -121,20 +142,19 @@ class Conversation:
         return [slice(int(end) - 2 * place.channels, int(end)) for end, place in zip(ends, self._places, strict=True)]
 
     def _reference(self, chosen: npt.NDArray[np.bool_], distance: float) -> Reference:
-        vectors = self._vectors[:, chosen]
-        return Reference.of(vectors, self._labels, radius=self._asked.clip * float(np.hypot(spread(vectors), distance)))
+        return Reference.of(self._vectors[:, chosen], self._labels, clip=self._asked.clip, distance=distance)
 
-    def _map(self, reference: Reference, chosen: npt.NDArray[np.bool_]) -> FeatureMap:
+    def _map(self, reference: Reference, chosen: npt.NDArray[np.bool_], move: Values | float = 0.0) -> FeatureMap:
         center, scale = np.zeros(len(chosen)), np.full(len(chosen), _OFF)
-        center[chosen], scale[chosen] = reference.center, RECORD_NORM / reference.radius
+        center[chosen], scale[chosen] = reference.center + move, reference.scale * RECORD_NORM / reference.radius
         return FeatureMap(torch.from_numpy(center).float(), torch.from_numpy(scale).float())
 
     def _observed(
         self, total: Values, reference: Reference, chosen: npt.NDArray[np.bool_], *, times: int = 1
     ) -> Observed:
         unit = reference.radius / RECORD_NORM / self._asked.records
-        noise = np.full(len(reference.mean), self._asked.sigma * unit / np.sqrt(times))
-        return Observed(total[chosen] * unit - reference.mean, noise, self._asked.records)
+        noise = self._asked.sigma * unit / np.sqrt(times) / reference.scale
+        return Observed(total[chosen] * unit / reference.scale - reference.mean, noise, self._asked.records)
 
 
 def _deviations(places: tuple[Place, ...]) -> Values:

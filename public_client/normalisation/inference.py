@@ -2,9 +2,10 @@
 
 The release less the source's moments is Gaussian: the hospital's sampling noise, the source's own, the privacy noise,
 and what the explanation adds. *As it is* adds nothing. *Class frequencies* add the source's class means times a change
-of frequencies, N(0, w^2 p) each. *Channels* add a move of each channel, N(0, t^2) for means and N(0, (k t)^2) for
-deviations, and moves along the directions in which the source's records differ from each other, of covariance r^2 S.
-The widths w, t, k and r are averaged over a small grid by the same likelihood (Berger 1985, Statistical Decision
+of frequencies, N(0, w^2 p) each, cut to those that add up to 1 and are not negative: without the cut they explain
+moves of channels by negative ones. *Channels* add a move of each channel, N(0, t^2) for means and N(0, (k t)^2)
+for deviations, and moves along the directions in which the source's records differ from each other, of covariance
+r^2 S. The widths w, t, k and r are averaged over a small grid by the same likelihood (Berger 1985, Statistical Decision
 Theory and Bayesian Analysis, section 3.5). A covariance is diagonal but for few directions, so that Woodbury's identity
 makes it cheap in thousands of channels.
 """
@@ -13,16 +14,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import linalg, stats
+import numpy.typing as npt
+from scipy import linalg, special
 
 from dpswd.public_client.normalisation.reference import Reference, Values
 
 _MOVES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _DEVIATIONS = (0.3, 1.0, 3.0)
 _ALONG = (0.0, 0.1, 0.3, 1.0, 3.0)
+_MOST_CUT = 32  # classes, of which the cut at zero is taken into account
+_TINY = 1e-12
 _FREQUENCIES = (0.1, 0.2, 0.4, 0.8)
 
 AS_IT_IS, FREQUENCIES, CHANNELS, BOTH = "as it is", "class frequencies", "channels moved", "both"
@@ -51,11 +56,13 @@ class Explanation:
         evidence: log of the marginal likelihood, nats.
         move: (d,) posterior mean of how far the channels have moved.
         left: what the explanation's best widths leave, chi-square per number.
+        frequencies: (C,) posterior mean of the classes' frequencies, not negative.
     """
 
     evidence: float
     move: Values
     left: float
+    frequencies: Values
 
 
 def explained(observed: Observed, reference: Reference, deviations: Values) -> dict[str, Explanation]:
@@ -81,54 +88,50 @@ def explained(observed: Observed, reference: Reference, deviations: Values) -> d
     }
 
 
-def moved(observed: Observed, reference: Reference, deviations: Values, *, frequencies: bool = False) -> Values:
-    """(d,) how far channels have moved, averaged over that they have not and all widths.
+def moved(observed: Observed, reference: Reference, deviations: Values, before: Mapping[str, float]) -> Values:
+    """(d,) how far channels have moved: averaged over all explanations and that these channels are still.
 
     Args:
         observed: the release.
         reference: the source's moments, of the same statistics.
         deviations: (d,) 1 for deviations, 0 for means.
-        frequencies: whether class frequencies have changed too; what they explain is no move.
+        before: nats that other releases tell of each explanation.
     """
-    likelihood = _Likelihood(observed, reference, deviations)
-    widths = (0.0, *_FREQUENCIES) if frequencies else (0.0,)
-    grid = itertools.product(_MOVES, _DEVIATIONS, _ALONG, widths)
-    still = _averaged([likelihood.at(0.0, 1.0, 0.0, w) for w in widths])
-    moving = _averaged([likelihood.at(*at) for at in grid])
-    return np.asarray(moving.move / (1.0 + math.exp(min(700.0, still.evidence - moving.evidence))))
+    found = explained(observed, reference, deviations)
+    still = {CHANNELS: AS_IT_IS, BOTH: FREQUENCIES}  # these channels, where others have moved
+    nats = [before.get(name, -math.inf) + found[name].evidence for name in found]
+    nats += [before.get(name, -math.inf) + found[other].evidence for name, other in still.items()]
+    moves = [found[name].move for name in found] + [0.0 * observed.moved for _ in still]
+    return np.asarray(special.softmax(nats) @ np.stack(moves))
 
 
-def class_frequencies(observed: Observed, reference: Reference) -> Values:
-    """(C,) class frequencies where nothing else has changed, positive and of sum 1.
+def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[float, Values]:
+    """Log of the probability that frequencies are positive, and the mean of the law cut at zero.
 
-    The posterior mean, averaged over the width; of each class that of its normal law cut at zero: a class that was not
-    seen is rare by as much as the release leaves open, and not absent.
+    One class after the other, each by the moments of a normal law cut at zero (assumed density filtering, Minka 2001);
+    of very many classes those nearest to zero.
+
+    Args:
+        mean: (C,) changes of frequencies, in roots of their frequencies in the source.
+        covariance: (C, C) of the same.
+        shares: (C,) frequencies in the source.
     """
-    by, shares = _sampling(observed, reference), reference.shares
-    diagonal = by * reference.own + observed.noise**2
-    along = reference.along / diagonal[:, None]
-    inner = linalg.inv(np.eye(along.shape[1]) / by + reference.along.T @ along)
-    classes = reference.classes.T
-    weighted = classes / diagonal[:, None] - along @ (inner @ (along.T @ classes))
-    information, told = classes.T @ weighted, weighted.T @ observed.moved
-    likelihood = _Likelihood(observed, reference, np.zeros(len(diagonal)))
-    evidences = np.array([likelihood.at(0.0, 1.0, 0.0, w).evidence for w in _FREQUENCIES])
-    weights = np.exp(evidences - evidences.max())
-    found = np.zeros(len(shares))
-    for w, weight in zip(_FREQUENCIES, weights / weights.sum(), strict=True):
-        covariance = linalg.inv(information + np.diag(1.0 / (w**2 * shares)))
-        summed = covariance.sum(axis=1)  # changes add up to nothing
-        mean = covariance @ told
-        mean = shares + mean - summed * mean.sum() / summed.sum()
-        deviation = np.sqrt(np.diag(covariance) - summed**2 / summed.sum())
-        found += weight * _above_zero(mean, deviation)
-    return np.asarray(found / found.sum())
+    mean, covariance, told = mean.copy(), covariance.copy(), 0.0
+    for one in _nearest_to_zero(mean, covariance, shares):
+        deviation = math.sqrt(max(covariance[one, one], _TINY))
+        at = (mean[one] + math.sqrt(shares[one])) / deviation
+        log_chance = float(special.log_ndtr(at))
+        pull = math.exp(-0.5 * at * at - log_chance) / math.sqrt(2.0 * math.pi)
+        with_it = covariance[:, one] / deviation
+        mean += pull * with_it
+        covariance -= pull * (at + pull) * np.outer(with_it, with_it)
+        told += log_chance
+    return told, mean
 
 
-def _above_zero(mean: Values, deviation: Values) -> Values:
-    """The mean of a normal law that is cut at zero."""
-    at = mean / deviation
-    return np.asarray(mean + deviation * np.exp(stats.norm.logpdf(at) - stats.norm.logcdf(at)))
+def _nearest_to_zero(mean: Values, covariance: Values, shares: Values) -> npt.NDArray[np.intp]:
+    at = (mean + np.sqrt(shares)) / np.sqrt(np.maximum(np.diag(covariance), _TINY))
+    return np.argsort(at)[:_MOST_CUT]
 
 
 def _sampling(observed: Observed, reference: Reference) -> float:
@@ -144,6 +147,7 @@ class _Likelihood:
         self._by = _sampling(observed, reference)
         self._base = self._by * reference.own + observed.noise**2
         classes = (reference.classes * np.sqrt(reference.shares)[:, None]).T
+        self._shares = reference.shares
         self._rank = reference.along.shape[1]
         self._directions = np.concatenate([reference.along, classes], axis=1)
         self._kept: tuple[tuple[float, float, float], tuple[Values, Values, Values]] | None = None
@@ -165,15 +169,35 @@ class _Likelihood:
         widths = np.full(self._directions.shape[1], self._by + r**2)
         widths[rank:] = w**2
         widths = widths[used]
-        root = linalg.cholesky(np.diag(1.0 / widths) + products[used, used], lower=True)
+        precision = np.diag(1.0 / widths) + products[used, used]
+        root = linalg.cholesky(precision, lower=True)
         half = linalg.solve_triangular(root, told[used], lower=True)
-        coefficients = linalg.solve_triangular(root.T, half)
-        rest = (y - self._directions[:, used] @ coefficients) / diagonal
         square = float(y @ (y / diagonal) - half @ half)
         log_determinant = float(np.log(diagonal).sum() + 2.0 * np.log(np.diag(root)).sum() + np.log(widths).sum())
         evidence = -0.5 * (square + log_determinant + len(y) * math.log(2.0 * math.pi))
+        coefficients = linalg.cho_solve((root, True), told[used])
+        frequencies = self._shares
+        if w:
+            more, changes = self._cut(
+                coefficients[rank:], linalg.cho_solve((root, True), np.eye(len(widths)))[rank:, rank:], w
+            )
+            evidence += more
+            beside = told[:rank] - precision[:rank, rank:] @ changes
+            coefficients = np.append(linalg.solve(precision[:rank, :rank], beside, assume_a="pos"), changes)
+            frequencies = np.maximum(frequencies + np.sqrt(frequencies) * changes, 0.0)
+        rest = (y - self._directions[:, used] @ coefficients) / diagonal
         along = self._directions[:, :rank] @ (coefficients[:rank] * (r**2 / widths[:rank]))
-        return Explanation(evidence, free * rest + along, square / len(y))
+        return Explanation(evidence, free * rest + along, square / len(y), frequencies)
+
+    def _cut(self, mean: Values, covariance: Values, w: float) -> tuple[float, Values]:
+        """Nats of that frequencies add up to 1 and none is negative, and the changes' mean under that."""
+        roots = np.sqrt(self._shares)
+        summed = covariance @ roots
+        total = float(roots @ summed)
+        mean = mean - summed * (roots @ mean) / total
+        after, changes = _positive(mean, covariance - np.outer(summed, summed) / total, self._shares)
+        before, _ = _positive(0.0 * mean, w**2 * (np.eye(len(roots)) - np.outer(roots, roots)), self._shares)
+        return after - before, changes
 
 
 def _averaged(grid: list[Explanation]) -> Explanation:
@@ -181,5 +205,8 @@ def _averaged(grid: list[Explanation]) -> Explanation:
     evidences = np.array([one.evidence for one in grid])
     weights = np.exp(evidences - evidences.max())
     move = sum(weight * one.move for weight, one in zip(weights / weights.sum(), grid, strict=True))
+    frequencies = sum(weight * one.frequencies for weight, one in zip(weights / weights.sum(), grid, strict=True))
     left = grid[int(evidences.argmax())].left
-    return Explanation(float(evidences.max() + math.log(weights.mean())), np.asarray(move), left)
+    return Explanation(
+        float(evidences.max() + math.log(weights.mean())), np.asarray(move), left, np.asarray(frequencies)
+    )

@@ -6,6 +6,7 @@ the source gives the source's moments, whatever the clipping does to them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,9 @@ Values = npt.NDArray[np.float64]
 
 _RANK = 48  # directions along which records vary together; what is left is taken as each value's own
 _LEAST_VARIANCE = 1e-9
+_SMALL_MOVE = 0.1
+_FURTHEST = 6.0  # times: a clip says less of what lies beyond
+_HALVINGS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +27,9 @@ class Reference:
 
     Attributes:
         center: (d,) mean before the clip, about which is clipped.
+        scale: (d,) what numbers are multiplied with for the clip.
         radius: of the clip.
+        rows: (m, d) records less the center, before the clip.
         mean: (d,) of the clipped ones, about the center.
         classes: (C, d) means of each class, about that mean.
         kinds: (C,) the classes' numbers.
@@ -34,7 +40,9 @@ class Reference:
     """
 
     center: Values
+    scale: Values
     radius: float
+    rows: Values
     mean: Values
     classes: Values
     kinds: npt.NDArray[np.int64]
@@ -43,17 +51,31 @@ class Reference:
     own: Values
     records: int
 
+    def undone(self, move: Values) -> Values:
+        """(d,) the move of records whose clipped mean moves by this: further in its direction, by a bounded factor."""
+        length = float(np.linalg.norm(move * self.scale))
+        low, high = 1.0, _FURTHEST
+        for _ in range(_HALVINGS if length > 0.0 else 0):
+            factor = math.sqrt(low * high)
+            rows = clipped((self.rows + factor * move) * self.scale, self.radius)
+            short = float(np.linalg.norm(rows.mean(axis=0) - self.mean * self.scale)) < length
+            low, high = (factor, high) if short else (low, factor)
+        return low * move
+
     @classmethod
-    def of(cls, vectors: Values, labels: npt.NDArray[np.int64], *, radius: float) -> Reference:
+    def of(cls, vectors: Values, labels: npt.NDArray[np.int64], *, clip: float, distance: float = 0.0) -> Reference:
         """Of the source's statistics.
 
         Args:
             vectors: (m, d).
             labels: (m,) classes, or categories by which the source varies.
-            radius: of the clip.
+            clip: its radius, in units of the distance that records and the move have together.
+            distance: of the move, in the clip's units.
         """
-        center = vectors.mean(axis=0)
-        rows = clipped(vectors - center, radius)
+        center, scale = vectors.mean(axis=0), scales(vectors)
+        radius = clip * float(np.hypot(spread(vectors * scale), distance))
+        free = vectors - center
+        rows = clipped(free * scale, radius) / scale
         mean = rows.mean(axis=0)
         rows = rows - mean
         kinds = np.unique(labels)
@@ -62,7 +84,16 @@ class Reference:
         rank = min(_RANK, *rows.shape)
         along = _directions(rows, rank)
         own = np.maximum((rows**2).mean(axis=0) - (along**2).sum(axis=1), _LEAST_VARIANCE)
-        return cls(center, radius, mean, classes, kinds, shares, along, own, len(vectors))
+        return cls(center, scale, radius, free, mean, classes, kinds, shares, along, own, len(vectors))
+
+
+def scales(vectors: Values) -> Values:
+    """(d,) weights of numbers in the clip under which noise of the same norm costs least, summed over the numbers.
+
+    The noise on number i is as large as 1 / s_i, the norm that it is paid for the root of sum s_i^2 v_i: the sum of
+    1 / s_i^2 at a given norm is least for s_i^2 = 1 / sqrt(v_i) (Lagrange). v_i holds a small move too.
+    """
+    return np.asarray((vectors.var(axis=0) + _SMALL_MOVE**2) ** -0.25)
 
 
 def clipped(rows: Values, radius: float) -> Values:

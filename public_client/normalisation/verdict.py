@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from dpswd.public_client.normalisation.inference import (
     AS_IT_IS,
@@ -14,14 +15,14 @@ from dpswd.public_client.normalisation.inference import (
     CHANNELS,
     FREQUENCIES,
     Observed,
-    class_frequencies,
     explained,
 )
 from dpswd.public_client.normalisation.reference import Reference, Values
 
-LEAST_LEAD = 10.0
-"""Nats by which an explanation must lead its rivals: moves are no normal law, so odds are not taken at their word, and
-frequencies where channels have moved cost far more than they gain where they are right."""
+LEAST_LEAD = 3.0
+"""Nats by which an explanation must lead its rivals to be named: odds of twenty to one."""
+CLEAR = 30.0
+"""Nats over explanations without moved channels that end the asking of all layers."""
 UNDECIDED = "undecided"
 
 
@@ -65,6 +66,12 @@ class Verdict:
     layers: tuple[LayerMove, ...]
 
     @property
+    def clear(self) -> bool:
+        """Whether channels have moved beyond doubt: no further release of all layers would tell more."""
+        rival = max(self.evidence[AS_IT_IS], self.evidence[FREQUENCIES])
+        return self.channels and max(self.evidence[CHANNELS], self.evidence[BOTH]) >= rival + CLEAR
+
+    @property
     def channels(self) -> bool:
         """Whether it pays to ask layer by layer."""
         return self.outcome in (CHANNELS, BOTH)
@@ -75,8 +82,8 @@ class Verdict:
             return "what its layers see is what they saw of the source, so far as the release tells; the model is kept"
         if self.outcome == UNDECIDED:
             return (
-                "something has changed, and the release does not tell other classes' frequencies from moved channels; "
-                "the model is kept: more records or a larger epsilon may tell"
+                "something may have changed, and the release does not tell other classes' frequencies from moved "
+                "channels; the model is kept: more records or a larger epsilon may tell"
             )
         if self.outcome == FREQUENCIES:
             assert self.frequencies is not None, "set with the outcome"
@@ -103,12 +110,13 @@ def weighed(observed: Observed, reference: Reference, deviations: Values, sizes:
     found = explained(observed, reference, deviations)
     over = {name: one.evidence - found[AS_IT_IS].evidence for name, one in found.items()}
     outcome = _leading(over)
-    move = found[outcome].move if outcome in found else np.zeros(len(observed.moved))
+    nats = np.array(list(over.values()))
+    move = reference.undone(special.softmax(nats) @ np.stack([one.move for one in found.values()]))
     return Verdict(
         outcome=outcome,
         evidence=over,
         left={name: one.left for name, one in found.items()},
-        frequencies=class_frequencies(observed, reference) if outcome == FREQUENCIES else None,
+        frequencies=_sure(found[FREQUENCIES].frequencies) if outcome == FREQUENCIES else None,
         kinds=reference.kinds,
         before=reference.shares,
         move=move,
@@ -116,11 +124,17 @@ def weighed(observed: Observed, reference: Reference, deviations: Values, sizes:
     )
 
 
+def _sure(frequencies: Values) -> Values:
+    return np.asarray(np.maximum(frequencies, 1e-4) / np.maximum(frequencies, 1e-4).sum())
+
+
 def _leading(over: Mapping[str, float]) -> str:
     """The outcome by the nats of each explanation over "as it is"."""
     moved = max(over[CHANNELS], over[BOTH])
-    if max(moved, over[FREQUENCIES]) < LEAST_LEAD:
+    if max(moved, over[FREQUENCIES]) < 0.0:
         return AS_IT_IS
+    if max(moved, over[FREQUENCIES]) < LEAST_LEAD:
+        return UNDECIDED
     if over[FREQUENCIES] >= over[CHANNELS] + LEAST_LEAD and over[FREQUENCIES] >= over[BOTH]:
         return FREQUENCIES
     if moved >= over[FREQUENCIES] + LEAST_LEAD:

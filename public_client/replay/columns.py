@@ -90,6 +90,10 @@ class ColumnView(View):
             affine.bias.copy_((1.0 - affine.gain) * self.zero * self.spread)
         return affine.requires_grad_(False)
 
+    def words(self) -> str:
+        """See `View.words`."""
+        return f"in other units ({self})"
+
     def __str__(self) -> str:
         gains = [(number, float(gain)) for number, gain in enumerate(self.log_gain.detach().exp()) if gain != 1.0]
         return ", ".join(f"column {number} (from 0) times {gain:.3g}" for number, gain in gains)

@@ -48,12 +48,14 @@ class Delivered:
         extractor: records to features.
         classifier: features to scores.
         outcome: how they came about.
-        reason: why, in words.
+        plain: why, in one plain clause.
+        reason: why, with the evidence.
     """
 
     extractor: nn.Module
     classifier: nn.Module
     outcome: Outcome
+    plain: str
     reason: str
 
 
@@ -115,7 +117,7 @@ def deliver(
     delivered = {}
     kept = (copy.deepcopy(extractor), copy.deepcopy(classifier))
     for name, fitted in found.items():
-        outcome, reason, model = fitted.outcome, fitted.reason, kept
+        outcome, plain, reason, model = fitted.outcome, fitted.plain, fitted.reason, kept
         if fitted.class_draws is not None:
             delivered[name] = _corrected(fitted, fitted.class_draws, kept, twins, onward, source.labels)
             continue
@@ -131,12 +133,13 @@ def deliver(
                     reason += "; what the extractor knows of the public records by heart is not known"
             else:
                 outcome = "kept"
+                plain = f"{plain}, and following that promises no clear gain, so the model is kept"
                 by_heart = f", whose features flatter by {flattered:.1f} points there" if flattered else ""
                 reason = (
                     f"following the view that was found would gain {gain:.1f} ± {error:.1f} points on public records "
                     f"seen through it{by_heart}, which is no clear gain, so the model is kept ({reason})"
                 )
-        delivered[name] = Delivered(*model, outcome, reason)
+        delivered[name] = Delivered(*model, outcome, plain, reason)
     return delivered
 
 
@@ -151,12 +154,13 @@ def _corrected(
     """Other priors, as far as they are safe; and weights that are trained on by them, where that gains more."""
     safe = safe_weights(twins.honest(), labels, fitted.class_weights, draws)
     if safe.weights is None:
-        return Delivered(*kept, "kept", f"{safe.reason} ({fitted.reason})")
+        plain = f"{fitted.plain}, and a correction by that may do harm, so the model is kept"
+        return Delivered(*kept, "kept", plain, f"{safe.reason} ({fitted.reason})")
     told = "no weight changes, as models trained anew, on which training on is tried, are not to be had here"
     trained = onward.by(safe.weights, draws) if onward else Trained(None, told)
     extractor, classifier = trained.modules or kept
     reason = f"{safe.reason}; {trained.reason} ({fitted.reason})"
-    return Delivered(extractor, with_priors(classifier, safe.weights), "priors corrected", reason)
+    return Delivered(extractor, with_priors(classifier, safe.weights), "priors corrected", fitted.plain, reason)
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ docs/ml-team/recipe.md says how the numbers were chosen.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import Reporter
@@ -37,13 +39,14 @@ from dpswd.public_client.replay.twins import laid_out
 from dpswd.public_client.replay.verdict import (
     CONVINCED,
     FITS,
-    FREQUENCIES_LEAVE,
     LEAST_CHANGE,
+    UNEXPLAINED,
     VIEW_FITS,
     VIEW_LEAVES,
     VIEW_MOST,
     Evidence,
     Fitted,
+    Outcome,
 )
 from dpswd.public_client.replay.views import FeatureView, MixedViews, View, view_for
 
@@ -129,7 +132,7 @@ def find_view(
         view: the identity of the kind of view to fit; not changed. By default the ready one for the kind of record.
         ranks: processes with the same source that share the candidates' fits, and end alike.
     """
-    extractor = laid_out(extractor, source.images)
+    extractor = laid_out(folded(extractor), source.images)
     given = None if view is None else copy.deepcopy(view).to(source.images.device)
     if isinstance(given, TableView):
         return find_gaps(given, extractor, source, residuals, generator=generator, bar=bar)
@@ -140,13 +143,11 @@ def find_view(
     still = copy.deepcopy(identity)
     model = posterior.model(identity)
     alone = Evidence(posterior.ranks.share(model.free))
-    without: Fitted | None = None
     # Of a view with few parameters evidence alone decides, where more than nothing points to one.
     doubted = alone.sees_misfit or (identity.few_parameters and not alone.leaves_nothing_seen)
-    if alone.fits() or not doubted:
-        without = _without_view(still, model, alone, posterior)
-        if not alone.sees_misfit or without.outcome != "kept":
-            return without
+    if not doubted or (alone.fits() and not alone.sees_misfit):
+        return _without_view(still, model, alone, posterior)
+    if alone.fits():
         views = _low_rank(identity, given, posterior)  # moves a few directions, a small part of the variance
     else:
         views = _families(identity, given, posterior, generator, learning_rate, bar)
@@ -156,14 +157,26 @@ def find_view(
         gained = seen.log_evidence - alone.log_evidence - math.log(CANDIDATES)
         if gained > CONVINCED and _fits(best.view, seen, alone):
             weights = seen.frequencies.weights.to(features)
-            reason = f"{best.told} the release, {gained:.0f} nats more probable by it: {seen}; without it {alone}"
+            plain = f"its records look {best.view.words()}"
+            evidence = f"{best.told} the release, {gained:.0f} nats more probable by it: {seen}; without it {alone}"
+            mixed = None
+            if best.likely:
+                mixed, told = _mixed(best.likely, still, seen.stays(alone), generator)
+                evidence += f"; {told}"
             left = posterior.left(best.view, weights)
-            if not best.likely:
-                return Fitted(best.view, weights, left, "adapted by a view", reason)
-            mixed, told = _mixed(best.likely, still, seen.stays(alone), generator)
-            return Fitted(best.view, weights, left, "adapted by a view", f"{reason}; {told}", tuned_by=mixed)
+            return Fitted(best.view, weights, left, "adapted by a view", plain, tuned_by=mixed, evidence=evidence)
         closest = min(closest, seen, key=lambda one: one.at_most)
-    return without or _kept(still, alone, posterior, _STRANGE if closest.sees_misfit else _THIN, closest)
+    return _kept(still, alone, posterior, _STRANGE if closest.sees_misfit else _THIN, closest)
+
+
+def folded(extractor: nn.Module) -> nn.Module:
+    """A copy in evaluation mode whose batch normalisations are part of the convolutions before them: a fifth faster."""
+    made = copy.deepcopy(extractor).eval()
+    for sequence in [own for own in made.modules() if isinstance(own, nn.Sequential)]:
+        for number, (one, after) in enumerate(itertools.pairwise(list(sequence))):
+            if type(one) is nn.Conv2d and type(after) is nn.BatchNorm2d:
+                sequence[number], sequence[number + 1] = fuse_conv_bn_eval(one, after), nn.Identity()
+    return made
 
 
 def _mixed(
@@ -220,7 +233,11 @@ def _low_rank(identity: View, given: View | None, posterior: Posterior) -> Itera
         yield _Explained(found, posterior.judged(found), told)
 
 
-_STRANGE = "the release does not fit what is known of shifts, so the model is kept"
+_RARER = "its classes are not as frequent as in your source"
+_STRANGE = (
+    "something has changed that does not fit what is known of shifts, so the model is kept, and no loss of accuracy "
+    "can be excluded: evaluate it on the hospital's labels, or bring a source that is nearer to its records"
+)
 _THIN = "the release says too little, so the model is kept: more records or a larger epsilon may say more"
 _ALIKE = "the release fits the source as it is, so the model is kept"
 
@@ -233,13 +250,14 @@ def _without_view(identity: View, model: FrequencyModel, alone: Evidence, poster
         return _kept(identity, alone, posterior, _THIN)
     if gained <= CONVINCED or alone.changed < LEAST_CHANGE:
         return _kept(identity, alone, posterior, _ALIKE)
-    if alone.sees_misfit and alone.unexplained > FREQUENCIES_LEAVE * unchanged.unexplained:
-        return _kept(identity, alone, posterior, _STRANGE)
     # Accuracy is linear in the frequencies, so the best scores for uncertain ones are those for their mean.
     draws = model.draws(alone.frequencies)
     weights = draws.mean(dim=0)
-    reason = f"class frequencies alone explain the release, {gained:.0f} nats more probable than the source's: {alone}"
-    return Fitted(identity, weights, posterior.left(identity, weights), "priors corrected", reason, draws)
+    left = posterior.left(identity, weights)
+    evidence = (
+        f"class frequencies alone explain the release, {gained:.0f} nats more probable than the source's: {alone}"
+    )
+    return Fitted(identity, weights, left, "priors corrected", _RARER, draws, evidence=evidence)
 
 
 def _kept(
@@ -248,7 +266,8 @@ def _kept(
     """The model as it is, with what the source's records leave and what the closest view leaves, if one was tried."""
     even = torch.ones_like(evidence.frequencies.weights).float()
     tried = "" if closest is None or closest is evidence else f"; by the best view that was tried {closest}"
-    return Fitted(identity, even, posterior.left(identity, even), "kept", f"{why} ({evidence}{tried})")
+    outcome: Outcome = UNEXPLAINED if why is _STRANGE else "kept"
+    return Fitted(identity, even, posterior.left(identity, even), outcome, why, evidence=f"{evidence}{tried}")
 
 
 def _best_view(

@@ -115,6 +115,10 @@ class LowRankView(View):
                 "source features of this extractor (low_rank_view)"
             )
 
+    def words(self) -> str:
+        """See `View.words`."""
+        return "moved along a few directions of the features"
+
     def __str__(self) -> str:
         with torch.no_grad():
             size = float(torch.linalg.matrix_norm(self.out @ self.into.T, ord=2)) if self.out.shape[1] else 0.0

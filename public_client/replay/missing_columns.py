@@ -172,7 +172,9 @@ def find_gaps(
     gained = best.log_posterior - begin.log_posterior
     if gained > 0.0:
         reason = f"columns with gaps make the release {gained:.1f} nats more probable"
-        return Fitted(best.view, weights, left, "adapted by a view", reason)
+        return Fitted(
+            best.view, weights, left, "adapted by a view", "columns are missing from its records", evidence=reason
+        )
     return Fitted(best.view, weights, left, "kept", "the release speaks for no gaps, so the model is kept")
 
 

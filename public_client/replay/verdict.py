@@ -19,7 +19,11 @@ from torch import Tensor
 from dpswd.public_client.replay.class_frequencies import Frequencies
 from dpswd.public_client.replay.views import View
 
-Outcome = Literal["adapted by a view", "priors corrected", "kept"]
+Outcome = Literal["adapted by a view", "priors corrected", "seen and not explained", "kept"]
+UNEXPLAINED: Outcome = "seen and not explained"
+"""Something has changed, and no explanation that is known fits: the model is kept, and may be worse there."""
+UNCHANGED = ("kept", UNEXPLAINED)
+"""Outcomes that leave the team's model as it is."""
 FITS = 0.0125
 """Part of the variance of a projection that an explanation may leave unexplained (docs/ml-team/shifts.md)."""
 VIEW_FITS = 0.2
@@ -35,9 +39,6 @@ far less than a view of features, may leave `VIEW_MOST` whatever it was asked to
 its noise hides, not what is there (docs/ml-team/shifts.md)."""
 MOST_STAY = 0.5
 """Of the records that models are tuned on, as they are: more keep the model from learning the view."""
-FREQUENCIES_LEAVE = 0.2
-"""Of what the source's own frequencies leave, others may leave this part where a misfit is still seen: where columns
-are missing or other people came, they imitate some of it, and scores corrected by them do harm."""
 LEAST_CHANGE = 0.1
 """Share of the records that must be of another class than the source's frequencies say: below, nothing is gained."""
 CONVINCED = math.log(1e6)
@@ -127,18 +128,25 @@ class Fitted:
         class_weights: (classes,), its class frequencies over the source's.
         left: estimated distance F that is left.
         outcome: what is to be done with the model.
-        reason: why, in words, with the misfit beside the noise floor.
+        plain: why, in one plain clause.
         class_draws: (s, classes), plausible values of `class_weights`, whose mean it is, where priors may be corrected.
         tuned_by: what models are tuned by, if that is more than the view.
+        evidence: the odds, and the misfit beside the noise floor.
     """
 
     view: View
     class_weights: Tensor
     left: float
     outcome: Outcome
-    reason: str
+    plain: str
     class_draws: Tensor | None = None
     tuned_by: View | None = None
+    evidence: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why, with the evidence."""
+        return f"{self.plain} ({self.evidence})" if self.evidence else self.plain
 
     @property
     def convinced(self) -> bool:

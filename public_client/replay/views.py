@@ -37,6 +37,7 @@ _INVERTED = math.log(100.0)  # nats: one device in a hundred shows black as whit
 _NOISE = 0.3  # of the deviation of noise on each pixel
 CLASS_WIDTH = 0.5
 """Of the prior on the logarithm of a class's frequency at the target over the source's."""
+_TOLD, _TOLD_TURN = 0.1, 4.0  # of a change that is put into words; of a turn, degrees
 _UNIFORM_BORDER = 0.5  # a source has a background if this share of its border pixels are one value
 
 
@@ -73,6 +74,10 @@ class View(nn.Module):
     def candidates(self, count: int, generator: torch.Generator) -> list[View]:
         """Other places where a fit may begin; none where one start is enough."""
         return []
+
+    def words(self) -> str:
+        """What it does to the source's records, for people: "turned by 20 degrees, paler"."""
+        return "seen through another device"
 
     def undone(self) -> nn.Module | None:
         """What makes the target's records look like the source's, to stand before the source-trained extractor.
@@ -164,11 +169,7 @@ class ImageView(View):
         """(b, c, h, w) in [-1, 1] to the same; the identity at first."""
         x = self._resample(x, drawn)
         x = x + torch.tanh(self.blur) * (functional.avg_pool2d(_padded(x), 3, 1) - x)
-        mix = torch.tanh(self.stroke if drawn is None else self.stroke + drawn.stroke)
-        thick, thin = functional.max_pool2d(x, 3, 1, 1), -functional.max_pool2d(-x, 3, 1, 1)
-        # The slope at 0, where a fit begins, is the mean of both sides': by relu and abs it is 0, and no fit leaves 0.
-        thicker = 0.5 + 0.5 * mix.detach().sign()
-        x = x + mix * (thicker * (thick - x) + (1 - thicker) * (x - thin))
+        x = self._stroked(x, torch.tanh(self.stroke if drawn is None else self.stroke + drawn.stroke))
         bright = ((x + 1) / 2).clamp(1e-3, 1.0)  # the lower end keeps the power's derivative finite
         gamma = self.gamma if drawn is None else self.gamma + drawn.gamma
         bright = self.sign * (bright.pow(torch.exp(gamma)) * 2 - 1)
@@ -197,6 +198,30 @@ class ImageView(View):
                 f"the view is of images with {self.affine.channels} channels, records have shape "
                 f"{tuple(records.shape[1:])}; allowed: ({self.affine.channels}, h, w)"
             )
+
+    def words(self) -> str:
+        """See `View.words`: what moves an image by more than its prior calls usual within one device."""
+        (a, b, right), (c, d, down) = self.warp.theta.detach().cpu().tolist()
+        size, turn = math.sqrt(abs(a * d - b * c)), math.degrees(math.atan2(c - b, a + d))
+        gain, bias = float(self.affine.gain.detach().mean()), float(self.affine.bias.detach().mean())
+        shear = math.hypot(a - d, b + c) / (2.0 * size)  # of what is left of the warp without turn and size
+        moved = math.hypot(right, down) / 2.0  # of the image's side
+        blur, stroke = float(torch.tanh(self.blur.detach())), float(torch.tanh(self.stroke.detach()))
+        brighter = bias + 0.5 * (math.exp(-float(self.gamma.detach())) - 1.0)
+        told = (
+            (float(self.sign) < 0.0, "with black and white exchanged"),
+            (abs(turn) > _TOLD_TURN, f"turned by about {abs(turn):.0f} degrees"),
+            (abs(size - 1.0) > _TOLD, f"about {abs(1.0 / size - 1.0):.0%} {'smaller' if size > 1.0 else 'larger'}"),
+            (shear > _TOLD, "slanted or stretched"),
+            (moved > _TOLD, "off centre"),
+            (abs(stroke) > _TOLD, f"with light parts {'thicker' if stroke > 0.0 else 'thinner'}"),
+            (blur > _TOLD, "blurred"),
+            (blur < -_TOLD, "sharper"),
+            (abs(float(self.noise.detach())) > _TOLD / 2.0, "noisy"),
+            (abs(gain - 1.0) > _TOLD, f"of {'less' if gain < 1.0 else 'more'} contrast"),
+            (abs(brighter) > _TOLD, "brighter" if brighter > 0.0 else "darker"),
+        )
+        return ", ".join(text for holds, text in told if holds) or "hardly changed, a little in everything"
 
     def candidates(self, count: int, generator: torch.Generator) -> list[View]:
         """Views that look through random warps: from the identity alone a turn is fitted as a shear.
@@ -230,15 +255,28 @@ class ImageView(View):
                 view.mix.copy_(taken - torch.diag(torch.diagonal(taken)))
         return view
 
+    @staticmethod
+    def _stroked(x: Tensor, mix: Tensor) -> Tensor:
+        """Thicker by the positive part of mix, thinner by the negative; a pool that has no part is not computed."""
+        # The slope at 0, where a fit begins, is the mean of both sides': by relu and abs it is 0, and no fit leaves 0.
+        sides = mix.detach().sign()
+        thicker, change = 0.5 + 0.5 * sides, torch.zeros_like(x)
+        if bool((sides >= 0.0).any()):
+            change = change + thicker * (functional.max_pool2d(x, 3, 1, 1) - x)
+        if bool((sides <= 0.0).any()):
+            change = change + (1 - thicker) * (x + functional.max_pool2d(-x, 3, 1, 1))
+        return x + mix * change
+
     def _resample(self, x: Tensor, drawn: Drawn | None) -> Tensor:
         """One resampling for warp and variation together: a second one would blur."""
-        theta = self.warp.theta.expand(len(x), 2, 3)
-        if drawn is not None:  # what is seen through the warp is an image that varies itself
+        theta = self.warp.theta[None]
+        if drawn is None:  # one grid for all
+            grid = functional.affine_grid(theta, [1, *x.shape[1:]], align_corners=False)
+            grid = grid.expand(len(x), *grid.shape[1:])
+        else:  # what is seen through the warp is an image that varies itself
             turned = drawn.theta[:, :, :2]
             theta = torch.cat((turned @ theta[:, :, :2], turned @ theta[:, :, 2:] + drawn.theta[:, :, 2:]), dim=2)
-        grid = functional.affine_grid(theta, list(x.shape), align_corners=False)
-        if drawn is not None:
-            grid = grid + drawn.displacement
+            grid = functional.affine_grid(theta, list(x.shape), align_corners=False) + drawn.displacement
         if self._background is None:
             return functional.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
         behind = (self._background - self.centre) / self.reach if self._own_scale else self._background
@@ -274,6 +312,10 @@ class FeatureView(View):
         with torch.no_grad():
             features = extractor(records)
         return moved_features(features, self.log_gain * self.factors[0], self.bias * self.factors[1], self.spread)
+
+    def words(self) -> str:
+        """See `View.words`."""
+        return "of features on other scales"
 
     def check(self, records: Tensor, features: Tensor) -> None:
         """See `View.check`."""

@@ -7,6 +7,7 @@ nothing of it is imported here.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -64,6 +65,8 @@ class LocalHospital:
         classes: int | None = None,
         value_range: tuple[float, float] | None = None,
     ) -> None:
+        if importlib.util.find_spec("grpc_health") is None:
+            raise SettingsError("a hospital on this machine is a real curator: pip install 'dpswd[client,curator]'")
         if (labels is None) != (classes is None):
             raise SettingsError("labels and classes belong together; give both, or neither")
         self._arrays: dict[str, npt.NDArray[Any]] = {"records": np.ascontiguousarray(records, dtype=np.float32)}

@@ -90,7 +90,8 @@ class Site:
         contract: what its operator declares of the records' values, once it was described; None before.
         outcome: what was done with its model: `ADAPTED`; of a replay, which of
             `dpswd.public_client.replay.verdict.Outcome`; of pseudo-labels "kept" where it is not adapted.
-        finding: why, in words, where the releases were found to say something.
+        plain: why, in one plain clause; empty where the method has none.
+        finding: why, with the evidence, where the releases were found to say something.
         not_compared: why the models were not compared although that was asked for; None otherwise.
     """
 
@@ -110,6 +111,7 @@ class Site:
     perhaps_charged: bool = False
     contract: DataContract | None = None
     outcome: str = ADAPTED
+    plain: str = ""
     finding: str = ""
     not_compared: DpswdError | None = None
 
@@ -144,6 +146,7 @@ class Site:
             "steps": self.steps,
             "planned_steps": self.plan.steps,
             "outcome": self.outcome if self.lost is None else "",
+            "plain": self.plain or self.finding,
             "finding": self.finding,
             "not_compared": None if self.not_compared is None else str(self.not_compared),
             "charged_epsilon": charged if self.opened is None else self.opened.run.quote.epsilon,

@@ -87,7 +87,7 @@ def write_view(
     statement = chain.canonical_json(
         {"client": client, "entries": count, "format": FORMAT, "head": head, "lines": _digest(lines), "time": time}
     )
-    return [chain.signed_line(statement, sign(statement), field="view"), *lines]
+    return [chain.signed_line(statement, sign(chain.Signed.VIEW.over(statement)), field="view"), *lines]
 
 
 def is_view(first_line: str) -> bool:
@@ -173,7 +173,7 @@ def _read_header(line: str, public_key: bytes) -> tuple[dict[str, Any], bool]:
         ) from error
     if not typed:
         raise InvalidValue(f"the file is no view of format {FORMAT}; another program wrote it")
-    return header, chain.is_signed(statement, signature, public_key)
+    return header, chain.is_signed(chain.Signed.VIEW, statement, signature, public_key)
 
 
 def _read_lines(lines: Sequence[str]) -> tuple[list[tuple[int, str]], list[chain.SignedEntry], list[Finding]]:

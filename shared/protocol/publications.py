@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpswd.shared.core.errors import DataInvalid, InvalidValue, RequestInvalid
-from dpswd.shared.core.ledger.receipts import Receipt, SignedEntry, is_signed
+from dpswd.shared.core.ledger.receipts import Receipt, Signed, SignedEntry, is_signed
 from dpswd.shared.core.wire.checks import Violation, positive
 from dpswd.shared.core.wire.limits import MAX_MESSAGE_BYTES
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
@@ -100,7 +100,7 @@ class Publication:
     Attributes:
         message: what it says.
         content: the message's bytes, as they were signed.
-        signature: over the format's name and these bytes.
+        signature: of these bytes, as of `Signed.PUBLICATION`.
     """
 
     message: pb.Publication
@@ -111,7 +111,7 @@ class Publication:
     def signed(cls, message: pb.Publication, *, sign: Callable[[bytes], bytes]) -> Publication:
         """The publication of a message, under the ledger's key."""
         content = written(message)
-        return cls(message, content, sign(PUBLICATION + content))
+        return cls(message, content, sign(Signed.PUBLICATION.over(content)))
 
     def to_file(self) -> bytes:
         """The content of a publication's file."""
@@ -195,7 +195,7 @@ class Publication:
         found = []
         if told.description.ledger_public_key != public_key:
             found.append(f"it names another ledger's key, {told.description.ledger_public_key.hex()}")
-        if not is_signed(PUBLICATION + self.content, self.signature, public_key):
+        if not is_signed(Signed.PUBLICATION, self.content, self.signature, public_key):
             found.append("it is not signed by the ledger's key, or was changed afterwards")
         try:
             proposal, release = self.proposal, self.release

@@ -26,6 +26,11 @@ CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**28}
 """Numbers in the intermediate values of one chunk of records: on a CPU about what its caches hold (8 MiB; measured in
 benchmarks/extractor.py), on a GPU a gigabyte."""
 
+STEP_VALUES = 2**12
+"""Numbers that a part of a graph needs to be worth its own start: chunks of recurrent layers are larger than caches."""
+SCRATCH_VALUES = 2**27
+"""Scratch numbers of one chunk of records, half a gigabyte."""
+
 MAX_CHECKED = 2**18
 """Numbers in a tensor whose gradients the row check computes: it runs on every upload and must stay cheap."""
 
@@ -247,8 +252,10 @@ class Extractor:
 
     def default_chunk_size(self, declared: Mapping[str, Shape] | None = None) -> int:
         """Records whose intermediate values, and own copies of the declared tensors, together fit the caches."""
-        each = self.graph.cost.activations + _numbers(declared or {})
-        return max(1, CHUNK_VALUES.get(self.device.type, CHUNK_VALUES["cuda"]) // each)
+        cost = self.graph.cost
+        caches = CHUNK_VALUES.get(self.device.type, CHUNK_VALUES["cuda"])
+        fit = max(caches, min(STEP_VALUES * cost.steps, KEPT_VALUES)) // (cost.activations + _numbers(declared or {}))
+        return max(1, min(fit, SCRATCH_VALUES // max(1, cost.workspace)))
 
     def _chunk(self, records: int, chunk_size: int | None, *, declared: Mapping[str, Shape] | None = None) -> int:
         return min(max(1, records), chunk_size if chunk_size is not None else self.default_chunk_size(declared))
@@ -278,7 +285,11 @@ class Extractor:
         values = [record]
         for node, names in zip(self.graph.nodes, self._tensor_names, strict=True):
             tensors = {short: weights[name] for short, name in names.items()}
-            values.append(operation_of(node).apply([values[i] for i in node.inputs], node.attributes, tensors))
+            try:
+                values.append(operation_of(node).apply([values[i] for i in node.inputs], node.attributes, tensors))
+            except Exception as error:
+                error.add_note(f"in node {len(values) - 1} ({node.operation})")
+                raise
         return values[-1]
 
 
@@ -308,11 +319,7 @@ def check_row_independence(extractor: Extractor) -> None:
     rows = 4
     generator = torch.Generator().manual_seed(0)  # synthetic records: no one's data
     batch = torch.randn(rows, *extractor.graph.input_shape, generator=generator)
-    small = [
-        name
-        for name, shape in extractor.graph.parameter_shapes.items()
-        if math.prod(shape) <= MAX_CHECKED and name in extractor.graph.learnable
-    ]
+    small = [name for name, shape in extractor.graph.learnable.items() if math.prod(shape) <= MAX_CHECKED]
     names = list(dict.fromkeys((*small[:1], *small[-1:])))
     position = int(torch.randint(rows, (), generator=generator))
     others = [row for row in range(rows) if row != position]

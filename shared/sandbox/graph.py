@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -41,6 +41,9 @@ MAX_ACTIVATION_VALUES = 2**26
 """Numbers in all intermediate values of one record together, 256 MiB: ResNet-152 at 224 x 224 has about 60 million."""
 MAX_WORKSPACE_VALUES = 2**26
 """Scratch numbers that any one operation may need for one record (an unfolded convolution), 256 MiB."""
+MAX_STEPS = 10_240
+"""Of one graph: parts that come one after the other cost time by themselves. Four recurrent layers of the longest
+sequences, and as many nodes as there may be."""
 MAX_WORK = 2**35
 """Floating point operations for one record, about a second on one core: ResNet-152 at 224 x 224 takes 2.3e10."""
 
@@ -74,15 +77,17 @@ class Cost:
 
     Attributes:
         parameters: numbers in all weights.
-        activations: numbers in the record and all intermediate values.
+        activations: numbers in the record and all intermediate values, those inside of operations too.
         workspace: scratch numbers of the greediest operation.
         work: floating point operations of one forward pass.
+        steps: parts of a forward pass that come one after the other, however small.
     """
 
     parameters: int
     activations: int
     workspace: int
     work: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ class ExtractorGraph:
                 shape = infer(node, shapes)
             except InvalidValue as error:
                 raise InvalidValue(f"node {position} ({_label(node)}): {error}") from error
-            total += 0 if self._is_view(node) else math.prod(shape)
+            total += self._numbers(node, shapes, shape)
             if total > MAX_ACTIVATION_VALUES:  # stop at once: later sizes could only grow
                 raise InvalidValue(f"node {position}: the values of one record exceed {MAX_ACTIVATION_VALUES} numbers")
             own, layer = operation_of(node).tensors(node.attributes), (node.operation, node.attributes)
@@ -145,8 +150,8 @@ class ExtractorGraph:
         return MappingProxyType(self._tensors(lambda operation: operation.parameters))
 
     @cached_property
-    def learnable(self) -> frozenset[str]:
-        """Names of the trainable tensors that a gradient reaches: no comparison or look-up stands behind each use."""
+    def learnable(self) -> Mapping[str, Shape]:
+        """The trainable tensors that a gradient reaches: no comparison or look-up stands behind each use."""
         reached, names = {len(self.nodes)}, set()
         for number in range(len(self.nodes), 0, -1):
             node = self.nodes[number - 1]
@@ -154,7 +159,7 @@ class ExtractorGraph:
                 operation = operation_of(node)
                 names |= {tensor_name(node.path, name) for name in operation.parameters(node.attributes)}
                 reached |= set(node.inputs if operation.differentiable else ())
-        return frozenset(names)
+        return {name: shape for name, shape in self.parameter_shapes.items() if name in names}
 
     @cached_property
     def buffer_shapes(self) -> Mapping[str, Shape]:
@@ -176,27 +181,21 @@ class ExtractorGraph:
     @cached_property
     def cost(self) -> Cost:
         """Size and work of one record."""
-        workspace = work = 0
+        activations, work, steps, workspace = math.prod(self.input_shape), 0, 0, 0
         for node, out in zip(self.nodes, self.shapes[1:], strict=True):
-            operation = operation_of(node)
-            workspace = max(workspace, operation.workspace(out, node.attributes))
-            work += operation.work([self.shapes[i] for i in node.inputs], out, node.attributes)
-        return Cost(
-            parameters=sum(math.prod(shape) for shape in self.tensor_shapes.values()),
-            activations=math.prod(self.input_shape)
-            + sum(
-                math.prod(shape)
-                for node, shape in zip(self.nodes, self.shapes[1:], strict=True)
-                if not self._is_view(node)
-            ),
-            workspace=workspace,
-            work=work,
-        )
+            operation, at = operation_of(node), node.attributes
+            activations += self._numbers(node, self.shapes, out)
+            work += operation.work([self.shapes[i] for i in node.inputs], out, at)
+            steps += operation.steps(out, at)
+            workspace = max(workspace, operation.workspace(out, at))
+        return Cost(sum(map(math.prod, self.tensor_shapes.values())), activations, workspace, work, steps)
 
-    def _is_view(self, node: Node) -> bool:
-        """Whether a value is another shape of one that is there already; of a slice it may be a copy."""
+    def _numbers(self, node: Node, shapes: Sequence[Shape], out: Shape) -> int:
+        """What a node adds; another shape of what is there already nothing, unless it copies a slice."""
         before = node.inputs[0] if node.inputs else 0
-        return node.operation == "reshape" and (before == 0 or self.nodes[before - 1].operation != "slice")
+        if node.operation == "reshape" and (before == 0 or self.nodes[before - 1].operation != "slice"):
+            return 0
+        return math.prod(out) + operation_of(node).inner([shapes[i] for i in node.inputs], out, node.attributes)
 
     def to_bytes(self) -> bytes:
         """The one canonical spelling."""
@@ -281,6 +280,7 @@ def _check_limits(cost: Cost) -> None:
         ("parameters", cost.parameters, MAX_PARAMETERS),
         ("workspace numbers", cost.workspace, MAX_WORKSPACE_VALUES),
         ("floating point operations per record", cost.work, MAX_WORK),
+        ("steps that come one after the other", cost.steps, MAX_STEPS),
     )
     for what, actual, allowed in limits:
         if actual > allowed:

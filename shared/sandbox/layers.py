@@ -99,8 +99,8 @@ def _two_channels(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     product = functional.linear(x, weight)
-    # Under vmap `linear` with a bias is these two, with memory for another copy of all outputs.
-    return product if bias is None else product.add_(bias)
+    # Not in place: what it multiplies need not be the record's where the bias is.
+    return product if bias is None else product + bias
 
 
 def _linear_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
@@ -119,6 +119,13 @@ def _group_norm_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
     if math.prod(inputs[0]) == at["num_groups"]:
         raise InvalidValue("a group of one value has no variance; use fewer groups or another norm")
     return declared("num_channels", 0)(inputs, at)
+
+
+def _group_norm(x: Sequence[Tensor], at: Attributes, w: Mapping[str, Tensor]) -> Tensor:
+    # torch's own refuses a batch whose numbers do not lie side by side, such as that of a slice.
+    groups = x[0].reshape(at["num_groups"], -1)
+    normal = functional.layer_norm(groups, groups.shape[1:], eps=at["eps"]).reshape(x[0].shape)
+    return adapters.channel_affine_record(normal, w["weight"], w["bias"]) if at["affine"] else normal
 
 
 def _layer_norm_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
@@ -170,9 +177,7 @@ LAYERS: tuple[Operation, ...] = (
         about="nn.GroupNorm; nn.InstanceNorm1d / 2d without running statistics (one group a channel)",
         attributes={"num_channels": extent, "num_groups": extent, "eps": small_epsilon, "affine": flag},
         shape=_group_norm_shape,
-        apply=lambda x, at, w: functional.group_norm(
-            x[0].unsqueeze(0), at["num_groups"], w.get("weight"), w.get("bias"), at["eps"]
-        ).squeeze(0),
+        apply=_group_norm,
         parameters=_vectors("num_channels", "weight", "bias", only_if="affine"),
         work=lambda _i, out, _a: 8 * math.prod(out),
     ),
@@ -213,8 +218,8 @@ LAYERS: tuple[Operation, ...] = (
         shape=_image_shape,
         apply=lambda x, _at, w: adapters.affine_warp2d_record(x[0], w["theta"]),
         parameters=lambda _: {"theta": (2, 3)},
-        work=lambda _i, out, _a: 40 * math.prod(out),
-        workspace=lambda out, _: 2 * math.prod(out[1:]),
+        work=lambda _i, out, _a: 2 * math.prod(out) * math.prod(out[1:]),
+        inner=lambda _i, out, _a: (2 * out[0] * out[1] + 6 * (out[1] + out[2])) * math.prod(out[1:]),
     ),
     Operation(
         name="channel_affine",
@@ -256,7 +261,7 @@ LAYERS: tuple[Operation, ...] = (
         parameters=lambda at: {"log_slope": (at["columns"], at["knots"] + 1), "offset": (at["columns"],)},
         buffers=lambda at: {"knots": (at["columns"], at["knots"])},
         work=lambda _i, out, at: 6 * math.prod(out) * int(at["knots"]),
-        workspace=lambda out, at: 3 * math.prod(out) * int(at["knots"]),
+        inner=lambda _i, out, at: 3 * math.prod(out) * int(at["knots"]),
     ),
 )
 """Their order is that of the table in docs/ml-team/extractors.md."""

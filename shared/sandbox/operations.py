@@ -33,7 +33,9 @@ class Operation:
         parameters: attributes -> shape of each trainable parameter.
         buffers: attributes -> shape of each tensor that is stored but never trained.
         work: (input shapes, output shape, attributes) -> floating point operations of one record.
-        workspace: (output shape, attributes) -> scratch numbers that a backend may need for one record.
+        inner: (input shapes, output shape, attributes) -> numbers of one record that it makes besides its output.
+        workspace: (output shape, attributes) -> scratch numbers that a backend may need for one record for a while.
+        steps: (output shape, attributes) -> parts that are computed one after the other, whatever their size.
         inputs: fewest and most inputs.
         differentiable: whether a gradient reaches the inputs; a comparison has none.
     """
@@ -46,7 +48,9 @@ class Operation:
     parameters: Callable[[Attributes], dict[str, Shape]] = field(default=lambda _: {})
     buffers: Callable[[Attributes], dict[str, Shape]] = field(default=lambda _: {})
     work: Callable[[Sequence[Shape], Shape, Attributes], int] = field(default=lambda _i, out, _a: math.prod(out))
+    inner: Callable[[Sequence[Shape], Shape, Attributes], int] = field(default=lambda _i, _o, _a: 0)
     workspace: Callable[[Shape, Attributes], int] = field(default=lambda _o, _a: 0)
+    steps: Callable[[Shape, Attributes], int] = field(default=lambda _o, _a: 1)
     inputs: tuple[int, int] = (1, 1)
     differentiable: bool = True
 

@@ -138,13 +138,15 @@ def _recurrent(name: str, about: str, gates: int, step: steady.Step) -> Operatio
 
     def apply(x: Sequence[Tensor], at: Attributes, w: Mapping[str, Tensor]) -> Tensor:
         end = f"l{at['layer']}" + ("_reverse" if at["reverse"] else "")
-        given = functional.linear(x[0], w[f"weight_ih_{end}"], w.get(f"bias_ih_{end}"))  # (t, gates hidden)
+        # Its parts once and for all: backwards, each index would make zeros for the whole sequence.
+        given = functional.linear(x[0], w[f"weight_ih_{end}"], w.get(f"bias_ih_{end}")).unbind(
+            0
+        )  # t of (gates hidden,)
         states: tuple[Tensor, ...] = (x[0].new_zeros(at["hidden_size"]),) * (1 + (gates == 4))
         outputs = []
-        steps = range(given.shape[0])
-        for t in reversed(steps) if at["reverse"] else steps:
+        for part in reversed(given) if at["reverse"] else given:
             kept = functional.linear(states[0], w[f"weight_hh_{end}"], w.get(f"bias_hh_{end}"))
-            states = step(given[t], kept, states)
+            states = step(part, kept, states)
             outputs.append(states[0])
         return torch.stack(outputs[::-1] if at["reverse"] else outputs)
 
@@ -165,7 +167,8 @@ def _recurrent(name: str, about: str, gates: int, step: steady.Step) -> Operatio
         apply=apply,
         parameters=tensors,
         work=work,
-        workspace=lambda out, _: 6 * gates * math.prod(out),
+        inner=lambda _i, out, _a: 6 * gates * math.prod(out),
+        steps=lambda out, _: out[0],
     )
 
 
@@ -231,7 +234,7 @@ SEQUENCES: tuple[Operation, ...] = (
         apply=_embedding,
         parameters=lambda at: {"weight": (at["num_embeddings"], at["embedding_dim"])},
         work=lambda _i, out, at: 2 * math.prod(out) * int(at["num_embeddings"]),
-        workspace=lambda out, at: 2 * math.prod(out[:-1]) * int(at["num_embeddings"]),
+        inner=lambda _i, out, at: 2 * math.prod(out[:-1]) * int(at["num_embeddings"]),
         differentiable=False,
     ),
     Operation(
@@ -240,6 +243,7 @@ SEQUENCES: tuple[Operation, ...] = (
         shape=_found_shape,
         apply=_found,
         work=lambda inputs, out, _a: 2 * math.prod(out) * inputs[0][0],
+        inner=lambda inputs, out, _a: 2 * inputs[0][0] * out[0],
         inputs=(2, 2),
     ),
     Operation(

@@ -19,7 +19,6 @@ from torch.nn import functional
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox import steady
 from dpswd.shared.sandbox.attributes import MAX_CONSTANT, MAX_EXTENT, Attributes, Rule, flag, integers, real, window
-from dpswd.shared.sandbox.comparisons import COMPARISONS
 from dpswd.shared.sandbox.layers import LAYERS
 from dpswd.shared.sandbox.operations import Operation, Shape, broadcast, need_rank, pooled, same, spatial
 from dpswd.shared.sandbox.sequences import SEQUENCES
@@ -47,10 +46,11 @@ def _pool(apply: Apply, form: str, dimensions: int, other: str, rule: Rule) -> O
         need_rank(inputs[0], dimensions + 1, name)
         return (inputs[0][0], *spatial(inputs[0], at, pooled, ceil_mode=at["ceil_mode"]))
 
-    def workspace(out: Shape, at: Attributes) -> int:
-        # Every place of each window of maxima: along the first side while the others still have their whole length.
-        windows = math.prod(at["kernel_size"]) * math.prod(at["stride"]) * math.prod(out)
-        return windows if form == "max" else 0
+    def inner(_inputs: Sequence[Shape], out: Shape, at: Attributes) -> int:
+        # Every place of each window of maxima: along one side while those behind it still have their whole length.
+        sides = enumerate(at["kernel_size"], 1)
+        places = sum(k * math.prod(at["stride"][later:]) for later, k in sides)
+        return places * math.prod(out) if form == "max" else 0
 
     return Operation(
         name=name,
@@ -65,7 +65,8 @@ def _pool(apply: Apply, form: str, dimensions: int, other: str, rule: Rule) -> O
         shape=shape,
         apply=apply,
         work=lambda _i, out, at: math.prod(out) * math.prod(at["kernel_size"]),
-        workspace=workspace,
+        inner=inner,
+        steps=lambda _, at: sum(at["kernel_size"]) if form == "max" else 1,
     )
 
 
@@ -87,7 +88,7 @@ def _adaptive_pool(function: Callable[..., Tensor], form: str, dimensions: int) 
         shape=shape,
         apply=_plain(function),
         work=work,
-        workspace=lambda out, _: 2 * math.prod(out),
+        inner=lambda _i, out, _a: 2 * math.prod(out),
     )
 
 
@@ -104,14 +105,36 @@ def _concatenated(inputs: Sequence[Shape], _at: Attributes) -> Shape:
     return (sum(shape[0] for shape in inputs), *inputs[0][1:])
 
 
+def _clamped(inputs: Sequence[Shape], at: Attributes) -> Shape:
+    if at.get("min_val", 0.0) > at.get("max_val", 0.0):
+        raise InvalidValue(f"min_val {at['min_val']:g} is more than max_val {at['max_val']:g}")
+    return inputs[0]
+
+
 def _activation(name: str, about: str, function: Callable[..., Tensor], **attributes: Rule) -> Operation:
     return Operation(
         name=name,
         about=about,
         attributes=attributes,
-        shape=same,
+        shape=_clamped,
         apply=_plain(function),
         work=lambda _i, out, _a: 8 * math.prod(out),
+    )
+
+
+def _compared(name: str, about: str, function: Callable[..., Tensor], **constant: Rule) -> Operation:
+    """1.0 where it is so, 0.0 elsewhere, without a gradient; every other comparison is made of these.
+
+    NaN is less than nothing and equal to nothing, itself included, as in IEEE 754.
+    """
+    return Operation(
+        name=name,
+        about=about,
+        attributes=constant,
+        shape=same if constant else broadcast,
+        apply=lambda x, at, _w: function(*x, *at.values()).to(x[0].dtype),
+        inputs=(1, 1) if constant else (2, 2),
+        differentiable=False,
     )
 
 
@@ -193,10 +216,26 @@ _STRUCTURE = (
     ),
 )
 
+_COMPARISONS = (
+    _compared(
+        "less", "x < y, x > y, x <= y, x >= y of two values of the record, such as a buffer of thresholds", torch.lt
+    ),
+    _compared("equal", "x == y, x != y; torch.isnan(x)", torch.eq),
+    _compared("less_than", "x < 0.5, x > 0.5, ...", torch.lt, constant=_CONSTANT),
+    _compared("equal_to", "x == 0, x != 0: padding", torch.eq, constant=_CONSTANT),
+    Operation(
+        name="nan_to_num",
+        about="torch.nan_to_num(x), with a number of one's own for NaN",
+        attributes={"nan": _CONSTANT},
+        shape=same,
+        apply=_plain(torch.nan_to_num),
+    ),
+)
+
 VOCABULARY: Mapping[str, Operation] = MappingProxyType(
     {
         operation.name: operation
-        for operation in (*LAYERS, *_POOLS, *_ACTIVATIONS, *_STRUCTURE, *COMPARISONS, *SEQUENCES)
+        for operation in (*LAYERS, *_POOLS, *_ACTIVATIONS, *_STRUCTURE, *_COMPARISONS, *SEQUENCES)
     }
 )
 """Every operation by its name."""

@@ -92,7 +92,7 @@ def test_a_summary_counts_what_it_says():
     assert summary([])["gained_where_adapted"] is None
     assert math.isclose(found["mean_gain"], -0.25)
     assert "| usps | half | 1 | 0 | 1 | 0 | 80.0 | 76.0 | -4.0 |" in table(runs)
-    assert "| all | 4 | 50.0% | 75.0% | -4.0 |" in page(runs, [], [], [], [])
+    assert "| all | 4 | 50.0% | 75.0% | -4.0 |" in page(runs, [], [], [])
 
 
 def test_the_page_on_file_is_current():
@@ -100,7 +100,6 @@ def test_the_page_on_file_is_current():
     assert runs
     assert battery.PAGE.read_text(encoding="utf-8") == page(
         runs,
-        battery.read(battery.REPEATS),
         battery.read(battery.UNSEEN),
         records.read(low_rank.RESULTS),
         battery.read(battery.COMPOSED),

@@ -80,8 +80,8 @@ def test_a_documented_command_exists_with_its_options(page, line):
         assert program in OTHERS, f"{page}: {line}"
     else:
         command: click.Command = PROGRAMS[Path(program).name]
-        if words[0] == "--as":  # the program's own option, with its value
-            assert "--as" in {name for parameter in command.params for name in parameter.opts}
+        if words[0] in ("--as", "--credential"):  # the program's own options, with their values
+            assert words[0] in {name for parameter in command.params for name in parameter.opts}
             words = words[2:]
         while isinstance(command, click.Group) and words and not words[0].startswith("-"):
             name = words.pop(0)

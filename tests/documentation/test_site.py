@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-BESIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]  # read where the code is, not on the site
+BESIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "RELEASE.md", "CHANGELOG.md")]
+"""Read where the code is, not on the site."""
 SOURCES = ("benchmarks", "deploy", "docs", "dpswd", "private_curator", "proto", "public_client", "shared", "tests")
 UNREAD = ("CHANGELOG.md", "requirements.lock")  # what was, and what others have written
 ELSEWHERE = ("http:", "https:", "mailto:", "data:")

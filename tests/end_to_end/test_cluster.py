@@ -23,8 +23,8 @@ from dpswd.private_curator.cluster.task import Meant
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.labels import load_labels
-from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.shards import LocalShards
 from dpswd.private_curator.storage.certificates import make_cluster_members
 from dpswd.public_client.extractor.tracing import trace
@@ -99,7 +99,7 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
         '[compute]\ndevice = "cpu"\ntorch_threads = 1\n'
     )
     for name in ("ours", "other"):
-        make_cluster_members(tmp_path / name, members=("scheduler", "curator", "node"), names=("127.0.0.1",))
+        make_cluster_members(tmp_path / name, nodes=("node",), names=("127.0.0.1",))
     settings = configuration.load(tmp_path)
     data, found = target.load_for_the_first_time(settings.records, home=tmp_path)
     labels = load_labels(settings.records, home=tmp_path, records=N)
@@ -144,9 +144,9 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
 
         meant = Meant.here(data, digest=found.digest, labels=labels)
         with pytest.raises(SettingsError, match="records accept"):
-            cluster_of(named := _named(tmp_path, address, folder), records=data, labels=labels)
+            cluster_of(named := _named(tmp_path, address, folder), records=data, labels=labels, own=alone)
         found.write(tmp_path)  # as the curator's own check does
-        cluster = cluster_of(named, records=data, labels=labels)
+        cluster = cluster_of(named, records=data, labels=labels, own=alone)
         assert cluster is not None
         ended.callback(cluster.close)
         first = added(cluster.sums(run, source), records=N)
@@ -168,12 +168,12 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
         for one, four in zip(wanted.sums, added(cluster.sums(run, source), records=N).sums, strict=True):
             np.testing.assert_array_equal(one, four)
 
-        others = ClusterShards(address, folder / "curator", meant=replace(meant, scale=2.0))
+        others = ClusterShards(address, folder / "curator", meant=replace(meant, scale=2.0), own=alone.sum)
         ended.callback(others.close)
         with pytest.raises(NodeRefused, match="log says why"):
             list(others.sums(run, source))
         others.close()
-        assert cluster_of(settings, records=data, labels=labels) is None
+        assert cluster_of(settings, records=data, labels=labels, own=alone) is None
 
         nodes[1].send_signal(signal.SIGKILL)
         nodes[1].wait()
@@ -191,7 +191,7 @@ def _until_ready(cluster: ClusterShards) -> None:
 
 
 def test_a_cluster_that_is_not_there_is_told(tmp_path):
-    make_cluster_members(tmp_path / "cluster", members=("curator",), names=("127.0.0.1",))
+    make_cluster_members(tmp_path / "cluster", nodes=("node",), names=("127.0.0.1",))
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(SettingsError, match="start its scheduler"):
@@ -199,5 +199,6 @@ def test_a_cluster_that_is_not_there_is_told(tmp_path):
             f"tls://127.0.0.1:{port}",
             tmp_path / "cluster" / "curator",
             meant=Meant("", (1,), 1.0, 0.0, "", "", 1),
+            own=lambda *_: None,
             connect_s=0.5,
         )

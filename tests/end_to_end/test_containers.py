@@ -38,9 +38,9 @@ def more_budget(sites):
 def test_the_story_is_told_to_its_end(sites):
     team = sites.words("client")
     assert "known here as 'ml-team'" in team  # describe
-    assert "charged as a whole when the run opens" in team  # plan
+    assert "Recommended for digits: the ladder, because" in team  # plan
     spent = float(re.findall(r"epsilon +([0-9.]+) spent", team)[-1])  # train
-    assert 0.9 < spent <= 1.01
+    assert 0.1 < spent <= 1.01
     assert percentage(sites.words("hospital-trial")) > LEAST_RIGHT
     assert "The ledger verifies" in sites.story
     assert sites.told["epsilon_spent"] == pytest.approx(spent, abs=1e-3)
@@ -51,7 +51,8 @@ def test_a_request_beyond_the_budget_is_refused_as_the_user_sees_it(sites):
     assert "the data set's privacy budget does not allow this run: it would cost epsilon" in team
     assert re.search(r"spent so far [0-9.]+, remaining [0-9.]+", team)
     assert "exit code 8" in team
-    assert sites.told["runs"] == 1  # nothing was charged for it
+    assert 1 <= sites.told["runs"] <= 4  # rungs of the one training: nothing was charged for the refused one
+    assert sites.told["epsilon_spent"] <= 1.0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from curator_process import CLIENT, CuratorProcess
 from exploring import EXPLORING, seeded
 from raw_client import RawClient
 
-from benchmarks.fuzz import seeds
+from benchmarks.fuzz import graphs, seeds
 from benchmarks.fuzz.__main__ import KINDS, Campaign, method_of
 from benchmarks.fuzz.mutation import Mutator
 from benchmarks.fuzz.site import METHODS, SERVICE, Finding, Site
@@ -47,6 +47,19 @@ def test_the_corpus_breaks_no_promise(isolation, seed, inputs, tmp_path):
         assert answered == set(KINDS)
         assert {"UNDECODABLE", "REQUEST_INVALID", "REQUEST_ID_REUSED", "GRANT_NOT_HELD"} <= reasons
         assert campaign.opened > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.exhaustive)])
+def test_no_random_graph_ends_as_an_incident(count, tmp_path):
+    """Attack: 284 of 56,789 graphs did, for reasons that their shapes had told at the upload."""
+    with Site(tmp_path, storage_objects=100_000) as site:
+        campaign = graphs.Campaign(site, seeded(3) if EXPLORING else random.Random(3))
+        campaign.run(count)
+        assert not site._home.incidents.exists()
+    assert campaign.findings == []
+    assert campaign.outcomes["DrawStep", "OK"] > count / 2
+    assert len(campaign.words) > 50
 
 
 @pytest.mark.long

@@ -33,6 +33,7 @@ TRAIN = (
 )
 AGAIN = {
     "dpswd-client init ": (3, "it is not overwritten, choose another directory"),
+    "dpswd-client plan --curator ": (8, "it does NOT fit"),  # what the training has left is less
     "dpswd-client train --data digits --epsilon 2 ": None,  # a rehearsal, which leaves nothing behind
     "--checkpoint run ": (3, "holds a run already; continue it with --resume, or choose another directory"),
     "dpswd-curator init ": (3, "nothing is ever overwritten; choose another directory"),
@@ -135,8 +136,8 @@ def test_the_first_hour_of_both(hour):
     assert next(parts) == 1  # the team's page was read to its end
     type_again(hour.operator, steps(OPERATOR / "first-hour.md"))
     spent = hour.asks("dpswd-curator budget show")
-    assert spent["runs"] == 1
-    assert 0.9 < spent["epsilon_spent"] <= 1.01
+    assert 1 <= spent["runs"] <= 4  # rungs
+    assert 0.1 < spent["epsilon_spent"] <= 1.0
     assert spent["epsilon"] == 3.0
     hour.done.add("first hour")
 
@@ -155,6 +156,8 @@ def test_the_upgrade(hour):
 def test_backup_and_restore(hour):
     assert "first hour" in hour.done, "the pages go on from one another; run the whole file"
 
+    backed_up = hour.asks("dpswd-curator budget show")["runs"]
+
     def train_and_stop() -> None:
         hour.train("after-monday")
         hour.operator.stop()
@@ -170,7 +173,7 @@ def test_backup_and_restore(hour):
         here=True,
     )
     status = hour.asks("dpswd-curator budget show")
-    assert (status["runs"], status["epsilon"]) == (1, 2.0)
+    assert (status["runs"], status["epsilon"]) == (backed_up, 2.0)
 
 
 def test_incidents(hour):

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,9 +19,9 @@ from torch import nn
 
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.sandbox.confinement import probe
-from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.sandbox.pool import MAX_LOADED, WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerFailed, WorkerProcess, WorkerSettings
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.errors import ExtractionStopped, RequestInvalid, SettingsError
 from dpswd.shared.core.mechanisms.interface import ModelFacts
@@ -188,18 +189,46 @@ def test_an_upload_that_exceeds_a_limit_leaves_the_steps_worker_alone(limited):
     steps = pool.pids[0]
     graph, weights = source(nn.Sequential(nn.Flatten(), nn.Linear(144, 60_000)), key="large").read()
     with pytest.raises(ExtractionStopped):
-        pool.check(graph, weights)  # 35 MB of weights, twice
-    pool.check(*source(small()).read())
+        pool.check(graph, weights, client="ml-team")  # 35 MB of weights, twice
+    pool.check(*source(small()).read(), client="ml-team")
     assert pool.pids[0] == steps
+
+
+def test_one_client_s_upload_does_not_delay_another_s(limited):
+    """Attack: all uploads waited for one lock, up to a fifth of compute.worker_seconds for each of them."""
+    pool = limited(seconds=600.0)
+    wide = [nn.Conv2d(1 if i == 0 else 48, 48, 5, padding=2) for i in range(12)]
+    slow = source(nn.Sequential(*wide, nn.Conv2d(48, 1, 1), nn.Flatten()), (1, 64, 64)).read()
+    outcome = []
+
+    def upload():
+        try:
+            pool.check(*slow, client="another-team")
+        except ExtractionStopped as error:  # the pool is closed before it is done
+            outcome.append(error)
+
+    first = threading.Thread(target=upload)
+    first.start()
+    try:
+        while not pool._uploads:
+            time.sleep(0.01)
+        pool.check(*source(small()).read(), client="ml-team")
+        assert first.is_alive()
+        assert len(pool.pids) == 3
+    finally:
+        pool.close()
+        first.join()
+    assert outcome
+    assert len(pool._uploads) <= 1, "one worker is kept for the next upload"
 
 
 def test_bad_weights_are_refused_by_name_and_the_worker_goes_on(pool):
     graph, _ = source(small()).read()
     _, other = source(nn.Sequential(nn.Flatten(), nn.Linear(144, 2))).read()
-    pool.check(graph, source(small()).read()[1])
+    pool.check(graph, source(small()).read()[1], client="ml-team")
     before = pool.pids
     with pytest.raises(RequestInvalid, match="weights"):
-        pool.check(graph, other)
+        pool.check(graph, other, client="ml-team")
     assert pool.pids == before
 
 

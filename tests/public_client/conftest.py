@@ -230,7 +230,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
                 "seq": len(self.entries) + 1, "time": "2026-01-31T12:00:00.000000Z",
             }
         )  # fmt: skip
-        signature = self.key.sign(statement)
+        signature = self.key.sign(receipts.Signed.ENTRY.over(statement))
         self.entries.append(receipts.SignedEntry.parse(statement, signature))
         return encode_receipt(receipts.Receipt.of(self.entries[-1]))
 

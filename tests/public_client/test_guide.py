@@ -1,4 +1,4 @@
-"""The guide's own loop runs as it stands there."""
+"""What the page of methods shows runs as it stands there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core.errors import RunFinished
 
-GUIDE = Path(__file__).parents[2] / "docs" / "ml-team" / "guide.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "ml-team" / "methods.md"
 
 
 def snippet(section):

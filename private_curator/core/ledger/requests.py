@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -108,13 +109,7 @@ def answered(connection: Session, run_id: str, request: Request) -> StoredReply 
 
 
 def charge(
-    transaction: Open,
-    *,
-    request: Request,
-    event: RunEvent,
-    parameters: bytes,
-    purpose: str,
-    charges: tuple[Charge, ...],
+    transaction: Open, *, request: Request, event: RunEvent, parameters: bytes, purpose: str, charges: Sequence[Charge]
 ) -> Run:
     """Charges a run that every account admits."""
     accounting = transaction.books.accounting

@@ -6,18 +6,15 @@ What must never change: the meaning of a kind and of its payload's fields. A new
 from __future__ import annotations
 
 import enum
-import re
 from dataclasses import dataclass
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.ledger.receipts import RUN_OPENED, STEP_ANSWERED, Receipt
+from dpswd.shared.core.ledger.receipts import HEX_256, RUN_OPENED, STEP_ANSWERED, Receipt
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import RunEvent
 
 # A client makes its ids; long ones would only fill the ledger.
 MAX_REQUEST_ID_LENGTH = 128
-
-_HEX_256 = re.compile(r"[0-9a-f]{64}")
 
 
 def hex_256(digest: str, what: str) -> str:
@@ -26,7 +23,7 @@ def hex_256(digest: str, what: str) -> str:
     Raises:
         InvalidValue: it is none.
     """
-    if not isinstance(digest, str) or not _HEX_256.fullmatch(digest):
+    if not isinstance(digest, str) or not HEX_256.fullmatch(digest):
         raise InvalidValue(f"{what} is 64 lower-case hexadecimal digits (SHA-256), not {digest!r}")
     return digest
 
@@ -61,6 +58,8 @@ class Kind(enum.StrEnum):
     CAP_SET = "cap-set"
     BUDGET_REQUESTED = "budget-requested"
     REQUEST_DECIDED = "request-decided"
+    OPERATOR_ADDED = "operator-added"
+    OPERATOR_REMOVED = "operator-removed"
 
 
 class DataSetState(enum.StrEnum):

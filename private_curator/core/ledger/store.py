@@ -72,7 +72,7 @@ class LedgerOptions(TypedDict, total=False):
         checkpoint: called at named points; tests kill the process there.
         lock_timeout_s: how long to wait for another program, in seconds.
         heads: is told the last entry after each charge and each answer.
-        by: the name of whoever acts with it; each act of an operator states it.
+        by: whoever acts with it; each act of an operator states it.
         listener: is called with the last entry of each transaction, once it is durable.
         followed: whether the chain is followed at once. False for a caller that verifies the ledger before anything of
             it is trusted: a large one is then read once.
@@ -82,7 +82,7 @@ class LedgerOptions(TypedDict, total=False):
     checkpoint: Checkpoint
     lock_timeout_s: float
     heads: Heads | None
-    by: str
+    by: Any
     listener: Callable[[SignedEntry], object]
     followed: bool
 
@@ -139,7 +139,7 @@ class Store(Generic[B_co]):
         self._checkpoint = options.get("checkpoint", no_checkpoint)
         self._books = books
         self._seen: SignedEntry | None = None
-        self._by = options.get("by", "")
+        self._by = options.get("by")
         self.listener = options.get("listener")
         self._stopped = ""
         self._database = location.open(lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))

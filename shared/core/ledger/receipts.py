@@ -5,18 +5,16 @@ The curator's ledger is a chain of *statements*. A statement is canonical JSON::
     {"format":"dpswd-ledger-1","kind":"step-answered","payload":{...},
      "previous":"<SHA-256 of the statement before>","seq":17,"time":"2026-01-31T12:00:00.000000Z"}
 
-and carries an Ed25519 signature of its bytes. A *receipt* is the signed statement that a step was answered
-(``step-answered``) or that a run was opened and charged (``run-opened``). It holds its position in the chain
-(``seq``, ``previous``): whoever keeps receipts can later hold them against an export of the ledger and find
-any edit, deletion, reordering, truncation or rollback that touches an entry at or before the last receipt.
+and carries an Ed25519 signature. A *receipt* is the signed statement that a step was answered (``step-answered``) or
+that a run was opened and charged (``run-opened``). It holds its position in the chain: whoever keeps receipts can hold
+them against an export of the ledger and find any edit, deletion, reordering, truncation or rollback at or before them.
 
 What must never change: the meaning of ``dpswd-ledger-1``. Another layout is another format string.
-
-Everything here is a pure function of bytes.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import json
@@ -35,14 +33,27 @@ GENESIS = "0" * 64  # what the first entry names as its predecessor
 RUN_OPENED = "run-opened"
 STEP_ANSWERED = "step-answered"
 
-# A statement has a few hundred bytes; one with the price of a run at many orders, some ten thousand.
-MAX_STATEMENT_BYTES = 1 << 20
-
-_HEX_256 = re.compile(r"[0-9a-f]{64}")
+MAX_STATEMENT_BYTES = (
+    1 << 20
+)  # a statement has some hundreds; with the price of a run at many orders, some ten thousand
+Sign = Callable[[bytes], bytes]
+HEX_256 = re.compile(r"[0-9a-f]{64}")
 _KEYS = {"format", "kind", "payload", "previous", "seq", "time"}
-
-
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+class Signed(enum.StrEnum):
+    """What the ledger's key signs. Each kind has a prefix of its own: no signature means anything else."""
+
+    ENTRY = "entry"
+    VIEW = "view"
+    REPORT = "report"
+    PRINTED_REPORT = "printed-report"
+    PUBLICATION = "publication"
+
+    def over(self, content: bytes) -> bytes:
+        """The signed bytes; no kind's prefix, which a zero ends, begins another's."""
+        return f"dpswd-1 {self}\0".encode("ascii") + content
 
 
 def canonical_json(value: object) -> bytes:
@@ -63,14 +74,14 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def is_signed(statement: bytes, signature: bytes, public_key: bytes) -> bool:
-    """Whether the signature of the statement is that of the raw 32-byte Ed25519 ``public_key``.
+def is_signed(kind: Signed, content: bytes, signature: bytes, public_key: bytes) -> bool:
+    """Whether the signature of the content, as of this kind, is that of the raw 32-byte Ed25519 ``public_key``.
 
     Raises:
         InvalidValue: ``public_key`` is no Ed25519 key.
     """
     try:
-        _key(public_key).verify(signature, statement)
+        _key(public_key).verify(signature, kind.over(content))
     except InvalidSignature:
         return False
     return True
@@ -115,7 +126,7 @@ class SignedEntry:
         time: UTC by the curator's clock; information only, nothing depends on it.
         payload: the kind's fields.
         previous: SHA-256 of the statement before, in hexadecimal.
-        statement: the signed bytes.
+        statement: what is signed, as of `Signed.ENTRY`.
         signature: Ed25519, 64 bytes.
     """
 
@@ -138,17 +149,11 @@ class SignedEntry:
         Raises:
             InvalidValue: ``public_key`` is no Ed25519 key.
         """
-        return is_signed(self.statement, self.signature, public_key)
+        return is_signed(Signed.ENTRY, self.statement, self.signature, public_key)
 
     @classmethod
     def following(
-        cls,
-        last: SignedEntry | None,
-        *,
-        kind: str,
-        payload: Mapping[str, Any],
-        time: str,
-        sign: Callable[[bytes], bytes],
+        cls, last: SignedEntry | None, *, kind: str, payload: Mapping[str, Any], time: str, sign: Sign
     ) -> SignedEntry:
         """A new entry behind the last one; None begins a chain.
 
@@ -158,7 +163,7 @@ class SignedEntry:
         previous, seq = (GENESIS, 1) if last is None else (last.hash, last.seq + 1)
         stated = {"kind": kind, "payload": payload, "previous": previous, "seq": seq, "time": time}
         statement = canonical_json({"format": FORMAT, **stated})
-        return cls.parse(statement, sign(statement))
+        return cls.parse(statement, sign(Signed.ENTRY.over(statement)))
 
     def to_json(self) -> str:
         """One line of an export or of a client's receipt file."""
@@ -195,7 +200,7 @@ class SignedEntry:
         typed = isinstance(value["kind"], str) and isinstance(value["time"], str) and isinstance(value["payload"], dict)
         if type(seq) is not int or seq < 1 or not typed:
             raise InvalidValue("a statement has a positive seq, a kind, a time and a payload")
-        if not isinstance(previous, str) or not _HEX_256.fullmatch(previous):
+        if not isinstance(previous, str) or not HEX_256.fullmatch(previous):
             raise InvalidValue("a statement names its predecessor by SHA-256 in hexadecimal")
         stated = {key: value[key] for key in ("seq", "kind", "time", "payload", "previous")}
         return cls(**stated, statement=statement, signature=signature)

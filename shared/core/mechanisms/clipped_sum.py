@@ -59,7 +59,7 @@ class ClippedSum(MessagePayload, message=pb.ClippedSumDeclaration, field="declar
         unknown = [name for name in self.parameters if name not in known]
         if unknown:
             some = ", ".join(sorted(known)[:20]) or "none"
-            broken.append((field, f"{unknown[:5]} are no parameters of the extractor; it has {some}"))
+            broken.append((field, f"{unknown[:5]} are no parameters of the extractor with a gradient; it has {some}"))
         size = facts.model.size(self.parameters)
         if size > limits.max_adapted_parameters:
             broken.append((field, f"have {size} values; at most {limits.max_adapted_parameters} are allowed"))

@@ -91,7 +91,7 @@ class Shaped(Protocol):
     @property
     def feature_dimension(self) -> int: ...  # noqa: D102
     @property
-    def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]: ...  # noqa: D102
+    def learnable(self) -> Mapping[str, tuple[int, ...]]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ModelFacts:
     Attributes:
         input_shape: of the record that it takes.
         feature_dimension: d, numbers that it computes of a record.
-        parameter_shapes: shape of each parameter that may be adapted, by name.
+        parameter_shapes: shape of each parameter that may be adapted, by name: those that a gradient reaches.
     """
 
     input_shape: tuple[int, ...]
@@ -111,7 +111,7 @@ class ModelFacts:
     @classmethod
     def of(cls, graph: Shaped) -> ModelFacts:
         """The facts of a graph."""
-        return cls(graph.input_shape, graph.feature_dimension, graph.parameter_shapes)
+        return cls(graph.input_shape, graph.feature_dimension, graph.learnable)
 
     def size(self, names: tuple[str, ...]) -> int:
         """p: the number of scalars in these parameters; names that do not exist count as nothing."""

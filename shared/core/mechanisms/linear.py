@@ -1,12 +1,9 @@
 """Linear mechanisms: a step is a sum over every record, in exact integers, so that it may be computed in any parts.
 
-A record adds a vector of whole numbers that is a function of that record alone. The sums of shards (ranges of records)
-are added as integers: any division into shards, computed anywhere, in any order, gives the same bits as one pass, and a
-shard that was lost is computed once more. Noise is added once, to the sum of all, by whoever holds the ledger.
-
-What a record adds must not depend on how the records were divided either. Matrix products in floating point have other
-last bits for other numbers of rows, so an extractor is always evaluated on the same blocks: `block_records` of them,
-counted from the first record. Shards begin and end where blocks do.
+A record adds whole numbers that are a function of that record alone, so any division into shards, computed anywhere, in
+any order, gives the same bits as one pass. Noise is added once, to the sum of all, by whoever holds the ledger. Matrix
+products in floating point have other last bits for other numbers of rows, so an extractor is always evaluated on the
+same blocks, counted from the first record; shards begin and end where blocks do.
 """
 
 from __future__ import annotations
@@ -71,27 +68,38 @@ def blocks(shard: Shard, facts: Facts) -> Iterator[Shard]:
 
 @dataclass(frozen=True, eq=False)
 class ShardSum:
-    """The exact sum of one shard, or of several; private.
-
-    Attributes:
-        shard: whose records were added.
-        sums: int64 arrays, as the mechanism's accumulator has them.
-    """
+    """The exact sum of one shard, or of several, as the mechanism's accumulator has it; private."""
 
     shard: Shard
     sums: tuple[Integers, ...]
 
 
-def added(parts: Iterable[ShardSum], *, records: int) -> ShardSum:
-    """The sum over all records.
+@dataclass(frozen=True)
+class Reach:
+    """What one record adds to one array of the sums, at most: public, as the clip is.
 
-    Args:
-        parts: in any order.
-        records: n.
+    Attributes:
+        most: the Euclidean norm of what it adds; of counts, which are never negative, their number.
+        counts: whether it adds counts.
+        axes: along which this holds, whatever the place on the others; None for all.
+    """
+
+    most: float
+    counts: bool = False
+    axes: tuple[int, ...] | None = None
+
+    def allows(self, sums: Integers, records: int) -> bool:
+        """Whether so many records can add up to these sums."""
+        size = sums.astype(np.float64)  # squares and sums of squares do not overflow
+        norm = size.sum(axis=self.axes) if self.counts else np.sqrt(np.square(size).sum(axis=self.axes))
+        return not (self.counts and (sums < 0).any()) and bool((norm <= records * self.most * (1.0 + 2.0**-40)).all())
+
+
+def added(parts: Iterable[ShardSum], *, records: int) -> ShardSum:
+    """The sum over all n records of shards in any order.
 
     Raises:
-        InvalidValue: a record is in none of the shards, or in two: what was to be one record's share of the release
-            would be another.
+        InvalidValue: a record is in none of the shards, or in two; or a sum leaves 64 bits.
     """
     total: list[Integers] = []
     shards: list[Shard] = []
@@ -99,7 +107,10 @@ def added(parts: Iterable[ShardSum], *, records: int) -> ShardSum:
         shards.append(part.shard)
         if total:
             for whole, own in zip(total, part.sums, strict=True):
+                before = whole.copy()
                 whole += own
+                if ((before ^ whole) & (own ^ whole) < 0).any():  # two of one sign, and a sum of the other
+                    raise InvalidValue("the sums of the shards leave 64 bits")
         else:
             total = [own.copy() for own in part.sums]
     at = 0
@@ -117,12 +128,7 @@ class Accumulator(Protocol):
     """Exact sums over the records that were added, each a function of its own record alone."""
 
     def add(self, features: Tensor, labels: LabelArray | None) -> None:
-        """Adds records.
-
-        Args:
-            features: (m, d), as the extractor computes them.
-            labels: (m,), where the mechanism needs them.
-        """
+        """Adds records: features (m, d), as the extractor computes them, and labels (m,) where they are needed."""
 
     @property
     def sums(self) -> tuple[Integers, ...]:
@@ -137,6 +143,10 @@ class LinearMechanism(Mechanism[D, Q, R]):
     @abc.abstractmethod
     def accumulator(self, declared: D, facts: Facts, device: torch.device) -> Accumulator:
         """An empty sum."""
+
+    @abc.abstractmethod
+    def reaches(self, declared: D, facts: Facts) -> tuple[Reach, ...]:
+        """How much one record adds to each array of the sums: whoever computes a shard is held to it."""
 
     @abc.abstractmethod
     def released(self, declared: D, facts: Facts, total: ShardSum, noise: NoiseSource) -> R:
@@ -164,27 +174,19 @@ class LinearMechanism(Mechanism[D, Q, R]):
     def summed(
         self, declared: D, facts: Facts, shard: Shard, sample: Sample, model: Session, device: torch.device
     ) -> ShardSum:
-        """The exact sum of one shard, which is read block by block: memory does not depend on its length.
-
-        Args:
-            declared: by the run, for this step.
-            facts: public shapes.
-            shard: to add up.
-            sample: every record, in the stored order.
-            model: evaluates the run's extractor.
-            device: where the arithmetic runs.
-        """
+        """The exact sum of a shard of all records, read block by block: memory does not depend on its length."""
         accumulator = self.accumulator(declared, facts, device)
-        read = _ReadAhead(sample, blocks(shard, facts))
+        unread = (sample.take(place.start, place.stop) for place in blocks(shard, facts))
+        block = next(unread, None)
         waiting: tuple[Tensor, LabelArray | None] | None = None
 
         def meanwhile() -> None:  # another process evaluates: add what it computed before, read what comes next
+            nonlocal block
             if waiting is not None:
                 accumulator.add(*waiting)
-            read.advance()
+            block = next(unread, None)
 
-        read.advance()
-        while (block := read.block) is not None:
+        while block is not None:
             records, labels = block
             features = self.evaluated(declared, records, model, meanwhile)
             waiting = features.to(device), labels
@@ -194,16 +196,3 @@ class LinearMechanism(Mechanism[D, Q, R]):
 
 
 AnyLinear = LinearMechanism[Any, Any, Any]
-
-
-class _ReadAhead:
-    """The blocks of a shard, one after the other."""
-
-    def __init__(self, sample: Sample, places: Iterator[Shard]) -> None:
-        self._sample = sample
-        self._places = places
-        self.block: tuple[FloatArray, LabelArray | None] | None = None
-
-    def advance(self) -> None:
-        place = next(self._places, None)
-        self.block = None if place is None else self._sample.take(place.start, place.stop)

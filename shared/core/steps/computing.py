@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, LabelArray, Session, Step
 from dpswd.shared.core.mechanisms.linear import AnyLinear, LinearMechanism, Shard, ShardSum, added
 from dpswd.shared.core.noise.directions import Draw, drawn_here
@@ -24,11 +25,9 @@ class Records(Protocol):
     @property
     def count(self) -> int:
         """N."""
-        ...
 
     def take(self, indices: npt.NDArray[np.int64]) -> FloatArray:
         """Records in the order of `indices`, (b, *record_shape)."""
-        ...
 
 
 class Labels(Protocol):
@@ -36,17 +35,13 @@ class Labels(Protocol):
 
     def __getitem__(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[np.integer[Any]]:
         """(b,) class numbers of these records."""
-        ...
 
 
 @dataclass(frozen=True)
 class SecretSample:
-    """A `Sample` of records; private.
+    """A `Sample` of all records, with labels or None; private.
 
-    Attributes:
-        records: all of them.
-        labels: of them, or None.
-        rows: (b,) secret record numbers, in the sample's random order; None for every record in the stored order.
+    `rows` (b,) are secret record numbers, in the sample's random order; None for every record in the stored order.
     """
 
     records: Records
@@ -70,8 +65,7 @@ class Laboratory:
     """What steps are computed with.
 
     Attributes:
-        records: the data set's.
-        labels: class numbers, private; None where there are none.
+        records, labels: the data set's; no labels where there are none.
         noise: the only source of noise.
         device: where the arithmetic runs.
         fresh_seed: 32 public random bytes, unknown to everybody before.
@@ -90,13 +84,7 @@ class Laboratory:
 
 @dataclass(frozen=True)
 class LinearRun:
-    """What a sum over every record needs to know of its run: enough for a process that sees neither ledger nor price.
-
-    Attributes:
-        mechanism: what is summed.
-        declared: the mechanism's own declaration, as the step's request changes it.
-        facts: public shapes.
-    """
+    """What a sum over every record needs to know of its run, without ledger and price; `declared` is of this step."""
 
     mechanism: AnyLinear
     declared: Any
@@ -108,6 +96,17 @@ class LinearRun:
         if isinstance(run.mechanism, LinearMechanism):
             return cls(run.mechanism, run.mechanism.stepped(run.declared, request), run.facts)
         return None
+
+    def checked(self, part: ShardSum) -> ShardSum:
+        """The part, if its records can add up to it.
+
+        Raises:
+            InvalidValue: they cannot; the text names no value.
+        """
+        bounds = zip(self.mechanism.reaches(self.declared, self.facts), part.sums, strict=True)
+        if not all(reach.allows(sums, part.shard.count) for reach, sums in bounds):
+            raise InvalidValue(f"a shard's sums are not what {part.shard.count} records can add up to")
+        return part
 
 
 def computed(run: AdmittedRun, request: Any, model: Session, lab: Laboratory) -> bytes:
@@ -143,33 +142,19 @@ def computed(run: AdmittedRun, request: Any, model: Session, lab: Laboratory) ->
 def summed(
     run: LinearRun, shard: Shard, model: Session, *, records: Records, labels: Labels | None, device: torch.device
 ) -> ShardSum:
-    """The exact sum of one shard; private, and without noise.
-
-    Args:
-        run: what is summed.
-        shard: of the data set.
-        model: evaluates the run's extractor.
-        records: the data set's.
-        labels: of them; None where there are none.
-        device: where the arithmetic runs.
-    """
+    """The exact sum of one shard of the data set; private, and without noise."""
     everything = SecretSample(records, labels if run.mechanism.needs_labels else None, None)
     return run.mechanism.summed(run.declared, run.facts, shard, everything, model, device)
 
 
 def completed(run: LinearRun, parts: Iterable[ShardSum], lab: Laboratory) -> bytes:
-    """The reply of a linear mechanism from the sums of all shards; noise is added here, once.
-
-    Args:
-        run: what was summed.
-        parts: the shards' sums, in any order.
-        lab: noise.
+    """The reply of a linear mechanism from the sums of all shards, in any order; noise is added here, once.
 
     Raises:
-        InvalidValue: a record is in none of the shards, or in two.
+        InvalidValue: a record is in none of the shards, or in two; or a sum is not what its records can add up to.
     """
     lab.reached("sampled")
-    total = added(parts, records=run.facts.data.records)
+    total = added(map(run.checked, parts), records=run.facts.data.records)
     lab.reached("extracted")
     reply: bytes = run.mechanism.released(run.declared, run.facts, total, lab.noise).to_bytes()
     lab.reached("released")

@@ -252,29 +252,74 @@ def test_every_command_has_help_and_exit_codes_have_their_page(bare):
 
 
 def test_chosen_acts_take_two_operators(operator, tmp_path):
+    """Two credentials, not two names: and the ledger states both."""
     settings = operator.home.settings
     settings.write_text(settings.read_text() + '\n[operators]\nsecond = ["extend", "approve", "restore"]\n')
     wanted = ("budget", "extend", "--epsilon", 3, "--reason", "second study")
-    assert "noted for anna and not done" in operator.run("--as", "anna", *wanted, status=3)
-    assert "noted for anna" in operator.run("--as", "anna", *wanted, status=3)  # nobody seconds oneself
+    for name in ("anna", "ben"):
+        assert "0 are enrolled" in operator.run("--as", name, *wanted, status=3)
+    keys = {}
+    for name in ("anna", "ben", "eve"):
+        made = operator.run("operator", "key", name, "--out", tmp_path / name)
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+        keys[name] = re.search(r"operator add '(\w+)' ([0-9a-f]{64})", made)[2]
+    anna, ben, eve = (("--credential", tmp_path / name) for name in keys)
+    operator.run("operator", "add", "anna", keys["anna"])
+    assert "1 are enrolled" in operator.run(*anna, *wanted, status=3)
+    operator.run("--as", "anna", "operator", "add", "ben", keys["ben"], status=3)  # a name is none
+    operator.run(*eve, "operator", "add", "eve", keys["eve"], status=3)
+    operator.run(*anna, "operator", "add", "ben", keys["anna"], status=9)  # one key is one person
+    operator.run(*anna, "operator", "add", "ben", keys["ben"])
+    assert "noted for anna and not done" in operator.run(*anna, "operator", "add", "eve", keys["eve"], status=3)
+
+    assert "noted for anna and not done" in operator.run(*anna, *wanted, status=3)
+    assert "noted for anna" in operator.run(*anna, *wanted, status=3)  # nobody seconds oneself
+    for other in (("--as", "ben"), eve, ("--as", "anna, seconded by ben")):
+        operator.run(*other, *wanted, status=3)
+    assert "leave --as out" in operator.run("--as", "ben", *anna, *wanted, status=3)
     other = ("budget", "extend", "--epsilon", 3.5, "--reason", "second study")
-    assert "noted for ben" in operator.run("--as", "ben", *other, status=3)  # another act
+    assert "noted for ben" in operator.run(*ben, *other, status=3)  # another act
     assert operator.json("budget", "show")["epsilon"] == 2.0
-    operator.run("--as", "ben", *wanted)
+    operator.run(*ben, *wanted)
     assert operator.json("budget", "show")["epsilon"] == 3.0
     (extended,) = [event for event in operator.json("history") if event["kind"] == "budget-extended"]
-    assert extended["who"] == "anna, seconded by ben"
+    both = f"anna ({keys['anna'][:8]}), seconded by ben ({keys['ben'][:8]})"
+    assert extended["who"] == both
     request = make_identity("ml-team", tmp_path / "team")
     approve = ("cert", "approve", request, "--out", tmp_path / "out")
     approve += ("--fingerprint", request_fingerprint(request.read_bytes())[:16])
-    operator.run("--as", "anna", *approve, status=3)
+    operator.run(*anna, *approve, status=3)
     assert operator.json("client", "list") == []
-    operator.run("--as", "ben", *approve)
+    operator.run(*ben, *approve)
     operator.run("ledger", "backup", tmp_path / "copy")
     restore = ("ledger", "restore", tmp_path / "copy")
     operator.run("--as", "anna", *restore, status=3)
-    operator.run("--as", "ben", *restore)
-    assert operator.json("history")[-1]["who"] == "anna, seconded by ben"
+    operator.run(*anna, *restore, status=3)
+    operator.run(*ben, *restore)
+    assert operator.json("history")[-1]["who"] == both
+    remove = ("operator", "remove", "ben", "--reason", "has left")
+    operator.run(*ben, *remove, status=3)
+    operator.run(*anna, *remove)
+    assert [row["operator"] for row in operator.json("operator", "list")] == ["anna"]
+    operator.run(*ben, "budget", "lower", "--epsilon", 2.5, "--reason", "x", status=3)
+    operator.run(*anna, "budget", "lower", "--epsilon", 2.5, "--reason", "x")
+    assert operator.json("ledger", "verify")["ok"]
+
+
+def test_a_credential_is_a_file_of_ones_own(operator, tmp_path):
+    file = tmp_path / "anna"
+    operator.run("operator", "key", "anna", "--out", file)
+    operator.run("operator", "key", "anna", "--out", file, status=3)  # nothing is overwritten
+    freeze = ("budget", "freeze", "--reason", "x")
+    file.chmod(0o640)
+    assert "yours alone" in operator.run("--credential", file, *freeze, status=3)
+    file.chmod(0o600)
+    operator.run("--credential", file, *freeze)
+    secret = json.loads(file.read_text())["key"]
+    file.write_text(json.dumps({"format": "dpswd-operator-1", "operator": "anna", "key": f"{secret}x"}))
+    refused = operator.run("--credential", file, *freeze, status=3)
+    assert "no operator's credential" in refused
+    assert secret not in refused
 
 
 def test_the_report_is_made_and_checked(operator, tmp_path):

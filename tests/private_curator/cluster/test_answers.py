@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpswd.private_curator.cluster import task
-from dpswd.private_curator.cluster.connection import NodeRefused, sum_of
+from dpswd.private_curator.cluster.connection import Expected, NodeRefused, sum_of
 from dpswd.private_curator.cluster.courier import Courier
 from dpswd.private_curator.cluster.sums import sum_to_bytes
 from dpswd.private_curator.cluster.task import Meant
@@ -21,6 +21,7 @@ from dpswd.private_curator.sandbox.arena import blob
 from dpswd.private_curator.sandbox.channel import receive, send
 from dpswd.private_curator.sandbox.process import LimitReached
 from dpswd.private_curator.steps.shards import ShardLost
+from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
 from dpswd.shared.core.mechanisms.linear import Shard, ShardSum
@@ -29,6 +30,7 @@ from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 SHARD = Shard(0, 4096)
 SUMS = (np.arange(6, dtype=np.int64).reshape(2, 3),)
+EXPECTED = Expected(SHARD, SUMS, lambda part: part)
 
 
 def test_the_words_of_a_node_reach_the_log_and_no_client(caplog):
@@ -36,17 +38,28 @@ def test_the_words_of_a_node_reach_the_log_and_no_client(caplog):
     secret = "the first record is 17"
     for kind, error in ((task.STOPPED, LimitReached), (task.FAILED, NodeRefused), (task.LOST, ShardLost)):
         with caplog.at_level(logging.WARNING), pytest.raises(error) as caught:
-            sum_of(kind + secret.encode(), SHARD, SUMS)
+            sum_of(kind + secret.encode(), EXPECTED, node="north")
         assert secret not in str(caught.value)
-        assert (secret in caplog.text) == (kind != task.LOST)
+        assert (secret in caplog.text) == ("north" in caplog.text) == (kind != task.LOST)
         caplog.clear()
 
 
-def test_only_the_sum_of_the_shard_that_was_asked_for_is_taken():
+def test_only_a_possible_sum_of_the_shard_that_was_asked_for_is_taken(caplog):
     answer = task.SUM + sum_to_bytes(ShardSum(SHARD, SUMS))
-    np.testing.assert_array_equal(sum_of(answer, SHARD, SUMS).sums[0], SUMS[0])
-    with pytest.raises(NodeRefused, match="another shard"):
-        sum_of(answer, Shard(4096, 8192), SUMS)
+    np.testing.assert_array_equal(sum_of(answer, EXPECTED, node="north").sums[0], SUMS[0])
+
+    def impossible(part):
+        raise InvalidValue("more than its records can add up to")
+
+    for other in (
+        replace(EXPECTED, shard=Shard(4096, 8192)),
+        replace(EXPECTED, like=(SUMS[0][:1],)),
+        replace(EXPECTED, checked=impossible),
+    ):
+        caplog.clear()
+        with pytest.raises(NodeRefused, match="impossible answer"):
+            sum_of(answer, other, node="north")
+        assert "node 'north' gave an impossible answer" in caplog.text
 
 
 def test_a_node_that_serves_the_same_values_otherwise_is_told_apart():
@@ -101,7 +114,7 @@ def test_a_shard_that_nobody_waits_for_is_begun_by_no_node(tmp_path):
         asked({"op": "extractor", "id": "key", "graph": 1}, b"g", b"w")
         blocking = client.submit(_held, free, pure=False)
         for number in (0, 1):
-            asked({"op": "sum", "id": number, "extractor": "key"}, b"no task of ours")
+            asked({"op": "sum", "id": number, "extractor": "key", "beside": ""}, b"no task of ours")
         settled(2)
         asked({"op": "drop", "id": 1})
         settled(1)
@@ -109,6 +122,10 @@ def test_a_shard_that_nobody_waits_for_is_begun_by_no_node(tmp_path):
         free.touch()
         message, _ = receive(ours)
         assert message["id"] == 0
+        (node,) = client.nthreads()
+        assert message["node"] == node
+        asked({"op": "sum", "id": 2, "extractor": "key", "beside": node}, b"no task of ours")
+        assert receive(ours)[0] == {"id": 2, "alone": True}
         asked({"op": "nodes"})
         assert receive(ours)[0] == {"nodes": 1}  # and nothing of the dropped one
         assert blocking.result() is True

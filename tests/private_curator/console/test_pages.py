@@ -13,6 +13,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from dpswd.private_curator.books.figures import Decision
+from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.console.application import console
 from dpswd.private_curator.console.door import origins_of
 from dpswd.private_curator.console.rendering import PLACES, plain
@@ -182,6 +183,13 @@ def test_no_path_leads_to_a_file(looking, path):
     assert "import" not in found.text
 
 
+@pytest.mark.parametrize("number", ["9" * 19, "9" * 5000, "-1", "1.0", "\u0661"], ids=len)
+def test_a_number_that_no_request_has_leads_nowhere(looking, number, caplog):
+    answer = send(looking, f"/requests/{number}", decision="deny", reason="x")
+    assert answer.status_code == 404
+    assert not caplog.records
+
+
 def test_a_screen_reader_finds_its_way(past, looking):
     for path in every_page(past):
         page = looking.get(path)
@@ -217,7 +225,7 @@ def test_no_act_is_done_without_the_form_of_this_session(home):
     client = browser(home)
     other = csrf(browser(home))
     routes: list[Route] = client.app.pages.routes
-    acts = [route.path.replace("{number:int}", "2") for route in routes if "POST" in (route.methods or ())]
+    acts = [route.path.replace("{number:entry}", "2") for route in routes if "POST" in (route.methods or ())]
     assert len(acts) >= 8
     before = home.read_ledger().head.seq
     for path in acts:
@@ -285,11 +293,37 @@ def test_a_board_gets_a_report_that_the_ledgers_key_signed(past, looking, tmp_pa
 
 def test_an_act_that_waits_for_a_second_operator_is_shown(home):
     home.settings.write_text(home.settings.read_text() + '\n[operators]\nsecond = ["extend"]\n')
-    with pytest.raises(SettingsError, match="takes two operators"):
-        extend_budget(home, epsilon=4.0, reason="a third study")
+    anna, ben = (
+        HomeDirectory(home.path, operator=Operator.make(home.path / f"{name}.key", name)) for name in ("anna", "ben")
+    )
+    for each in (anna, ben):
+        with anna.open_ledger() as books:
+            books.enrol(each.acting.name, each.acting.credential)
+    with pytest.raises(SettingsError, match="noted for anna"):
+        extend_budget(anna, epsilon=4.0, reason="a third study")
     page = browser(home).get("/requests").text
     assert "wait for a second operator" in page
+    assert "anna" in page
     assert "a third study" in page
+
+
+def test_an_act_of_the_console_states_the_operators_credential(home):
+    anna = Operator.make(home.path / "anna.key", "anna")
+    with home.open_ledger() as books:
+        books.enrol("anna", anna.credential)
+    client = browser(HomeDirectory(home.path, operator=anna))
+    assert f"anna ({anna.credential[:8]})" in client.get("/").text
+    assert send(client, "/freeze", reason="an inquiry").status_code == 303
+    assert send(client, "/unfreeze", reason="it was nothing").status_code == 303
+    frozen, opened = home.read_ledger().entries[-2:]
+    assert {entry.payload["by"]["credential"] for entry in (frozen, opened)} == {anna.credential}
+    assert f"anna ({anna.credential[:8]})" in client.get("/timeline").text
+    nobody = browser(HomeDirectory(home.path, operator="anna"))  # the name alone
+    assert send(nobody, "/freeze", reason="a fire").status_code == 303  # which only stops
+    refused = send(nobody, "/unfreeze", reason="x")
+    assert refused.status_code == 409
+    assert "--credential" in refused.text
+    assert home.read_ledger().books.closed
 
 
 def test_looking_needs_neither_the_key_nor_the_records(home):

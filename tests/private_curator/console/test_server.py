@@ -20,6 +20,7 @@ from free_ports import own_port
 from dpswd.private_curator.console import server
 from dpswd.private_curator.console.application import console
 from dpswd.private_curator.console.door import origins_of
+from dpswd.private_curator.core.ledger.statements import DataSetState
 from dpswd.shared.core.errors import SettingsError
 
 DOOR = Path(__file__).resolve().parents[3] / "deploy" / "images" / "console_door.py"
@@ -31,10 +32,10 @@ def home(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def serving(home, listening):
+def serving(home, listening, announce=lambda _: None):
     """The console as the command serves it, in a thread."""
     origins = origins_of(listening.address, ["http://localhost:8466"])
-    running = uvicorn.Server(server.configuration(console(home, origins=origins, announce=lambda _: None)))
+    running = uvicorn.Server(server.configuration(console(home, origins=origins, announce=announce)))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening.socket]})
     thread.start()
     try:
@@ -94,6 +95,121 @@ def test_what_speaks_no_browsers_http_gets_nothing(home):
         assert " 101 " not in upgraded
 
 
+HALF = "GET /sign-in HTTP/1.1\r\nHost: {host}\r\nX-Slow: "
+HALF_A_FORM = "POST /sign-in HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\nContent-Length: 60000\r\n\r\ntoken="
+UNREAD = "GET /sign-in HTTP/1.1\r\nHost: {host}\r\n\r\n" * 50
+SILENCE = ""
+
+
+@contextlib.contextmanager
+def besieged(address: str, saying: str, *, by: int, trickle: str = ""):
+    """So many connections that say a part and wait; whichever is closed comes again at once."""
+    host, port = address.split(":")
+    over = threading.Event()
+    there: list[int] = []
+
+    def attack() -> None:
+        held: list[socket.socket] = []
+        while not over.is_set():
+            while len(held) < by:
+                where = socket.create_connection((host, int(port)))
+                where.settimeout(0)
+                with contextlib.suppress(OSError):
+                    where.send(saying.format(host=address).encode())
+                held.append(where)
+            there.append(len(held))
+            for where in list(held):
+                try:
+                    if trickle:
+                        where.send(trickle.encode())
+                    ended = saying != UNREAD and where.recv(65536) == b""
+                except BlockingIOError:
+                    ended = False
+                except OSError:
+                    ended = True
+                if ended:
+                    held.remove(where)
+                    where.close()
+            time.sleep(0.01)
+        for where in held:
+            where.close()
+
+    attacker = threading.Thread(target=attack)
+    attacker.start()
+    try:
+        while not there:
+            time.sleep(0.01)
+        yield
+    finally:
+        over.set()
+        attacker.join()
+
+
+@pytest.mark.parametrize(
+    ("saying", "trickle", "by"),
+    [(HALF, "", 40), (HALF, "x", 40), (HALF_A_FORM, "", 40), (UNREAD, "", 40), (SILENCE, "", 40), (HALF, "", 300)],
+    ids=[
+        "half a head",
+        "a head by and by",
+        "half a form",
+        "answers not read",
+        "silence",
+        "more than there is room for",
+    ],
+)
+def test_nobody_who_has_not_signed_in_keeps_the_operator_from_freezing(tmp_path, saying, trickle, by):
+    home = made_home_without_a_past(tmp_path)
+    tokens: list[str] = []
+    listening = server.listen_on_loopback("127.0.0.1:0")
+    host = listening.address
+
+    def ask(method: str, path: str, *headers: str, form: str = "") -> str:
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Origin: http://{host}", "Connection: close", *headers]
+        kind = ["Content-Type: application/x-www-form-urlencoded", f"Content-Length: {len(form)}"] if form else []
+        name, _, port = host.rpartition(":")
+        return answered(socket.create_connection((name, int(port))), "\r\n".join([*lines, *kind, "", form]))
+
+    with serving(home, listening, tokens.append), besieged(host, saying, by=by, trickle=trickle):
+        for _ in range(2):
+            signed = ask("POST", "/sign-in", form=f"token={tokens[-1]}")
+            assert signed.startswith("HTTP/1.1 303"), signed
+            cookie = "Cookie: " + re.search(r"set-cookie: ([^;]+)", signed)[1]
+            csrf = re.search(r'name="csrf" value="([^"]+)"', ask("GET", "/", cookie))[1]
+            act = "unfreeze" if home.read_ledger().books.state is DataSetState.FROZEN else "freeze"
+            assert ask("POST", f"/{act}", cookie, form=f"csrf={csrf}&reason=besieged").startswith("HTTP/1.1 303")
+            assert home.read_ledger().books.state is (DataSetState.OPEN if act == "unfreeze" else DataSetState.FROZEN)
+
+
+def test_who_sends_half_a_head_is_not_waited_for(home, monkeypatch):
+    monkeypatch.setattr(server, "WAIT_S", 0.2)
+    listening = server.listen_on_loopback("127.0.0.1:0")
+    host, port = listening.address.split(":")
+    whole = f"GET /console.css HTTP/1.1\r\nHost: {listening.address}\r\n\r\n"
+    with serving(home, listening):
+        for said in (SILENCE, HALF, HALF_A_FORM, whole, whole + HALF):
+            assert isinstance(answered(socket.create_connection((host, int(port))), said.format(host=host)), str)
+
+
+def test_a_request_has_one_length(home):
+    listening = server.listen_on_loopback("127.0.0.1:0")
+    host, port = listening.address.split(":")
+    head = f"POST /sign-in HTTP/1.1\r\nHost: {listening.address}\r\nOrigin: http://{listening.address}\r\n"
+    chunks = "7\r\ntoken=x\r\n0\r\n\r\n"
+    with serving(home, listening):
+        for lengths in (
+            "Content-Length: 7\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "transfer-encoding: chunked\r\ncontent-length: 22\r\n\r\n",
+            f"Content-Length: {'9' * 5000}\r\n\r\n",
+        ):
+            reply = answered(socket.create_connection((host, int(port))), head + lengths + chunks + whole_of(listening))
+            assert re.match(r"HTTP/1.1 4(00|13) ", reply), reply
+            assert reply.count("HTTP/1.1") == 1  # what stands behind it is no request
+
+
+def whole_of(listening) -> str:
+    return f"GET /console.css HTTP/1.1\r\nHost: {listening.address}\r\nConnection: close\r\n\r\n"
+
+
 def test_a_unix_socket_is_its_owners_alone(home, tmp_path):
     path = tmp_path / "console.sock"
     listening = server.listen_on_socket(path)
@@ -132,6 +248,8 @@ def test_the_door_of_the_containers_carries_bytes_to_the_socket(home, tmp_path):
         assert ask() == ""
         with serving(home, server.listen_on_socket(path)):
             assert ask().startswith("HTTP/1.1 200 OK")
+            with besieged(f"127.0.0.1:{port}", HALF, by=100):
+                assert ask().startswith("HTTP/1.1 200 OK")
             # Another port than the console knows itself by: whoever publishes it elsewhere must say so with --origin.
             where = socket.create_connection(("127.0.0.1", port))
             assert " 421 " in answered(where, f"GET / HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n")

@@ -22,7 +22,7 @@ from dpswd.private_curator.operator.telling import Told
 from dpswd.private_curator.postgres.database import PostgresSession
 from dpswd.shared.books.chain_checks import Tampering, read_export, verify_receipts
 from dpswd.shared.core.errors import LedgerCorrupt, LedgerUnavailable
-from dpswd.shared.core.ledger.receipts import FORMAT, GENESIS, SignedEntry, canonical_json
+from dpswd.shared.core.ledger.receipts import FORMAT, GENESIS, Signed, SignedEntry, canonical_json
 
 DIGEST = "d" * 64
 both = pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
@@ -225,7 +225,7 @@ class TestOperator:
             previous, statements = GENESIS, []
             for seq, value in enumerate(values, start=1):
                 statement = canonical_json({**value, "seq": seq, "previous": previous})
-                entry = SignedEntry.parse(statement, key.sign(statement))
+                entry = SignedEntry.parse(statement, key.sign(Signed.ENTRY.over(statement)))
                 previous = entry.hash
                 statements.append(entry)
             inserts = [
@@ -318,7 +318,7 @@ def test_signatures_are_checked_in_processes_of_their_own(key, tmp_path, monkeyp
     with SignatureCheck(public_key, processes=2) as signatures:
         for seq in range(1, 1201):
             statement = b"s" * (seq % 300)
-            signatures.take(seq, statement, (other if seq in forged else key).sign(statement))
+            signatures.take(seq, statement, (other if seq in forged else key).sign(Signed.ENTRY.over(statement)))
         assert signatures.wrong() == sorted(forged)
     with SignatureCheck(public_key, processes=2) as signatures:
         signatures._processes[0].kill()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
 from dpswd.private_curator.books.backup import restore
+from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.core.ledger.statements import Kind, Request
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "ledger.md"
@@ -42,6 +44,11 @@ def test_every_kind_has_the_documented_fields(ledger, open_run, answer, path, ke
     ledger.freeze(reason="x")
     ledger.unfreeze(reason="x")
     ledger.end(reason="x")
+    anna = Operator("anna", Ed25519PrivateKey.generate())
+    ledger.enrol("anna", anna.credential)
+    ledger.close()
+    ledger = reopen(by=anna)
+    ledger.remove_operator("anna", reason="x")
     ledger.backup(path.with_name("backup"))
     ledger.close()
     restore(path.with_name("backup"), path, key=key, accounting=ToyAccounting())

@@ -198,7 +198,7 @@ class TestMove:
             assert after.status().data_set == status.data_set
             assert after.head().payload == {
                 "accepted": None, "forgotten": [], "forgotten_entries": 0, "forgotten_runs": [], "unknown": "",
-                "by": "",
+                "by": {"operator": "", "credential": None},
             }  # fmt: skip
         left = {entry.name for entry in path.parent.iterdir()}
         assert left == {"ledger.sqlite.moved", "ledger.sqlite.lock", "ledger.sqlite.serving"}

@@ -17,7 +17,7 @@ from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.books.witness import Witness
 from dpswd.shared.books.chain_checks import read_export
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, RestoreRefused
-from dpswd.shared.core.ledger.receipts import SignedEntry
+from dpswd.shared.core.ledger.receipts import Signed, SignedEntry
 
 DIGEST = "d" * 64
 ACCEPTANCE = "The disk of 3 May is lost; the ethics board has accepted this, minutes of 5 May."
@@ -139,7 +139,7 @@ def test_without_an_intact_note_a_ledger_with_charges_is_refused_until_somebody_
         Witness(note).note(ledger.head())
     with serve() as ledger:
         assert ledger.verify().ok
-        assert ledger.head().payload == {"reason": ACCEPTANCE, "by": ""}
+        assert ledger.head().payload == {"reason": ACCEPTANCE, "by": {"operator": "", "credential": None}}
 
 
 def test_a_client_s_receipt_stops_a_ledger_that_was_put_back_with_its_note(
@@ -178,7 +178,7 @@ def test_a_forged_or_foreign_receipt_changes_nothing(serve, note, open_run, answ
         ledger.hold_to(entry)
         statement = entry.statement.replace(b'"seq":%d' % entry.seq, b'"seq":900')
         foreign = Ed25519PrivateKey.generate()
-        for signature in (entry.signature, bytes(64), foreign.sign(statement)):
+        for signature in (entry.signature, bytes(64), foreign.sign(Signed.ENTRY.over(statement))):
             ledger.hold_to(SignedEntry.parse(statement, signature))
         answer(ledger, run, "another")
         assert Witness(note).entry() == ledger.head()

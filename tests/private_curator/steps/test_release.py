@@ -11,7 +11,7 @@ from torch import nn
 
 from dpswd.private_curator.core.ledger.sqlite import file_lock, write_lock
 from dpswd.private_curator.records.target import Target
-from dpswd.private_curator.sandbox.local import LocalEngine
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.shards import LocalShards, ShardLost
 from dpswd.shared.core.errors import ExtractionStopped, LedgerUnavailable, RequestIdReused, RunFinished, StepGivenUp
 from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum

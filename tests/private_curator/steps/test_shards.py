@@ -14,8 +14,8 @@ from hospital import NoNoise
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.records.mapped import MappedRecords
 from dpswd.private_curator.records.target import Target
-from dpswd.private_curator.sandbox.local import LocalEngine
 from dpswd.private_curator.sandbox.process import LimitReached
+from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.shards import LocalShards, ShardLost, gathered, shards
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.errors import ExtractionStopped

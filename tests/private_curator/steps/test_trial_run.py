@@ -13,6 +13,7 @@ import torch
 from declarations import evaluation, gradient, quantiles, rows
 from torch import nn
 
+from dpswd.private_curator.sandbox.process import WorkerFailed
 from dpswd.private_curator.steps import trial_run
 from dpswd.private_curator.steps.trial_run import MAX_REMEMBERED, MadeRecords, TrialTimes
 from dpswd.shared.core.errors import RequestInvalid
@@ -108,6 +109,21 @@ def test_a_run_of_slow_steps_is_refused(make_hospital, module):
     hospital.trials._most_seconds = 1e-6
     with pytest.raises(RequestInvalid, match="use a smaller batch or extractor"):
         hospital.trials.seconds(hospital.admit(parameters), hospital.extractor(parameters))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("of torch's"), WorkerFailed([{"type": "RuntimeError"}])], ids=repr)
+def test_made_records_that_fail_are_refused_in_words_and_not_an_incident(make_hospital, module, monkeypatch, error):
+    """Attack: each attempt to open such a run wrote an incident."""
+
+    def fail(*_):
+        raise error
+
+    hospital = make_hospital(RECORDS)
+    parameters = hospital.declare(module, rows(), batch_size=20)
+    run, extractor = hospital.admit(parameters), hospital.extractor(parameters)
+    monkeypatch.setattr(trial_run, "computed", fail)
+    with pytest.raises(RequestInvalid, match="declare steps that cannot be computed: made records failed"):
+        hospital.trials.seconds(run, extractor)
 
 
 def test_a_step_that_reads_every_record_is_tried_on_some_of_them(make_hospital, module):

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from dpswd.private_curator.storage.incidents import IncidentBook
+from dpswd.private_curator.storage.incidents import MOST_ALIKE, MOST_OF_ONE, IncidentBook
 from dpswd.shared.core.errors import InvalidValue
 
 CANARY = "patient-4711"
@@ -63,3 +63,19 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
     path.write_text(path.read_text() + '\n{"number": "')
     later = _recorded(book)
     assert [incident.number for incident in book.all()] == [number, later]
+
+
+def test_a_client_cannot_fill_the_book(tmp_path):
+    """Attack: a graph that failed at every upload wrote an incident at each."""
+    book = IncidentBook(tmp_path / "incidents.jsonl")
+    numbers = [_recorded(book) for _ in range(5 * MOST_ALIKE)]
+    written = [incident.number for incident in book.all()]
+    assert written == numbers[:MOST_ALIKE]
+    assert set(numbers) == set(written), "each number that was told is in the book"
+    for number in range(2 * MOST_OF_ONE):
+        error = type(f"Other{number}", (Exception,), {})()
+        told = book.record(error, operation="DrawStep", client="ml-team")
+        assert number % 100 or book.find(told)
+    assert len(book.all()) == MOST_OF_ONE
+    book.record(ValueError(), operation="DrawStep", client="another-team")
+    assert len(book.all()) == MOST_OF_ONE + 1

@@ -71,6 +71,13 @@ def fit(adaptation, **arguments):
     return adaptation.fit(source_loader(data(), batch_size=32), progress=False, **arguments)
 
 
+def require_all_asked(sites, method):
+    """Every step was asked once; of normalisation as many as its answers left something to ask for."""
+    for served in sites.values():
+        drawn = served.curator.steps_charged
+        assert 0 < drawn <= STEPS if method == "normalisation" else drawn == STEPS
+
+
 def weights(model):
     return [value.clone() for module in (model.extractor, model.classifier) for value in module.state_dict().values()]
 
@@ -83,7 +90,7 @@ def states(adaptation):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_site_is_charged_its_own_run_and_every_method_can_share_a_model(connect, sites, method, tmp_path):
     adaptation = fit(model(connect(), method, shared=True))
-    assert {name: served.curator.steps_charged for name, served in sites.items()} == {"north": STEPS, "south": STEPS}
+    require_all_asked(sites, method)
     assert states(adaptation) == {"north": "finished", "south": "finished"}
     files = [file.name for file in adaptation.save(tmp_path / "adapted.safetensors")]
     if method in ("statistics", "recalibrate"):  # each site has what its own labels say
@@ -150,7 +157,7 @@ def test_a_site_that_fails_in_mid_training_is_reported_and_resumed_later(
 
     again = fit(model(connect(), method, shared=shared), checkpoint=tmp_path / "run")
     assert states(again) == {"north": "finished", "south": "finished"}
-    assert [served.curator.steps_charged for served in sites.values()] == [STEPS, STEPS]
+    require_all_asked(sites, method)
     assert [served.curator.spent for served in sites.values()] == [1.0, 1.0]
     if not shared:
         for a, b in zip(weights(adaptation.model("north")), weights(again.model("north")), strict=True):
@@ -179,7 +186,8 @@ def test_a_site_that_goes_down_before_its_run_is_open_is_left_out(connect, sites
     fit(adaptation)
     assert states(adaptation) == {"north": "finished", "south": "refused"}
     assert "CuratorUnavailable: gone" in adaptation.reports[1]["reason"]
-    assert (sites["north"].curator.steps_charged, sites["south"].curator.spent) == (STEPS, 0.0)
+    require_all_asked({"north": sites["north"]}, method)
+    assert sites["south"].curator.spent == 0.0
 
 
 def test_a_shared_critic_follows_the_weighted_mean_of_the_sites_gradients(connect, sites):

@@ -55,8 +55,9 @@ def test_two_hospitals_files_are_prepared_and_trained_from(team, tmp_path):
     for site, proposal in ((north, one), (south, two)):
         site.publish(proposal, tmp_path / f"{site.directory.name}-out.dpswd")
         words += ["--release", f"{site.directory.name}={site.directory.name}-out.dpswd", "--key", site.key_file]
-    own = ("--set", "data.source=source.npz", "--setting", "directions=8", "--setting", "tuning_steps=30")
-    own += ("--source-epochs", 2, "--device", "cpu", "--save", "adapted.safetensors", "--format", "json")
+    own = ("--set", "data.source=source.npz", "--method", "replay", "--setting", "directions=8")
+    own += ("--setting", "tuning_steps=30", "--source-epochs", 2, "--device", "cpu", "--format", "json")
+    own += ("--save", "adapted.safetensors")
     found = json.loads(team.types("train", *own, *words))
     assert [(site["site"], site["state"]) for site in found["runs"][0]["sites"]] == [
         ("north", "finished"),

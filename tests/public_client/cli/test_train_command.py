@@ -158,6 +158,18 @@ def test_ones_own_files_are_checked(tmp_path, tables):
     assert "public stand-in" in alone.stderr
 
 
+def test_a_charge_that_mostly_changed_nothing_is_made_on_a_word_alone(tables, monkeypatch):
+    """198 of 218 measured replays on vectors kept the model: none is charged unless it is wished all the same."""
+    monkeypatch.setattr(run, "_compare_source", lambda *_: pytest.fail("the hospital was asked"))
+    words = ["train", *tables, "--source-epochs", 1, "--curator", "nowhere:1", "--credentials", "c"]
+    refused = invoke(*words, "--method", "replay")
+    assert refused.exit_code == 3
+    assert "198 of 218 measured runs of replay on vectors were charged and left the model as it was" in refused.stderr
+    for more in (["--method", "replay", "--yes"], ["--method", "adapter"], []):
+        with pytest.raises(pytest.fail.Exception, match="the hospital was asked"):
+            CliRunner().invoke(main, list(map(str, [*words, *more])), catch_exceptions=False)
+
+
 def test_methods_are_listed():
     listed = invoke("train", "--list-methods").stdout
     assert "replay" in listed
@@ -172,7 +184,7 @@ def test_another_scale_or_order_is_refused_before_the_source_is_trained(tables, 
     )  # fmt: skip
     told.write_text(json.dumps(description.to_json()))
     monkeypatch.setattr(run, "train_source_model", lambda *_, **__: pytest.fail("the source was trained"))
-    words = ["train", "--dry-run", *tables, *SHORT, "--description", told]
+    words = ["train", "--dry-run", *tables, *SHORT, "--method", "replay", "--description", told]
     found = invoke(*words)
     assert found.exit_code == 4, found.output
     assert "the hospital declares 0 to 1" in found.output

@@ -30,7 +30,7 @@ from dpswd.public_client.curator.verify import pinned_key, read_receipts, verify
 from dpswd.shared.books.chain_checks import Tampering, read_export
 from dpswd.shared.books.view import read_view, write_view
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, ProtocolError, SettingsError
-from dpswd.shared.core.ledger.receipts import GENESIS, SignedEntry, canonical_json, sha256
+from dpswd.shared.core.ledger.receipts import GENESIS, Signed, SignedEntry, canonical_json, sha256
 from dpswd.shared.core.privacy.events import QuantileCoefficients, RunEvent, StepEvent
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"v" * 32)
@@ -118,7 +118,7 @@ def _resigned(entries, change):
     made, previous = [], GENESIS
     for seq, value in enumerate(values, start=1):
         statement = canonical_json({**value, "seq": seq, "previous": previous})
-        made.append(SignedEntry.parse(statement, KEY.sign(statement)))
+        made.append(SignedEntry.parse(statement, KEY.sign(Signed.ENTRY.over(statement))))
         previous = made[-1].hash
     return made
 
@@ -245,7 +245,10 @@ class TestViews:
         foreign = Ed25519PrivateKey.generate()
         view = list(write_view(story.entries, client="alice", time=TIME, sign=foreign.sign))
         assert Tampering.FORGED in _found(story.receipts, view)
-        others = [SignedEntry.parse(entry.statement, foreign.sign(entry.statement)) for entry in story.entries]
+        others = [
+            SignedEntry.parse(entry.statement, foreign.sign(Signed.ENTRY.over(entry.statement)))
+            for entry in story.entries
+        ]
         view = list(write_view(others, client="alice", time=TIME, sign=foreign.sign))
         (finding,) = verify(story.receipts, public_key=PUBLIC, ledger=view).findings
         assert "it is another curator's ledger, or forged as a whole" in finding.text
@@ -337,7 +340,7 @@ class TestReceipts:
     def test_invented_and_foreign_receipts(self, story):
         value = json.loads(story.receipts[1].statement)
         statement = canonical_json({**value, "payload": {**value["payload"], "step": 3}})
-        forged = SignedEntry.parse(statement, Ed25519PrivateKey.generate().sign(statement))
+        forged = SignedEntry.parse(statement, Ed25519PrivateKey.generate().sign(Signed.ENTRY.over(statement)))
         assert Tampering.FORGED in _found([*story.receipts, forged])
         bobs = next(e for e in story.entries if e.kind == "step-answered" and e.payload["client"] == "bob")
         assert Tampering.UNLAWFUL in _found([*story.receipts, bobs])

@@ -172,7 +172,7 @@ def test_keep_best_and_its_price_belong_together():
     with pytest.raises(SettingsError, match="that of dpda is for the team's own"):
         check(read_experiment(None, both | {"method.name": "dpda"}))
     with pytest.raises(SettingsError, match="control_steps is 0"):
-        check(read_experiment(None, both | {"method.control_steps": 0}))
+        check(read_experiment(None, both | {"method.name": "replay", "method.control_steps": 0}))
     check(read_experiment(None, both))
 
 
@@ -309,7 +309,7 @@ def test_a_comparison_that_is_refused_is_told(trained, monkeypatch):
 
 def test_a_rehearsal_without_room_for_both_is_refused_before_any_training(monkeypatch):
     keys = {"output.keep_best": True, "privacy.evaluate_epsilon": 0.1, "privacy.epsilon": 1.01, "privacy.budget": 1.02}
-    wanted = read_experiment(None, keys | {"data.task": "digits"})
+    wanted = read_experiment(None, keys | {"data.task": "digits", "method.name": "replay"})
     monkeypatch.setattr(running, "train_source_model", None)
     with pytest.raises(PrivacyError, match=r"no room for a run of epsilon 1\.01"):
         running.run(wanted, progress=False)

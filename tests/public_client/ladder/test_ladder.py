@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from dpswd import adapt, plan_ladder
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
-from dpswd.public_client.ladder.pricing import priced_together
-from dpswd.public_client.ladder.rungs import GLANCE, LAYERS, VIEWS, applicable, sized_plan
+from dpswd.public_client.ladder.pricing import budgets_of, priced_together
+from dpswd.public_client.ladder.rungs import GLANCE, LAYERS, SHARES, VIEWS, Ladder, applicable, sized_plan
 from dpswd.public_client.ladder.whole_model import as_batches, split
 from dpswd.public_client.testing.local_hospital import LocalHospital
 from dpswd.public_client.testing.mock import mock_description
@@ -106,13 +106,16 @@ def test_all_rungs_together_cost_what_was_asked(trained, epsilon):
     rungs, _ = applicable(told, model, classes=CLASSES)
     plans = {name: sized_plan(told, rung.method, model, epsilon=epsilon) for name, rung in rungs.items()}
     assert list(plans)[:2] == [GLANCE, LAYERS]
-    priced = priced_together(told, plans, {name: rung.share for name, rung in rungs.items()}, epsilon=epsilon)
+    budgets = budgets_of(told, epsilon=epsilon)
+    priced = priced_together(budgets, plans, SHARES, epsilon=epsilon)
     events = [plan.event() for plan in priced.values()]
     own = filter_for(PrivacyBudget(epsilon, 1e-5), plan=events[0])
     spent = own.zero()
     for event in events:
         spent = own.admit(spent, own.price(event))
-    assert 0.6 * epsilon < own.epsilon(spent) <= epsilon
+    assert 0.99 * epsilon < own.epsilon(spent) <= epsilon
+    for plan, event in zip(priced.values(), events, strict=True):  # the ledger's own quote raises no noise
+        assert own.alone(own.price(event)) <= plan.epsilon < epsilon
     with pytest.raises(BudgetExhausted):
         own.admit(spent, own.price(sized_plan(told, rungs[VIEWS].method, model, epsilon=epsilon).event()))
 
@@ -122,7 +125,7 @@ def test_an_epsilon_that_bears_no_rung_is_refused_before_anything_is_asked(train
     rungs, _ = applicable(told, model, classes=CLASSES)
     plans = {name: sized_plan(told, rung.method, model, epsilon=1.0) for name, rung in rungs.items()}
     with pytest.raises(InvalidValue, match="does not bear"):
-        priced_together(told, plans, {name: rung.share for name, rung in rungs.items()}, epsilon=1e-4)
+        priced_together(budgets_of(told, epsilon=1e-4), plans, SHARES, epsilon=1e-4)
 
 
 @pytest.mark.long
@@ -134,12 +137,15 @@ def test_moved_channels_are_put_right_and_a_repeat_charges_nothing(trained, tmp_
     assert before < 60.0
     with LocalHospital(shifted.numpy(), epsilon=4.0, delta=1e-5) as here, here.connect() as hospital:
         ladder = plan_ladder(trained, source, hospital, epsilon=4.0)
-        assert str(ladder).startswith("Recommended for rehearsal: the ladder, which asks glance first")
+        assert str(ladder).startswith("Recommended for rehearsal: the ladder, because a glance at what your network's")
         assert hospital.describe().spent == 0.0
         found = adapt(trained, source, hospital, epsilon=4.0, directory=tmp_path / "run", progress=False)
         assert [answer.rung for answer in found.answers][:2] == [GLANCE, LAYERS]
         assert found.changed
         assert accuracy(found.module, shifted, labels) > before + 20.0
+        assert str(found).startswith("Your model was changed for rehearsal: its inputs look paler, or blurred, there")
+        assert "nats" not in str(found)
+        assert "nats" in found.explain() or VIEWS not in {answer.rung for answer in found.answers}
         spent = hospital.describe().spent
         assert 0.0 < spent <= 4.0
         again = adapt(trained, source, hospital, epsilon=4.0, directory=tmp_path / "run", progress=False)
@@ -158,7 +164,7 @@ def test_where_nothing_has_changed_one_cheap_question_is_charged_and_the_model_k
         found = adapt(trained, made_images(2400, 1), hospital, epsilon=2.0, progress=False)
         assert [answer.rung for answer in found.answers] == [GLANCE]
         assert not found.changed
-        assert str(found).startswith("Your model is kept for rehearsal")
+        assert str(found).startswith("Your model is kept for rehearsal: its layers see what they saw of your source")
         assert "not asked, and not charged: layers, views" in str(found)
         assert hospital.describe().spent < 1.2
 
@@ -192,6 +198,57 @@ def test_records_of_another_shape_are_refused_before_a_charge(trained):
         plan_ladder(trained, made_images(64, 1), hospital, epsilon=1.0)
 
 
+@pytest.mark.parametrize("value_range", [None, (0.0, 1.0)])
+def test_images_of_bytes_as_floats_are_refused_before_a_charge(trained, value_range):
+    """A whole epsilon went to such a source, and 2194.8% of the variance was unexplained."""
+    (images, labels), target = made_images(256, 1), (made_images(300, 2)[0] + 1) / 2
+    with (
+        LocalHospital(target.numpy(), epsilon=1.0, delta=1e-5, value_range=value_range) as here,
+        here.connect() as hospital,
+    ):
+        with pytest.raises(DataInvalid, match=r"reach from .* to 255"):
+            adapt(trained, ((images + 1) * 127.5, labels), hospital, epsilon=1.0, progress=False)
+        assert hospital.describe().spent == 0.0
+
+
+@pytest.mark.long
+def test_one_hospital_that_is_exhausted_leaves_the_other_alone_and_is_named(trained):
+    images = made_images(RECORDS, 2)[0]
+    with (
+        LocalHospital(images.numpy(), epsilon=2.0, delta=1e-5) as one,
+        LocalHospital(images.numpy(), epsilon=0.5, delta=1e-5) as other,
+        one.connect() as large,
+        other.connect() as small,
+    ):
+        found = adapt(trained, made_images(2400, 1), {"large": large, "small": small}, epsilon=2.0, progress=False)
+        assert (large.describe().spent > 0.0, small.describe().spent) == (True, 0.0)
+        with pytest.raises(BudgetExhausted):
+            adapt(trained, made_images(2400, 1), {"small": small}, epsilon=2.0, progress=False)
+    assert isinstance(found["small"].lost, BudgetExhausted)
+    assert str(found).startswith("Your model was kept for large, small.")
+    assert "small was left out, and your model stays as it is: BudgetExhausted" in str(found)
+    (report,) = found["small"].reports("small")
+    assert (report["state"], report["charged_epsilon"]) == ("refused", 0.0)
+
+
+def test_what_is_not_asked_is_asked_more_exactly_of_the_last_rungs(trained):
+    told, model = described(1.0), split(trained, made_images(8, 0)[0])
+    rungs, left_out = applicable(told, model, classes=CLASSES)
+    plans = {name: sized_plan(told, rung.method, model, epsilon=1.0) for name, rung in rungs.items()}
+    budgets = budgets_of(told, epsilon=1.0)
+    ladder = Ladder(priced_together(budgets, plans, SHARES, epsilon=1.0), 1.0, left_out, "made", budgets)
+    assert Ladder.from_json(json.loads(json.dumps(ladder.to_json()))) == ladder
+    after = ladder.without({LAYERS}, [GLANCE])
+    assert (after.plans[GLANCE], after.plans[LAYERS]) == (ladder.plans[GLANCE], ladder.plans[LAYERS])
+    assert after.plans[VIEWS].noise < 0.8 * ladder.plans[VIEWS].noise
+    own = filter_for(budgets[0], plan=after.plans[GLANCE].event())
+    spent = own.zero()
+    for name in (GLANCE, VIEWS):
+        spent = own.admit(spent, own.price(after.plans[name].event()))
+    assert 0.99 < own.epsilon(spent) <= 1.0
+    assert ladder.without({LAYERS, VIEWS}, [GLANCE]) is ladder
+
+
 @pytest.mark.long
 def test_several_hospitals_are_asked_each_by_itself(trained):
     images, labels = made_images(RECORDS, 2)
@@ -204,4 +261,5 @@ def test_several_hospitals_are_asked_each_by_itself(trained):
     ):
         found = adapt(trained, made_images(2400, 1), {"plain": plain, "moved": moved}, epsilon=4.0, progress=False)
     assert {name: own.changed for name, own in found.items()} == {"plain": False, "moved": True}
+    assert str(found).startswith("Your model was changed for moved; kept for plain.")
     assert accuracy(found["moved"].module, shifted, labels) > accuracy(trained, shifted, labels) + 20.0

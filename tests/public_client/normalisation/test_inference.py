@@ -14,7 +14,7 @@ from scipy import stats
 
 from dpswd.public_client.normalisation import inference
 from dpswd.public_client.normalisation.inference import AS_IT_IS, BOTH, CHANNELS, FREQUENCIES, Observed
-from dpswd.public_client.normalisation.reference import Reference, clipped, spread
+from dpswd.public_client.normalisation.reference import Reference, clipped
 from dpswd.public_client.normalisation.verdict import UNDECIDED, weighed
 
 CLASSES, CHANNELS_OF = 10, {"one": 10, "two": 20}
@@ -32,11 +32,11 @@ def _records(count, shares, rng):
 
 EVEN = np.full(CLASSES, 0.1)
 SOURCE = _records(8000, EVEN, np.random.default_rng(2))
-REFERENCE = Reference.of(*SOURCE, radius=2.0 * spread(SOURCE[0]))
+REFERENCE = Reference.of(*SOURCE, clip=2.0)
 
 
 def _observed(records, rng, *, noise=0.01):
-    rows = clipped(records - REFERENCE.center, REFERENCE.radius)
+    rows = clipped((records - REFERENCE.center) * REFERENCE.scale, REFERENCE.radius) / REFERENCE.scale
     released = rows.mean(axis=0) - REFERENCE.mean + noise * rng.normal(size=D)
     return Observed(released, np.full(D, noise), len(records))
 
@@ -46,39 +46,82 @@ def _verdict(observed):
 
 
 def _dense(observed, t, k, r, w):
-    """The marginal likelihood by the whole covariance, and the channels' posterior mean: a second derivation."""
+    """By the whole covariance, a second derivation.
+
+    Returns:
+        The marginal likelihood without the cut at zero, the channels' posterior mean, and the law of the changes of
+        frequencies, in roots of the frequencies, that add up to nothing.
+    """
     along = REFERENCE.along @ REFERENCE.along.T + np.diag(REFERENCE.own)
     by = 1.0 / observed.records + 1.0 / REFERENCE.records
     moves = np.diag((t * np.where(DEVIATIONS > 0, k, 1.0)) ** 2) + r**2 * along
-    classes = REFERENCE.classes.T * np.sqrt(REFERENCE.shares)
+    roots = np.sqrt(REFERENCE.shares)
+    classes = REFERENCE.classes.T * roots
+    before = w**2 * (np.eye(CLASSES) - np.outer(roots, roots))
     covariance = by * along + np.diag(observed.noise**2) + moves + w**2 * classes @ classes.T
     evidence = stats.multivariate_normal(np.zeros(D), covariance).logpdf(observed.moved)
-    return evidence, moves @ np.linalg.solve(covariance, observed.moved)
+    gain = before @ classes.T @ np.linalg.inv(covariance)
+    return (
+        evidence,
+        moves @ np.linalg.solve(covariance, observed.moved),
+        gain @ observed.moved,
+        before - gain @ classes @ before,
+    )
 
 
-@pytest.mark.parametrize(
-    ("t", "k", "r", "w"), [(0.0, 1.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.3), (0.1, 3.0, 0.3, 0.0), (0.05, 0.3, 1.0, 0.8)]
-)
-def test_the_likelihood_is_that_of_the_whole_covariance(t, k, r, w):
+@pytest.mark.parametrize(("t", "k", "r"), [(0.0, 1.0, 0.0), (0.1, 3.0, 0.3), (0.05, 0.3, 1.0)])
+def test_the_likelihood_is_that_of_the_whole_covariance(t, k, r):
     rng = np.random.default_rng(3)
     observed = _observed(_records(2000, EVEN, rng)[0] + 0.05, rng)
-    found = inference._Likelihood(observed, REFERENCE, DEVIATIONS).at(t, k, r, w)
-    evidence, move = _dense(observed, t, k, r, w)
+    found = inference._Likelihood(observed, REFERENCE, DEVIATIONS).at(t, k, r, 0.0)
+    evidence, move, _, _ = _dense(observed, t, k, r, 0.0)
     assert found.evidence == pytest.approx(evidence, rel=1e-8)
     np.testing.assert_allclose(found.move, move, atol=1e-9)
 
 
-def test_nothing_is_found_where_nothing_has_changed():
-    """A Bayes factor of e^10 against the truth has probability e^-10 at most (Ville): below 1e-6 for no less than that.
+@pytest.mark.parametrize(("t", "k", "r", "w"), [(0.0, 1.0, 0.0, 0.3), (0.05, 1.0, 0.3, 0.8)])
+def test_no_frequency_is_negative(t, k, r, w):
+    """Against draws of the same law: 400,000 of a fixed seed, of which a share of 0.01 has a deviation of 2%."""
+    rng = np.random.default_rng(4)
+    shares = np.array([0.19] * 5 + [0.01] * 5)
+    observed = _observed(_records(2000, shares, rng)[0], rng, noise=0.05)
+    found = inference._Likelihood(observed, REFERENCE, DEVIATIONS).at(t, k, r, w)
+    evidence, _, mean, covariance = _dense(observed, t, k, r, w)
+    roots = np.sqrt(REFERENCE.shares)
+    after = rng.multivariate_normal(mean, covariance, size=400_000)
+    prior = rng.multivariate_normal(0.0 * roots, w**2 * (np.eye(CLASSES) - np.outer(roots, roots)), size=400_000)
+    positive, prior_positive = ((draws > -roots).all(axis=1) for draws in (after, prior))
+    expected = evidence + math.log(positive.mean() / prior_positive.mean())
+    assert found.evidence == pytest.approx(expected, abs=0.6)  # moment matching is near, not exact: of 39 nats
+    np.testing.assert_allclose(found.frequencies, REFERENCE.shares + roots * after[positive].mean(axis=0), atol=0.006)
 
-    So 40 releases would fail in 0.2% of all runs if seeds were not fixed; those of this test are.
+
+def test_what_the_clip_has_taken_of_a_move_is_given_back():
+    move = 3.0 * np.random.default_rng(5).normal(size=D)
+    near = Reference.of(*SOURCE, clip=1.0)
+    rows = clipped((near.rows + move) * near.scale, near.radius) / near.scale
+    told = rows.mean(axis=0) - near.mean
+    error = [np.linalg.norm(found - move) / np.linalg.norm(move) for found in (told, near.undone(told))]
+    assert error[0] > 0.5
+    assert error[1] < 0.25
+    assert not near.undone(0.0 * move).any()
+
+
+def test_nothing_is_found_where_nothing_has_changed():
+    """A Bayes factor of e^3 against the truth has probability e^-3 = 0.05 at most (Ville), and of e^30 none.
+
+    Of 40 releases two may be misnamed, then, and seven are in one of a thousand runs; the seeds of these are fixed.
+    What is misnamed is hardly moved, as far as chance and noise allow.
     """
+    misnamed = 0
     for seed in range(40):
         rng = np.random.default_rng(100 + seed)
-        found = _verdict(_observed(_records(2000, EVEN, rng)[0], rng, noise=10.0 ** rng.uniform(-3, 0)))
-        assert found.outcome == AS_IT_IS
-        assert found.frequencies is None
-        assert not found.move.any()
+        observed = _observed(_records(2000, EVEN, rng)[0], rng, noise=10.0 ** rng.uniform(-3, 0))
+        found = _verdict(observed)
+        assert not found.clear
+        assert np.linalg.norm(found.move) < np.linalg.norm(observed.moved)
+        misnamed += found.outcome not in (AS_IT_IS, UNDECIDED)
+    assert misnamed <= 6
 
 
 @pytest.mark.parametrize("size", [0.1, 1.0])
@@ -90,7 +133,7 @@ def test_planted_moves_are_found_within_noise(size):
     observed = _observed(records + move, rng)
     found = _verdict(observed)
     assert found.outcome in (CHANNELS, BOTH)
-    told = inference.moved(observed, REFERENCE, DEVIATIONS)
+    told = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
     covariance = REFERENCE.along @ REFERENCE.along.T + np.diag(REFERENCE.own)
     chance = math.sqrt(np.trace(covariance) * (1 / 2000 + 1 / 8000) + D * 0.01**2)
     clip = np.linalg.norm(
@@ -118,21 +161,25 @@ def test_frequencies_are_no_move_of_channels_where_both_have_changed():
     observed = _observed(_records(4000, shares, rng)[0] + move, rng, noise=0.003)
     found = _verdict(observed)
     assert found.channels
-    without = inference.moved(observed, REFERENCE, DEVIATIONS)
-    beside = inference.moved(observed, REFERENCE, DEVIATIONS, frequencies=True)
+    without = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
+    beside = inference.moved(observed, REFERENCE, DEVIATIONS, found.evidence)
     assert np.linalg.norm(beside - move) < 0.7 * np.linalg.norm(without - move)
 
 
-def test_a_release_that_is_mostly_noise_decides_nothing():
+def test_a_release_that_is_mostly_noise_decides_nothing_and_hardly_moves():
+    """The mean under all explanations: little is known, so little is moved."""
     rng = np.random.default_rng(10)
     for noise in (1.0, 10.0):
-        found = _verdict(_observed(_records(300, EVEN, rng)[0] + 0.1, rng, noise=noise))
+        observed = _observed(_records(300, EVEN, rng)[0] + 0.1, rng, noise=noise)
+        found = _verdict(observed)
         assert found.outcome in (AS_IT_IS, UNDECIDED)
-        assert not found.move.any()
+        assert np.linalg.norm(found.move) < 0.2 * np.linalg.norm(observed.moved)
         assert "kept" in str(found)
 
 
 def test_weak_layers_are_hardly_moved():
     rng = np.random.default_rng(11)
     observed = _observed(_records(500, EVEN, rng)[0], rng, noise=1.0)
-    assert np.linalg.norm(inference.moved(observed, REFERENCE, DEVIATIONS)) < 0.2 * np.linalg.norm(observed.moved)
+    assert np.linalg.norm(inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})) < 0.2 * np.linalg.norm(
+        observed.moved
+    )

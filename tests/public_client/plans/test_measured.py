@@ -21,8 +21,6 @@ from benchmarks.records import read
 from benchmarks.shifts import __main__ as shifts
 from benchmarks.shifts.summary import battery
 from dpswd import Adapter, AllWeights, Hospital, Plan, Replay
-from dpswd.public_client.methods import METHODS
-from dpswd.public_client.methods.choosing import choices, choices_text
 from dpswd.public_client.plans.measured import BATTERIES, MEASURED, measured_alike
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.method import plan_json
@@ -102,25 +100,6 @@ def test_the_figures_of_labelled_sources_are_those_on_file(measured):
     assert round(statistics.mean(before), 1) == measured.before
     assert rounded(after) == (measured.after, measured.deviation) or len(names) > 1
     assert round(statistics.mean(after), 1) == measured.after
-
-
-def test_the_choices_say_what_records_can_carry():
-    """A labelled hospital carries everything; without labels, two methods are refused by name."""
-    told = {}
-    for classes in (0, 10):
-        described = mock_description(records=70_000, record_shape=(1, 28, 28), epsilon=4.0, delta=1e-5, classes=classes)
-        told[classes] = choices(described, epsilon=1.0)
-        text = choices_text(described, told[classes], epsilon=1.0)
-        assert text.splitlines()[0].endswith("70,000 images, labels of 10 classes" if classes else "no labels")
-    assert [one.refused for one in told[10]] == [""] * len(METHODS)
-    reached = {one.method: one.measured for one in told[10]}
-    assert (reached["finetune"].after, reached["statistics"].after) == (97.5, 97.3)
-    assert (reached["dpda"].task, reached["dpda"].after) == ("labelled MNIST -> own USPS, principal components", 60.4)
-    assert reached["dp-dann"] is None
-    assert "for deep features of about 1,000 records or more" in text
-    assert {one.method for one in told[0] if one.refused} == {"statistics", "recalibrate", "finetune", "dpda"}
-    assert [bool(one.refused) for one in told[0]] == sorted(bool(one.refused) for one in told[0])
-    assert "declares no classes" in text or "yes (from the labels)" in text
 
 
 def test_the_figures_on_vectors_are_those_on_file():

@@ -19,7 +19,7 @@ from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.source import source_loader, train_source
 from dpswd.public_client.replay import delivery, fit, priors
 from dpswd.public_client.replay.class_frequencies import Frequencies
-from dpswd.public_client.replay.verdict import Evidence, Fitted
+from dpswd.public_client.replay.verdict import UNEXPLAINED, Evidence, Fitted
 from dpswd.public_client.replay.views import FeatureView, ImageView, View
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 
@@ -66,8 +66,8 @@ def test_gains_and_biases_that_leave_a_misfit_are_not_used():
     """They explain nine tenths of what bends the features; so they did where classes moved, and cost 19 points."""
     plain = table(2000, 1).images
     fitted = found(2.0 * plain + 0.15 * plain.square(), epsilon=8.0, view=FeatureView(SOURCE.images.std(dim=0)))
-    assert fitted.outcome == "kept"
-    assert "does not fit what is known of shifts" in fitted.reason
+    assert fitted.outcome == UNEXPLAINED
+    assert "does not fit what is known of shifts" in fitted.plain
     assert "; by the best view that was tried squared residuals of" in fitted.reason
 
 
@@ -211,8 +211,8 @@ def test_frequencies_that_imitate_another_shift_are_not_used():
     aside = torch.linalg.svd(centres[:1] - centres[1:2]).Vh[1]
     moved = (target.labels == 0)[:, None] * (0.6 * aside - 0.4 * (centres[0] - centres[1]))
     fitted = found(target.images + moved, epsilon=3.0, view=FeatureView(SOURCE.images.std(dim=0)))
-    assert fitted.outcome == "kept"
-    assert "does not fit what is known of shifts" in fitted.reason
+    assert fitted.outcome == UNEXPLAINED
+    assert "does not fit what is known of shifts" in fitted.plain
     assert "where the noise alone gives 1" in fitted.reason
     assert torch.equal(fitted.class_weights, torch.ones(CLASSES))
 
@@ -221,8 +221,8 @@ def test_frequencies_that_imitate_another_shift_are_not_used():
 def test_what_no_view_explains_is_said_beside_the_noise_floor():
     """Columns that change places: gains and biases cannot follow, and priors must not be bent to it."""
     fitted = found(table(3000, 4).images[:, [3, 4, 5, 0, 1, 2]], epsilon=3.0)
-    assert fitted.outcome == "kept"
-    assert "does not fit what is known of shifts" in fitted.reason
+    assert fitted.outcome == UNEXPLAINED
+    assert "does not fit what is known of shifts" in fitted.plain
     assert "where the noise alone gives 1" in fitted.reason
     assert torch.equal(fitted.class_weights, torch.ones(CLASSES))
 
@@ -325,8 +325,9 @@ def test_pixels_that_change_places_keep_the_model_and_say_so(digits, caplog, mon
     with caplog.at_level(logging.WARNING):
         model = trained(digits, shuffled)
     (report,) = model.reports
-    assert report["outcome"] == "kept"
-    assert "does not fit what is known of shifts" in report["finding"]
+    assert report["outcome"] == UNEXPLAINED
+    assert "does not fit what is known of shifts" in report["plain"]
+    assert "evaluate it on the hospital's labels" in report["plain"]
     assert "does not fit what is known of shifts" in caplog.text
     scores = model.model().classifier(model.model().extractor(images))
     torch.testing.assert_close(scores, digits[1](digits[0](images)), rtol=1e-4, atol=1e-4)

@@ -11,7 +11,14 @@ from torch import nn
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox import building
-from dpswd.shared.sandbox.building import Extractor, RowsDepend, check_row_independence, split_gradient
+from dpswd.shared.sandbox.building import (
+    SCRATCH_VALUES,
+    Extractor,
+    RowsDepend,
+    check_row_independence,
+    split_gradient,
+)
+from dpswd.shared.sandbox.graph import ExtractorGraph, Node
 from dpswd.shared.sandbox.weights import module_weights
 
 
@@ -209,3 +216,48 @@ def test_chunks_fit_the_caches():
         sizes.append(Extractor.from_graph(graph, weights).default_chunk_size())
     assert sizes[0] > 10_000
     assert sizes[1] == 1
+
+
+def test_chunks_have_room_for_what_is_inside_of_an_operation():
+    """Attack: 16 records of an embedding of 65,536 words at 512 places took 2.56 GB, since none of it was counted."""
+    words = Node("embedding", (0,), "e", {"num_embeddings": 60_000, "embedding_dim": 1})
+    graph = ExtractorGraph((words, Node("reshape", (1,), "", {"shape": (512,)})), (512,))
+    extractor = Extractor.from_graph(graph, {"e.weight": torch.ones(60_000, 1)})
+    assert extractor.default_chunk_size() == 1
+    unfolded = {
+        "in_channels": 64,
+        "out_channels": 1,
+        "kernel_size": (255, 255),
+        "stride": (1, 1),
+        "padding": (127, 127),
+    }
+    wide = Node("conv2d", (0,), "c", unfolded | {"dilation": (1, 1), "groups": 1, "bias": False})
+    graph = ExtractorGraph((wide, Node("reshape", (1,), "", {"shape": (16,)})), (64, 4, 4))
+    extractor = Extractor.from_graph(graph, {"c.weight": torch.ones(1, 64, 255, 255)})
+    assert extractor.default_chunk_size() * graph.cost.workspace <= SCRATCH_VALUES
+
+
+def test_a_norm_of_groups_takes_numbers_that_do_not_lie_side_by_side():
+    """Attack: torch's own group norm refuses the batch of a slice, and the upload ended as an incident."""
+    generator = torch.Generator().manual_seed(0)
+    at = {"num_channels": 4, "num_groups": 2, "eps": 1e-5, "affine": True}
+    cut = Node("slice", (0,), "", {"axis": 0, "begin": 1, "end": 5})
+    nodes = cut, Node("group_norm", (1,), "n", at), Node("reshape", (2,), "", {"shape": (32,)})
+    graph = ExtractorGraph(nodes, (6, 8))
+    weights = {name: torch.randn(4, generator=generator) for name in ("n.weight", "n.bias")}
+    extractor = Extractor.from_graph(graph, weights)
+    check_row_independence(extractor)
+    records = torch.randn(5, 6, 8, generator=generator)
+    theirs = nn.functional.group_norm(records[:, 1:5].contiguous(), 2, weights["n.weight"], weights["n.bias"], 1e-5)
+    torch.testing.assert_close(extractor.features(records), theirs.flatten(1))
+
+
+def test_a_bias_may_be_adapted_where_what_it_is_added_to_is_no_record_s():
+    """Attack: the sum was in place, and a run that adapts the bias of a layer of a buffer ended as an incident."""
+    at = {"in_features": 4, "out_features": 3, "bias": True}
+    nodes = Node("buffer", (), "b", {"shape": (4,)}), Node("linear", (1,), "l", at), Node("multiply", (0, 2))
+    graph = ExtractorGraph(nodes, (3,))
+    weights = {name: torch.ones(shape) for name, shape in graph.tensor_shapes.items()}
+    records = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    forward = Extractor.from_graph(graph, weights).begin(records, ["l.bias"])
+    torch.testing.assert_close(forward.gradients(torch.ones(5, 3)), records)

@@ -340,3 +340,40 @@ def test_digests_never_change(build):
     golden = json.loads(GOLDEN.read_text())
     assert {name: trace(build(name).module, build(name).input_shape).digest for name in golden} == golden
     assert chain().digest == "6557b36b34534a190b2d4c725d0b524c32477ce0a0acdeb49e4f7790916ab38b"
+
+
+def test_steps_that_come_one_after_the_other_are_counted():
+    """Attack: 64 recurrent layers of 2,048 steps count 8e6 operations, and took a minute for 16 records."""
+
+    def layers(count):
+        at = {"input_size": 1, "hidden_size": 1, "layer": 0, "reverse": False, "bias": False}
+        chain = [node("gru", number, path=f"g{number}", **at) for number in range(count)]
+        return ExtractorGraph((*chain, node("reshape", count, shape=(2048,))), (2048, 1))
+
+    assert layers(4).cost.steps == 4 * 2048 + 1
+    with pytest.raises(InvalidValue, match="steps that come one after the other, at most 10240"):
+        layers(64)
+    pool = {"kernel_size": (255, 255), "stride": (1, 1), "padding": (127, 127), "dilation": (1, 1), "ceil_mode": False}
+    pools = [node("max_pool2d", number, **pool) for number in range(24)]
+    with pytest.raises(InvalidValue, match="steps that come one after the other"):
+        ExtractorGraph((*pools, node("reshape", 24, shape=(16,))), (1, 4, 4))
+
+
+def test_numbers_inside_of_an_operation_are_counted():
+    """Attack: an embedding is a product with 2.56 GB of zeros and ones for 16 records, of which none were counted."""
+    words = node("embedding", 0, path="e", num_embeddings=60_000, embedding_dim=1)
+    graph = ExtractorGraph((words, node("reshape", 1, shape=(512,))), (512,))
+    assert graph.cost.activations > 60_000 * 512
+    again = node("embedding", 0, path="f", num_embeddings=60_000, embedding_dim=1)
+    with pytest.raises(InvalidValue, match="the values of one record exceed"):
+        ExtractorGraph((words, again, node("add", 1, 2), node("reshape", 3, shape=(512,))), (512,))
+    places = node("parameter", path="places", shape=(60_000,))
+    table = node("parameter", path="table", shape=(60_000, 1))
+    with pytest.raises(InvalidValue, match="the values of one record exceed"):
+        ExtractorGraph((table, places, node("look_up", 1, 2), node("reshape", 3, shape=(60_000,))), (2,))
+
+
+def test_what_torch_would_refuse_by_shape_is_refused_in_words():
+    """Attack: such graphs passed the graph's check and ended as incidents."""
+    with pytest.raises(InvalidValue, match=r"node 0 \(hardtanh\): min_val 1 is more than max_val 0"):
+        ExtractorGraph((node("hardtanh", 0, min_val=1.0, max_val=0.0),), (3,))

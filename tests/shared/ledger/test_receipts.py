@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from dpswd.shared.books.chain_checks import Finding, Tampering, check_chain, read_export, verify_receipts
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.ledger.receipts import FORMAT, GENESIS, MAX_STATEMENT_BYTES, Receipt, SignedEntry, canonical_json
+from dpswd.shared.core.ledger.receipts import (
+    FORMAT,
+    GENESIS,
+    MAX_STATEMENT_BYTES,
+    Receipt,
+    Signed,
+    SignedEntry,
+    canonical_json,
+)
 from dpswd.shared.protocol.receipts import receipt_problems
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"c" * 32)
@@ -29,7 +37,7 @@ def statement(seq=1, previous=GENESIS, kind="step-answered", **payload):
 
 def signed(value, key=KEY):
     data = canonical_json(value)
-    return SignedEntry.parse(data, key.sign(data))
+    return SignedEntry.parse(data, key.sign(Signed.ENTRY.over(data)))
 
 
 def chain(length, **payload):
@@ -94,9 +102,9 @@ class TestSignedEntry:
             + "0" * 64
             + '","seq":1,"time":"2026-05-01T00:00:00.000000Z"}'
         )
-        # sha256sum of that text; Ed25519 (RFC 8032) is deterministic, so its signature is a constant as well.
+        # sha256sum of that text. Signed is `dpswd-1 entry`, a zero and that text: Ed25519 (RFC 8032) is deterministic.
         assert entry.hash == "51644b0c90dc6be42c793a0963b09d47d306b5d636f8076ae7ab51350361c4f5"
-        assert hashlib.sha256(entry.signature).hexdigest().startswith("c4dc95197bc3edd0")
+        assert hashlib.sha256(entry.signature).hexdigest().startswith("cbc49eb97023dee4")
 
     @pytest.mark.parametrize(
         "change",
@@ -121,7 +129,7 @@ class TestSignedEntry:
         """Two byte strings for one statement would be two entries for one fact."""
         data = json.dumps(statement()).encode()
         with pytest.raises(InvalidValue, match="canonical"):
-            SignedEntry.parse(data, KEY.sign(data))
+            SignedEntry.parse(data, KEY.sign(Signed.ENTRY.over(data)))
 
     @pytest.mark.parametrize(
         "data", [b"", b"[]", b"null", b"\xff", b'{"seq":NaN}', b"[" * 100_000, b" " * (MAX_STATEMENT_BYTES + 1)]

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.ledger.receipts import FORMAT, MAX_STATEMENT_BYTES, Receipt, SignedEntry, canonical_json, sha256
+from dpswd.shared.core.ledger.receipts import (
+    FORMAT,
+    MAX_STATEMENT_BYTES,
+    Receipt,
+    Signed,
+    SignedEntry,
+    canonical_json,
+    sha256,
+)
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.protocol import receipts
 from dpswd.shared.protocol.receipts import decode_receipt, encode_receipt
@@ -26,7 +34,7 @@ def receipt(client: str = "ml-team", step: int = 3) -> Receipt:
         {"format": FORMAT, "kind": "step-answered", "payload": payload | names | {"step": step},
          "previous": sha256(b"previous"), "seq": 812, "time": "2026-01-31T12:00:00.000000Z"}
     )  # fmt: skip
-    return Receipt.of(SignedEntry.parse(statement, KEY.sign(statement)))
+    return Receipt.of(SignedEntry.parse(statement, KEY.sign(Signed.ENTRY.over(statement))))
 
 
 @given(st.text(max_size=80), st.integers(1, 10**9))

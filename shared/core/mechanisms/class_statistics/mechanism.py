@@ -19,7 +19,7 @@ from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.mechanisms.class_statistics.sums import ClassSums, feature_bits
 from dpswd.shared.core.mechanisms.clipped_sum import FRAMING_BYTES
 from dpswd.shared.core.mechanisms.interface import Facts, Limits, RunSize
-from dpswd.shared.core.mechanisms.linear import LinearMechanism, ShardSum
+from dpswd.shared.core.mechanisms.linear import LinearMechanism, Reach, ShardSum
 from dpswd.shared.core.mechanisms.rounded_features import radius
 from dpswd.shared.core.mechanisms.sliced import map_violations
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -198,6 +198,11 @@ class ClassStatistics(LinearMechanism[StatisticsDeclaration, StatisticsRequest, 
             feature_map=None if declared.feature_map is None else declared.feature_map.to(device),
             device=device,
         )
+
+    def reaches(self, declared: StatisticsDeclaration, facts: Facts) -> tuple[Reach, ...]:
+        """See `LinearMechanism`."""
+        norm = radius(facts.model.feature_dimension, feature_bits(facts.data.records))
+        return Reach(1, counts=True), Reach(norm), Reach(norm * norm)
 
     def released(
         self, declared: StatisticsDeclaration, facts: Facts, total: ShardSum, noise: NoiseSource

@@ -25,7 +25,7 @@ from dpswd.shared.core.mechanisms.distributions.encoding import (
 )
 from dpswd.shared.core.mechanisms.distributions.histograms import ProjectionCounts
 from dpswd.shared.core.mechanisms.interface import Facts, Limits, RunSize
-from dpswd.shared.core.mechanisms.linear import LinearMechanism, ShardSum
+from dpswd.shared.core.mechanisms.linear import LinearMechanism, Reach, ShardSum
 from dpswd.shared.core.mechanisms.sliced import map_violations
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray, Integer, NoiseSource, release_finely, sum_grid
@@ -191,6 +191,10 @@ class Distributions(LinearMechanism[DistributionsDeclaration, DistributionsReque
             feature_map=None if declared.feature_map is None else declared.feature_map.to(device),
             device=device,
         )
+
+    def reaches(self, declared: DistributionsDeclaration, facts: Facts) -> tuple[Reach, ...]:
+        """See `LinearMechanism`: in each direction one cell of one class."""
+        return (Reach(1, counts=True, axes=(0, 2)),)
 
     def released(
         self, declared: DistributionsDeclaration, facts: Facts, total: ShardSum, noise: NoiseSource

@@ -30,7 +30,7 @@ CONFIDENCE_WEIGHT = 0.25
 of a bin's width only, so a small weight costs little precision and nearly no sensitivity."""
 LARGEST_SCORE = 1e4
 """Scores are cut here: a softmax of larger ones is 0 or 1 in any case."""
-_PLACE_UNITS = 1 << 20  # a confidence's place in its bin is a whole number of 2^-20 bins
+PLACE_UNITS = 1 << 20  # a confidence's place in its bin is a whole number of 2^-20 bins
 _LARGEST_INT32 = 2**31 - 1
 _LARGEST_EXACT = 2**52  # of a count in steps, in float64
 _NOISE_REACH = 2**15  # 16 sigma of noise, in steps
@@ -123,7 +123,7 @@ def signals(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """What is noised of a counter's sums, private: correct (M,), confusion (C, C) and calibration (3, B)."""
     confusion, table, places, right, _ = sums
-    weighed = places * (CONFIDENCE_WEIGHT / _PLACE_UNITS)  # a power of two: exact
+    weighed = places * (CONFIDENCE_WEIGHT / PLACE_UNITS)  # a power of two: exact
     return right.astype(np.float64), confusion.astype(np.float64), np.vstack([table, weighed]).astype(np.float64)
 
 
@@ -196,8 +196,8 @@ def bin_places(
     lowest = 1.0 / classes
     scaled = np.clip((confidences - lowest) / (1.0 - lowest), 0.0, 1.0) * bins
     found = np.minimum(np.floor(scaled), bins - 1).astype(np.int64)
-    places = np.rint((scaled - found - 0.5) * _PLACE_UNITS).astype(np.int64)
-    return found, np.clip(places, -_PLACE_UNITS // 2, _PLACE_UNITS // 2)
+    places = np.rint((scaled - found - 0.5) * PLACE_UNITS).astype(np.int64)
+    return found, np.clip(places, -PLACE_UNITS // 2, PLACE_UNITS // 2)
 
 
 def largest_count(records: int, *, models: int, partly_labelled: bool) -> int:

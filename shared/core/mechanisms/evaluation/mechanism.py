@@ -14,6 +14,7 @@ import torch
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.evaluation.counts import (
     CONFIDENCE_WEIGHT,
+    PLACE_UNITS,
     EvaluationCounter,
     EvaluationReply,
     count_width,
@@ -21,7 +22,7 @@ from dpswd.shared.core.mechanisms.evaluation.counts import (
     released,
 )
 from dpswd.shared.core.mechanisms.interface import Facts, Limits, RunSize
-from dpswd.shared.core.mechanisms.linear import LinearMechanism, ShardSum
+from dpswd.shared.core.mechanisms.linear import LinearMechanism, Reach, ShardSum
 from dpswd.shared.core.noise.noise import NoiseSource, grid_step
 from dpswd.shared.core.privacy.events import BoundedSum, Part
 from dpswd.shared.core.wire import limits as protocol
@@ -150,6 +151,11 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
     def accumulator(self, declared: EvaluationDeclaration, facts: Facts, device: torch.device) -> EvaluationCounter:
         """See `LinearMechanism`."""
         return EvaluationCounter(classes=declared.classes, bins=declared.bins, models=declared.models)
+
+    def reaches(self, declared: EvaluationDeclaration, facts: Facts) -> tuple[Reach, ...]:
+        """See `LinearMechanism`: one cell, one bin, a place in it, each model right or wrong, one label."""
+        one = Reach(1, counts=True)
+        return one, one, Reach(PLACE_UNITS / 2), Reach(1, counts=True, axes=()), one
 
     def released(
         self, declared: EvaluationDeclaration, facts: Facts, total: ShardSum, noise: NoiseSource

@@ -17,7 +17,7 @@ from torch import Tensor
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.clipped_sum import FRAMING_BYTES
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, LabelArray, Limits, RunSize, Session
-from dpswd.shared.core.mechanisms.linear import Integers, LinearMechanism, ShardSum
+from dpswd.shared.core.mechanisms.linear import Integers, LinearMechanism, Reach, ShardSum
 from dpswd.shared.core.mechanisms.rounded_features import radius, rounded_features
 from dpswd.shared.core.mechanisms.sliced import map_violations
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -124,7 +124,7 @@ class FeatureSums(LinearMechanism[SumsDeclaration, SumsRequest, SumsReply]):
             broken.append((field, "must name each parameter once"))
         if unknown := [name for name in names if name not in known]:
             some = ", ".join(sorted(known)[:20]) or "none"
-            broken.append((field, f"{unknown[:5]} are no parameters of the extractor; it has {some}"))
+            broken.append((field, f"{unknown[:5]} are no parameters of the extractor with a gradient; it has {some}"))
         if (size := facts.model.size(names)) > limits.max_adapted_parameters:
             broken.append((field, f"have {size} values; at most {limits.max_adapted_parameters} are allowed"))
         broken += _adapted_violations("declaration.adapted_parameters", declared.adapted, names, facts)
@@ -175,6 +175,10 @@ class FeatureSums(LinearMechanism[SumsDeclaration, SumsRequest, SumsReply]):
         """See `LinearMechanism`."""
         feature_map = None if declared.feature_map is None else declared.feature_map.to(device)
         return _Sums(facts.model.feature_dimension, feature_map, device)
+
+    def reaches(self, declared: SumsDeclaration, facts: Facts) -> tuple[Reach, ...]:
+        """See `LinearMechanism`."""
+        return (Reach(radius(facts.model.feature_dimension, _BITS)),)
 
     def released(self, declared: SumsDeclaration, facts: Facts, total: ShardSum, noise: NoiseSource) -> SumsReply:
         """See `LinearMechanism`."""

@@ -17,7 +17,7 @@ import torch
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.clipped_sum import FRAMING_BYTES
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, RunSize
-from dpswd.shared.core.mechanisms.linear import LinearMechanism, ShardSum
+from dpswd.shared.core.mechanisms.linear import LinearMechanism, Reach, ShardSum
 from dpswd.shared.core.mechanisms.score_statistics.geometry import ROUNDED, released_values, sensitivity
 from dpswd.shared.core.mechanisms.score_statistics.sums import ScoreSums
 from dpswd.shared.core.noise.noise import GridArray, Integer, NoiseSource, release_finely, sum_grid
@@ -212,6 +212,11 @@ class ScoreStatistics(LinearMechanism[ScoresDeclaration, ScoresRequest, ScoresRe
         if correction is None:
             correction = np.zeros((declared.classes, declared.columns), dtype=np.float32)
         return ScoreSums(classes=declared.classes, scale=declared.scale, correction=correction)
+
+    def reaches(self, declared: ScoresDeclaration, facts: Facts) -> tuple[Reach, ...]:
+        """See `LinearMechanism`: norms of 1, and half a unit in each coordinate."""
+        whole = Reach(2.0**ROUNDED + 0.5 * declared.values**0.5)
+        return Reach(1, counts=True), whole, whole
 
     def released(self, declared: ScoresDeclaration, facts: Facts, total: ShardSum, noise: NoiseSource) -> ScoresReply:
         """See `LinearMechanism`."""

@@ -161,11 +161,13 @@ def test_a_total_needs_each_record_exactly_once():
             added(wrong, records=9)
     like = (np.zeros((2, 3), dtype=np.int64), np.zeros((0, 0), dtype=np.int64))
     sent = ShardSum(Shard(4, 9), (np.arange(6).reshape(2, 3) - 2**40, like[1]))
-    back = sum_from_bytes(sum_to_bytes(sent), like=like)
+    back = sum_from_bytes(sum_to_bytes(sent), shard=sent.shard, like=like)
     assert back.shard == sent.shard
     np.testing.assert_array_equal(back.sums[0], sent.sums[0])
     for broken in (b"", sum_to_bytes(sent)[:-1], sum_to_bytes(sent) + b"x"):
         with pytest.raises(InvalidValue, match="bytes"):
-            sum_from_bytes(broken, like=like)
+            sum_from_bytes(broken, shard=sent.shard, like=like)
     with pytest.raises(InvalidValue, match="sizes"):
-        sum_from_bytes(sum_to_bytes(sent), like=like[::-1])
+        sum_from_bytes(sum_to_bytes(sent), shard=sent.shard, like=like[::-1])
+    with pytest.raises(InvalidValue, match="another shard"):
+        sum_from_bytes(sum_to_bytes(sent), shard=Shard(4, 8), like=like)

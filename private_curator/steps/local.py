@@ -13,11 +13,10 @@ import torch
 
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
-from dpswd.private_curator.sandbox.loop import Refused, built
+from dpswd.private_curator.sandbox.loop import Refused, built, proven
 from dpswd.private_curator.sandbox.pool import MAX_LOADED
 from dpswd.shared.core.mechanisms.interface import Session
 from dpswd.shared.core.wire.checks import invalid
-from dpswd.shared.sandbox.building import Extractor, check_row_independence
 from dpswd.shared.sandbox.session import DirectSession
 
 
@@ -32,24 +31,27 @@ class LocalEngine:
 
     def __init__(self, *, device: torch.device) -> None:
         self._device = device
-        self._built = functools.lru_cache(maxsize=MAX_LOADED)(lambda source: self._make(*source.read()))
+        make = _in_words()(functools.partial(built, device=device))
+        self._built = functools.lru_cache(maxsize=MAX_LOADED)(lambda source: make(*source.read()))
 
     @contextmanager
     def session(self, source: ExtractorSource) -> Iterator[Session]:
         """See `engine.Engine`."""
         yield DirectSession(self._built(source))
 
-    def check(self, graph: bytes, weights: bytes) -> None:
+    def check(self, graph: bytes, weights: bytes, *, client: str) -> None:  # noqa: ARG002 - nothing is shared
         """See `engine.Engine`."""
-        with flushed_denormals():
-            check_row_independence(self._make(graph, weights))
+        with flushed_denormals(), _in_words():
+            proven(graph, weights, device=self._device)
 
     def close(self) -> None:
         """See `engine.Engine`."""
         self._built.cache_clear()
 
-    def _make(self, graph: bytes, weights: bytes) -> Extractor:
-        try:
-            return built(graph, weights, device=self._device)
-        except Refused as refusal:
-            raise invalid(**refusal.answer["refused"]) from refusal
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except Refused as refusal:
+        raise invalid(**refusal.answer["refused"]) from refusal

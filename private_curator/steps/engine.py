@@ -10,8 +10,10 @@ from dpswd.private_curator.core.steps.evaluating import Evaluator
 class Engine(Evaluator, Protocol):
     """Evaluates extractors, and refuses unfit ones."""
 
-    def check(self, graph: bytes, weights: bytes) -> None:
+    def check(self, graph: bytes, weights: bytes, *, client: str) -> None:
         """Builds an uploaded extractor and proves on synthetic records that no row of it sees another.
+
+        One upload of each client at a time; no client waits for another's.
 
         Raises:
             RequestInvalid: the weights are not what the graph needs, or not finite.

@@ -1,0 +1,47 @@
+"""What a rung found, in one plain clause; odds and nats stand in the findings of its method."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpswd.public_client.normalisation.inference import AS_IT_IS, FREQUENCIES
+from dpswd.public_client.normalisation.verdict import UNDECIDED, Verdict
+
+_TOLD = 0.15  # deviations by which a first layer must have moved to be put into words
+_CLASSES = 3
+
+UNEXPLAINED = (
+    "something has changed that nothing known explains, and no loss of accuracy can be excluded; "
+    "evaluate your model on the hospital's labels (dpswd-client evaluate, an epsilon of about 0.1), or bring a source "
+    "that is nearer to its records"
+)
+
+
+def of_glance(verdict: Verdict, *, channels: int) -> str:
+    """What a first look at all layers says.
+
+    Args:
+        verdict: of the release.
+        channels: of the first layer.
+    """
+    if verdict.outcome == AS_IT_IS:
+        return "its layers see what they saw of your source, as far as so small a release can tell"
+    if verdict.outcome == UNDECIDED:
+        return "something has changed, and a glance does not tell whether other classes or other inputs"
+    if verdict.outcome == FREQUENCIES:
+        assert verdict.frequencies is not None, "set with the outcome"
+        rarer = np.argsort(-np.abs(verdict.frequencies - verdict.before))[:_CLASSES]
+        shares = (
+            f"class {verdict.kinds[k]}: {verdict.frequencies[k]:.0%} there, {verdict.before[k]:.0%} in your source"
+            for k in rarer
+        )
+        return f"its classes are not as frequent as in your source ({'; '.join(shares)})"
+    means, deviations = verdict.move[:channels], verdict.move[channels : 2 * channels]
+    varied = float(deviations.mean())
+    if varied > _TOLD:
+        return "its inputs look noisier, or of more contrast, there"
+    if varied < -_TOLD:
+        return "its inputs look paler, or blurred, there"
+    if float(np.sqrt(np.mean(means**2))) > _TOLD:
+        return "its inputs look brighter or darker there"
+    return "its deeper layers see something else there than in your source"

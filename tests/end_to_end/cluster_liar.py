@@ -1,0 +1,77 @@
+"""``python cluster_liar.py KIND node ...``: a node with a certificate of the cluster that was taken over.
+
+KIND: many (100,000 more in every cell), wrap (2^62 more), small (one more in one cell: within what records can add), or
+code (its answer is no sum but code, which runs where it is unpickled: in the curator's courier).
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.cluster import node, task
+
+CODE = """
+import os, pathlib, socket
+def tried(name, attempt):
+    try:
+        attempt()
+    except OSError as error:
+        return f"{name}: {os.strerror(error.errno) if error.errno else type(error).__name__}"
+    return f"{name}: done"
+def tcp():
+    socket.create_connection(("127.0.0.1", PORT), timeout=2.0).close()
+def unix():
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.connect(PATH + ".socket")
+def pair():
+    socket.socketpair()
+def program():
+    os.posix_spawn("/bin/true", ["true"], {})
+def secret():
+    pathlib.Path(PATH + ".secret").read_bytes()
+def write():
+    pathlib.Path(PATH + ".written").write_bytes(b"x")
+attempts = {"tcp": tcp, "unix": unix, "pair": pair, "program": program, "secret": secret, "write": write}
+answer = b"F" + "; ".join(tried(*each) for each in attempts.items()).encode()
+"""
+
+
+class Code:
+    """Unpickling it runs it."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def __reduce__(self):
+        return eval, (f"[scope := {{}}, exec({self._source!r}, scope), scope['answer']][2]",)
+
+
+def lying(kind: str, honest):
+    def answer(self, told, graph, weights):
+        if kind.startswith("code"):
+            _, port, path = kind.split(",")
+            return Code(f"PORT, PATH = {port}, {path!r}\n{CODE}")
+        said = honest(self, told, graph, weights)
+        assert said[:1] == task.SUM
+        run, *_ = task.from_bytes(told, node.ALL_MECHANISMS)
+        at, sums = 20, run.mechanism.accumulator(run.declared, run.facts, node.torch.device("cpu")).sums
+        raw = bytearray(said[1:])
+        for place, each in enumerate(sums):
+            values = np.frombuffer(raw, dtype="<i8", count=each.size, offset=at + 8).copy()
+            if kind == "small":
+                values[:1] += place == 1  # of a class's features
+            else:
+                values += {"many": 100_000, "wrap": 2**62}[kind]
+            raw[at + 8 : at + 8 + values.nbytes] = values.tobytes()
+            at += 8 + values.nbytes
+        return task.SUM + bytes(raw)
+
+    return answer
+
+
+if __name__ == "__main__":
+    node.Node.answer = lying(sys.argv.pop(1), node.Node.answer)
+    main()
